@@ -1,0 +1,54 @@
+# The two commands that matter: `make run` and `make test`. Both set up .venv by themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run install test test-slow check fix bench clean
+
+help: ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+run: .venv/.runtime ## set up what is needed and serve on 127.0.0.1:8000 (ARGS="--port 9000" …)
+	$(BIN)/slipring serve $(ARGS)
+
+install: .venv/.dev ## set up .venv with everything, development tools included
+
+test: .venv/.dev ## set up what is needed and run all tests but the slow ones
+	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: .venv/.dev ## the tests that need minutes by their nature
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: .venv/.dev ## format, lint, types, import arrows, tests: what a change must pass
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_layers.py -q
+	$(BIN)/python -m pytest $(ARGS)
+
+fix: .venv/.dev ## format and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.dev ## the measurements of benchmarks/, one after the other
+	$(BIN)/python benchmarks/stream_cost.py
+	$(BIN)/python benchmarks/continuation_cost.py
+	$(BIN)/python benchmarks/idle_connections.py
+
+clean: ## remove .venv and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'
+	$(PYTHON) -m venv .venv
+
+.venv/.runtime: pyproject.toml | .venv/bin/python
+	@echo "setting up .venv …"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+.venv/.dev: pyproject.toml | .venv/bin/python
+	@echo "setting up .venv with development tools (about a minute) …"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ .venv/.runtime

@@ -1,0 +1,45 @@
+"""Every bound that a connection or process lives under, in one object.
+
+A bound has a name with its unit, a default and a sentence; flags, environment variables, TOML keys and
+the configuration page are derived from these fields. Zero means "no bound" only where the sentence says so.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+_KIB = 1024
+_MIB = 1024 * _KIB
+
+
+def _bound(default: float, sentence: str) -> Any:
+    return field(default=default, metadata={"help": sentence})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of one server. Immutable, so that every session can share it."""
+
+    max_frame_bytes: int = _bound(
+        16 * _MIB, "largest WebSocket message or HTTP body; a larger message closes with 1009"
+    )
+    max_json_depth: int = _bound(128, "deepest nesting of a request's JSON")
+    max_in_flight: int = _bound(16, "responses made at once on one connection; further ones wait")
+    max_lanes: int = _bound(32, "distinct stream_id values over the life of one connection")
+    max_queued: int = _bound(64, "creates that may wait on one connection; a further one is a 429")
+    max_queued_bytes: int = _bound(32 * _MIB, "bytes of waiting creates on one connection")
+    max_connections: int = _bound(20_000, "WebSocket connections held by one process")
+    connection_cache_bytes: int = _bound(
+        64 * _MIB, "state of earlier responses kept in memory for one connection"
+    )
+    tenant_cache_bytes: int = _bound(1024 * _MIB, "the same, over all connections of one tenant")
+    process_cache_bytes: int = _bound(2048 * _MIB, "the same, over all connections of the process")
+    store_bytes: int = _bound(1024 * _MIB, "stored responses that the memory store holds")
+    max_age_s: float = _bound(3600.0, "age at which a connection is told to move and is closed")
+    age_grace_s: float = _bound(60.0, "time that running responses get at the age limit")
+    idle_timeout_s: float = _bound(0.0, "silence after which an idle connection is closed; 0: never")
+    send_timeout_s: float = _bound(30.0, "how long a client may leave its events unread")
+    send_buffer_bytes: int = _bound(
+        256 * _KIB, "unsent events at which the engine is no longer pulled"
+    )
+    ping_interval_s: float = _bound(20.0, "time between WebSocket pings; 0: none")
+    drain_timeout_s: float = _bound(30.0, "time that running responses get when the server stops")
