@@ -22,7 +22,6 @@ class Limits:
     max_frame_bytes: int = _bound(
         16 * _MIB, "largest WebSocket message or HTTP body; a larger message closes with 1009"
     )
-    max_json_depth: int = _bound(128, "deepest nesting of a request's JSON")
     max_in_flight: int = _bound(16, "responses made at once on one connection; further ones wait")
     max_lanes: int = _bound(32, "distinct stream_id values over the life of one connection")
     max_queued: int = _bound(64, "creates that may wait on one connection; a further one is a 429")
@@ -38,8 +37,7 @@ class Limits:
     age_grace_s: float = _bound(60.0, "time that running responses get at the age limit")
     idle_timeout_s: float = _bound(0.0, "silence after which an idle connection is closed; 0: never")
     send_timeout_s: float = _bound(30.0, "how long a client may leave its events unread")
-    send_buffer_bytes: int = _bound(
-        256 * _KIB, "unsent events at which the engine is no longer pulled"
-    )
+    send_buffer_bytes: int = _bound(256 * _KIB, "unsent events at which the engine is no longer pulled")
     ping_interval_s: float = _bound(20.0, "time between WebSocket pings; 0: none")
+    pong_timeout_s: float = _bound(60.0, "silence after which a client that is pinged counts as gone")
     drain_timeout_s: float = _bound(30.0, "time that running responses get when the server stops")

@@ -1,0 +1,96 @@
+"""The command line: ``slipring serve``.
+
+Turns arguments into a ``Config``, runs what was asked for, and turns every foreseeable failure into one line
+on standard error and a non-zero exit code.
+"""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from slipring import __version__
+from slipring.config import Config, ConfigError, add_flags, from_namespace
+from slipring.errors import StartupError
+from slipring.server.run import Server
+
+USAGE_ERROR = 2
+STARTUP_ERROR = 3
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where to read on."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="slipring",
+        description="The OpenAI Responses API over one persistent WebSocket, in front of any engine.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"slipring {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    serve = commands.add_parser(
+        "serve", help="serve the Responses API", description="Serve the Responses API.", allow_abbrev=False
+    )
+    add_flags(serve)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = build_parser().parse_args(argv)
+    try:
+        config = from_namespace(arguments, os.environ)
+        return serve(config)
+    except ConfigError as error:
+        print(f"slipring: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except StartupError as error:
+        print(f"slipring: {error}", file=sys.stderr)
+        return STARTUP_ERROR
+
+
+def serve(config: Config) -> int:
+    """Run a server until it is told to stop."""
+    logging.basicConfig(
+        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
+    )
+    server = Server(config)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(server.serve(announce))
+    print("slipring: stopped", flush=True)
+    return 0
+
+
+def _loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
+    try:
+        import uvloop
+    except ImportError:  # not to be had on every platform; everything works without it
+        return None
+    return uvloop.Loop
+
+
+def announce(server: Server) -> None:
+    """Say where the server is and how to point a client at it."""
+    config, url = server.config, server.base_url
+    models = ", ".join(model.name for model in server.catalog)
+    keys = f"{len(config.api_key)} configured" if config.api_key else "none: any key is accepted"
+    key = "YOUR_KEY" if config.api_key else "any"
+    lines = [
+        f"slipring {__version__} serves {url}",
+        f"  websocket  {url.replace('http', 'ws', 1)}/responses",
+        f"  engine     {config.engine}",
+        f"  model      {models}",
+        f"  store      {server.service.store.name}",
+        f"  API keys   {keys}",
+        "",
+        "Point a client at it:",
+        f"  OPENAI_BASE_URL={url} OPENAI_API_KEY={key}",
+    ]
+    print("\n".join(lines), flush=True)

@@ -1,0 +1,455 @@
+"""Every setting of the server, and how a flag, a variable or a TOML key becomes its value.
+
+This module owns the names, defaults, meanings and checks of the settings. `Config` is their only
+statement: the flags, the environment variables, the TOML keys and the table in
+docs/configuration.md are all derived from its fields. It must not know what a setting is used for:
+it builds no engine or store, opens no socket, and reads nothing but the one TOML file.
+
+No message of a `ConfigError` repeats a value, because any value may be a secret.
+"""
+
+import argparse
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, NoReturn, get_origin, get_type_hints
+
+from slipring.core.limits import Limits
+
+__all__ = [
+    "LOG_LEVELS",
+    "Config",
+    "ConfigError",
+    "add_flags",
+    "from_namespace",
+    "load",
+    "reference",
+    "split_api_key",
+]
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+_PREFIX = "SLIPRING_"
+_FILE_FLAG = "--config"
+_FILE_VARIABLE = f"{_PREFIX}CONFIG"
+_LIMITS = "limits"
+_LIMITS_THAT_MAY_BE_ZERO = (
+    "idle_timeout_s",
+    "ping_interval_s",
+    "age_grace_s",
+    "drain_timeout_s",
+)
+
+
+class ConfigError(ValueError):
+    """A setting cannot be used; the message is one line and names where the setting came from."""
+
+
+def split_api_key(entry: str) -> tuple[str, str]:
+    """The tenant and the key of `[TENANT:]KEY`; the tenant is empty when none is named."""
+    tenant, colon, key = entry.partition(":")
+    return (tenant.strip(), key.strip()) if colon else ("", entry.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What a value of the right type must also satisfy, as a test and as words for a message."""
+
+    demand: str
+    holds: Callable[[Any], bool]
+
+
+def _is_api_key(entry: object) -> bool:
+    return isinstance(entry, str) and all(part.strip() for part in entry.split(":", 1))
+
+
+_ANY = _Rule("", lambda value: True)
+_NOT_EMPTY = _Rule("must not be empty", bool)
+_NO_EMPTY_ENTRY = _Rule(
+    "every entry must be a string and not empty",
+    lambda entries: all(isinstance(entry, str) and entry for entry in entries),
+)
+_API_KEYS = _Rule(
+    "every entry must be [TENANT:]KEY with neither part empty",
+    lambda entries: all(_is_api_key(entry) for entry in entries),
+)
+_PORT = _Rule("must be from 0 to 65535", lambda number: 0 <= number <= 65535)
+_LOG_LEVEL = _Rule(f"must be one of {', '.join(LOG_LEVELS)}", lambda name: name in LOG_LEVELS)
+_POSITIVE = _Rule("must be finite and above 0", lambda number: 0 < number < math.inf)
+_NOT_NEGATIVE = _Rule("must be finite and not below 0", lambda number: 0 <= number < math.inf)
+
+_RULES = {str: _NOT_EMPTY, bool: _ANY, tuple: _NO_EMPTY_ENTRY}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The settings of one server. Immutable and hashable; its repr shows no API key.
+
+    A field's metadata holds its `help` sentence and, where the type does not say enough, the `rule`
+    for its value, the `metavar` of its flag, and the `plural` that names the list elsewhere.
+    """
+
+    host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
+    port: int = field(
+        default=8000,
+        metadata={"help": "port to listen on; 0: any free port", "rule": _PORT},
+    )
+    engine: str = field(
+        default="simulated",
+        metadata={
+            "help": "engine that makes the responses, with its options after a colon, "
+            "such as simulated:tokens_per_s=1000,ttft_ms=0"
+        },
+    )
+    store: str = field(default="memory", metadata={"help": "where stored responses are kept"})
+    model: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "name under which the engine's model is served", "metavar": "NAME"},
+    )
+    api_key: tuple[str, ...] = field(
+        default=(),
+        repr=False,
+        metadata={
+            "help": "key that a client may present, as [TENANT:]KEY",
+            "rule": _API_KEYS,
+            "metavar": "KEY",
+            "plural": "api_keys",
+        },
+    )
+    allow_origin: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "origin that browsers may connect from",
+            "metavar": "ORIGIN",
+            "plural": "allow_origins",
+        },
+    )
+    insecure_no_auth: bool = field(
+        default=False,
+        metadata={"help": "serve other addresses than loopback although no API key is configured"},
+    )
+    compression: bool = field(
+        default=False, metadata={"help": "accept permessage-deflate when a client offers it"}
+    )
+    log_level: str = field(
+        default="info",
+        metadata={
+            "help": f"least severe message that is logged: {', '.join(LOG_LEVELS)}",
+            "rule": _LOG_LEVEL,
+            "metavar": "LEVEL",
+        },
+    )
+    limits: Limits = field(default_factory=Limits)
+
+
+# --- What is derived from the fields ---------------------------------------------------------
+
+
+def _truth(text: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+        raise ValueError
+    return word in ("1", "true", "yes", "on")
+
+
+_FROM_TEXT: dict[type, Callable[[str], object]] = {
+    str: str,
+    int: int,
+    float: float,
+    bool: _truth,
+    tuple: lambda text: text.split(","),
+}
+_NOUNS = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple: "a list of strings",
+}
+
+
+def _as_float(number: int) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
+
+
+def _normalised(kind: type, value: object) -> object:
+    """`value` as `Config` holds it: stripped text, lists as tuples, seconds as floats."""
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, list):
+        return tuple(_normalised(str, entry) for entry in value)
+    if kind is float and type(value) is int:
+        return _as_float(value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """One setting under all of its names, with the checks that its values go through."""
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+    rule: _Rule
+    metavar: str
+    variable: str
+    key: tuple[str, ...]
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_limit(self) -> bool:
+        return self.key[0] == _LIMITS
+
+    def from_text(self, text: str, origin: str) -> object:
+        """The value that a flag or variable spells, or a `ConfigError` that names `origin`."""
+        try:
+            value = _FROM_TEXT[self.kind](text)
+        except ValueError:
+            raise ConfigError(f"{origin}: must be {_NOUNS[self.kind]}") from None
+        return self.checked(value, origin)
+
+    def checked(self, given: object, origin: str) -> object:
+        """`given` in its normal form, or a `ConfigError` that names `origin`."""
+        value = _normalised(self.kind, given)
+        if type(value) is not self.kind:
+            raise ConfigError(f"{origin}: must be {_NOUNS[self.kind]}")
+        if not self.rule.holds(value):
+            raise ConfigError(f"{origin}: {self.rule.demand}")
+        return value
+
+
+def _plain_setting(declared: Field[Any], hint: Any) -> _Setting:
+    kind = get_origin(hint) or hint
+    metadata = declared.metadata
+    plural = metadata.get("plural", declared.name)
+    return _Setting(
+        name=declared.name,
+        kind=kind,
+        default=declared.default,
+        help=metadata["help"],
+        rule=metadata["rule"] if "rule" in metadata else _RULES[kind],
+        metavar=metadata.get("metavar", declared.name.upper()),
+        variable=_PREFIX + plural.upper(),
+        key=(plural,),
+    )
+
+
+def _limit_setting(declared: Field[Any], hint: Any) -> _Setting:
+    may_be_zero = declared.name in _LIMITS_THAT_MAY_BE_ZERO
+    return _Setting(
+        name=declared.name,
+        kind=hint,
+        default=declared.default,
+        help=declared.metadata["help"],
+        rule=_NOT_NEGATIVE if may_be_zero else _POSITIVE,
+        metavar="SECONDS" if hint is float else "N",
+        variable=_PREFIX + declared.name.upper(),
+        key=(_LIMITS, declared.name),
+    )
+
+
+def _all_settings() -> Iterator[_Setting]:
+    hints = get_type_hints(Config)
+    for declared in fields(Config):
+        if declared.name != _LIMITS:
+            yield _plain_setting(declared, hints[declared.name])
+    hints = get_type_hints(Limits)
+    for declared in fields(Limits):
+        yield _limit_setting(declared, hints[declared.name])
+
+
+_SETTINGS = tuple(_all_settings())
+
+
+# --- Flags -----------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that raises instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _flag_options(setting: _Setting) -> dict[str, Any]:
+    if setting.kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if setting.kind is tuple:
+        return {"action": "append", "metavar": setting.metavar}
+    return {"metavar": setting.metavar}
+
+
+def _flag_help(setting: _Setting) -> str:
+    remark = "repeatable" if setting.kind is tuple else f"default: {_default_text(setting)}"
+    return f"{setting.help} ({remark})".replace("%", "%%")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add `--config` and a flag for every setting; `from_namespace` reads what they leave."""
+    plain = parser.add_argument_group("settings")
+    limits = parser.add_argument_group(_LIMITS)
+    plain.add_argument(_FILE_FLAG, metavar="FILE.toml", help="TOML file to read settings from")
+    for setting in _SETTINGS:
+        group = limits if setting.is_limit else plain
+        group.add_argument(setting.flag, help=_flag_help(setting), **_flag_options(setting))
+
+
+def load(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
+    """The configuration that flags alone, without a subcommand, and `environ` describe."""
+    parser = _Parser(prog="slipring", allow_abbrev=False)
+    add_flags(parser)
+    namespace, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise ConfigError(_unknown_flag(unknown))
+    return from_namespace(namespace, environ)
+
+
+def _unknown_flag(arguments: Sequence[str]) -> str:
+    """Name the unknown flag, and never an argument that may be a mistyped flag's secret."""
+    for argument in arguments:
+        if argument.startswith("--"):
+            return f"flag {argument.partition('=')[0]}: unknown"
+    return "an argument does not belong to any flag"
+
+
+# --- The three sources, each as checked values by setting name -------------------------------
+
+
+def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Config:
+    """The configuration that parsed flags (see `add_flags`) and `environ` describe.
+
+    Flags win over the environment, which wins over the file. A bad value is an error even where
+    another source overrides it.
+    """
+    path = _file_path(namespace, environ)
+    values = _from_file(path) if path is not None else {}
+    values |= _from_environ(environ)
+    values |= _from_flags(namespace)
+    limits = {s.name: values.pop(s.name) for s in _SETTINGS if s.is_limit and s.name in values}
+    return Config(limits=Limits(**limits), **values)
+
+
+def _from_flags(namespace: argparse.Namespace) -> dict[str, Any]:
+    values = {}
+    for setting in _SETTINGS:
+        given = getattr(namespace, setting.name, None)
+        if given is None:
+            continue
+        read = setting.from_text if isinstance(given, str) else setting.checked
+        values[setting.name] = read(given, f"flag {setting.flag}")
+    return values
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        setting.name: setting.from_text(environ[setting.variable], f"variable {setting.variable}")
+        for setting in _SETTINGS
+        if setting.variable in environ
+    }
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    settings = {setting.key: setting for setting in _SETTINGS}
+    values = {}
+    for key, given in _entries(_document(path), path):
+        dotted = ".".join(key)
+        if key not in settings:
+            raise ConfigError(f"{dotted!r} in {path}: unknown key")
+        setting = settings[key]
+        values[setting.name] = setting.checked(given, f"{dotted} in {path}")
+    return values
+
+
+def _file_path(namespace: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
+    path: str | None = getattr(namespace, "config", None)
+    origin = f"flag {_FILE_FLAG}"
+    if path is None:
+        path, origin = environ.get(_FILE_VARIABLE), f"variable {_FILE_VARIABLE}"
+    if path is not None and not path.strip():
+        raise ConfigError(f"{origin}: must not be empty")
+    return path
+
+
+def _document(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
+
+
+def _entries(document: dict[str, Any], path: str) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Every key of the file with its value; a key of the limits table as (table, key)."""
+    for key, value in document.items():
+        if key != _LIMITS:
+            yield (key,), value
+        elif isinstance(value, dict):
+            yield from (((key, inner), inner_value) for inner, inner_value in value.items())
+        else:
+            raise ConfigError(f"{key} in {path}: must be a table")
+
+
+# --- The reference table ---------------------------------------------------------------------
+
+
+def _default_text(setting: _Setting) -> str:
+    if setting.kind is bool:
+        return str(setting.default).lower()
+    if setting.kind is float:
+        return f"{setting.default:g}"
+    return str(setting.default)
+
+
+def _size_text(number: int) -> str:
+    """` (16 MiB)` for a number of bytes that is a whole number of MiB or KiB, else nothing."""
+    for unit, name in ((1024**2, "MiB"), (1024, "KiB")):
+        if number % unit == 0:
+            return f" ({number // unit} {name})"
+    return ""
+
+
+def _default_cell(setting: _Setting) -> str:
+    if setting.default == ():
+        return "none"
+    size = _size_text(setting.default) if setting.name.endswith("_bytes") else ""
+    return f"`{_default_text(setting)}`{size}"
+
+
+def _flag_cell(setting: _Setting) -> str:
+    if setting.kind is bool:
+        return f"`{setting.flag}`, `--no-{setting.flag[2:]}`"
+    repeatable = ", repeatable" if setting.kind is tuple else ""
+    return f"`{setting.flag} {setting.metavar}`{repeatable}"
+
+
+def _row(setting: _Setting) -> str:
+    cells = (
+        f"`{setting.name}`",
+        _flag_cell(setting),
+        f"`{setting.variable}`",
+        f"`{'.'.join(setting.key)}`",
+        _default_cell(setting),
+        setting.help,
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def reference() -> str:
+    """The Markdown table of all settings that docs/configuration.md shows."""
+    head = "| Setting | Flag | Environment | TOML | Default | Meaning |"
+    rule = "| --- | --- | --- | --- | --- | --- |"
+    return "\n".join((head, rule, *map(_row, _SETTINGS)))
+
+
+if __name__ == "__main__":
+    print(reference())

@@ -1,0 +1,56 @@
+"""Actions: what a session wants done. Values, run by a driver in the order of the list."""
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from slipring.core.generation import Job
+from slipring.core.state import ResponseState
+from slipring.protocol.events import Error, Event
+
+if TYPE_CHECKING:
+    from slipring.core.turn import Turn
+
+
+class Send(Struct, frozen=True):
+    """Tell the client, in this order."""
+
+    events: list[Event] | list[Error]
+
+
+class Load(Struct, frozen=True):
+    """Read a stored response and items by id; answer with ``session.loaded`` or ``session.failed``."""
+
+    turn: "Turn"
+    response_id: str | None
+    item_ids: frozenset[str]
+
+
+class Start(Struct, frozen=True):
+    """Run a job: ``session.deltas`` for what comes, then ``session.finished`` or ``session.failed``."""
+
+    turn: "Turn"
+    job: Job
+
+
+class Save(Struct, frozen=True):
+    """Make a response durable; answer with ``session.saved`` or ``session.failed``."""
+
+    turn: "Turn"
+    state: ResponseState
+
+
+class Cancel(Struct, frozen=True):
+    """Stop working on this turn. No answer is expected."""
+
+    turn: "Turn"
+
+
+class Close(Struct, frozen=True):
+    """Close the connection once everything before has been sent."""
+
+    code: int
+    reason: str
+
+
+Action = Send | Load | Start | Save | Cancel | Close

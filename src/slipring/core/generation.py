@@ -1,0 +1,139 @@
+"""The contract with engines: what they are asked (``Job``) and what they answer (``Delta``).
+
+The only part of the core that engines import. A job gives the context as a chain with shared structure, so
+that an engine takes the view it can use and pays for the delta only: ``parent.position`` is whatever the
+engine left there when it finished the parent (a KV slot, an upstream id).
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from slipring.protocol.items import Item
+from slipring.protocol.requests import TEXT, TextFormat
+from slipring.protocol.responses import Logprob
+from slipring.protocol.tools import NO_TOOLS, Offer, Toolset
+
+if TYPE_CHECKING:
+    from slipring.core.state import ResponseState
+
+
+class Text(Struct):
+    """A piece of the answer."""
+
+    text: str
+    logprobs: list[Logprob] = []
+
+
+class Refused(Struct):
+    """A piece of a refusal."""
+
+    text: str
+
+
+class Thought(Struct):
+    """A piece of raw reasoning."""
+
+    text: str
+
+
+class ThoughtSummary(Struct):
+    """A piece of a reasoning summary; ``index`` counts the summary's parts."""
+
+    text: str
+    index: int = 0
+
+
+class CallStarted(Struct):
+    """The model begins to call a tool. Its arguments follow as ``CallArguments``."""
+
+    kind: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
+class CallArguments(Struct):
+    """A piece of a function's JSON arguments, or of a custom tool's free-form input."""
+
+    text: str
+
+
+class Finished(Struct):
+    """The last delta of every job, warmups included."""
+
+    reason: Literal["stop", "max_output_tokens", "content_filter"]
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    reasoning_tokens: int = 0
+    position: object = None
+    """Where the engine's own state of this context lives; handed back as ``parent.position``."""
+
+
+Delta = Text | Refused | Thought | ThoughtSummary | CallStarted | CallArguments | Finished
+
+
+class Capabilities(Struct, frozen=True):
+    """What an engine can honour. The core asks, and refuses the rest by name before the engine sees it."""
+
+    logprobs: bool = False
+    images: bool = False
+    files: bool = False
+
+
+class Model(Struct, frozen=True):
+    """A model as clients name it."""
+
+    name: str
+    owner: str
+    capabilities: Capabilities
+    created: int = 0
+
+
+class Head(Struct, frozen=True):
+    """What stands before the first item of a context: instructions and tools. Shared along a chain."""
+
+    instructions: str | None = None
+    tools: Toolset = NO_TOOLS
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.instructions or "") + self.tools.size_bytes + 100
+
+
+class Settings(Struct, frozen=True):
+    """How an answer is to be made."""
+
+    format: TextFormat = TEXT
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
+    parallel_tool_calls: bool = True
+    effort: str | None = None
+    truncation: Literal["auto", "disabled"] = "disabled"
+
+
+class Job(Struct, frozen=True):
+    """One generation, or with ``generate`` false the preparation of one."""
+
+    response_id: str
+    tenant: str
+    model: Model
+    head: Head
+    parent: "ResponseState | None"
+    input: tuple[Item, ...]
+    offer: Offer
+    settings: Settings
+    generate: bool = True
+
+    def context(self) -> Iterator[Item]:
+        """All items, oldest first. Costs the whole history: for engines that must, and on misses."""
+        if self.parent is not None:
+            yield from self.parent.context()
+        yield from self.input

@@ -1,0 +1,123 @@
+"""How new items join a chain: references are resolved, calls are matched with their outputs.
+
+Only the delta is looked at. What earlier items mean for it was summed up in the parent's ``Carry``.
+"""
+
+from collections.abc import Mapping
+
+from slipring.core.state import Carry, OpenCall, ResponseState
+from slipring.errors import InvalidRequest
+from slipring.protocol import requests
+from slipring.protocol.items import (
+    AdditionalTools,
+    ConfigurationUpdate,
+    CustomToolCall,
+    FunctionCall,
+    Item,
+)
+from slipring.protocol.tools import CallableTool, Toolset
+
+_CALLS = {
+    "function_call": "function call",
+    "custom_tool_call": "custom tool call",
+    "computer_call": "computer call",
+    "shell_call": "shell call",
+    "apply_patch_call": "apply patch call",
+}
+"""Calls that a client answers, and how error texts speak of them."""
+_OUTPUTS = {f"{call}_output": call for call in _CALLS}
+NOTHING = Carry()
+
+
+def references(items: tuple[Item, ...]) -> set[str]:
+    """The ids that ``item_reference`` items name."""
+    return {item.id for item in items if item.type == "item_reference" and item.id is not None}
+
+
+def resolve(items: tuple[Item, ...], found: Mapping[str, Item]) -> tuple[Item, ...]:
+    """Put the items in the place of their references."""
+    resolved = []
+    for index, item in enumerate(items):
+        if item.type == "item_reference":
+            target = found.get(item.id or "")
+            if target is None:
+                raise InvalidRequest(f"Item with id '{item.id}' not found.", param=f"input[{index}].id")
+            item = target
+        resolved.append(item)
+    return tuple(resolved)
+
+
+def join(parent: ResponseState | None, items: tuple[Item, ...], *, complete: bool) -> Carry:
+    """What the chain carries after these items.
+
+    With ``complete``, a response is about to be made from them, so every call must have its output.
+    """
+    before = parent.carry if parent is not None else NOTHING
+    open_calls = dict(before.open_calls)
+    tools, effort, text_format = before.tools, before.effort, before.format
+    for index, item in enumerate(items):
+        if item.type in _CALLS or item.type in _OUTPUTS:
+            _match(item, open_calls, index)
+        elif item.type == "additional_tools":
+            tools = _add_tools(tools, item, f"input[{index}]")
+        elif item.type == "configuration_update":
+            update = item.body()
+            assert isinstance(update, ConfigurationUpdate)
+            if update.reasoning is not None:
+                effort = update.reasoning.effort or effort
+            if update.text is not None:
+                text_format = requests.read_format(update.text.format, f"input[{index}].text.format")
+    if complete:
+        _require_answers(open_calls)
+    return Carry(open_calls=open_calls, tools=tools, effort=effort, format=text_format)
+
+
+def after_output(carry: Carry, output: tuple[Item, ...]) -> Carry:
+    """What the chain carries once a response has added its own items."""
+    calls = {item.call_id: _open(item) for item in output if item.call_id is not None and item.type in _CALLS}
+    if not calls:
+        return carry
+    return Carry(
+        open_calls={**carry.open_calls, **calls},
+        tools=carry.tools,
+        effort=carry.effort,
+        format=carry.format,
+    )
+
+
+def _require_answers(open_calls: Mapping[str, OpenCall]) -> None:
+    for call_id, call in open_calls.items():
+        if call.required:
+            raise InvalidRequest(f"No tool output found for {_CALLS[call.type]} {call_id}.", param="input")
+
+
+def _match(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
+    """Open a call, or close the one that an output answers."""
+    call_id = item.call_id or ""
+    if item.type in _CALLS:
+        open_calls[call_id] = _open(item)
+        return
+    call = open_calls.pop(call_id, None)
+    if call is None or call.type != _OUTPUTS[item.type]:
+        noun = _CALLS[_OUTPUTS[item.type]]
+        raise InvalidRequest(
+            f"No tool call found for {noun} output with call_id {call_id}.",
+            param=f"input[{index}].call_id",
+        )
+
+
+def _open(item: Item) -> OpenCall:
+    body = item.body()
+    required = not (
+        isinstance(body, FunctionCall | CustomToolCall)
+        and (body.asynchronous is True or body.status == "incomplete")
+    )
+    return OpenCall(type=item.type, required=required)
+
+
+def _add_tools(tools: tuple[CallableTool, ...], item: Item, where: str) -> tuple[CallableTool, ...]:
+    body = item.body()
+    assert isinstance(body, AdditionalTools)
+    added = Toolset.read(body.tools, f"{where}.tools").callables
+    names = {(tool.namespace, tool.name) for tool in added}
+    return (*(tool for tool in tools if (tool.namespace, tool.name) not in names), *added)

@@ -1,0 +1,351 @@
+"""From deltas to numbered events: the output of one response as it grows.
+
+Owns the response's sequence numbers and output indexes, opens and closes items and their parts in the
+canonical order, and keeps the finished items. One item is open at a time: a delta of another kind closes it.
+The JSON of an item in ``output_item.done`` is the very bytes that the terminal event and the state hold.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from msgspec import UNSET, Raw, UnsetType
+
+from slipring.core.generation import (
+    CallArguments,
+    CallStarted,
+    Delta,
+    Refused,
+    Text,
+    Thought,
+    ThoughtSummary,
+)
+from slipring.protocol import events, wire
+from slipring.protocol.events import Event
+from slipring.protocol.items import Item
+from slipring.protocol.responses import (
+    CustomToolCallItem,
+    FunctionCallItem,
+    ItemStatus,
+    Logprob,
+    OutputItem,
+    OutputMessage,
+    OutputTextPart,
+    ReasoningItem,
+    ReasoningTextPart,
+    RefusalPart,
+    Response,
+    SummaryTextPart,
+)
+
+Mint = Callable[[str], str]
+"""Makes a new id with a prefix: ``mint("msg")`` → ``msg_…``."""
+
+
+class Output:
+    """The numbered output of one response."""
+
+    __slots__ = ("_events", "_index", "_mint", "_open", "_sequence", "items", "stream_id")
+
+    def __init__(self, mint: Mint, stream_id: str | UnsetType) -> None:
+        self.stream_id = stream_id
+        self.items: list[Item] = []
+        self._mint = mint
+        self._open: _Message | _Reasoning | _Call | None = None
+        self._index = -1
+        self._sequence = -1
+        self._events: list[Event] = []
+
+    def announce(self, kind: type[events.ResponseEvent], response: Response) -> Event:
+        """A lifecycle event, in its place in the numbering."""
+        return kind(sequence_number=self.number(), stream_id=self.stream_id, response=response)
+
+    def feed(self, deltas: list[Delta]) -> list[Event]:
+        """Take what the engine produced; returns the events that say so."""
+        for delta in deltas:
+            self._feeders[type(delta)](self, delta)
+        return self._drain()
+
+    def finish(self, status: ItemStatus) -> list[Event]:
+        """Close what is open. ``incomplete`` marks an item that was cut off."""
+        self._close(status)
+        return self._drain()
+
+    def raw_items(self) -> list[Raw]:
+        return [Raw(item.raw) for item in self.items]
+
+    def number(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _drain(self) -> list[Event]:
+        drained, self._events = self._events, []
+        return drained
+
+    def _text(self, delta: Text) -> None:
+        part = self._message_part(OutputTextPart)
+        part.text.append(delta.text)
+        part.logprobs.extend(delta.logprobs)
+        self._events.append(
+            events.OutputTextDelta(
+                sequence_number=self.number(),
+                stream_id=self.stream_id,
+                output_index=self._index,
+                item_id=part.item_id,
+                content_index=part.index,
+                delta=delta.text,
+                logprobs=delta.logprobs,
+            )
+        )
+
+    def _refused(self, delta: Refused) -> None:
+        part = self._message_part(RefusalPart)
+        part.text.append(delta.text)
+        self._events.append(
+            events.RefusalDelta(
+                sequence_number=self.number(),
+                stream_id=self.stream_id,
+                output_index=self._index,
+                item_id=part.item_id,
+                content_index=part.index,
+                delta=delta.text,
+            )
+        )
+
+    def _thought(self, delta: Thought) -> None:
+        reasoning = self._reasoning()
+        reasoning.close_summary()
+        if reasoning.text is None:
+            reasoning.open_text()
+        assert reasoning.text is not None
+        reasoning.text.append(delta.text)
+        self._events.append(
+            events.ReasoningTextDelta(
+                sequence_number=self.number(),
+                stream_id=self.stream_id,
+                output_index=self._index,
+                item_id=reasoning.id,
+                content_index=0,
+                delta=delta.text,
+            )
+        )
+
+    def _thought_summary(self, delta: ThoughtSummary) -> None:
+        reasoning = self._reasoning()
+        reasoning.summarise(delta)
+
+    def _call_started(self, delta: CallStarted) -> None:
+        self._close("completed")
+        self._open = _Call(self, delta)
+
+    def _call_arguments(self, delta: CallArguments) -> None:
+        if not isinstance(self._open, _Call):
+            raise TypeError("an engine sent call arguments outside a call")
+        self._open.extend(delta.text)
+
+    _feeders: ClassVar[dict[type[Delta], Callable[["Output", Any], None]]] = {
+        Text: _text,
+        Refused: _refused,
+        Thought: _thought,
+        ThoughtSummary: _thought_summary,
+        CallStarted: _call_started,
+        CallArguments: _call_arguments,
+    }
+
+    def _message_part(self, kind: type[OutputTextPart | RefusalPart]) -> "_Part":
+        """The open part of this kind; opens message and part as needed."""
+        message = self._open
+        if not isinstance(message, _Message):
+            self._close("completed")
+            self._open = message = _Message(self)
+        part = message.part
+        if part is None or part.kind is not kind:
+            part = message.open_part(kind)
+        return part
+
+    def _reasoning(self) -> "_Reasoning":
+        if not isinstance(self._open, _Reasoning):
+            self._close("completed")
+            self._open = _Reasoning(self)
+        return self._open
+
+    def _close(self, status: ItemStatus) -> None:
+        if self._open is None:
+            return
+        item = self._open.close(status)
+        raw = wire.encode(item)
+        call_id = item.call_id if isinstance(item, FunctionCallItem | CustomToolCallItem) else None
+        kind = type(item).__struct_config__.tag
+        assert isinstance(kind, str)
+        self.items.append(Item(type=kind, raw=raw, id=item.id, call_id=call_id))
+        self.emit(events.OutputItemDone, item=Raw(raw))
+        self._open = None
+
+    def start_item(self, item: OutputItem) -> None:
+        self._index += 1
+        self.emit(events.OutputItemAdded, item=item)
+
+    def emit(self, kind: type[events.ItemEvent], **fields: object) -> None:
+        """Record an event about the open item."""
+        self._events.append(
+            kind(
+                sequence_number=self.number(),
+                stream_id=self.stream_id,
+                output_index=self._index,
+                **fields,
+            )
+        )
+
+    def mint(self, prefix: str) -> str:
+        return self._mint(prefix)
+
+
+class _Part:
+    """An open part of a message."""
+
+    __slots__ = ("index", "item_id", "kind", "logprobs", "text")
+
+    def __init__(self, kind: type[OutputTextPart | RefusalPart], item_id: str, index: int) -> None:
+        self.kind = kind
+        self.item_id = item_id
+        self.index = index
+        self.text: list[str] = []
+        self.logprobs: list[Logprob] = []
+
+
+class _Message:
+    """An open ``message`` item."""
+
+    __slots__ = ("_output", "_parts", "id", "part")
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._parts: list[OutputTextPart | RefusalPart] = []
+        self.id = output.mint("msg")
+        self.part: _Part | None = None
+        output.start_item(OutputMessage(id=self.id, status="in_progress", content=[]))
+
+    def open_part(self, kind: type[OutputTextPart | RefusalPart]) -> _Part:
+        self._close_part()
+        self.part = _Part(kind, self.id, len(self._parts))
+        self._emit(events.ContentPartAdded, part=kind())
+        return self.part
+
+    def close(self, status: ItemStatus) -> OutputMessage:
+        self._close_part()
+        return OutputMessage(id=self.id, status=status, content=self._parts)
+
+    def _close_part(self) -> None:
+        if self.part is None:
+            return
+        text, logprobs = "".join(self.part.text), self.part.logprobs
+        part: OutputTextPart | RefusalPart
+        if self.part.kind is OutputTextPart:
+            part = OutputTextPart(text=text, logprobs=logprobs)
+            self._emit(events.OutputTextDone, text=text, logprobs=logprobs)
+        else:
+            part = RefusalPart(refusal=text)
+            self._emit(events.RefusalDone, refusal=text)
+        self._emit(events.ContentPartDone, part=part)
+        self._parts.append(part)
+        self.part = None
+
+    def _emit(self, kind: type[events.PartEvent], **fields: object) -> None:
+        assert self.part is not None
+        self._output.emit(kind, item_id=self.id, content_index=self.part.index, **fields)
+
+
+class _Reasoning:
+    """An open ``reasoning`` item: summary parts, raw text, or both."""
+
+    __slots__ = ("_open_summary", "_output", "_summary", "id", "text")
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._summary: list[SummaryTextPart] = []
+        self._open_summary: list[str] | None = None
+        self.id = output.mint("rs")
+        self.text: list[str] | None = None
+        output.start_item(ReasoningItem(id=self.id, summary=[], status="in_progress"))
+
+    def open_text(self) -> None:
+        self.text = []
+        self._output.emit(events.ContentPartAdded, item_id=self.id, content_index=0, part=ReasoningTextPart())
+
+    def summarise(self, delta: ThoughtSummary) -> None:
+        if self._open_summary is not None and delta.index > len(self._summary):
+            self.close_summary()
+        if self._open_summary is None:
+            self._open_summary = []
+            self._emit_summary(events.ReasoningSummaryPartAdded, part=SummaryTextPart())
+        self._open_summary.append(delta.text)
+        self._emit_summary(events.ReasoningSummaryTextDelta, delta=delta.text)
+
+    def close_summary(self) -> None:
+        if self._open_summary is None:
+            return
+        text = "".join(self._open_summary)
+        self._emit_summary(events.ReasoningSummaryTextDone, text=text)
+        self._emit_summary(events.ReasoningSummaryPartDone, part=SummaryTextPart(text=text))
+        self._summary.append(SummaryTextPart(text=text))
+        self._open_summary = None
+
+    def close(self, status: ItemStatus) -> ReasoningItem:
+        self.close_summary()
+        content: list[ReasoningTextPart] | UnsetType = UNSET
+        if self.text is not None:
+            part = ReasoningTextPart(text="".join(self.text))
+            content = [part]
+            at = {"item_id": self.id, "content_index": 0}
+            self._output.emit(events.ReasoningTextDone, text=part.text, **at)
+            self._output.emit(events.ContentPartDone, part=part, **at)
+        return ReasoningItem(id=self.id, summary=self._summary, status=status, content=content)
+
+    def _emit_summary(self, kind: type[events.SummaryEvent], **fields: object) -> None:
+        self._output.emit(kind, item_id=self.id, summary_index=len(self._summary), **fields)
+
+
+class _Call:
+    """An open ``function_call`` or ``custom_tool_call`` item."""
+
+    __slots__ = ("_call_id", "_output", "_pieces", "_started", "id")
+
+    def __init__(self, output: Output, started: CallStarted) -> None:
+        self._output = output
+        self._started = started
+        self._pieces: list[str] = []
+        self._call_id = output.mint("call")
+        self.id = output.mint("fc" if started.kind == "function" else "ctc")
+        output.start_item(self._item("", "in_progress"))
+
+    def extend(self, text: str) -> None:
+        self._pieces.append(text)
+        kind = events.FunctionCallArgumentsDelta if self._is_function else events.CustomToolCallInputDelta
+        self._output.emit(kind, item_id=self.id, delta=text)
+
+    def close(self, status: ItemStatus) -> FunctionCallItem | CustomToolCallItem:
+        text = "".join(self._pieces)
+        if self._is_function:
+            self._output.emit(events.FunctionCallArgumentsDone, item_id=self.id, arguments=text)
+        else:
+            self._output.emit(events.CustomToolCallInputDone, item_id=self.id, input=text)
+        return self._item(text, status)
+
+    @property
+    def _is_function(self) -> bool:
+        return self._started.kind == "function"
+
+    def _item(self, text: str, status: ItemStatus) -> FunctionCallItem | CustomToolCallItem:
+        started = self._started
+        namespace = started.namespace if started.namespace is not None else UNSET
+        if self._is_function:
+            return FunctionCallItem(
+                id=self.id,
+                call_id=self._call_id,
+                name=started.name,
+                arguments=text,
+                status=status,
+                namespace=namespace,
+            )
+        return CustomToolCallItem(
+            id=self.id, call_id=self._call_id, name=started.name, input=text, namespace=namespace
+        )

@@ -1,0 +1,370 @@
+"""A session: everything a connection knows, as a pure state machine.
+
+Calls come in (a frame, a store's answer, an engine's deltas, the time), an eager list of actions goes out.
+It owns lanes, lineage and the connection's memory. It never waits, never reads a clock, never draws a random
+number: ids come from ``mint``, the time is an argument.
+"""
+
+from typing import Protocol
+
+from msgspec import UNSET, Struct
+
+from slipring.core import lineage
+from slipring.core.actions import Action, Cancel, Close, Load, Save, Send, Start
+from slipring.core.cache import ConnectionCache
+from slipring.core.generation import Delta, Model
+from slipring.core.lanes import Lanes
+from slipring.core.limits import Limits
+from slipring.core.output import Mint
+from slipring.core.state import ResponseState
+from slipring.core.turn import Phase, Turn
+from slipring.errors import (
+    ApiError,
+    ConnectionLimitReached,
+    InvalidRequest,
+    PreviousResponseNotFound,
+    RateLimited,
+    ServerError,
+)
+from slipring.protocol import items, requests, wire
+from slipring.protocol.events import Error
+from slipring.protocol.items import Item
+from slipring.protocol.requests import CreateRequest
+
+CREATE = "response.create"
+_IGNORED_TYPES = frozenset({"response.processed"})
+"""Sent by some clients as an acknowledgement; nothing is to be done or said about it."""
+
+
+class Models(Protocol):
+    """Where a session looks models up."""
+
+    def find(self, name: str | None) -> Model:
+        """The model of this name, the default one for None, or ``ModelNotFound``."""
+
+
+class Loaded(Struct, frozen=True):
+    """What the store had: the response that was asked for, and the items."""
+
+    state: ResponseState | None = None
+    items: dict[str, Item] = {}
+
+
+class Ending(Struct, frozen=True):
+    """Why and how a connection is about to end."""
+
+    error: ApiError
+    code: int
+    deadline: float
+
+
+class Session:
+    """The state of one connection."""
+
+    __slots__ = (
+        "_active_at",
+        "_cache",
+        "_closed",
+        "_ending",
+        "_finished",
+        "_lanes",
+        "_limits",
+        "_mint",
+        "_models",
+        "_opened_at",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        *,
+        tenant: str,
+        models: Models,
+        limits: Limits,
+        mint: Mint,
+        cache: ConnectionCache,
+        now: float,
+    ) -> None:
+        self.tenant = tenant
+        self._models = models
+        self._limits = limits
+        self._mint = mint
+        self._cache = cache
+        self._lanes = Lanes(limits.max_in_flight, limits.max_lanes)
+        self._finished: dict[Turn, ResponseState] = {}
+        self._opened_at = self._active_at = now
+        self._ending: Ending | None = None
+        self._closed = False
+
+    @property
+    def in_flight(self) -> int:
+        return self._lanes.in_flight
+
+    @property
+    def waiting(self) -> int:
+        return self._lanes.waiting
+
+    # What the client says.
+
+    def receive(self, frame: bytes | str, now: float) -> list[Action]:
+        """A message arrived on the socket: text, or bytes that should have been text."""
+        self._active_at = now
+        if self._closed:
+            return []
+        try:
+            if isinstance(frame, bytes):
+                wire.require_text(frame)
+            request = requests.read_create(frame)
+            if request.type != CREATE:
+                return self._refuse_type(request.type)
+            requests.require_streaming(request)
+        except ApiError as error:
+            return self._refuse_frame(frame, error, now)
+        return self.create(request, size_bytes=len(frame), now=now)
+
+    def create(
+        self, request: CreateRequest, *, size_bytes: int, now: float, error: ApiError | None = None
+    ) -> list[Action]:
+        """A response is asked for. It takes its place in its lane, even if only to be refused there."""
+        try:
+            lane = requests.read_lane(request.stream_id)
+        except ApiError as refusal:
+            return [Send([Error(refusal)])]
+        try:
+            self._lanes.open(lane)
+            self._require_room(size_bytes)
+        except ApiError as refusal:
+            return [_refuse(refusal, lane)]
+        if self._ending is not None:
+            error = self._ending.error
+        turn = Turn(
+            request, tenant=self.tenant, lane=lane, size_bytes=size_bytes, mint=self._mint, error=error
+        )
+        self._pin(turn)
+        self._lanes.enqueue(turn)
+        return self._advance(now)
+
+    # What the driver reports.
+
+    def loaded(self, turn: Turn, loaded: Loaded, now: float) -> list[Action]:
+        """The store has answered a ``Load``."""
+        if turn.phase is not Phase.LOADING:
+            return []
+        previous = turn.request.previous_response_id
+        if turn.parent is None and previous is not None:
+            if loaded.state is None:
+                return self._reject(turn, PreviousResponseNotFound(previous), now)
+            turn.parent = loaded.state
+        return self._start(turn, loaded.items, now) + self._advance(now)
+
+    def deltas(self, turn: Turn, deltas: list[Delta]) -> list[Action]:
+        """The engine produced something."""
+        if turn.phase is not Phase.RUNNING:
+            return []
+        told = turn.feed(deltas)
+        return [Send(told)] if told else []
+
+    def finished(self, turn: Turn, now: float) -> list[Action]:
+        """The engine is done with a turn."""
+        if turn.phase is not Phase.RUNNING:
+            return []
+        closing, state = turn.finish(now)
+        self._finished[turn] = state
+        turn.phase = Phase.SAVING
+        if not turn.stores:
+            return [Send(closing), *self.saved(turn, now)]
+        return [Send(closing), Save(turn, state)]
+
+    def saved(self, turn: Turn, now: float) -> list[Action]:
+        """A response is as durable as it was asked to be; only now may it be called complete."""
+        if turn.phase is not Phase.SAVING:
+            return []
+        self._cache.remember(self._finished[turn], turn.lane)
+        return [Send([turn.terminal()]), *self._end(turn, now)]
+
+    def failed(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
+        """The engine or the store could not do its part."""
+        if turn.phase is Phase.LOADING:
+            return self._reject(turn, error, now)
+        if turn.phase not in (Phase.RUNNING, Phase.SAVING):
+            return []
+        self._evict_parent(turn)
+        return [Send(turn.fail(error)), *self._end(turn, now)]
+
+    # Time, and the end.
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed."""
+        if self._closed:
+            return []
+        limits = self._limits
+        if self._ending is None:
+            if now - self._opened_at >= limits.max_age_s:
+                return self.end(
+                    ConnectionLimitReached(limits.max_age_s), code=1000, grace_s=limits.age_grace_s, now=now
+                )
+            if limits.idle_timeout_s and self._idle and now - self._active_at >= limits.idle_timeout_s:
+                self._closed = True
+                return [Close(1000, "idle")]
+            return []
+        if now >= self._ending.deadline:
+            return self._abandon(now)
+        return []
+
+    def end(self, error: ApiError, *, code: int, grace_s: float, now: float) -> list[Action]:
+        """Wind down: running turns may finish, everything else is refused with ``error``, then close.
+
+        The notice itself goes out when nothing runs any more: clients take an error without a lane as the
+        end of what they are reading.
+        """
+        if self._closed or self._ending is not None:
+            return []
+        self._ending = Ending(error=error, code=code, deadline=now + grace_s)
+        for turn in self._lanes.queued():
+            turn.error = error
+        return self._advance(now)
+
+    def closed(self) -> list[Action]:
+        """The connection is gone: nobody will read what is being made. What is being saved is saved."""
+        self._closed = True
+        running = list(self._lanes.running())
+        cancelled: list[Action] = [Cancel(turn) for turn in running if turn.phase is not Phase.SAVING]
+        for turn in running:
+            turn.phase = Phase.ENDED
+        self._finished.clear()
+        self._cache.clear()
+        return cancelled
+
+    # Within.
+
+    @property
+    def _idle(self) -> bool:
+        return not self._lanes.in_flight and not self._lanes.waiting
+
+    def _advance(self, now: float) -> list[Action]:
+        """Begin every turn that may run now; at the end of a connection, close it when all is quiet."""
+        actions: list[Action] = []
+        while (turn := self._lanes.next()) is not None:
+            actions += self._begin(turn, now)
+        if self._ending is not None and self._idle and not self._closed:
+            self._closed = True
+            actions += [
+                Send([Error(self._ending.error)]),
+                Close(self._ending.code, self._ending.error.code),
+            ]
+        return actions
+
+    def _begin(self, turn: Turn, now: float) -> list[Action]:
+        """A turn's time has come: bind its parent, from memory or from the store."""
+        if turn.error is not None:
+            return self._drop(turn, turn.error)
+        try:
+            turn.input = items.read_input(turn.request.input)
+        except ApiError as error:
+            return self._drop(turn, error)
+        previous = turn.request.previous_response_id
+        if turn.parent is None and previous is not None:
+            turn.parent = self._cache.find(previous)
+        wanted = previous if turn.parent is None else None
+        missing = lineage.references(turn.input)
+        if missing and turn.parent is not None:
+            missing -= turn.parent.find_items(missing).keys()
+        if wanted is None and not missing:
+            return self._start(turn, {}, now)
+        turn.phase = Phase.LOADING
+        return [Load(turn, wanted, frozenset(missing))]
+
+    def _start(self, turn: Turn, found: dict[str, Item], now: float) -> list[Action]:
+        try:
+            referenced = lineage.references(turn.input)
+            if referenced and turn.parent is not None:
+                found = {**found, **turn.parent.find_items(referenced)}
+            resolved = lineage.resolve(turn.input, found)
+            model = self._models.find(turn.request.model)
+            job = turn.begin(self._mint("resp"), model, resolved, now)
+        except ApiError as error:
+            return self._drop(turn, error)
+        return [Send(turn.opening()), Start(turn, job)]
+
+    def _pin(self, turn: Turn) -> None:
+        """Hold a fork's parent from now on, whatever its own lane does while the fork waits."""
+        previous = turn.request.previous_response_id
+        if previous is not None and previous in self._cache and self._cache.lane_of(previous) != turn.lane:
+            turn.parent = self._cache.find(previous)
+
+    def _reject(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
+        return self._drop(turn, error) + self._advance(now)
+
+    def _drop(self, turn: Turn, error: ApiError) -> list[Action]:
+        """Refuse a turn whose response never came to be."""
+        self._evict_parent(turn)
+        turn.phase = Phase.ENDED
+        self._lanes.release(turn)
+        return [_refuse(error, turn.lane)]
+
+    def _end(self, turn: Turn, now: float) -> list[Action]:
+        turn.phase = Phase.ENDED
+        self._finished.pop(turn, None)
+        self._lanes.release(turn)
+        return self._advance(now)
+
+    def _evict_parent(self, turn: Turn) -> None:
+        """A continuation that fails on the lane of its parent takes the parent with it; a fork does not."""
+        previous = turn.request.previous_response_id
+        if previous is not None and previous in self._cache and self._cache.lane_of(previous) == turn.lane:
+            self._cache.evict(previous)
+
+    def _abandon(self, now: float) -> list[Action]:
+        """The grace is over: what still runs is stopped and says so."""
+        actions: list[Action] = []
+        error = ServerError("The connection ended before this response was finished.")
+        for turn in list(self._lanes.running()):
+            actions.append(Cancel(turn))
+            actions += self.failed(turn, error, now)
+        return actions
+
+    def _require_room(self, size_bytes: int) -> None:
+        limits, lanes = self._limits, self._lanes
+        too_many = lanes.waiting >= limits.max_queued
+        if too_many or lanes.waiting_bytes + size_bytes > limits.max_queued_bytes:
+            raise RateLimited(
+                f"Too many requests wait on this connection ({lanes.waiting})."
+                " Wait for a response to finish, or open another connection."
+            )
+
+    def _refuse_frame(self, frame: bytes | str, error: ApiError, now: float) -> list[Action]:
+        """Answer a frame whose body is wrong on the lane it named, in that lane's order."""
+        try:
+            outline = requests.read_outline(frame)
+        except ApiError:
+            return [Send([Error(error)])]
+        if outline.type != CREATE:
+            return self._refuse_type(outline.type)
+        request = CreateRequest(
+            stream_id=outline.stream_id, previous_response_id=_text(outline.previous_response_id)
+        )
+        return self.create(request, size_bytes=len(frame), now=now, error=error)
+
+    def _refuse_type(self, kind: object) -> list[Action]:
+        if kind in _IGNORED_TYPES:
+            return []
+        said = f"Unsupported event type: '{kind}'." if isinstance(kind, str) else "The event has no 'type'."
+        return [
+            Send(
+                [
+                    Error(
+                        InvalidRequest(
+                            f"{said} Supported is '{CREATE}'.", param="type", code="unsupported_event_type"
+                        )
+                    )
+                ]
+            )
+        ]
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _refuse(error: ApiError, lane: str | None) -> Send:
+    return Send([Error(error, UNSET if lane is None else lane)])

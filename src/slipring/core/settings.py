@@ -1,0 +1,112 @@
+"""Which requests can be honoured: the settings of an answer, checked against what the model can do.
+
+A field that cannot be honoured is refused by name. ``docs/compatibility.md`` says the same for people.
+"""
+
+from slipring.core.generation import Capabilities, Settings
+from slipring.core.state import Carry
+from slipring.errors import InvalidRequest, UnsupportedParameter
+from slipring.protocol import requests
+from slipring.protocol.items import CallOutput, InputFile, InputImage, Item, Message
+from slipring.protocol.requests import TEXT, CreateRequest
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = frozenset(
+    {
+        LOGPROBS,
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+
+
+def read_settings(request: CreateRequest, carry: Carry, capabilities: Capabilities) -> Settings:
+    """The settings of an answer: what the request says, else what the chain carries."""
+    refuse_unsupported(request)
+    include = _read_include(request)
+    logprobs = LOGPROBS in include or bool(request.top_logprobs)
+    if logprobs and not capabilities.logprobs:
+        param = "top_logprobs" if request.top_logprobs else "include"
+        raise UnsupportedParameter(
+            f"Unsupported parameter: '{param}': this model gives no logprobs.", param=param
+        )
+    text = request.text
+    asked = requests.read_format(text.format) if text is not None else None
+    effort = request.reasoning.effort if request.reasoning is not None else None
+    parallel = request.parallel_tool_calls
+    return Settings(
+        format=asked or carry.format or TEXT,
+        max_output_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        seed=request.seed,
+        logprobs=logprobs,
+        top_logprobs=request.top_logprobs or 0,
+        parallel_tool_calls=True if parallel is None else parallel,
+        effort=effort or carry.effort,
+        truncation=request.truncation or "disabled",
+    )
+
+
+def refuse_unsupported(request: CreateRequest) -> None:
+    """Refuse the fields that nothing here can honour."""
+    if request.conversation is not None and request.previous_response_id is not None:
+        raise InvalidRequest(
+            "'previous_response_id' and 'conversation' cannot be used together.",
+            param="previous_response_id",
+        )
+    image, programs, agents = request.image, request.access_programs, request.multi_agent
+    unsupported = {
+        "conversation": request.conversation is not None,
+        "prompt": request.prompt is not None,
+        "moderation": request.moderation is not None,
+        "context_management": bool(request.context_management),
+        "background": request.background is True,
+        "multi_agent": agents is not None and agents.enabled is True,
+        "image.context_compression": image is not None and image.context_compression == "enabled",
+        "access_programs.cyber": programs is not None and programs.cyber not in (None, "standard"),
+    }
+    for param, present in unsupported.items():
+        if present:
+            raise UnsupportedParameter(
+                f"Unsupported parameter: '{param}' is not supported by this server.", param=param
+            )
+
+
+def _read_include(request: CreateRequest) -> list[str]:
+    include = request.include or []
+    for index, value in enumerate(include):
+        if value not in INCLUDABLE:
+            param = f"include[{index}]"
+            raise InvalidRequest(f"Invalid '{param}': '{value}' cannot be included.", param=param)
+    return include
+
+
+def refuse_unseen_content(items: tuple[Item, ...], capabilities: Capabilities) -> None:
+    """Refuse images and files that the model could not see."""
+    for index, item in enumerate(items):
+        if b'"input_image"' not in item.raw and b'"input_file"' not in item.raw:
+            continue
+        body = item.body()
+        content: object = None
+        if isinstance(body, Message):
+            content = body.content
+        elif isinstance(body, CallOutput):
+            content = body.output
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            unseen = (isinstance(part, InputImage) and not capabilities.images) or (
+                isinstance(part, InputFile) and not capabilities.files
+            )
+            if unseen:
+                field = "content" if isinstance(body, Message) else "output"
+                raise UnsupportedParameter(
+                    "This model takes text only: images and files are not supported.",
+                    param=f"input[{index}].{field}[{place}]",
+                )

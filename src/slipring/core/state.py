@@ -1,0 +1,112 @@
+"""The state of a response: a chain with shared structure.
+
+A node holds what is new in its response and points at its parent. To continue is to make a node that points
+here, to fork is to make two; nothing is copied, and memory per turn is the delta. Nodes never change.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from slipring.core.generation import Head
+from slipring.protocol.items import Item
+from slipring.protocol.requests import TextFormat
+from slipring.protocol.responses import Response
+from slipring.protocol.tools import CallableTool
+
+
+class OpenCall(Struct, frozen=True):
+    """A tool call that the client has not answered yet."""
+
+    type: str
+    required: bool = True
+    """Whether nothing can be generated before the answer; asynchronous and cut-off calls do not insist."""
+
+
+class Carry(Struct, frozen=True):
+    """What the items of a chain leave behind for later turns, so that nobody has to walk it."""
+
+    open_calls: Mapping[str, OpenCall] = {}
+    """By ``call_id``."""
+    tools: tuple[CallableTool, ...] = ()
+    """Tools brought by ``additional_tools`` items."""
+    effort: str | None = None
+    format: TextFormat | None = None
+    """Set by the last ``configuration_update``."""
+
+
+class ResponseState:
+    """One finished response. Immutable; ``position`` belongs to the engine."""
+
+    __slots__ = (
+        "carry",
+        "depth",
+        "head",
+        "input",
+        "output",
+        "parent",
+        "position",
+        "response",
+        "size_bytes",
+    )
+
+    def __init__(
+        self,
+        *,
+        response: Response,
+        parent: "ResponseState | None",
+        head: Head,
+        input: tuple[Item, ...],
+        output: tuple[Item, ...],
+        carry: Carry,
+        position: object = None,
+    ) -> None:
+        self.response = response
+        self.parent = parent
+        self.head = head
+        self.input = input
+        self.output = output
+        self.carry = carry
+        self.position = position
+        self.depth: int = parent.depth + 1 if parent is not None else 1
+        self.size_bytes = self._measure()
+
+    @property
+    def id(self) -> str:
+        return self.response.id
+
+    def chain(self) -> Iterator["ResponseState"]:
+        """This node and its ancestors, newest first."""
+        node: ResponseState | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def context(self) -> Iterator[Item]:
+        """All items up to and with this response, oldest first."""
+        for node in reversed(list(self.chain())):
+            yield from node.input
+            yield from node.output
+
+    def find_items(self, ids: set[str]) -> dict[str, Item]:
+        """The items of this chain that have these ids."""
+        return {item.id: item for item in self.context() if item.id in ids}
+
+    def _measure(self) -> int:
+        own = _NODE_BYTES + sum(item.size_bytes for item in self.input + self.output)
+        if self.parent is None or self.parent.head is not self.head:
+            own += self.head.size_bytes
+        if self.parent is None or self.parent.carry.tools is not self.carry.tools:
+            own += 400 * len(self.carry.tools)
+        return own
+
+    def __repr__(self) -> str:
+        return f"<ResponseState {self.id} depth={self.depth}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("states are not pickled")
+
+
+_NODE_BYTES = 1200
+"""A node, its response object and their bookkeeping, without items."""

@@ -1,0 +1,1 @@
+"""How tokens are made: one interface, and the engines behind it."""

@@ -1,0 +1,48 @@
+"""What an engine is.
+
+Engines differ in how much of the work they leave to us, and ``Level`` says how much: a *tokens* engine is
+sent token ids, a *messages* engine chat messages, an *items* engine the items themselves. Whatever the level,
+the job is the same and so are the deltas: each engine takes from the job the view of the context it can use.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from enum import Enum
+
+from slipring.core.generation import Delta, Job, Model
+
+
+class Level(Enum):
+    """What an engine is sent."""
+
+    TOKENS = "tokens"
+    MESSAGES = "messages"
+    ITEMS = "items"
+
+
+class Engine(ABC):
+    """Makes responses. One engine serves many connections; every method is called on the event loop."""
+
+    name: str
+    level: Level
+
+    async def start(self) -> None:
+        """Get ready. Raises ``StartupError`` with one line for the operator when that cannot be."""
+        return
+
+    async def close(self) -> None:
+        """Let go of everything that ``start`` took."""
+        return
+
+    @abstractmethod
+    def models(self) -> Sequence[Model]:
+        """The models it serves, the default one first."""
+
+    @abstractmethod
+    def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        """Run a job, yielding batches of deltas; the very last delta is ``Finished``.
+
+        A job with ``generate`` false is a warmup: prepare the context as far as the engine can, then yield
+        ``Finished``. Raise an ``ApiError`` to fail the response with its message. When the generator is
+        closed early, nobody wants the rest: stop and free what the job used, at once.
+        """

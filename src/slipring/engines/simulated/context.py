@@ -1,0 +1,123 @@
+"""How the simulated engine sees a context: a count, and a digest that stands for its KV.
+
+Like a real engine it works on a rendering of the items, so a history that a client sends again in full finds
+the same prefix as one that is continued by id. The tally of a finished response is its position: a
+continuation counts its new items only, unless the head changed.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from msgspec import Struct
+
+from slipring.core.generation import CallArguments, CallStarted, Delta, Head, Job, Refused, Text
+from slipring.protocol.items import (
+    CallOutput,
+    CustomToolCall,
+    FunctionCall,
+    Item,
+    Message,
+    plain_text,
+)
+
+_BYTES_PER_TOKEN = 4
+_TOKENS_PER_ITEM = 4
+_MAX_PREFIXES = 16_384
+
+
+class Tally(Struct, frozen=True):
+    """A context up to some item: how long it is and what it is."""
+
+    head: Head
+    tokens: int
+    digest: bytes
+    tool_outputs: int
+    boundaries: tuple[tuple[bytes, int], ...] = ()
+    """Digest and length at each item border of the newest part, where a prefix may have been seen."""
+
+    def extended(self, texts: Iterable[tuple[str, bool]]) -> "Tally":
+        """This context and further items, each as its rendering and whether it is a tool's output."""
+        tokens, digest, outputs = self.tokens, self.digest, self.tool_outputs
+        boundaries = [(digest, tokens)]
+        for text, is_output in texts:
+            encoded = text.encode()
+            tokens += len(encoded) // _BYTES_PER_TOKEN + _TOKENS_PER_ITEM
+            digest = blake2b(digest + encoded, digest_size=16).digest()
+            outputs += is_output
+            boundaries.append((digest, tokens))
+        return Tally(self.head, tokens, digest, outputs, tuple(boundaries))
+
+    def after(self, spoken: Iterable[Delta]) -> "Tally":
+        """This context and the answer that these deltas made."""
+        extended = self.extended((text, False) for text in _render_deltas(spoken))
+        # The position outlives the turn: keep what the next turn needs and no more.
+        return Tally(self.head, extended.tokens, extended.digest, extended.tool_outputs)
+
+
+def tally_job(job: Job) -> Tally:
+    """Count a job's context: from its parent's position where the head is the same, else from the start."""
+    position = job.parent.position if job.parent is not None else None
+    if isinstance(position, Tally) and (position.head is job.head or position.head == job.head):
+        return position.extended(map(_render, job.input))
+    rendered = f"{job.head.instructions or ''}\n".encode() + job.head.tools.raw
+    start = Tally(
+        job.head,
+        tokens=len(rendered) // _BYTES_PER_TOKEN,
+        digest=blake2b(rendered, digest_size=16).digest(),
+        tool_outputs=0,
+    )
+    return start.extended(map(_render, job.context()))
+
+
+class PrefixCache:
+    """Which contexts the engine has read before; the least recently used are forgotten."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def longest(self, tally: Tally) -> int:
+        """The length of the longest known prefix. The last item is always read, as engines do."""
+        for digest, tokens in reversed(tally.boundaries):
+            if digest in self._seen:
+                self._seen.move_to_end(digest)
+                return tokens
+        return 0
+
+    def add(self, tally: Tally) -> None:
+        self._seen[tally.digest] = None
+        self._seen.move_to_end(tally.digest)
+        if len(self._seen) > _MAX_PREFIXES:
+            self._seen.popitem(last=False)
+
+
+def _render(item: Item) -> tuple[str, bool]:
+    """An item's text as this engine reads it, and whether it is a tool's output."""
+    body = item.body()
+    if isinstance(body, Message):
+        return f"{body.role}\n{plain_text(body.content)}", False
+    if isinstance(body, FunctionCall):
+        return f"call {body.name}\n{body.arguments}", False
+    if isinstance(body, CustomToolCall):
+        return f"call {body.name}\n{body.input}", False
+    if isinstance(body, CallOutput):
+        return f"output\n{plain_text(body.output)}", True
+    return item.raw.decode(), False
+
+
+def _render_deltas(deltas: Iterable[Delta]) -> list[str]:
+    """The same rendering, of what was just said. Reasoning does not stay in the context."""
+    texts: list[str] = []
+    speaking = False
+    for delta in deltas:
+        if isinstance(delta, CallStarted):
+            texts.append(f"call {delta.name}\n")
+            speaking = False
+        elif isinstance(delta, CallArguments):
+            texts[-1] += delta.text
+        elif isinstance(delta, Text | Refused):
+            if not speaking:
+                texts.append("assistant\n")
+            texts[-1] += delta.text
+            speaking = True
+    return texts

@@ -1,0 +1,150 @@
+"""What can go wrong, as the API names it.
+
+    ApiError                        status, type, code, param, message: everything a client is told
+    ├── InvalidRequest              400  the request cannot be served as it stands
+    │   ├── InvalidJson                  not JSON, not an object, nested too deeply
+    │   ├── UnsupportedParameter         a field or value that cannot be honoured here
+    │   ├── PreviousResponseNotFound     unknown, expired or somebody else's: the same answer
+    │   ├── InvalidStreamId
+    │   ├── LaneLimitReached
+    │   └── ConnectionLimitReached       the connection is too old
+    ├── AuthenticationFailed        401
+    ├── PermissionDenied            403
+    ├── ModelNotFound               404
+    ├── NotFound                    404
+    ├── RateLimited                 429
+    ├── ServerError                 500
+    └── Unavailable                 503
+    StartupError                    the server cannot start; one line for the operator, no traceback
+
+A peer's fault is one of these; anything else that is raised is a fault of our own, is logged, and reaches
+the client only as a plain ``ServerError``.
+"""
+
+from collections.abc import Iterable
+
+
+class ApiError(Exception):
+    """A failure that a client is told about, in the API's own terms."""
+
+    status = 500
+    type = "server_error"
+    code = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(ApiError):
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_value"
+
+
+class InvalidJson(InvalidRequest):
+    code = "invalid_json"
+
+
+class UnsupportedParameter(InvalidRequest):
+    code = "unsupported_parameter"
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    code = "previous_response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(
+            f"Previous response with id '{response_id}' not found.", param="previous_response_id"
+        )
+
+
+class InvalidStreamId(InvalidRequest):
+    code = "invalid_stream_id"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The 'stream_id' field must be a non-empty string with at most 256 characters and may only"
+            " contain letters, numbers, underscores, hyphens, and periods.",
+            param="stream_id",
+        )
+
+
+class LaneLimitReached(InvalidRequest):
+    code = "websocket_stream_limit_reached"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            "This WebSocket connection has reached its maximum number of distinct stream IDs"
+            f" ({limit}). Reuse an existing stream_id or open a new WebSocket connection.",
+            param="stream_id",
+        )
+
+
+class ConnectionLimitReached(InvalidRequest):
+    code = "websocket_connection_limit_reached"
+
+    def __init__(self, max_age_s: float) -> None:
+        minutes = max_age_s / 60
+        super().__init__(
+            f"Responses websocket connection limit reached ({minutes:g} minutes)."
+            " Create a new websocket connection to continue."
+        )
+
+
+class AuthenticationFailed(ApiError):
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class PermissionDenied(ApiError):
+    status = 403
+    type = "invalid_request_error"
+    code = "permission_denied"
+
+
+class NotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        served = ", ".join(f"'{model}'" for model in known)
+        super().__init__(
+            f"The model '{name}' does not exist here. This server serves: {served}.", param="model"
+        )
+
+
+class RateLimited(ApiError):
+    status = 429
+    type = "rate_limit_error"
+    code = "rate_limit_exceeded"
+
+
+class ServerError(ApiError):
+    """A fault of ours or of the engine. The default text says nothing about the inside."""
+
+    def __init__(
+        self,
+        message: str = "The server had an error while processing your request.",
+        *,
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message, code=code)
+
+
+class Unavailable(ApiError):
+    status = 503
+    code = "service_unavailable"
+
+
+class StartupError(Exception):
+    """The server cannot start. The text is one line that tells the operator what to mend."""

@@ -1,0 +1,198 @@
+"""Events: what a server says about a response, one class per wire type.
+
+``response.output_text.delta`` is ``OutputTextDelta``. ``stream_id`` is left out on the default lane. The
+``Error`` alone has two shapes, nested on a socket and flat on an SSE stream; the transports choose.
+"""
+
+from typing import ClassVar
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from slipring.errors import ApiError
+from slipring.protocol.responses import (
+    Logprob,
+    OutputItem,
+    OutputTextPart,
+    ReasoningTextPart,
+    RefusalPart,
+    Response,
+    SummaryTextPart,
+)
+
+Part = OutputTextPart | RefusalPart | ReasoningTextPart
+
+
+class Event(Struct, tag_field="type", kw_only=True):
+    """What all events share."""
+
+    sequence_number: int
+    stream_id: str | UnsetType = UNSET
+
+
+class ResponseEvent(Event, kw_only=True):
+    """An event that carries the whole response object."""
+
+    response: Response
+
+
+class Created(ResponseEvent, tag="response.created"): ...
+
+
+class InProgress(ResponseEvent, tag="response.in_progress"): ...
+
+
+class Completed(ResponseEvent, tag="response.completed"): ...
+
+
+class Incomplete(ResponseEvent, tag="response.incomplete"): ...
+
+
+class Failed(ResponseEvent, tag="response.failed"): ...
+
+
+TERMINAL = (Completed, Incomplete, Failed)
+
+
+class ItemEvent(Event, kw_only=True):
+    output_index: int
+
+
+class OutputItemAdded(ItemEvent, tag="response.output_item.added", kw_only=True):
+    item: OutputItem
+
+
+class OutputItemDone(ItemEvent, tag="response.output_item.done", kw_only=True):
+    item: Raw
+
+
+class PartEvent(ItemEvent, kw_only=True):
+    item_id: str
+    content_index: int
+
+
+class ContentPartAdded(PartEvent, tag="response.content_part.added", kw_only=True):
+    part: Part
+
+
+class ContentPartDone(PartEvent, tag="response.content_part.done", kw_only=True):
+    part: Part
+
+
+class OutputTextDelta(PartEvent, tag="response.output_text.delta", kw_only=True):
+    delta: str
+    logprobs: list[Logprob]
+
+
+class OutputTextDone(PartEvent, tag="response.output_text.done", kw_only=True):
+    text: str
+    logprobs: list[Logprob]
+
+
+class RefusalDelta(PartEvent, tag="response.refusal.delta", kw_only=True):
+    delta: str
+
+
+class RefusalDone(PartEvent, tag="response.refusal.done", kw_only=True):
+    refusal: str
+
+
+class ReasoningTextDelta(PartEvent, tag="response.reasoning_text.delta", kw_only=True):
+    delta: str
+
+
+class ReasoningTextDone(PartEvent, tag="response.reasoning_text.done", kw_only=True):
+    text: str
+
+
+class SummaryEvent(ItemEvent, kw_only=True):
+    item_id: str
+    summary_index: int
+
+
+class ReasoningSummaryPartAdded(SummaryEvent, tag="response.reasoning_summary_part.added", kw_only=True):
+    part: SummaryTextPart
+
+
+class ReasoningSummaryPartDone(SummaryEvent, tag="response.reasoning_summary_part.done", kw_only=True):
+    part: SummaryTextPart
+
+
+class ReasoningSummaryTextDelta(SummaryEvent, tag="response.reasoning_summary_text.delta", kw_only=True):
+    delta: str
+
+
+class ReasoningSummaryTextDone(SummaryEvent, tag="response.reasoning_summary_text.done", kw_only=True):
+    text: str
+
+
+class CallEvent(ItemEvent, kw_only=True):
+    item_id: str
+
+
+class FunctionCallArgumentsDelta(CallEvent, tag="response.function_call_arguments.delta", kw_only=True):
+    delta: str
+
+
+class FunctionCallArgumentsDone(CallEvent, tag="response.function_call_arguments.done", kw_only=True):
+    arguments: str
+
+
+class CustomToolCallInputDelta(CallEvent, tag="response.custom_tool_call_input.delta", kw_only=True):
+    delta: str
+
+
+class CustomToolCallInputDone(CallEvent, tag="response.custom_tool_call_input.done", kw_only=True):
+    input: str
+
+
+class ErrorBody(Struct):
+    """An error as HTTP bodies and WebSocket frames nest it."""
+
+    type: str
+    code: str
+    message: str
+    param: str | None
+
+    @classmethod
+    def of(cls, error: ApiError) -> "ErrorBody":
+        return cls(type=error.type, code=error.code, message=error.message, param=error.param)
+
+
+class NestedError(Event, tag="error", kw_only=True):
+    """``error`` on a WebSocket. ``status`` is always there: clients wait forever without it."""
+
+    status: int
+    error: ErrorBody
+
+
+class FlatError(Struct, tag_field="type", tag="error"):
+    """``error`` on an SSE stream."""
+
+    code: str
+    message: str
+    param: str | None
+    sequence_number: int
+
+
+class Error(Struct):
+    """A request that was refused before its response existed, or a notice about the connection."""
+
+    error: ApiError
+    stream_id: str | UnsetType = UNSET
+    sequence_number: ClassVar[int] = 0
+
+    def nested(self) -> NestedError:
+        return NestedError(
+            sequence_number=self.sequence_number,
+            stream_id=self.stream_id,
+            status=self.error.status,
+            error=ErrorBody.of(self.error),
+        )
+
+    def flat(self) -> FlatError:
+        return FlatError(
+            code=self.error.code,
+            message=self.error.message,
+            param=self.error.param,
+            sequence_number=self.sequence_number,
+        )

@@ -1,0 +1,286 @@
+"""Items: what a context is made of.
+
+An ``Item`` keeps the exact JSON that the client sent or that we emitted; that text is the state of record
+and is never re-encoded. ``Item.body()`` reads it as one of the typed bodies below, when somebody needs to.
+Every body is checked once, on arrival, so that reading it later cannot fail.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from slipring.errors import InvalidRequest, UnsupportedParameter
+from slipring.protocol import wire
+
+Role = Literal["user", "assistant", "system", "developer"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+CallId = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class InputText(Struct, tag_field="type", tag="input_text"):
+    text: str
+
+
+class InputImage(Struct, tag_field="type", tag="input_image"):
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: str | None = None
+
+
+class InputFile(Struct, tag_field="type", tag="input_file"):
+    file_id: str | None = None
+    file_url: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
+
+
+class OutputText(Struct, tag_field="type", tag="output_text"):
+    """Text of an assistant, as clients send it back."""
+
+    text: str
+
+
+class Refusal(Struct, tag_field="type", tag="refusal"):
+    refusal: str
+
+
+class SummaryText(Struct, tag_field="type", tag="summary_text"):
+    text: str
+
+
+class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+Part = InputText | InputImage | InputFile | OutputText | Refusal | SummaryText | ReasoningText
+
+
+class Message(Struct):
+    role: Role
+    content: str | list[Part]
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCall(Struct):
+    call_id: CallId
+    name: Name
+    arguments: str
+    namespace: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    asynchronous: bool | None = msgspec.field(name="async", default=None)
+
+
+class CustomToolCall(Struct):
+    call_id: CallId
+    name: Name
+    input: str
+    namespace: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    asynchronous: bool | None = msgspec.field(name="async", default=None)
+
+
+class CallOutput(Struct):
+    """What a client's tool returned: ``function_call_output`` and ``custom_tool_call_output``."""
+
+    call_id: CallId
+    output: str | list[Part]
+
+
+class Reasoning(Struct):
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] | None = None
+    encrypted_content: str | None = None
+
+
+class ItemReference(Struct):
+    id: Annotated[str, Meta(min_length=1)]
+
+
+class AdditionalTools(Struct):
+    tools: Raw
+
+
+class ReasoningUpdate(Struct):
+    effort: Effort | None = None
+
+
+class TextUpdate(Struct):
+    format: Raw | UnsetType = UNSET
+
+
+class ConfigurationUpdate(Struct):
+    reasoning: ReasoningUpdate | None = None
+    text: TextUpdate | None = None
+
+
+class Compaction(Struct):
+    encrypted_content: str
+
+
+class Carried(Struct):
+    """An item of a known type that is kept and replayed, but that nothing here looks into."""
+
+
+Body = (
+    Message
+    | FunctionCall
+    | CustomToolCall
+    | CallOutput
+    | Reasoning
+    | ItemReference
+    | AdditionalTools
+    | ConfigurationUpdate
+    | Compaction
+    | Carried
+)
+
+_BODIES: dict[str, type[Body]] = {
+    "message": Message,
+    "function_call": FunctionCall,
+    "function_call_output": CallOutput,
+    "custom_tool_call": CustomToolCall,
+    "custom_tool_call_output": CallOutput,
+    "reasoning": Reasoning,
+    "item_reference": ItemReference,
+    "additional_tools": AdditionalTools,
+    "configuration_update": ConfigurationUpdate,
+    "compaction": Compaction,
+    "compaction_summary": Compaction,
+}
+CARRIED_TYPES = frozenset(
+    {
+        "agent_message",
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "code_interpreter_call",
+        "computer_call",
+        "computer_call_output",
+        "file_search_call",
+        "image_generation_call",
+        "local_shell_call",
+        "local_shell_call_output",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "multi_agent_call",
+        "multi_agent_call_output",
+        "program",
+        "program_output",
+        "shell_call",
+        "shell_call_output",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    }
+)
+REFUSED_TYPES = frozenset({"compaction_trigger"})
+"""Known types whose meaning cannot be honoured here, so that accepting them would be a lie."""
+
+_DECODERS: dict[str, msgspec.json.Decoder[Body]] = {
+    **{name: msgspec.json.Decoder(body) for name, body in _BODIES.items()},
+    **{name: msgspec.json.Decoder(Carried) for name in CARRIED_TYPES},
+}
+SUPPORTED_TYPES = frozenset(_BODIES)
+
+
+class Item(Struct, frozen=True):
+    """One item as it travelled: its type, its ids, and its JSON."""
+
+    type: str
+    raw: bytes
+    id: str | None = None
+    call_id: str | None = None
+
+    def body(self) -> Body:
+        return _DECODERS[self.type].decode(self.raw)
+
+    @property
+    def size_bytes(self) -> int:
+        """What this item costs in memory: its text and the objects around it."""
+        return len(self.raw) + 200
+
+
+class _Outline(Struct):
+    """The fields that say what an item is, before it is known what it is."""
+
+    type: str | None = None
+    role: str | None = None
+    id: str | None = None
+    call_id: str | None = None
+
+
+_outline = msgspec.json.Decoder(_Outline)
+_input = msgspec.json.Decoder(str | list[Raw])
+
+
+def read_input(data: Raw | UnsetType) -> tuple[Item, ...]:
+    """Read a request's ``input``: text, a list of items, or nothing."""
+    sent = wire.given(data)
+    if sent is None:
+        return ()
+    value = wire.decode(_input, sent, where="input")
+    if isinstance(value, str):
+        return (user_message(value),)
+    return tuple(read_item(bytes(raw), f"input[{index}]") for index, raw in enumerate(value))
+
+
+def read_item(raw: bytes, where: str) -> Item:
+    """Read and check one item; errors name the field below ``where``."""
+    outline = wire.decode(_outline, raw, where=where)
+    kind = outline.type
+    if kind is None:
+        kind, raw = _name_untyped(outline, raw, where)
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        raise _refusal(kind, where)
+    wire.decode(decoder, raw, where=where)
+    return Item(type=kind, raw=raw, id=outline.id, call_id=outline.call_id)
+
+
+def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes]:
+    """Messages and references may leave out their ``type``; write it in, so that it is always there."""
+    if outline.role is not None:
+        kind = "message"
+    elif outline.id is not None:
+        kind = "item_reference"
+    else:
+        param = f"{where}.type"
+        raise InvalidRequest(
+            f"Missing required parameter: '{param}'.",
+            param=param,
+            code="missing_required_parameter",
+        )
+    head, _, rest = raw.partition(b"{")
+    return kind, head + b'{"type":"' + kind.encode() + b'",' + rest
+
+
+def _refusal(kind: str, where: str) -> InvalidRequest:
+    param = f"{where}.type"
+    if kind in REFUSED_TYPES:
+        return UnsupportedParameter(f"Items of type '{kind}' are not supported by this server.", param=param)
+    known = ", ".join(f"'{name}'" for name in sorted(_BODIES))
+    return InvalidRequest(
+        f"Invalid '{param}': '{kind}' is not a known item type. Known are {known}"
+        " and the items of hosted tools.",
+        param=param,
+    )
+
+
+def user_message(text: str) -> Item:
+    content = wire.encode(text)
+    return Item(type="message", raw=b'{"type":"message","role":"user","content":' + content + b"}")
+
+
+def plain_text(content: str | Iterable[Part]) -> str:
+    """The text of a content, parts joined; parts without text are left out."""
+    if isinstance(content, str):
+        return content
+    return "".join(
+        part.refusal if isinstance(part, Refusal) else part.text
+        for part in content
+        if not isinstance(part, InputImage | InputFile)
+    )

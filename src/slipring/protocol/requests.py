@@ -1,0 +1,198 @@
+"""Requests: what a client may ask for, decoded in one pass.
+
+``input``, ``tools`` and ``tool_choice`` stay raw here: the first is read when its turn comes, the others only
+when they differ from the parent's. Unknown fields are let through; known ones are typed, so that a wrong
+value is an error that names the field. Which values can be *honoured* is decided in ``core.settings``.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from slipring.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
+from slipring.protocol import wire
+from slipring.protocol.items import Effort
+
+Summary = Literal["auto", "concise", "detailed"]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
+_MetadataKey = Annotated[str, Meta(max_length=64)]
+_MetadataValue = Annotated[str, Meta(max_length=512)]
+Metadata = Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)]
+_STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+
+
+class ReasoningConfig(Struct):
+    effort: Effort | None = None
+    summary: Summary | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: str | None = None
+    generate_summary: Summary | None = None
+
+
+class TextConfig(Struct):
+    format: Raw | UnsetType = UNSET
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class PromptCacheOptions(Struct):
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    prewarm: bool | None = None
+    comparison_response_id: str | None = None
+
+
+class StreamOptions(Struct):
+    include_obfuscation: bool | None = None
+
+
+class ImageOptions(Struct):
+    context_compression: Literal["auto", "enabled", "disabled"] | None = None
+
+
+class AccessPrograms(Struct):
+    cyber: Literal["standard", "daybreak_blue", "daybreak_red"] | None = None
+
+
+class MultiAgent(Struct):
+    enabled: bool | None = None
+
+
+class CreateRequest(Struct):
+    """``response.create``, and the body of ``POST /v1/responses``."""
+
+    type: Any = None
+    stream_id: Any = None
+    generate: bool | None = None
+    model: str | None = None
+    input: Raw | UnsetType = UNSET
+    previous_response_id: str | None = None
+    conversation: Any = None
+    instructions: str | None = None
+    tools: Raw | UnsetType = UNSET
+    tool_choice: Raw | UnsetType = UNSET
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+    include: list[str] | None = None
+    store: bool | None = None
+    context_management: list[Any] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    seed: int | None = None
+    metadata: Metadata | None = None
+    prompt: Any = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=128)] | None = None
+    user: str | None = None
+    service_tier: ServiceTier | None = None
+    moderation: Any = None
+    image: ImageOptions | None = None
+    access_programs: AccessPrograms | None = None
+    stream_options: StreamOptions | None = None
+    stream: bool | None = None
+    background: bool | None = None
+    multi_agent: MultiAgent | None = None
+    client_metadata: dict[str, Any] | None = None
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether only state is to be prepared: ``generate: false``, or the cache option that implies it."""
+        options = self.prompt_cache_options
+        return self.generate is False or (options is not None and options.prewarm is True)
+
+
+class Outline(Struct):
+    """What can be learned of a frame whose body may be wrong: enough to route the answer."""
+
+    type: Any = None
+    stream_id: Any = None
+    previous_response_id: Any = None
+
+
+_create = msgspec.json.Decoder(CreateRequest)
+_outline = msgspec.json.Decoder(Outline)
+
+
+def read_create(body: bytes | str) -> CreateRequest:
+    """Decode a create request; errors name the field."""
+    return wire.decode(_create, body)
+
+
+def read_outline(frame: bytes | str) -> Outline:
+    """Decode what routes a frame. Raises only where the frame is not a JSON object at all."""
+    return wire.decode(_outline, frame)
+
+
+def read_lane(stream_id: object) -> str | None:
+    """The lane that a frame names: None is the default lane."""
+    if stream_id is None:
+        return None
+    if not isinstance(stream_id, str) or not _STREAM_ID.fullmatch(stream_id):
+        raise InvalidStreamId
+    return stream_id
+
+
+def require_streaming(request: CreateRequest) -> None:
+    """On a socket, events are the only answer there is."""
+    if request.stream is False:
+        raise UnsupportedParameter(
+            "Unsupported value: 'stream' cannot be false on a WebSocket.", param="stream"
+        )
+
+
+def require_body(body: bytes) -> bytes:
+    """Refuse an HTTP body that is not UTF-8 text or is empty, with words for a person."""
+    if not body.strip():
+        raise InvalidJson("The request has no body; send a JSON object.")
+    return wire.require_text(body)
+
+
+class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
+    name: Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    schema: Raw
+    strict: bool | UnsetType | None = UNSET
+    description: str | UnsetType = UNSET
+
+
+class _PlainFormat(Struct):
+    type: Literal["text", "json_object", "json_schema"]
+
+
+_plain_format = msgspec.json.Decoder(_PlainFormat)
+_schema_format = msgspec.json.Decoder(JsonSchemaFormat)
+
+
+class TextFormat(Struct, frozen=True):
+    """``text.format`` as read: what to echo, and what the output must be."""
+
+    kind: Literal["text", "json_object", "json_schema"]
+    echo: Raw
+    schema: bytes | None = None
+
+
+TEXT = TextFormat(kind="text", echo=Raw(b'{"type":"text"}'))
+
+
+def read_format(data: Raw | UnsetType, where: str = "text.format") -> TextFormat | None:
+    """Read a format, or None where none is given."""
+    sent = wire.given(data)
+    if sent is None:
+        return None
+    kind = wire.decode(_plain_format, sent, where=where).type
+    if kind == "text":
+        return TEXT
+    if kind == "json_object":
+        return TextFormat(kind="json_object", echo=Raw(b'{"type":"json_object"}'))
+    described = wire.decode(_schema_format, bytes(sent), where=where)
+    wire.require_object(described.schema, f"{where}.schema")
+    return TextFormat(kind="json_schema", echo=wire.raw(described), schema=bytes(described.schema))

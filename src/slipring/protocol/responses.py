@@ -1,0 +1,154 @@
+"""The response object and the output items in it, exactly as they go out.
+
+Every key is always present. Parts that are large and repeat (tools, instructions, finished items) are raw:
+encoded once and spliced into each event that carries the object.
+"""
+
+from typing import Literal
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+Status = Literal["in_progress", "completed", "failed", "incomplete", "cancelled", "queued"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+IncompleteReason = Literal["max_output_tokens", "content_filter", "max_messages", "steered"]
+
+
+class TopLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class Logprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class OutputTextPart(Struct, tag_field="type", tag="output_text"):
+    text: str = ""
+    annotations: list[Raw] = []
+    logprobs: list[Logprob] = []
+
+
+class RefusalPart(Struct, tag_field="type", tag="refusal"):
+    refusal: str = ""
+
+
+class ReasoningTextPart(Struct, tag_field="type", tag="reasoning_text"):
+    text: str = ""
+
+
+class SummaryTextPart(Struct, tag_field="type", tag="summary_text"):
+    text: str = ""
+
+
+class OutputMessage(Struct, tag_field="type", tag="message"):
+    id: str
+    status: ItemStatus
+    content: list[OutputTextPart | RefusalPart]
+    role: Literal["assistant"] = "assistant"
+
+
+class ReasoningItem(Struct, tag_field="type", tag="reasoning"):
+    id: str
+    summary: list[SummaryTextPart]
+    status: ItemStatus
+    content: list[ReasoningTextPart] | UnsetType = UNSET
+    encrypted_content: str | UnsetType = UNSET
+
+
+class FunctionCallItem(Struct, tag_field="type", tag="function_call"):
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus
+    namespace: str | UnsetType = UNSET
+
+
+class CustomToolCallItem(Struct, tag_field="type", tag="custom_tool_call"):
+    id: str
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem
+
+
+class InputTokensDetails(Struct):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(Struct):
+    reasoning_tokens: int
+
+
+class Usage(Struct):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(Struct):
+    code: str
+    message: str
+
+
+class IncompleteDetails(Struct):
+    reason: IncompleteReason
+
+
+class ReasoningEcho(Struct):
+    effort: str | None = None
+    summary: str | None = None
+    context: str | UnsetType = UNSET
+    mode: str | UnsetType = UNSET
+
+
+class TextEcho(Struct):
+    format: Raw
+    verbosity: str = "medium"
+
+
+class Response(Struct):
+    """The object in ``response.created``, ``response.in_progress`` and every terminal event."""
+
+    id: str
+    created_at: int
+    model: str
+    instructions: Raw
+    previous_response_id: str | None
+    tools: Raw
+    tool_choice: Raw
+    parallel_tool_calls: bool
+    reasoning: ReasoningEcho
+    text: TextEcho
+    store: bool
+    metadata: dict[str, str]
+    truncation: str
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    presence_penalty: float
+    frequency_penalty: float
+    service_tier: str
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    prompt_cache_key: str | None
+    safety_identifier: str | None
+    user: str | None
+    status: Status = "in_progress"
+    output: list[Raw] = []
+    usage: Usage | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    completed_at: int | None = None
+    background: bool = False
+    object: Literal["response"] = "response"

@@ -1,0 +1,271 @@
+"""Tools: what a request offers to the model, and which of it the model may use.
+
+``Toolset`` reads the raw ``tools`` of a request once. A continuation whose raw bytes equal its parent's
+reuses the parent's ``Toolset``, so that 40 kB of definitions cost a comparison. ``Offer`` is what remains for
+an engine after ``tool_choice``: the callable tools and whether it must call one.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from slipring.errors import InvalidRequest, UnsupportedParameter
+from slipring.protocol import wire
+from slipring.protocol.items import Name
+from slipring.protocol.wire import NULL, given
+
+HOSTED_TYPES = frozenset(
+    {
+        "apply_patch",
+        "code_interpreter",
+        "computer",
+        "computer_use_preview",
+        "file_search",
+        "image_generation",
+        "local_shell",
+        "mcp",
+        "programmatic_tool_calling",
+        "shell",
+        "tool_search",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)
+"""Tools that OpenAI runs on its side. They are carried, and never called by slipring."""
+
+
+class FunctionTool(Struct, tag_field="type", tag="function"):
+    name: Name
+    description: str | None = None
+    parameters: Raw = NULL
+    strict: bool | None = None
+    defer_loading: bool | UnsetType = UNSET
+    asynchronous: bool | UnsetType = msgspec.field(name="async", default=UNSET)
+    output_schema: Raw | UnsetType = UNSET
+    allowed_callers: list[Literal["direct", "programmatic"]] | UnsetType = UNSET
+
+
+class CustomTool(Struct, tag_field="type", tag="custom"):
+    name: Name
+    description: str | UnsetType = UNSET
+    format: Raw | UnsetType = UNSET
+    defer_loading: bool | UnsetType = UNSET
+    asynchronous: bool | UnsetType = msgspec.field(name="async", default=UNSET)
+    allowed_callers: list[Literal["direct", "programmatic"]] | UnsetType = UNSET
+
+
+class NamespaceTool(Struct, tag_field="type", tag="namespace"):
+    name: Name
+    tools: list[FunctionTool | CustomTool]
+    description: str = ""
+
+
+class CallableTool(Struct, frozen=True):
+    """A tool that the model can call and the client runs."""
+
+    kind: Literal["function", "custom"]
+    name: str
+    namespace: str | None
+    definition: FunctionTool | CustomTool
+
+    @property
+    def parameters(self) -> bytes | None:
+        """The JSON schema of a function's arguments, as the client wrote it."""
+        if isinstance(self.definition, FunctionTool) and (schema := given(self.definition.parameters)):
+            return bytes(schema)
+        return None
+
+
+class _Outline(Struct):
+    type: str
+
+
+_tools = msgspec.json.Decoder(list[Raw])
+_outline = msgspec.json.Decoder(_Outline)
+_DECODERS: dict[str, msgspec.json.Decoder[FunctionTool | CustomTool | NamespaceTool]] = {
+    "function": msgspec.json.Decoder(FunctionTool),
+    "custom": msgspec.json.Decoder(CustomTool),
+    "namespace": msgspec.json.Decoder(NamespaceTool),
+}
+
+
+class Toolset(Struct, frozen=True):
+    """The tools of a request: as sent, as echoed, and those that can be called."""
+
+    raw: bytes
+    echo: Raw
+    callables: tuple[CallableTool, ...]
+
+    @classmethod
+    def read(cls, data: Raw | UnsetType, where: str = "tools") -> "Toolset":
+        sent = given(data)
+        definitions = wire.decode(_tools, sent, where=where) if sent is not None else []
+        if sent is None or not definitions:
+            return NO_TOOLS
+        raw = bytes(sent)
+        echo: list[object] = []
+        callables: list[CallableTool] = []
+        for index, definition in enumerate(definitions):
+            _read_tool(bytes(definition), f"{where}[{index}]", echo, callables)
+        _refuse_twins(callables, where)
+        return cls(raw=raw, echo=wire.raw(echo), callables=tuple(callables))
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.raw) + len(bytes(self.echo)) + 400 * len(self.callables)
+
+
+NO_TOOLS = Toolset(raw=b"[]", echo=Raw(b"[]"), callables=())
+
+
+def _read_tool(raw: bytes, where: str, echo: list[object], callables: list[CallableTool]) -> None:
+    kind = wire.decode(_outline, raw, where=where).type
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        # Hosted tools and types that came after us: the client may offer them, nothing here calls them.
+        echo.append(Raw(raw))
+        return
+    tool = wire.decode(decoder, raw, where=where)
+    _check_schemas(tool, where)
+    echo.append(tool)
+    if isinstance(tool, NamespaceTool):
+        callables.extend(_callable(inner, tool.name) for inner in tool.tools)
+    else:
+        callables.append(_callable(tool, None))
+
+
+def _check_schemas(tool: FunctionTool | CustomTool | NamespaceTool, where: str) -> None:
+    """Schemas stay raw; all that is asked of them here is that they are objects."""
+    if isinstance(tool, NamespaceTool):
+        for index, inner in enumerate(tool.tools):
+            _check_schemas(inner, f"{where}.tools[{index}]")
+    elif isinstance(tool, FunctionTool):
+        wire.require_object(tool.parameters, f"{where}.parameters")
+        wire.require_object(tool.output_schema, f"{where}.output_schema")
+    else:
+        wire.require_object(tool.format, f"{where}.format")
+
+
+def _callable(tool: FunctionTool | CustomTool, namespace: str | None) -> CallableTool:
+    kind: Literal["function", "custom"] = "function" if isinstance(tool, FunctionTool) else "custom"
+    return CallableTool(kind=kind, name=tool.name, namespace=namespace, definition=tool)
+
+
+def _refuse_twins(callables: list[CallableTool], where: str) -> None:
+    seen: set[tuple[str | None, str]] = set()
+    for tool in callables:
+        key = (tool.namespace, tool.name)
+        if key in seen:
+            raise InvalidRequest(f"Invalid '{where}': two tools are named '{tool.name}'.", param=where)
+        seen.add(key)
+
+
+class Offer(Struct, frozen=True):
+    """What an engine may call, and whether it has to."""
+
+    tools: tuple[CallableTool, ...] = ()
+    required: bool = False
+
+
+class _Choice(Struct):
+    """Every object form of ``tool_choice``."""
+
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[Raw] | None = None
+
+
+class _Named(Struct, omit_defaults=True):
+    """A tool as ``tool_choice`` names it."""
+
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+
+
+class AllowedTools(Struct, tag_field="type", tag="allowed_tools"):
+    mode: Literal["auto", "required"]
+    tools: list[Raw]
+
+
+_choice = msgspec.json.Decoder(Literal["none", "auto", "required"] | _Choice)
+_named = msgspec.json.Decoder(_Named)
+
+
+class ToolChoice(Struct, frozen=True):
+    """``tool_choice`` as read: what to echo, and how it narrows the tools on offer."""
+
+    echo: Raw = Raw(b'"auto"')
+    mode: Literal["none", "auto", "required"] = "auto"
+    only: tuple[_Named, ...] | None = None
+
+    @classmethod
+    def read(cls, data: Raw | UnsetType) -> "ToolChoice":
+        sent = given(data)
+        if sent is None:
+            return AUTO
+        choice = wire.decode(_choice, sent, where="tool_choice")
+        if not isinstance(choice, _Choice):
+            return cls(echo=wire.raw(choice), mode=choice)
+        if choice.type == "allowed_tools":
+            return _allowed(choice)
+        if choice.type in ("function", "custom"):
+            if choice.name is None:
+                raise wire.explain("Object missing required field `name`", "tool_choice")
+            named = _Named(type=choice.type, name=choice.name, namespace=choice.namespace)
+            return cls(echo=wire.raw(named), mode="required", only=(named,))
+        raise UnsupportedParameter(
+            f"Invalid 'tool_choice': '{choice.type}' names a tool that this server does not run.",
+            param="tool_choice",
+        )
+
+    def offer(self, tools: tuple[CallableTool, ...]) -> Offer:
+        """Narrow the tools of a context; a choice that names a tool which is not there is refused."""
+        if self.mode == "none":
+            return Offer()
+        if self.only is not None:
+            tools = tuple(tool for named in self.only for tool in self._matches(named, tools))
+        if self.mode == "required" and not tools:
+            raise InvalidRequest(
+                "Invalid 'tool_choice': a tool call is required, but no function or custom tool is offered.",
+                param="tool_choice",
+            )
+        return Offer(tools=tools, required=self.mode == "required")
+
+    def _matches(self, named: _Named, tools: tuple[CallableTool, ...]) -> tuple[CallableTool, ...]:
+        if named.type == "namespace":
+            found = tuple(tool for tool in tools if tool.namespace == named.name)
+        elif named.type in ("function", "custom"):
+            found = tuple(
+                tool
+                for tool in tools
+                if (tool.kind, tool.name) == (named.type, named.name)
+                and named.namespace in (None, tool.namespace)
+            )
+        else:
+            return ()  # a hosted tool: allowed, and never called
+        if not found:
+            raise InvalidRequest(
+                f"Tool choice '{named.name}' not found in 'tools' parameter.", param="tool_choice"
+            )
+        return found
+
+
+AUTO = ToolChoice()
+
+
+def _allowed(choice: _Choice) -> ToolChoice:
+    if choice.tools is None:
+        raise wire.explain("Object missing required field `tools`", "tool_choice")
+    named = tuple(
+        wire.decode(_named, raw, where=f"tool_choice.tools[{index}]")
+        for index, raw in enumerate(choice.tools)
+    )
+    # The wire's type requires a mode; clients may leave it out.
+    echo = wire.raw(AllowedTools(mode=choice.mode, tools=choice.tools))
+    return ToolChoice(echo=echo, mode=choice.mode, only=named)

@@ -1,0 +1,129 @@
+"""The HTTP surface: routes, admission and the shape of every refusal.
+
+``/v1`` may be left out of any path. Who is asking is decided here, once, before anything else is looked at.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from slipring import __version__
+from slipring.core.generation import Model
+from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError, Unavailable
+from slipring.protocol import wire
+from slipring.server.http import create_response, error_response
+from slipring.server.service import Service, mint
+from slipring.server.websocket import serve_websocket
+
+log = logging.getLogger("slipring")
+
+_Endpoint = Callable[[Service, web.Request, str], Awaitable[web.StreamResponse]]
+
+
+class UpgradeRequired(InvalidRequest):
+    """Clients take this status as "no WebSocket that way" and go on over HTTP at once."""
+
+    status = 426
+    code = "upgrade_required"
+
+
+def build_app(service: Service) -> web.Application:
+    app = web.Application(middlewares=[_answer_errors], client_max_size=service.config.limits.max_frame_bytes)
+    for prefix in ("/v1", ""):
+        app.router.add_get(f"{prefix}/responses", _admitted(service, _open_socket))
+        app.router.add_post(f"{prefix}/responses", _admitted(service, _create))
+        app.router.add_get(f"{prefix}/models", _admitted(service, _list_models))
+        app.router.add_get(f"{prefix}/models/{{model:.+}}", _admitted(service, _show_model))
+
+    async def health(request: web.Request) -> web.Response:
+        return _health(service)
+
+    app.router.add_get("/health", health)
+    return app
+
+
+def _admitted(service: Service, endpoint: _Endpoint) -> Handler:
+    """Let a request through to an endpoint, as the tenant that it speaks for."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        tenant = service.keyring.admit(request.headers)
+        if service.draining:
+            raise Unavailable("The server is shutting down.", code="server_shutting_down")
+        return await endpoint(service, request, tenant)
+
+    return handler
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every refusal in the API's shape; unexpected faults are logged, and told without their text."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        response = error_response(error)
+    except web.HTTPException as refusal:
+        response = error_response(_translate(refusal, request))
+    except Exception:
+        log.exception("a request failed unexpectedly")
+        response = error_response(ServerError())
+    response.headers["X-Request-Id"] = mint("req")
+    if response.status == UpgradeRequired.status:
+        response.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
+    return response
+
+
+def _translate(refusal: web.HTTPException, request: web.Request) -> ApiError:
+    """What the HTTP library refused, in our terms."""
+    if refusal.status == 404:
+        return NotFound(f"Unknown path: {request.method} {request.path}", code="unknown_url")
+    if refusal.status == 413:
+        error: ApiError = InvalidRequest("The request body is too large.", code="request_too_large")
+    elif refusal.status == 405:
+        error = InvalidRequest(
+            f"{request.method} is not allowed on {request.path}.", code="method_not_allowed"
+        )
+    else:
+        error = InvalidRequest(refusal.text or refusal.reason, code="invalid_request")
+    error.status = refusal.status
+    return error
+
+
+async def _open_socket(service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+    if request.headers.get("Upgrade", "").lower() != "websocket":
+        raise UpgradeRequired("This endpoint takes POST, or GET with an upgrade to a WebSocket.")
+    if service.sockets >= service.config.limits.max_connections:
+        raise Unavailable("The server holds as many connections as it may. Try again later.")
+    return await serve_websocket(service, request, tenant)
+
+
+async def _create(service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+    return await create_response(service, request, tenant)
+
+
+def _describe(model: Model) -> dict[str, object]:
+    return {"id": model.name, "object": "model", "created": model.created, "owned_by": model.owner}
+
+
+async def _list_models(service: Service, request: web.Request, tenant: str) -> web.Response:
+    return _json({"object": "list", "data": [_describe(model) for model in service.catalog]})
+
+
+async def _show_model(service: Service, request: web.Request, tenant: str) -> web.Response:
+    return _json(_describe(service.catalog.find(request.match_info["model"])))
+
+
+def _health(service: Service) -> web.Response:
+    body = {
+        "status": "draining" if service.draining else "ok",
+        "version": __version__,
+        "engine": service.catalog.engine.name,
+        "store": service.store.name,
+        "connections": service.sockets,
+    }
+    return _json(body, status=503 if service.draining else 200)
+
+
+def _json(body: object, status: int = 200) -> web.Response:
+    return web.Response(body=wire.encode(body), status=status, content_type="application/json")

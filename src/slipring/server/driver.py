@@ -1,0 +1,114 @@
+"""The driver: runs what a session wants done, the same way for every transport.
+
+One task per running turn. A transport gives a ``Sink`` that knows how to tell its client something; nothing
+else differs between a socket, an SSE stream and a plain POST.
+"""
+
+import asyncio
+import logging
+from contextlib import aclosing
+from functools import partial
+from typing import Protocol
+
+from slipring.core.actions import Action, Cancel, Close, Load, Save, Send, Start
+from slipring.core.generation import Job
+from slipring.core.session import Loaded, Session
+from slipring.core.state import ResponseState
+from slipring.core.turn import Turn
+from slipring.errors import ApiError, ServerError
+from slipring.protocol.events import Error, Event
+from slipring.server.service import Service, now
+
+log = logging.getLogger("slipring")
+
+
+class Sink(Protocol):
+    """How a transport tells its client something."""
+
+    def send(self, events: list[Event] | list[Error]) -> None:
+        """Take events in order, without waiting."""
+
+    async def flush(self) -> None:
+        """Get them out, and wait while the client cannot take more."""
+
+    def close(self, code: int, reason: str) -> None:
+        """End the connection once everything has been sent."""
+
+
+class Driver:
+    """Carries out the actions of one session."""
+
+    __slots__ = ("__weakref__", "_tasks", "service", "session", "sink")
+
+    def __init__(self, service: Service, session: Session, sink: Sink) -> None:
+        self.service = service
+        self.session = session
+        self.sink = sink
+        self._tasks: dict[Turn, asyncio.Task[None]] = {}
+
+    def run(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self.sink.send(action.events)
+            elif isinstance(action, Start | Load | Save):
+                self._spawn(action)
+            elif isinstance(action, Cancel):
+                if (task := self._tasks.get(action.turn)) is not None:
+                    task.cancel()
+            elif isinstance(action, Close):
+                self.sink.close(action.code, action.reason)
+
+    async def stop(self) -> None:
+        """The client is gone: cancel what runs and wait until it has let go."""
+        self.run(self.session.closed())
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+
+    def _spawn(self, action: Start | Load | Save) -> None:
+        """Do a turn's next piece of work in a task of its own."""
+        task = asyncio.create_task(self._work(action))
+        self._tasks[action.turn] = task
+        task.add_done_callback(partial(self._forget, action.turn))
+
+    def _forget(self, turn: Turn, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(turn) is task:
+            del self._tasks[turn]
+
+    async def _work(self, action: Start | Load | Save) -> None:
+        """Carry out a piece of work and what follows from it; a failure is the turn's, never more."""
+        turn = action.turn
+        try:
+            if isinstance(action, Start):
+                actions = await self._generate(turn, action.job)
+            elif isinstance(action, Load):
+                actions = await self._load(action)
+            else:
+                actions = await self._save(turn, action.state)
+        except ApiError as error:
+            actions = self.session.failed(turn, error, now())
+        except Exception:
+            log.exception("a turn failed unexpectedly")
+            actions = self.session.failed(turn, ServerError(), now())
+        self.run(actions)
+        await self.sink.flush()
+
+    async def _load(self, load: Load) -> list[Action]:
+        store, tenant = self.service.store, self.session.tenant
+        state = await store.load(tenant, load.response_id) if load.response_id is not None else None
+        items = await store.load_items(tenant, load.item_ids) if load.item_ids else {}
+        return self.session.loaded(load.turn, Loaded(state, items), now())
+
+    async def _generate(self, turn: Turn, job: Job) -> list[Action]:
+        session, sink = self.session, self.sink
+        engine = self.service.catalog.engine_of(job.model)
+        async with aclosing(engine.generate(job)) as batches:
+            async for deltas in batches:
+                for action in session.deltas(turn, deltas):
+                    assert isinstance(action, Send)
+                    sink.send(action.events)
+                await sink.flush()
+        return session.finished(turn, now())
+
+    async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
+        await self.service.store.save(self.session.tenant, state)
+        return self.session.saved(turn, now())

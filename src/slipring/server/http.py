@@ -1,0 +1,162 @@
+"""``POST /v1/responses``: the same turn, told as one JSON body or as an SSE stream.
+
+Each request is a session of its own with one create; what it may continue comes from the store.
+"""
+
+import asyncio
+
+from aiohttp import web
+
+from slipring.errors import ApiError, UnsupportedParameter
+from slipring.protocol import requests, wire
+from slipring.protocol.events import TERMINAL, Error, ErrorBody, Event, Failed, ResponseEvent
+from slipring.protocol.requests import CreateRequest
+from slipring.server.driver import Driver
+from slipring.server.outbox import Outbox
+from slipring.server.service import Service, now
+
+_DONE = b"data: [DONE]\n\n"
+_KEEPALIVE = b": keepalive\n\n"
+_FAILURE_STATUS = {"rate_limit_exceeded": 429, "invalid_prompt": 400}
+
+
+def error_response(error: ApiError) -> web.Response:
+    """An error in the API's own shape."""
+    body = wire.encode({"error": ErrorBody.of(error)})
+    return web.Response(status=error.status, body=body, content_type="application/json")
+
+
+async def create_response(service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+    """Make one response and answer with it."""
+    create = read_body(await request.read())
+    reply: _JsonReply | _SseReply = _SseReply(service, request) if create.stream else _JsonReply()
+    driver = Driver(service, service.open_session(tenant), reply)
+    with service.serving(reply):
+        try:
+            driver.run(driver.session.create(create, size_bytes=0, now=now()))
+            return await reply.finished()
+        finally:
+            await driver.stop()
+
+
+def read_body(body: bytes) -> CreateRequest:
+    create = requests.read_create(requests.require_body(body))
+    if create.stream_id is not None:
+        raise UnsupportedParameter(
+            "Unsupported parameter: 'stream_id' exists only on a WebSocket.", param="stream_id"
+        )
+    return create
+
+
+class _JsonReply:
+    """Waits for the terminal event and answers with its response object."""
+
+    def __init__(self) -> None:
+        self._answer: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
+
+    def send(self, events: list[Event] | list[Error]) -> None:
+        last = events[-1] if events else None
+        if isinstance(last, Error):
+            self._answer.set_result(error_response(last.error))
+        elif isinstance(last, TERMINAL):
+            self._answer.set_result(_final_response(last))
+
+    async def flush(self) -> None:
+        return
+
+    def close(self, code: int, reason: str) -> None:
+        return
+
+    def tick(self) -> None:
+        return
+
+    def wind_down(self, error: ApiError, grace_s: float) -> None:
+        return  # its one response may finish; the server waits for it
+
+    async def finished(self) -> web.Response:
+        return await self._answer
+
+
+def _final_response(event: ResponseEvent) -> web.Response:
+    response = event.response
+    if isinstance(event, Failed) and response.error is not None:
+        failure = ApiError(response.error.message, code=response.error.code)
+        failure.status = _FAILURE_STATUS.get(response.error.code, 500)
+        return error_response(failure)
+    return web.Response(body=wire.encode(response), content_type="application/json")
+
+
+class _SseReply:
+    """Streams events as they come. A request that is refused gets an ordinary HTTP error instead."""
+
+    def __init__(self, service: Service, request: web.Request) -> None:
+        loop = asyncio.get_running_loop()
+        self._limits = service.config.limits
+        self._request = request
+        self._stream = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "Cache-Control": "no-cache",
+                "X-Accel-Buffering": "no",
+            }
+        )
+        self._outbox = Outbox(self._write, self._limits.send_buffer_bytes)
+        self._spoke_at = loop.time()
+        self._opened: asyncio.Future[ApiError | None] = loop.create_future()
+        self._ended: asyncio.Future[None] = loop.create_future()
+
+    def send(self, events: list[Event] | list[Error]) -> None:
+        for event in events:
+            if isinstance(event, Error):
+                self._opened.set_result(event.error)
+                return
+            self._outbox.post(_block(event))
+            if isinstance(event, TERMINAL):
+                self._outbox.post(_DONE)
+                self._ended.set_result(None)
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    async def flush(self) -> None:
+        if self._stream.prepared:
+            await self._outbox.flush()
+
+    def close(self, code: int, reason: str) -> None:
+        return
+
+    def wind_down(self, error: ApiError, grace_s: float) -> None:
+        return  # its one response may finish; the server waits for it
+
+    def tick(self) -> None:
+        """Keep a silent stream alive, and give up on a client that does not read."""
+        clock = asyncio.get_running_loop().time()
+        stuck_since = self._outbox.stuck_since
+        if stuck_since is not None:
+            if clock - stuck_since > self._limits.send_timeout_s and self._request.transport is not None:
+                self._request.transport.abort()
+        elif self._limits.ping_interval_s and clock - self._spoke_at > self._limits.ping_interval_s:
+            self._spoke_at = clock
+            self._outbox.post(_KEEPALIVE)
+            if self._stream.prepared:
+                self._outbox.kick()
+
+    async def finished(self) -> web.StreamResponse:
+        error = await self._opened
+        if error is not None:
+            return error_response(error)
+        await self._stream.prepare(self._request)
+        self._outbox.kick()
+        await self._ended
+        await self._outbox.settle()
+        await self._stream.write_eof()
+        return self._stream
+
+    async def _write(self, block: bytes) -> None:
+        self._spoke_at = asyncio.get_running_loop().time()
+        await self._stream.write(block)
+
+
+def _block(event: Event) -> bytes:
+    kind = type(event).__struct_config__.tag
+    assert isinstance(kind, str)
+    return b"event: " + kind.encode() + b"\ndata: " + wire.encode(event) + b"\n\n"

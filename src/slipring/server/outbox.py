@@ -1,0 +1,115 @@
+"""The one writer of a connection.
+
+Messages are posted without waiting and written in order by whoever flushes first; the others leave theirs in
+the queue. When a client reads slowly the flush waits, the queue fills, and those who make messages wait for
+room: that is how an engine stops being pulled. ``stuck_since`` tells for how long the client has not read.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class Outbox:
+    """A bounded queue of messages and its single writer."""
+
+    __slots__ = (
+        "_bytes",
+        "_failed",
+        "_limit_bytes",
+        "_messages",
+        "_room",
+        "_task",
+        "_write",
+        "_writing",
+        "stuck_since",
+    )
+
+    def __init__(self, write: Write, limit_bytes: int) -> None:
+        self._write = write
+        self._limit_bytes = limit_bytes
+        self._messages: deque[bytes] = deque()
+        self._bytes = 0
+        self._writing = False
+        self._failed = False
+        self._room: asyncio.Event | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.stuck_since: float | None = None
+
+    @property
+    def full(self) -> bool:
+        return self._bytes > self._limit_bytes
+
+    def post(self, message: bytes) -> None:
+        """Queue a message. ``flush`` or ``kick`` sends it."""
+        if not self._failed:
+            self._messages.append(message)
+            self._bytes += len(message)
+
+    def kick(self) -> None:
+        """Have the queue written in the background, for callers that must not wait."""
+        if self._messages and not self._writing and self._task is None:
+            self._task = asyncio.create_task(self._flush_alone())
+
+    async def flush(self) -> None:
+        """Write what is queued, unless somebody else does already; then wait until there is room."""
+        if not self._writing:
+            await self._drain()
+        elif self.full:
+            await self._wait_for_room()
+
+    async def settle(self) -> None:
+        """Wait until everything has been written or nothing can be."""
+        while self._messages and not self._failed:
+            if self._writing:
+                await self._wait_for_room()
+            else:
+                await self._drain()
+
+    def discard(self) -> None:
+        """Nobody reads any more: drop what is queued and let everybody go on."""
+        self._failed = True
+        self._messages.clear()
+        self._bytes = 0
+        self._give_room()
+
+    async def _flush_alone(self) -> None:
+        try:
+            await self.flush()
+        finally:
+            self._task = None
+
+    async def _drain(self) -> None:
+        self._writing = True
+        loop = asyncio.get_running_loop()
+        messages = self._messages
+        try:
+            while messages:
+                message = messages.popleft()
+                self.stuck_since = loop.time()
+                await self._write(message)
+                self._bytes -= len(message)
+                if self._room is not None and not self.full:
+                    self._give_room()
+        except OSError:
+            self.discard()  # the client is gone; its reader finds out by itself
+        finally:
+            self._writing = False
+            self.stuck_since = None
+            if messages:
+                self.kick()  # the task that was writing has been cancelled: the rest still has to go out
+            else:
+                self._bytes = 0
+                self._give_room()
+
+    async def _wait_for_room(self) -> None:
+        if self._room is None:
+            self._room = asyncio.Event()
+        await self._room.wait()
+
+    def _give_room(self) -> None:
+        if self._room is not None:
+            self._room.set()
+            self._room = None

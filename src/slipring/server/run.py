@@ -1,0 +1,139 @@
+"""A server's life: start, serve, wind down.
+
+Stopping is a visible sequence: no new connections; running responses may finish within the deadline; every
+socket is told and closed with 1001; then engine and store are let go.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable
+
+from aiohttp import web
+
+from slipring.config import Config
+from slipring.engines.catalog import Catalog, open_engine
+from slipring.errors import StartupError, Unavailable
+from slipring.server.app import build_app
+from slipring.server.service import Service
+from slipring.stores.catalog import open_store
+
+_TICK_S = 1.0
+_HTTP_SHUTDOWN_S = 1.0
+
+
+class Server:
+    """One listening server. ``start``, then ``stop``; or ``serve`` for a whole process."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._engine = open_engine(config.engine)
+        self._store = open_store(config.store, config.limits)
+        self.catalog = Catalog(self._engine, config.model)
+        self.service = Service.assemble(config, self.catalog, self._store)
+        self._runner: web.AppRunner | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self.port = config.port
+
+    @property
+    def base_url(self) -> str:
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        return f"http://{host}:{self.port}/v1"
+
+    async def start(self) -> None:
+        """Begin to serve, or raise ``StartupError`` with nothing left behind."""
+        refuse_open_door(self.config)
+        listener = _listen(self.config.host, self.config.port)
+        try:
+            await self._store.start()
+            await self._engine.start()
+            # A vanished client must end its request, hence cancellation.
+            runner = web.AppRunner(
+                build_app(self.service),
+                handler_cancellation=True,
+                access_log=None,
+                shutdown_timeout=_HTTP_SHUTDOWN_S,
+            )
+            await runner.setup()
+            await web.SockSite(runner, listener, backlog=1024).start()
+        except BaseException:
+            listener.close()
+            raise
+        self._runner = runner
+        self.port = listener.getsockname()[1]
+        self._ticker = asyncio.create_task(self._tick())
+
+    async def stop(self) -> None:
+        """Wind down within the drain deadline, then let go of everything."""
+        self.service.draining = True
+        assert self._runner is not None
+        assert self._ticker is not None
+        for site in list(self._runner.sites):
+            await site.stop()
+        grace_s = self.config.limits.drain_timeout_s
+        notice = Unavailable("The server is shutting down. Connect again.", code="server_shutting_down")
+        for client in list(self.service.clients):
+            client.wind_down(notice, grace_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s + 2 * _TICK_S):
+                await self.service.quiet()
+        self._ticker.cancel()
+        await self._runner.cleanup()
+        await self._engine.close()
+        await self._store.close()
+
+    async def serve(self, on_ready: Callable[["Server"], None]) -> None:
+        """Serve until the process is told to stop."""
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        await self.start()
+        on_ready(self)
+        await stopping.wait()
+        await self.stop()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for client in list(self.service.clients):
+                client.tick()
+
+
+def refuse_open_door(config: Config) -> None:
+    """Without keys, serve nobody but this machine."""
+    if config.api_key or config.insecure_no_auth or _is_loopback(config.host):
+        return
+    raise StartupError(
+        f"refusing to serve on {config.host} without API keys: configure one with --api-key or"
+        " SLIPRING_API_KEYS, or say --insecure-no-auth"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise StartupError(f"cannot use the address {host}: {error.strerror}") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise StartupError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return listener

@@ -1,0 +1,87 @@
+"""What all connections of a process share: engines, store, keys, memory bounds, clock and ids."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slipring.config import Config
+from slipring.core.cache import ConnectionCache, SharedScopes
+from slipring.core.session import Session
+from slipring.engines.catalog import Catalog
+from slipring.errors import ApiError
+from slipring.server.auth import Keyring
+from slipring.stores.base import Store
+
+_EPOCH = time.time() - time.monotonic()
+
+
+def now() -> float:
+    """Unix time that never jumps: deadlines and timestamps come from the same clock."""
+    return _EPOCH + time.monotonic()
+
+
+def mint(prefix: str) -> str:
+    """A new id: 128 random bits, so that ids can be neither guessed nor met twice."""
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+class Client(Protocol):
+    """Somebody who is being served, over whatever transport."""
+
+    def tick(self) -> None:
+        """About a second has passed."""
+
+    def wind_down(self, error: ApiError, grace_s: float) -> None:
+        """The server is about to stop: finish what runs, take nothing new."""
+
+
+@dataclass(slots=True)
+class Service:
+    """One server's shared parts, and the clients that it serves just now."""
+
+    config: Config
+    catalog: Catalog
+    store: Store
+    keyring: Keyring
+    scopes: SharedScopes
+    clients: set[Client] = field(default_factory=set)
+    sockets: int = 0
+    draining: bool = False
+    _quiet: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @classmethod
+    def assemble(cls, config: Config, catalog: Catalog, store: Store) -> "Service":
+        limits = config.limits
+        return cls(
+            config=config,
+            catalog=catalog,
+            store=store,
+            keyring=Keyring(config.api_key, config.allow_origin),
+            scopes=SharedScopes(limits.tenant_cache_bytes, limits.process_cache_bytes),
+        )
+
+    def open_session(self, tenant: str) -> Session:
+        limits = self.config.limits
+        cache = ConnectionCache(limits.connection_cache_bytes, self.scopes.of(tenant))
+        return Session(tenant=tenant, models=self.catalog, limits=limits, mint=mint, cache=cache, now=now())
+
+    @contextmanager
+    def serving(self, client: Client) -> Iterator[None]:
+        """Count a client as served, for as long as it is."""
+        self.clients.add(client)
+        try:
+            yield
+        finally:
+            self.clients.discard(client)
+            if not self.clients:
+                self._quiet.set()
+
+    async def quiet(self) -> None:
+        """Wait until nobody is being served."""
+        while self.clients:
+            self._quiet.clear()
+            await self._quiet.wait()

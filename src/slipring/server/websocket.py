@@ -1,0 +1,155 @@
+"""A WebSocket connection: one reader, one writer, and the session between them.
+
+The reader never waits for generation, so pings are answered while a response is made. Silence and slow
+reading are noticed by ``tick``, which the server calls about once a second.
+"""
+
+import asyncio
+
+from aiohttp import WSMsgType, web
+
+from slipring.errors import ApiError
+from slipring.protocol import wire
+from slipring.protocol.events import Error, Event
+from slipring.server.driver import Driver
+from slipring.server.outbox import Outbox
+from slipring.server.service import Service, now
+
+_CLOSE_TIMEOUT_S = 5.0
+_GOING_AWAY = 1001
+_KEEPALIVE_LOST = 1011
+
+
+class Connection:
+    """One client on one socket. Also the sink that its driver sends to."""
+
+    __slots__ = (
+        "_closing",
+        "_heard_at",
+        "_outbox",
+        "_pinged_at",
+        "_pinging",
+        "_request",
+        "_socket",
+        "driver",
+    )
+
+    def __init__(
+        self, service: Service, request: web.Request, socket: web.WebSocketResponse, tenant: str
+    ) -> None:
+        self._request = request
+        self._socket = socket
+        self._outbox = Outbox(self._write, service.config.limits.send_buffer_bytes)
+        self._closing: asyncio.Task[None] | None = None
+        self._pinging: asyncio.Task[None] | None = None
+        self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
+        self.driver = Driver(service, service.open_session(tenant), self)
+
+    # The sink.
+
+    def send(self, events: list[Event] | list[Error]) -> None:
+        for event in events:
+            self._outbox.post(wire.encode(event.nested() if isinstance(event, Error) else event))
+        self._outbox.kick()
+
+    async def flush(self) -> None:
+        await self._outbox.flush()
+
+    def close(self, code: int, reason: str) -> None:
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(code, reason))
+
+    # The reader.
+
+    async def serve(self) -> None:
+        """Read until the client is gone or the session has ended."""
+        session, driver, socket = self.driver.session, self.driver, self._socket
+        clock = asyncio.get_running_loop().time
+        try:
+            while True:
+                message = await socket.receive()
+                self._heard_at = clock()
+                if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
+                    driver.run(session.receive(message.data, now()))
+                    if self._outbox.full:
+                        # A client that sends without reading waits for its own answers.
+                        await self._outbox.flush()
+                elif message.type is WSMsgType.PING:
+                    await socket.pong(message.data)
+                elif message.type is not WSMsgType.PONG:
+                    return
+        except OSError:
+            return  # reset by the client
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        self._outbox.discard()
+        await self.driver.stop()
+        for task in (self._closing, self._pinging):
+            if task is not None:
+                task.cancel()
+        self.abort()
+
+    # Time.
+
+    def tick(self) -> None:
+        """Look after deadlines: the session's own, unread events, and silence."""
+        self.driver.run(self.driver.session.tick(now()))
+        limits = self.driver.service.config.limits
+        clock = asyncio.get_running_loop().time()
+        stuck_since = self._outbox.stuck_since
+        if stuck_since is not None and clock - stuck_since > limits.send_timeout_s:
+            self.abort()
+            return
+        if not limits.ping_interval_s:
+            return
+        if clock - self._heard_at > limits.ping_interval_s + limits.pong_timeout_s:
+            self.close(_KEEPALIVE_LOST, "keepalive ping timeout")
+        elif clock - max(self._pinged_at, self._heard_at) > limits.ping_interval_s:
+            self._pinged_at = clock
+            self._pinging = asyncio.create_task(self._ping())
+
+    def wind_down(self, error: ApiError, grace_s: float) -> None:
+        self.driver.run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
+
+    def abort(self) -> None:
+        """Drop the connection without waiting for the client."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+    async def _write(self, message: bytes) -> None:
+        await self._socket.send_frame(message, WSMsgType.TEXT)
+
+    async def _ping(self) -> None:
+        try:
+            await self._socket.ping()
+        except OSError:
+            self._outbox.discard()
+
+    async def _close(self, code: int, reason: str) -> None:
+        try:
+            await self._outbox.settle()
+            await self._socket.close(code=code, message=reason.encode())
+        except OSError:
+            return
+
+
+async def serve_websocket(service: Service, request: web.Request, tenant: str) -> web.WebSocketResponse:
+    """Hold a connection until it ends."""
+    limits = service.config.limits
+    socket = web.WebSocketResponse(
+        autoping=False,
+        compress=service.config.compression,
+        max_msg_size=limits.max_frame_bytes,
+        timeout=_CLOSE_TIMEOUT_S,
+    )
+    await socket.prepare(request)
+    connection = Connection(service, request, socket, tenant)
+    service.sockets += 1
+    try:
+        with service.serving(connection):
+            await connection.serve()
+    finally:
+        service.sockets -= 1
+    return socket

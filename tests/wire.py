@@ -1,0 +1,662 @@
+"""What every frame, SSE event and response body of slipring must look like.
+
+Two kinds of check, both raising AssertionError. The `check_*` functions look at one document: they
+validate it strictly with the openai package's own types (the SDK itself builds its objects without
+validation, so a real client would not notice) and add what other clients need beyond those types.
+`Order` looks at the events of one connection, one after the other.
+
+No `assert` statements here: pytest does not rewrite them in this module, so each rule says itself
+what went wrong.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, get_args
+
+from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.responses_server_event import ResponsesServerEvent
+from pydantic import BaseModel, ValidationError
+
+Json = dict[str, Any]
+NO_TYPES: frozenset[str] = frozenset()
+
+
+def _require(rule_holds: bool, complaint: str) -> None:
+    if not rule_holds:
+        raise AssertionError(complaint)
+
+
+def _require_equal(found: object, expected: object, what: str) -> None:
+    _require(found == expected, f"{what}: found {found!r}, expected {expected!r}")
+
+
+# One document: JSON and the SDK's types ----------------------------------------------------------
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> Json:
+    keys = [key for key, _ in pairs]
+    _require(len(keys) == len(set(keys)), f"duplicate key in {keys}")
+    return dict(pairs)
+
+
+def _no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def _parse(raw: str | bytes) -> Json:
+    """Read one JSON object, without the liberties that Python's parser takes."""
+    try:
+        text = raw.decode() if isinstance(raw, bytes) else raw
+        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except ValueError as error:
+        raise AssertionError(f"not JSON in UTF-8: {error}: {raw[:200]!r}") from error
+    if not isinstance(document, dict):
+        raise AssertionError(f"not a JSON object: {text[:200]}")
+    return document
+
+
+def _models_by_type(union: Any) -> dict[str, type[BaseModel]]:
+    models: dict[str, type[BaseModel]] = {}
+    for model in get_args(get_args(union)[0]):  # Annotated[Union[...], discriminator]
+        literals = get_args(model.model_fields["type"].annotation)
+        models.update(dict.fromkeys(literals, model))
+    return models
+
+
+_WEBSOCKET_EVENTS = _models_by_type(ResponsesServerEvent)
+_SSE_EVENTS = _models_by_type(ResponseStreamEvent)
+
+
+def _explain(error: ValidationError) -> str:
+    """Drop the complaints of union members that a `type` already rules out: there are dozens."""
+    complaints = error.errors(include_url=False, include_input=False)
+    ruled_out = [
+        complaint["loc"][:-1]
+        for complaint in complaints
+        if complaint["type"] == "literal_error" and complaint["loc"][-1] == "type"
+    ]
+    telling = [
+        complaint
+        for complaint in complaints
+        if not any(complaint["loc"][: len(prefix)] == prefix for prefix in ruled_out)
+    ]
+    return "; ".join(
+        f"{'.'.join(map(str, complaint['loc']))}: {complaint['msg']}"
+        for complaint in (telling or complaints)[:5]
+    )
+
+
+def _validate(model: type[BaseModel], document: Json) -> None:
+    try:
+        model.model_validate_json(json.dumps(document), strict=True, extra="forbid")
+    except ValidationError as error:
+        raise AssertionError(f"not a valid {model.__name__}: {_explain(error)}") from error
+
+
+# One document: the response object ---------------------------------------------------------------
+
+_NEVER_NULL = frozenset(
+    {
+        "id",
+        "object",
+        "created_at",
+        "status",
+        "model",
+        "output",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "truncation",
+        "text",
+        "temperature",
+        "top_p",
+        "top_logprobs",
+        "presence_penalty",
+        "frequency_penalty",
+        "store",
+        "background",
+        "service_tier",
+    }
+)
+_MAYBE_NULL = frozenset(
+    {
+        "completed_at",
+        "error",
+        "incomplete_details",
+        "instructions",
+        "max_output_tokens",
+        "max_tool_calls",
+        "metadata",
+        "previous_response_id",
+        "prompt_cache_key",
+        "reasoning",
+        "safety_identifier",
+        "usage",
+        "user",
+    }
+)
+_KEYS_THE_SDK_LACKS: dict[str, tuple[type, ...]] = {
+    "presence_penalty": (int, float),
+    "frequency_penalty": (int, float),
+    "store": (bool,),
+}
+_FUNCTION_TOOL_KEYS = frozenset({"description", "parameters", "strict"})
+
+
+def _is_foreign(tool: object, foreign_tool_types: frozenset[str]) -> bool:
+    return isinstance(tool, dict) and tool.get("type") in foreign_tool_types
+
+
+def _as_the_sdk_knows_it(response: Json, foreign_tool_types: frozenset[str]) -> Json:
+    """Take away what is right on the wire, but unknown to the SDK's strict types."""
+    known = {key: value for key, value in response.items() if key not in _KEYS_THE_SDK_LACKS}
+    if isinstance(known.get("tools"), list):
+        tools = known["tools"]
+        known["tools"] = [tool for tool in tools if not _is_foreign(tool, foreign_tool_types)]
+    return known
+
+
+def _check_response_rules(response: Json) -> None:
+    """Require what clients and outside schemas need, though the SDK's types leave it open."""
+    missing = sorted((_NEVER_NULL | _MAYBE_NULL) - response.keys())
+    _require(not missing, f"response lacks the keys {missing}")
+    null = sorted(key for key in _NEVER_NULL if response[key] is None)
+    _require(not null, f"null in response: {null}")
+    for key, types in _KEYS_THE_SDK_LACKS.items():
+        value = response[key]
+        is_right = isinstance(value, types) and isinstance(value, bool) == (types == (bool,))
+        _require(is_right, f"response.{key} has the wrong type: {value!r}")
+    text = response["text"]
+    _require(text.get("format") is not None, "response.text.format is missing or null")
+    _require(text.get("verbosity", "medium") is not None, "response.text.verbosity is null")
+    for tool in response["tools"]:
+        missing = sorted(_FUNCTION_TOOL_KEYS - tool.keys()) if tool["type"] == "function" else []
+        _require(not missing, f"function tool lacks the keys {missing}")
+    _check_outcome(response)
+
+
+def _check_outcome(response: Json) -> None:
+    """Require that the fields which report the outcome agree with the status."""
+    status = response["status"]
+    reports = {"completed_at": "completed", "error": "failed", "incomplete_details": "incomplete"}
+    for key, its_status in reports.items():
+        is_set = response[key] is not None
+        _require(is_set == (status == its_status), f"{key} is {response[key]!r} when {status}")
+    usage = response["usage"]
+    if status in {"completed", "incomplete"}:
+        _require(usage is not None, f"usage is null when {status}")
+    if status in {"in_progress", "queued"}:
+        _require(usage is None, f"usage is already set when {status}")
+    if usage is not None:
+        _check_usage(usage)
+
+
+def _check_usage(usage: Json) -> None:
+    read, written = usage["input_tokens"], usage["output_tokens"]
+    _require_equal(usage["total_tokens"], read + written, "usage.total_tokens")
+    cached = usage["input_tokens_details"]["cached_tokens"]
+    _require(0 <= cached <= read, f"{cached} cached of {read} input tokens")
+    reasoning = usage["output_tokens_details"]["reasoning_tokens"]
+    _require(0 <= reasoning <= written, f"{reasoning} reasoning of {written} output tokens")
+
+
+def check_response(body: Json | str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES) -> Json:
+    """Check a response object, as POST and GET return it."""
+    response = body if isinstance(body, dict) else _parse(body)
+    _validate(Response, _as_the_sdk_knows_it(response, foreign_tool_types))
+    _check_response_rules(response)
+    return response
+
+
+# One document: frames, SSE events, errors --------------------------------------------------------
+
+_STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+
+
+def _check_event(
+    event: Json,
+    models: dict[str, type[BaseModel]],
+    foreign_tool_types: frozenset[str],
+) -> None:
+    kind = event.get("type")
+    model = models.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        raise AssertionError(f"unknown event type {kind!r}")
+    response = event.get("response")
+    if not isinstance(response, dict):
+        _validate(model, event)
+        return
+    known = _as_the_sdk_knows_it(response, foreign_tool_types)
+    _validate(model, {**event, "response": known})
+    _check_response_rules(response)
+
+
+def check_frame(raw: str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES) -> Json:
+    """Check one WebSocket message of the server and return it parsed.
+
+    slipring echoes tools as they were sent, also of types that the SDK does not know: name those
+    in `foreign_tool_types`.
+    """
+    event = _parse(raw)
+    _check_event(event, _WEBSOCKET_EVENTS, foreign_tool_types)
+    _lane_of(event)
+    if event["type"] == "error":
+        _check_websocket_error(event)
+    return event
+
+
+def check_sse_event(
+    event_name: str,
+    data: str,
+    foreign_tool_types: frozenset[str] = NO_TYPES,
+) -> Json:
+    """Check one server-sent event (not the closing `[DONE]`) and return its data parsed."""
+    event = _parse(data)
+    _require("stream_id" not in event, "lanes exist on the WebSocket only: stream_id over SSE")
+    _check_event(event, _SSE_EVENTS, foreign_tool_types)
+    _require_equal(event_name, event["type"], "name of the SSE event")
+    if event["type"] == "error":
+        missing = sorted({"code", "param"} - event.keys())
+        _require(not missing, f"error event lacks the keys {missing}")
+        _require(event["message"] != "", "error.message is empty")
+    return event
+
+
+def _check_websocket_error(event: Json) -> None:
+    """Codex ignores an error without `status`, Open Responses one without `error.code`."""
+    status = event.get("status")
+    _require(status is not None and 400 <= status <= 599, f"error has the status {status!r}")
+    for key in ("type", "code", "message"):
+        _require(bool(event["error"].get(key)), f"error.{key} is missing, null or empty")
+
+
+def check_http_error(body: Json | str | bytes) -> Json:
+    """Check the body of an HTTP response with a status of 400 or more."""
+    document = body if isinstance(body, dict) else _parse(body)
+    _require_equal(set(document), {"error"}, "keys of the error body")
+    error = document["error"]
+    _require(isinstance(error, dict), f"error is not an object: {error!r}")
+    _require_equal(set(error), {"message", "type", "param", "code"}, "keys of the error")
+    for key in ("message", "type"):
+        _require(isinstance(error[key], str) and error[key] != "", f"error.{key}: {error[key]!r}")
+    for key in ("param", "code"):
+        _require(isinstance(error[key], str | None), f"error.{key}: {error[key]!r}")
+    return document
+
+
+# Many events: the order on one connection --------------------------------------------------------
+
+
+def _lane_of(event: Json) -> str | None:
+    """Return the lane of an event; the default lane has no key at all, and never a null."""
+    if "stream_id" not in event:
+        return None
+    lane = event["stream_id"]
+    if not isinstance(lane, str):
+        raise AssertionError(f"stream_id is not a string: {lane!r}")
+    _require(_STREAM_ID.fullmatch(lane) is not None, f"no client can have sent stream_id {lane!r}")
+    return lane
+
+
+class _Stream(NamedTuple):
+    """One kind of text that arrives in deltas: where it belongs, and what holds the whole."""
+
+    item_type: str
+    part_type: str | None  # None: the text is a field of the item itself
+    whole: str
+
+    @property
+    def place(self) -> str:
+        return "summary" if self.part_type == "summary_text" else "content"
+
+
+_STREAMS = {
+    "response.output_text": _Stream("message", "output_text", "text"),
+    "response.refusal": _Stream("message", "refusal", "refusal"),
+    "response.reasoning_text": _Stream("reasoning", "reasoning_text", "text"),
+    "response.reasoning_summary_text": _Stream("reasoning", "summary_text", "text"),
+    "response.function_call_arguments": _Stream("function_call", None, "arguments"),
+    "response.custom_tool_call_input": _Stream("custom_tool_call", None, "input"),
+    "response.mcp_call_arguments": _Stream("mcp_call", None, "arguments"),
+    "response.code_interpreter_call_code": _Stream("code_interpreter_call", None, "code"),
+}
+_STREAM_OF_PART = {stream.part_type: stream for stream in _STREAMS.values() if stream.part_type}
+_STREAM_OF_ITEM = {s.item_type: s for s in _STREAMS.values() if s.part_type is None}
+_ALWAYS_STREAMED = frozenset({"function_call", "custom_tool_call"})
+
+_PART_LISTS = {"response.content_part": "content", "response.reasoning_summary_part": "summary"}
+_INDEX_KEYS = {"content": "content_index", "summary": "summary_index"}
+
+# Hosted tools report progress in events that are named after their items.
+_PROGRESS = frozenset(
+    {
+        "mcp_call",
+        "mcp_list_tools",
+        "web_search_call",
+        "file_search_call",
+        "code_interpreter_call",
+        "image_generation_call",
+        "compaction",
+    }
+)
+
+
+@dataclass
+class _Text:
+    """A text under construction: deltas, then `.done` with the whole of it."""
+
+    deltas: list[str] = field(default_factory=list)
+    is_done: bool = False
+
+    @property
+    def so_far(self) -> str:
+        return "".join(self.deltas)
+
+    def append(self, delta: str) -> None:
+        _require(not self.is_done, "delta after its .done")
+        self.deltas.append(delta)
+
+    def finish(self, whole: str) -> None:
+        _require(not self.is_done, "second .done for one text")
+        _require_equal(whole, self.so_far, "text of .done against its deltas")
+        self.is_done = True
+
+
+class _Part:
+    """A content or summary part between its `.added` and its `.done`."""
+
+    def __init__(self, part: Json, place: str, index: int) -> None:
+        self.type, self.place, self.index = part["type"], place, index
+        self.text = _Text()
+        self.annotations: list[Json] = []
+        self.stream = _STREAM_OF_PART[self.type]
+        _require_equal(part[self.stream.whole], "", "text of a part that was just added")
+
+    def annotate(self, event: Json) -> None:
+        _require_equal(self.type, "output_text", "type of the part with an annotation")
+        _require_equal(event["annotation_index"], len(self.annotations), "annotation_index")
+        self.annotations.append(event["annotation"])
+
+    def check_done(self, part: Json) -> None:
+        _require_equal(part["type"], self.type, "type of the finished part")
+        _require(self.text.is_done, f"{self.type} part is done before its text is")
+        _require_equal(part[self.stream.whole], self.text.so_far, "text of the finished part")
+        _require_equal(part.get("annotations", []), self.annotations, "annotations of the part")
+
+
+class _Item:
+    """An output item between its `.added` and its `.done`."""
+
+    def __init__(self, event: Json) -> None:
+        self.added, self.index = event["item"], event["output_index"]
+        self.type: str = self.added["type"]
+        self.id: str = self.added.get("id") or ""
+        self.text = _Text()
+        self.part: _Part | None = None
+        self.parts: dict[str, list[Json]] = {"content": [], "summary": []}
+        _require(self.id != "", f"{self.type} item has no id")
+        status = self.added.get("status") or "in_progress"
+        _require_equal(status, "in_progress", "status of the added item")
+        self._check_starts_empty()
+
+    def _check_starts_empty(self) -> None:
+        texts = {"content", "summary"} if self.type in {"message", "reasoning"} else set()
+        if self.type in _ALWAYS_STREAMED:
+            texts = {_STREAM_OF_ITEM[self.type].whole}
+        filled = sorted(key for key in texts if self.added.get(key))
+        _require(not filled, f"{self.type} item is added with {filled} before any delta")
+
+    def see(self, event: Json) -> None:
+        self._check_identity(event)
+        family, _, verb = event["type"].rpartition(".")
+        if family in _PART_LISTS:
+            self._see_part(_PART_LISTS[family], verb, event)
+        elif family in _STREAMS:
+            self._see_text(_STREAMS[family], verb, event)
+        elif family == "response.output_text.annotation":
+            self._open_part("content", event).annotate(event)
+        else:
+            self._see_progress(event["type"])
+
+    def _check_identity(self, event: Json) -> None:
+        _require_equal(event.get("output_index"), self.index, f"output_index of {event['type']}")
+        if not event["type"].startswith("response.shell_call_command."):  # these have no item_id
+            _require_equal(event.get("item_id"), self.id, f"item_id of {event['type']}")
+
+    def _see_part(self, place: str, verb: str, event: Json) -> None:
+        if verb == "done":
+            self._open_part(place, event).check_done(event["part"])
+            self.parts[place].append(event["part"])
+            self.part = None
+            return
+        _require(self.part is None, "a part is added while another one is open")
+        _require_equal(event[_INDEX_KEYS[place]], len(self.parts[place]), _INDEX_KEYS[place])
+        stream = _STREAM_OF_PART[event["part"]["type"]]
+        belongs = (stream.item_type, stream.place) == (self.type, place)
+        _require(belongs, f"{stream.part_type} part in the {place} of a {self.type} item")
+        self.part = _Part(event["part"], place, event[_INDEX_KEYS[place]])
+
+    def _open_part(self, place: str, event: Json) -> _Part:
+        part = self.part
+        if part is None or part.place != place:
+            raise AssertionError(f"{event['type']} outside of an open {place} part")
+        _require_equal(event[_INDEX_KEYS[place]], part.index, _INDEX_KEYS[place])
+        return part
+
+    def _see_text(self, stream: _Stream, verb: str, event: Json) -> None:
+        _require_equal(self.type, stream.item_type, f"type of the item for {event['type']}")
+        text = self.text
+        if stream.part_type is not None:
+            part = self._open_part(stream.place, event)
+            _require_equal(part.type, stream.part_type, f"type of the part for {event['type']}")
+            text = part.text
+        if verb == "delta":
+            text.append(event["delta"])
+        else:
+            text.finish(event[stream.whole])
+
+    def _see_progress(self, kind: str) -> None:
+        subject = kind.split(".")[1]
+        if subject in _PROGRESS:
+            _require_equal(self.type, subject, f"type of the item for {kind}")
+
+    def check_done(self, item: Json) -> None:
+        for key in ("id", "type", "call_id", "name"):
+            _require_equal(item.get(key), self.added.get(key), f"{key} of the finished item")
+        _require(item.get("status") != "in_progress", "finished item is still in_progress")
+        _require(self.part is None, "item is done while one of its parts is open")
+        if self.type in {"message", "reasoning"}:
+            for place, parts in self.parts.items():
+                _require_equal(item.get(place) or [], parts, f"{place} of the finished item")
+        elif self.type in _STREAM_OF_ITEM:
+            self._check_done_text(item)
+
+    def _check_done_text(self, item: Json) -> None:
+        """A call cut short (`incomplete`) may lack its `.done`, never what was streamed of it."""
+        must_be_done = self.type in _ALWAYS_STREAMED or self.text.deltas
+        if must_be_done and item.get("status") != "incomplete":
+            _require(self.text.is_done, f"{self.type} item is done before its text is")
+        if must_be_done or self.text.is_done:
+            key = _STREAM_OF_ITEM[self.type].whole
+            _require_equal(item[key], self.text.so_far, f"{key} of the finished item")
+
+
+_TERMINAL = {
+    "response.completed": "completed",
+    "response.failed": "failed",
+    "response.incomplete": "incomplete",
+}
+
+
+class _Turn:
+    """The events of one response, from `response.created` to its terminal event."""
+
+    def __init__(self, event: Json, lane: str | None) -> None:
+        self.response: Json = event["response"]
+        self.lane = lane
+        self.is_in_progress = False
+        self.is_over = False
+        self.next_number = 0
+        self.item: _Item | None = None
+        self.done: list[Json] = []
+        self.count(event)
+        self._check_fresh(event)
+
+    def count(self, event: Json) -> None:
+        _require_equal(event.get("sequence_number"), self.next_number, "sequence_number")
+        self.next_number += 1
+
+    def _check_fresh(self, event: Json) -> None:
+        _require_equal(event["response"]["status"], "in_progress", f"status in {event['type']}")
+        _require_equal(event["response"]["output"], [], f"output in {event['type']}")
+
+    def _check_same(self, event: Json) -> None:
+        for key in ("id", "created_at", "previous_response_id"):
+            _require_equal(event["response"][key], self.response[key], f"{key} in {event['type']}")
+
+    def see(self, event: Json) -> None:
+        self.count(event)
+        kind = event["type"]
+        if kind in _TERMINAL:
+            self._end(event)
+        elif kind == "response.in_progress":
+            _require(not self.is_in_progress, "second response.in_progress")
+            self._check_same(event)
+            self._check_fresh(event)
+            self.is_in_progress = True
+        else:
+            _require(self.is_in_progress, f"{kind} before response.in_progress")
+            self._see_output(event)
+
+    def _see_output(self, event: Json) -> None:
+        if event["type"] == "response.output_item.added":
+            self._add_item(event)
+        elif self.item is None:
+            raise AssertionError(f"{event['type']} outside of an open item")
+        elif event["type"] == "response.output_item.done":
+            _require_equal(event["output_index"], self.item.index, "output_index of the done item")
+            self.item.check_done(event["item"])
+            self.done.append(event["item"])
+            self.item = None
+        else:
+            self.item.see(event)
+
+    def _add_item(self, event: Json) -> None:
+        _require(self.item is None, "an item is added while another one is open")
+        _require_equal(event["output_index"], len(self.done), "output_index of the added item")
+        item = _Item(event)
+        _require(item.id not in {done["id"] for done in self.done}, f"second item {item.id}")
+        self.item = item
+
+    def _end(self, event: Json) -> None:
+        response, status = event["response"], _TERMINAL[event["type"]]
+        self._check_same(event)
+        _require_equal(response["status"], status, f"status in {event['type']}")
+        _check_outcome(response)
+        if status == "failed":
+            self._check_failed_output(response["output"])
+        else:
+            _require(self.item is None, f"{event['type']} while an item is open")
+            _require_equal(response["output"], self.done, f"output in {event['type']}")
+        if not self.is_in_progress:
+            self._check_warmup(response)
+        self.response = response
+        self.is_over = True
+
+    def _check_failed_output(self, output: list[Json]) -> None:
+        """A failure may lose finished items and keep a part of the open one; it invents nothing."""
+        finished = output
+        if output and self.item is not None and output[-1].get("id") == self.item.id:
+            finished = output[:-1]
+            _require_equal(output[-1]["type"], self.item.type, "type of the open item")
+            _require(output[-1].get("status") != "completed", "the open item is called completed")
+        _require(_is_sublist(finished, self.done), "output of response.failed has foreign items")
+
+    def _check_warmup(self, response: Json) -> None:
+        """Only a warmup skips `response.in_progress`, and a warmup generates nothing."""
+        status = response["status"]
+        _require(status != "incomplete", "response.incomplete before response.in_progress")
+        if status == "completed":
+            _require_equal(response["usage"]["output_tokens"], 0, "output tokens of a warmup")
+
+
+def _is_sublist(some: Iterable[Json], whole: Iterable[Json]) -> bool:
+    rest = iter(whole)
+    return all(item in rest for item in some)
+
+
+class Order:
+    """Checks that the events of one connection come in a lawful order.
+
+    Feed every event to `see`, then call `finish`. An SSE stream is a connection with the default
+    lane only. Whether an `error` names the lane of the create it rejects cannot be seen from here
+    (an error without `stream_id` may concern the default lane or the connection): tests that
+    provoke one on a named lane look into `errors`.
+    """
+
+    def __init__(self) -> None:
+        self.responses: list[Json] = []
+        """Finished response objects, in the order of their terminal events."""
+        self.errors: list[Json] = []
+        """Bare `error` frames, in the order of arrival."""
+        self._open: dict[str | None, _Turn] = {}
+        self._turns: dict[str, _Turn] = {}
+
+    def see(self, event: Json) -> None:
+        """Take the next event; raise AssertionError if it may not come now."""
+        lane, kind = _lane_of(event), event["type"]
+        if kind == "error":
+            self._see_error(event)
+        elif kind.startswith("response.steer."):
+            self._see_steer(event, lane)
+        elif kind == "response.created":
+            self._see_created(event, lane)
+        else:
+            self._see_turn(event, lane)
+
+    def finish(self, *, abandoned: bool = False) -> None:
+        """Require that nothing is left open, unless the connection ended early."""
+        left = {lane: turn.response["id"] for lane, turn in self._open.items()}
+        _require(abandoned or not left, f"responses without a terminal event: {left}")
+
+    def _see_error(self, event: Json) -> None:
+        number = event.get("sequence_number", 0)
+        _require(type(number) is int and number >= 0, f"sequence_number of an error: {number!r}")
+        self.errors.append(event)
+
+    def _see_created(self, event: Json, lane: str | None) -> None:
+        _require(lane not in self._open, f"response.created while lane {lane!r} is busy")
+        response_id = event["response"]["id"]
+        _require(response_id not in self._turns, f"second response with the id {response_id}")
+        self._open[lane] = self._turns[response_id] = _Turn(event, lane)
+
+    def _see_turn(self, event: Json, lane: str | None) -> None:
+        turn = self._open.get(lane)
+        if turn is None:
+            raise AssertionError(f"{event['type']} while no response is open on lane {lane!r}")
+        turn.see(event)
+        if turn.is_over:
+            del self._open[lane]
+            self.responses.append(turn.response)
+
+    def _see_steer(self, event: Json, lane: str | None) -> None:
+        """Steering is answered beside the lane's queue, with numbers of the steered response.
+
+        It may be answered after that response is over. By then the server may have forgotten the
+        count, so failures may carry any number.
+        """
+        verb = event["type"].removeprefix("response.steer.")
+        turn = self._turns.get(event["steer"]["previous_response_id"])
+        if turn is None:
+            _require_equal(verb, "failed", "answer to steering an unknown response")
+            return
+        _require_equal(lane, turn.lane, "lane of the steered response")
+        if not turn.is_over:
+            _require(verb != "pending", "steering is pending before its response is over")
+            turn.count(event)
+        elif verb != "failed":
+            _require_equal(verb, "pending", "answer to steering a finished response")
+            _require(event["sequence_number"] >= turn.next_number, "sequence_number runs back")
+            turn.next_number = event["sequence_number"] + 1
