@@ -23,7 +23,11 @@ _MOST_CONTAINED = 1_000  # items that one `contains` is given
 _LOOPS = 2  # times that a reference may come up again below itself before the branch is given up
 _SPARSE = 4  # the level below which nothing optional is proposed
 
+_MOST_ROWS = 48  # ways to fill the same places of an array or an object
 _NOTHING = object()
+
+# Where nothing is asked of what an array or an object holds, it stays empty.
+_SIMPLEST = {"object": ({},), "array": ([],), "boolean": (True, False), "null": (None,)}
 
 # The kind that a schema without a type is most likely about.
 _HINTS = {
@@ -83,6 +87,7 @@ class _Search:
             return
         for plains, inner in self._alternatives(schemas, spot, [], []):
             for value in self._proposals(plains, inner):
+                self.document.spend()
                 if all(self.document.holds(value, schema) for schema in schemas):
                     yield value
 
@@ -140,18 +145,16 @@ class _Search:
 
     def _of_kind(self, kind: str, plains: Plains, spot: _Spot) -> Iterable[Any]:
         match kind:
-            case "object":
+            case "object" if plains:
                 return self._objects(plains, spot)
-            case "array":
+            case "array" if plains:
                 return self._arrays(plains, spot)
             case "string":
                 return strings(plains, spot.name, self.document.spend)
             case "integer" | "number":
                 return numbers(plains, whole=kind == "integer")
-            case "boolean":
-                return (True, False)
             case _:
-                return (None,)
+                return _SIMPLEST[kind]
 
     def _arrays(self, plains: Plains, spot: _Spot) -> Iterator[list[Any]]:
         wanted = [plain["contains"] for plain in plains for _ in range(_contained(plain))]
@@ -160,9 +163,8 @@ class _Search:
         for length in self._lengths(plains, spot, max(fewest, len(wanted)), len(wanted)):
             if length > most:
                 continue
-            # What must be contained comes last.
-            extra = [*itertools.repeat(True, length - len(wanted)), *wanted]
-            places = [self._item(plains, at, extra[at]) for at in range(length)]
+            extras = itertools.chain(itertools.repeat(True, length - len(wanted)), wanted)
+            places = [self._item(plains, at, extra) for at, extra in enumerate(extras)]
             rows = _rows([self.values(place, spot.below(spot.name)) for place in places], unique)
             found = next(rows, None)
             if found is None and length == fewest and not wanted:
@@ -176,7 +178,7 @@ class _Search:
         natural = max(fewest, prefix, 1 if items else 0)
         if spot.sparse or any(self.document.mentions(item, spot.refs) for item in items):
             natural = fewest
-        # The last: what must be contained may not fit the places that a prefix describes.
+        # The last of them, as what must be contained may not fit where a prefix describes items.
         return dict.fromkeys((natural, fewest, fewest + 1, prefix + wanted))
 
     def _item(self, plains: Plains, at: int, extra: Schema) -> list[Schema]:
@@ -184,8 +186,7 @@ class _Search:
         return [*(self.document.for_index(plain, at) for plain in plains), extra]
 
     def _objects(self, plains: Plains, spot: _Spot) -> Iterator[dict[str, Any]]:
-        required = [name for plain in plains for name in plain.get("required", ())]
-        required = _with_dependents(required, plains)
+        required = list(dict.fromkeys(it for plain in plains for it in plain.get("required", ())))
         for names in self._name_sets(plains, spot, required):
             members = [self.values(self._member(plains, name), spot.below(name)) for name in names]
             rows = _rows(members, unique=False)
@@ -208,11 +209,10 @@ class _Search:
         lacking = max(0, fewest - len(required))
         base = required + list(itertools.islice(itertools.chain(optional, free), lacking))
         if not base and not spot.sparse:
-            yield _with_dependents(optional[:1], plains)
+            yield optional[:1]
         if base != required or not required:
             yield base
-        yield _with_dependents(base + optional[:1], plains)
-        yield _with_dependents(required + optional, plains)
+        yield required + optional
 
     def _optional(self, plains: Plains, spot: _Spot, required: list[str]) -> list[str]:
         """The other names that are declared, those which do not lead back to here first."""
@@ -246,7 +246,8 @@ def _choices(schema: dict[str, Any]) -> Iterator[list[Schema]]:
     if "if" in schema:
         met = {"allOf": [schema["if"], schema.get("then", True)]}
         yield [met, {"allOf": [{"not": schema["if"]}, schema.get("else", True)]}]
-    for name, dependent in schema.get("dependentSchemas", {}).items():
+    dependents = {key: {"required": it} for key, it in schema.get("dependentRequired", {}).items()}
+    for name, dependent in [*dependents.items(), *schema.get("dependentSchemas", {}).items()]:
         present = {"required": [name]}
         yield [{"not": present}, {"allOf": [present, dependent]}]
 
@@ -278,26 +279,13 @@ def _contained(plain: dict[str, Any]) -> int:
     return min(int(plain.get("minContains", 1)), _MOST_CONTAINED) if "contains" in plain else 0
 
 
-def _with_dependents(names: list[str], plains: Plains) -> list[str]:
-    """The names, once each, and all names that they require in turn."""
-    found: dict[str, None] = {}
-    pending = list(reversed(names))
-    while pending:
-        name = pending.pop()
-        if name not in found:
-            found[name] = None
-            for plain in plains:
-                pending += plain.get("dependentRequired", {}).get(name, ())
-    return list(found)
-
-
 def _rows(children: list[Iterator[Any]], unique: bool) -> Iterator[list[Any]]:
     """Rows of one value from each child: the first of all, the second of all, and so on.
 
     A child that has no more repeats its last. Within a row no value comes twice if `unique`.
     """
     row: list[Any] = []
-    while True:
+    for _ in range(_MOST_ROWS):
         earlier, row, fresh = row, [], False
         taken: set[object] = set()
         for child in children:

@@ -41,7 +41,13 @@ def build_app(service: Service) -> web.Application:
         return _health(service)
 
     app.router.add_get("/health", health)
+    app.on_response_prepare.append(_sign)
     return app
+
+
+async def _sign(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = f"slipring/{__version__}"
+    response.headers["X-Request-Id"] = mint("req")
 
 
 def _admitted(service: Service, endpoint: _Endpoint) -> Handler:
@@ -68,7 +74,6 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception:
         log.exception("a request failed unexpectedly")
         response = error_response(ServerError())
-    response.headers["X-Request-Id"] = mint("req")
     if response.status == UpgradeRequired.status:
         response.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
     return response

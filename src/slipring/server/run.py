@@ -14,10 +14,12 @@ from collections.abc import Callable
 from aiohttp import web
 
 from slipring.config import Config
+from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.errors import StartupError, Unavailable
 from slipring.server.app import build_app
 from slipring.server.service import Service
+from slipring.stores.base import Store
 from slipring.stores.catalog import open_store
 
 _TICK_S = 1.0
@@ -27,10 +29,11 @@ _HTTP_SHUTDOWN_S = 1.0
 class Server:
     """One listening server. ``start``, then ``stop``; or ``serve`` for a whole process."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, engine: Engine | None = None, store: Store | None = None) -> None:
+        """A server as configured; an ``engine`` or ``store`` of your own takes the place of the named one."""
         self.config = config
-        self._engine = open_engine(config.engine)
-        self._store = open_store(config.store, config.limits)
+        self._engine = engine or open_engine(config.engine)
+        self._store = store or open_store(config.store, config.limits)
         self.catalog = Catalog(self._engine, config.model)
         self.service = Service.assemble(config, self.catalog, self._store)
         self._runner: web.AppRunner | None = None
