@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import pytest
+
 from tests.wire import Order, check_frame, check_http_error, check_response, check_sse_event
 
 Json = dict[str, Any]
@@ -143,6 +144,14 @@ CUSTOM_CALL = {
     "name": "run",
     "input": "print(1)",
 }
+MCP_CALL = {
+    "type": "mcp_call",
+    "id": "mcp_1",
+    "server_label": "files",
+    "name": "read",
+    "arguments": '{"path": "a"}',
+    "status": "completed",
+}
 COMPACTION = {"type": "compaction", "id": "cmp_1", "encrypted_content": "c2VjcmV0"}
 REFUSAL = {"type": "refusal", "refusal": "I would rather not."}
 CITATION = {
@@ -165,6 +174,8 @@ def item_events(item: Json, index: int) -> Events:
     inside: Events = []
     if item["type"] == "function_call":
         inside = streamed_text(place, "function_call_arguments", "arguments", item["arguments"])
+    elif item["type"] == "mcp_call":
+        inside = streamed_text(place, "mcp_call_arguments", "arguments", item["arguments"])
     elif item["type"] == "custom_tool_call":
         inside = streamed_text(place, "custom_tool_call_input", "input", item["input"])
     elif item["type"] == "compaction":
@@ -235,6 +246,7 @@ EVERYTHING = (
     message(text_part("Hello."), REFUSAL),
     FUNCTION_CALL,
     CUSTOM_CALL,
+    MCP_CALL,
     COMPACTION,
 )
 
@@ -324,6 +336,7 @@ ADDED_PLACE = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
         ({"text": {"format": {"type": "text", "surplus": 1}}}, "surplus: Extra inputs"),
         ({"tool_choice": {"type": "shell", "surplus": 1}}, "surplus: Extra inputs"),
         ({"tools": [{"type": "acme_tool"}]}, "response.tools.0"),
+        ({"tools": ["acme_tool"]}, "response.tools.0"),
         ({"tools": "none"}, "response.tools: Input should be a valid array"),
         ({"created_at": "1"}, "response.created_at: Input should be a valid number"),
         ({"max_output_tokens": 1.0}, "max_output_tokens: Input should be a valid integer"),
@@ -570,6 +583,18 @@ def test_a_failure_may_lose_finished_items_but_keeps_their_order() -> None:
         see_all(changed(events, "response.failed", response__output=[second, message()]))
 
 
+def test_a_failure_may_lose_the_open_item() -> None:
+    events = turn(message(), {**FUNCTION_CALL, "status": "incomplete"}, status="failed")
+    events = numbered([event for event in events if event is not events[-2]])
+    see_all(changed(events, "response.failed", response__output=[]))
+    see_all(changed(events, "response.failed", response__output=[message()]))
+
+
+def test_a_hosted_call_may_come_without_deltas() -> None:
+    events = turn(MCP_CALL)
+    see_all(numbered([*events[:3], *events[-2:]]))
+
+
 def test_a_call_cut_short_may_lack_its_done() -> None:
     events = turn({**FUNCTION_CALL, "status": "incomplete"}, status="incomplete")
     see_all(without(events, "response.function_call_arguments.done"))
@@ -640,6 +665,7 @@ def inserted(events: Events, at: int, *more: Json) -> Events:
 TEXT = turn(message())
 CALL = turn(FUNCTION_CALL)
 CUSTOM = turn(CUSTOM_CALL)
+MCP = turn(MCP_CALL)
 REASONED = turn(REASONING)
 REFUSED = turn(message(REFUSAL))
 TWO_PARTS = turn(message(text_part("One."), text_part("Two.")))
@@ -875,13 +901,21 @@ VIOLATIONS: dict[str, tuple[Events, str]] = {
         without(CALL, "response.function_call_arguments.done"),
         "function_call item is done before its text is",
     ),
+    "call without any arguments event": (
+        numbered([*turn({**FUNCTION_CALL, "arguments": ""})[:3], *CALL[-2:]]),
+        "function_call item is done before its text is",
+    ),
+    "hosted call without arguments.done": (
+        without(MCP, "response.mcp_call_arguments.done"),
+        "mcp_call item is done before its text is",
+    ),
+    "hosted call with other arguments than its empty .done": (
+        numbered([*MCP[:3], {**MCP[5], "arguments": ""}, *MCP[-2:]]),
+        "arguments of the finished item",
+    ),
     "custom call without input.done": (
         without(CUSTOM, "response.custom_tool_call_input.done"),
         "custom_tool_call item is done before its text is",
-    ),
-    "progress of another kind of item": (
-        inserted(TEXT, 3, PROGRESS),
-        "type of the item for response.web_search_call.searching",
     ),
     "progress without an item": (inserted(TEXT, 2, PROGRESS), "outside of an open item"),
     "event that belongs to no item": (
@@ -1091,3 +1125,21 @@ VIOLATIONS: dict[str, tuple[Events, str]] = {
 def test_a_violation_of_the_order_is_noticed(events: Events, complaint: str) -> None:
     with complains(complaint):
         see_all(events)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "mcp_call.in_progress",
+        "mcp_list_tools.in_progress",
+        "web_search_call.searching",
+        "file_search_call.searching",
+        "code_interpreter_call.interpreting",
+        "image_generation_call.generating",
+        "compaction.compacting",
+    ],
+)
+def test_progress_belongs_to_an_item_of_its_kind(kind: str) -> None:
+    event = {**PROGRESS, "type": f"response.{kind}"}
+    with complains(f"type of the item for response.{kind}"):
+        see_all(inserted(TEXT, 3, event))

@@ -475,12 +475,13 @@ class _Item:
 
     def _check_done_text(self, item: Json) -> None:
         """A call cut short (`incomplete`) may lack its `.done`, never what was streamed of it."""
-        must_be_done = self.type in _ALWAYS_STREAMED or self.text.deltas
-        if must_be_done and item.get("status") != "incomplete":
-            _require(self.text.is_done, f"{self.type} item is done before its text is")
-        if must_be_done or self.text.is_done:
-            key = _STREAM_OF_ITEM[self.type].whole
-            _require_equal(item[key], self.text.so_far, f"{key} of the finished item")
+        is_streamed = self.text.is_done or bool(self.text.deltas)
+        if not is_streamed and self.type not in _ALWAYS_STREAMED:
+            return
+        is_whole = self.text.is_done or item.get("status") == "incomplete"
+        _require(is_whole, f"{self.type} item is done before its text is")
+        key = _STREAM_OF_ITEM[self.type].whole
+        _require_equal(item[key], self.text.so_far, f"{key} of the finished item")
 
 
 _TERMINAL = {

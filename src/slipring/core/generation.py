@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from slipring.core.state import ResponseState
 
 
-class Text(Struct):
+class Text(Struct, gc=False):
     """A piece of the answer."""
 
     text: str
@@ -53,7 +53,7 @@ class CallStarted(Struct):
     namespace: str | None = None
 
 
-class CallArguments(Struct):
+class CallArguments(Struct, gc=False):
     """A piece of a function's JSON arguments, or of a custom tool's free-form input."""
 
     text: str

@@ -53,12 +53,10 @@ def join(parent: ResponseState | None, items: tuple[Item, ...], *, complete: boo
     With ``complete``, a response is about to be made from them, so every call must have its output.
     """
     before = parent.carry if parent is not None else NOTHING
-    open_calls = dict(before.open_calls)
+    open_calls = _match(before.open_calls, items)
     tools, effort, text_format = before.tools, before.effort, before.format
     for index, item in enumerate(items):
-        if item.type in _CALLS or item.type in _OUTPUTS:
-            _match(item, open_calls, index)
-        elif item.type == "additional_tools":
+        if item.type == "additional_tools":
             tools = _add_tools(tools, item, f"input[{index}]")
         elif item.type == "configuration_update":
             update = item.body()
@@ -66,15 +64,20 @@ def join(parent: ResponseState | None, items: tuple[Item, ...], *, complete: boo
             if update.reasoning is not None:
                 effort = update.reasoning.effort or effort
             if update.text is not None:
-                text_format = requests.read_format(update.text.format, f"input[{index}].text.format")
+                asked = requests.read_format(update.text.format, f"input[{index}].text.format")
+                text_format = asked or text_format
     if complete:
         _require_answers(open_calls)
     return Carry(open_calls=open_calls, tools=tools, effort=effort, format=text_format)
 
 
-def after_output(carry: Carry, output: tuple[Item, ...]) -> Carry:
-    """What the chain carries once a response has added its own items."""
-    calls = {item.call_id: _open(item) for item in output if item.call_id is not None and item.type in _CALLS}
+def after_output(carry: Carry, output: tuple[Item, ...], *, cut_off: bool = False) -> Carry:
+    """What the chain carries once a response has added its own items; ``cut_off``: the last is a fragment."""
+    calls = {
+        item.call_id: _open(item, cut_off=cut_off and item is output[-1])
+        for item in output
+        if item.call_id is not None and item.type in _CALLS
+    }
     if not calls:
         return carry
     return Carry(
@@ -91,7 +94,18 @@ def _require_answers(open_calls: Mapping[str, OpenCall]) -> None:
             raise InvalidRequest(f"No tool output found for {_CALLS[call.type]} {call_id}.", param="input")
 
 
-def _match(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
+def _match(before: Mapping[str, OpenCall], items: tuple[Item, ...]) -> Mapping[str, OpenCall]:
+    """The calls that are open after these items; the very same mapping where they change nothing."""
+    exchanged = [(n, item) for n, item in enumerate(items) if item.type in _CALLS or item.type in _OUTPUTS]
+    if not exchanged:
+        return before
+    open_calls = dict(before)
+    for index, item in exchanged:
+        _exchange(item, open_calls, index)
+    return open_calls
+
+
+def _exchange(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
     """Open a call, or close the one that an output answers."""
     call_id = item.call_id or ""
     if item.type in _CALLS:
@@ -106,9 +120,9 @@ def _match(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
         )
 
 
-def _open(item: Item) -> OpenCall:
+def _open(item: Item, *, cut_off: bool = False) -> OpenCall:
     body = item.body()
-    required = not (
+    required = not cut_off and not (
         isinstance(body, FunctionCall | CustomToolCall)
         and (body.asynchronous is True or body.status == "incomplete")
     )

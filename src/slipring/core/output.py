@@ -44,13 +44,14 @@ Mint = Callable[[str], str]
 class Output:
     """The numbered output of one response."""
 
-    __slots__ = ("_events", "_index", "_mint", "_open", "_sequence", "items", "stream_id")
+    __slots__ = ("_events", "_index", "_mint", "_open", "_sequence", "_speaking", "items", "stream_id")
 
     def __init__(self, mint: Mint, stream_id: str | UnsetType) -> None:
         self.stream_id = stream_id
         self.items: list[Item] = []
         self._mint = mint
         self._open: _Message | _Reasoning | _Call | None = None
+        self._speaking: _Part | None = None
         self._index = -1
         self._sequence = -1
         self._events: list[Event] = []
@@ -61,14 +62,19 @@ class Output:
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
         """Take what the engine produced; returns the events that say so."""
+        feeders = self._feeders
         for delta in deltas:
-            self._feeders[type(delta)](self, delta)
-        return self._drain()
+            feeders[type(delta)](self, delta)
+        told = self._events
+        self._events = []
+        return told
 
     def finish(self, status: ItemStatus) -> list[Event]:
         """Close what is open. ``incomplete`` marks an item that was cut off."""
         self._close(status)
-        return self._drain()
+        told = self._events
+        self._events = []
+        return told
 
     def raw_items(self) -> list[Raw]:
         return [Raw(item.raw) for item in self.items]
@@ -77,17 +83,18 @@ class Output:
         self._sequence += 1
         return self._sequence
 
-    def _drain(self) -> list[Event]:
-        drained, self._events = self._events, []
-        return drained
-
     def _text(self, delta: Text) -> None:
-        part = self._message_part(OutputTextPart)
+        # The hot path: once per token of every answer.
+        part = self._speaking
+        if part is None:
+            part = self._speaking = self._message_part(OutputTextPart)
         part.text.append(delta.text)
-        part.logprobs.extend(delta.logprobs)
+        if delta.logprobs:
+            part.logprobs.extend(delta.logprobs)
+        self._sequence += 1
         self._events.append(
             events.OutputTextDelta(
-                sequence_number=self.number(),
+                sequence_number=self._sequence,
                 stream_id=self.stream_id,
                 output_index=self._index,
                 item_id=part.item_id,
@@ -98,6 +105,7 @@ class Output:
         )
 
     def _refused(self, delta: Refused) -> None:
+        self._speaking = None
         part = self._message_part(RefusalPart)
         part.text.append(delta.text)
         self._events.append(
@@ -169,6 +177,7 @@ class Output:
         return self._open
 
     def _close(self, status: ItemStatus) -> None:
+        self._speaking = None
         if self._open is None:
             return
         item = self._open.close(status)

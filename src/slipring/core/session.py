@@ -243,6 +243,7 @@ class Session:
 
     def _advance(self, now: float) -> list[Action]:
         """Begin every turn that may run now; at the end of a connection, close it when all is quiet."""
+        self._active_at = now
         actions: list[Action] = []
         while (turn := self._lanes.next()) is not None:
             actions += self._begin(turn, now)
@@ -346,7 +347,7 @@ class Session:
         return self.create(request, size_bytes=len(frame), now=now, error=error)
 
     def _refuse_type(self, kind: object) -> list[Action]:
-        if kind in _IGNORED_TYPES:
+        if isinstance(kind, str) and kind in _IGNORED_TYPES:
             return []
         said = f"Unsupported event type: '{kind}'." if isinstance(kind, str) else "The event has no 'type'."
         return [

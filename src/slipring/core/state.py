@@ -94,11 +94,18 @@ class ResponseState:
         return {item.id: item for item in self.context() if item.id in ids}
 
     def _measure(self) -> int:
+        """What this node adds to its parent's: whatever the two do not share."""
         own = _NODE_BYTES + sum(item.size_bytes for item in self.input + self.output)
-        if self.parent is None or self.parent.head is not self.head:
-            own += self.head.size_bytes
-        if self.parent is None or self.parent.carry.tools is not self.carry.tools:
-            own += 400 * len(self.carry.tools)
+        own += _echoed_bytes(self.response)
+        head, carry, parent = self.head, self.carry, self.parent
+        if parent is None or parent.head is not head:
+            own += head.size_bytes
+            if parent is not None and parent.head.tools is head.tools:
+                own -= head.tools.size_bytes
+        if parent is None or parent.carry.tools is not carry.tools:
+            own += _TOOL_BYTES * len(carry.tools)
+        if parent is None or parent.carry.open_calls is not carry.open_calls:
+            own += _CALL_BYTES * len(carry.open_calls)
         return own
 
     def __repr__(self) -> str:
@@ -108,5 +115,18 @@ class ResponseState:
         raise TypeError("states are not pickled")
 
 
+def _echoed_bytes(response: Response) -> int:
+    """The parts of a request that every response keeps for itself and that a client can make large."""
+    texts = (response.user, response.prompt_cache_key, response.safety_identifier, response.reasoning.mode)
+    return (
+        sum(len(text) for text in texts if isinstance(text, str))
+        + sum(len(key) + len(value) for key, value in response.metadata.items())
+        + len(bytes(response.tool_choice))
+        + len(bytes(response.text.format))
+    )
+
+
 _NODE_BYTES = 1200
 """A node, its response object and their bookkeeping, without items."""
+_TOOL_BYTES = 400
+_CALL_BYTES = 200

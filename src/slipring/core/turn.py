@@ -127,8 +127,8 @@ class Turn:
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
         """Take deltas from the engine; the last one ever is ``Finished``."""
-        if deltas and isinstance(deltas[-1], Finished):
-            self._finished = deltas[-1]
+        if type(last := deltas[-1]) is Finished:
+            self._finished = last
             deltas = deltas[:-1]
         return self.output.feed(deltas)
 
@@ -154,7 +154,7 @@ class Turn:
             head=self._head,
             input=self.input,
             output=output,
-            carry=lineage.after_output(self._carry, output),
+            carry=lineage.after_output(self._carry, output, cut_off=not stopped),
             position=finished.position,
         )
         return closing, state
@@ -173,6 +173,8 @@ class Turn:
         self.response = structs.replace(
             self.response,
             status="failed",
+            completed_at=None,
+            incomplete_details=None,
             output=self.output.raw_items(),
             error=ResponseError(code=code, message=error.message),
         )
@@ -203,13 +205,18 @@ class Turn:
     def _new_response(
         self, response_id: str, model: Model, choice: ToolChoice, text_format: TextFormat, now: float
     ) -> Response:
-        request, head = self.request, self._head
+        request, head, parent = self.request, self._head, self.parent
+        instructions = (
+            wire.raw(head.instructions)
+            if parent is None or parent.head is not head
+            else parent.response.instructions
+        )
         verbosity = request.text.verbosity if request.text is not None else None
         return Response(
             id=response_id,
             created_at=int(now),
             model=model.name,
-            instructions=wire.raw(head.instructions),
+            instructions=instructions,
             previous_response_id=request.previous_response_id,
             tools=head.tools.echo,
             tool_choice=choice.echo,

@@ -22,8 +22,8 @@ from slipring.protocol.responses import (
 Part = OutputTextPart | RefusalPart | ReasoningTextPart
 
 
-class Event(Struct, tag_field="type", kw_only=True):
-    """What all events share."""
+class Event(Struct, tag_field="type", kw_only=True, gc=False):
+    """What all events share. They never form cycles, so the collector need not look at them."""
 
     sequence_number: int
     stream_id: str | UnsetType = UNSET

@@ -6,6 +6,7 @@ else differs between a socket, an SSE stream and a plain POST.
 
 import asyncio
 import logging
+from collections.abc import Awaitable
 from contextlib import aclosing
 from functools import partial
 from typing import Protocol
@@ -28,7 +29,7 @@ class Sink(Protocol):
     def send(self, events: list[Event] | list[Error]) -> None:
         """Take events in order, without waiting."""
 
-    async def flush(self) -> None:
+    def flush(self) -> Awaitable[None]:
         """Get them out, and wait while the client cannot take more."""
 
     def close(self, code: int, reason: str) -> None:

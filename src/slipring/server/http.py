@@ -4,6 +4,7 @@ Each request is a session of its own with one create; what it may continue comes
 """
 
 import asyncio
+import contextlib
 
 from aiohttp import web
 
@@ -130,9 +131,8 @@ class _SseReply:
     def tick(self) -> None:
         """Keep a silent stream alive, and give up on a client that does not read."""
         clock = asyncio.get_running_loop().time()
-        stuck_since = self._outbox.stuck_since
-        if stuck_since is not None:
-            if clock - stuck_since > self._limits.send_timeout_s and self._request.transport is not None:
+        if self._outbox.stuck_for(clock) > self._limits.send_timeout_s:
+            if self._request.transport is not None:
                 self._request.transport.abort()
         elif self._limits.ping_interval_s and clock - self._spoke_at > self._limits.ping_interval_s:
             self._spoke_at = clock
@@ -144,11 +144,12 @@ class _SseReply:
         error = await self._opened
         if error is not None:
             return error_response(error)
-        await self._stream.prepare(self._request)
-        self._outbox.kick()
-        await self._ended
-        await self._outbox.settle()
-        await self._stream.write_eof()
+        with contextlib.suppress(ConnectionError):  # the client left before the end
+            await self._stream.prepare(self._request)
+            self._outbox.kick()
+            await self._ended
+            await self._outbox.settle()
+            await self._stream.write_eof()
         return self._stream
 
     async def _write(self, block: bytes) -> None:

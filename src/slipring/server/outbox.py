@@ -2,7 +2,7 @@
 
 Messages are posted without waiting and written in order by whoever flushes first; the others leave theirs in
 the queue. When a client reads slowly the flush waits, the queue fills, and those who make messages wait for
-room: that is how an engine stops being pulled. ``stuck_since`` tells for how long the client has not read.
+room: that is how an engine stops being pulled. ``stuck_for`` tells how long the client has not read.
 """
 
 import asyncio
@@ -21,10 +21,11 @@ class Outbox:
         "_limit_bytes",
         "_messages",
         "_room",
+        "_seen",
         "_task",
         "_write",
         "_writing",
-        "stuck_since",
+        "_written",
     )
 
     def __init__(self, write: Write, limit_bytes: int) -> None:
@@ -36,7 +37,8 @@ class Outbox:
         self._failed = False
         self._room: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
-        self.stuck_since: float | None = None
+        self._written = 0
+        self._seen = (0, 0.0)
 
     @property
     def full(self) -> bool:
@@ -55,10 +57,34 @@ class Outbox:
 
     async def flush(self) -> None:
         """Write what is queued, unless somebody else does already; then wait until there is room."""
-        if not self._writing:
-            await self._drain()
-        elif self.full:
-            await self._wait_for_room()
+        if self._writing:
+            if self.full:
+                await self._wait_for_room()
+            return
+        self._writing = True
+        messages, write = self._messages, self._write
+        try:
+            while messages:
+                message = messages.popleft()
+                await write(message)
+                self._written += 1
+                self._bytes -= len(message)
+                if self._room is not None and not self.full:
+                    self._give_room()
+        except OSError:
+            self.discard()  # the client is gone; its reader finds out by itself
+        finally:
+            self._writing = False
+            if messages:
+                self.kick()  # the task that was writing has been cancelled: the rest still has to go out
+            elif self._room is not None:
+                self._give_room()
+
+    def stuck_for(self, clock: float) -> float:
+        """How long the writer has been at the same message, as far as earlier calls could see."""
+        if not self._writing or self._seen[0] != self._written:
+            self._seen = (self._written, clock)
+        return clock - self._seen[1]
 
     async def settle(self) -> None:
         """Wait until everything has been written or nothing can be."""
@@ -66,7 +92,7 @@ class Outbox:
             if self._writing:
                 await self._wait_for_room()
             else:
-                await self._drain()
+                await self.flush()
 
     def discard(self) -> None:
         """Nobody reads any more: drop what is queued and let everybody go on."""
@@ -80,29 +106,6 @@ class Outbox:
             await self.flush()
         finally:
             self._task = None
-
-    async def _drain(self) -> None:
-        self._writing = True
-        loop = asyncio.get_running_loop()
-        messages = self._messages
-        try:
-            while messages:
-                message = messages.popleft()
-                self.stuck_since = loop.time()
-                await self._write(message)
-                self._bytes -= len(message)
-                if self._room is not None and not self.full:
-                    self._give_room()
-        except OSError:
-            self.discard()  # the client is gone; its reader finds out by itself
-        finally:
-            self._writing = False
-            self.stuck_since = None
-            if messages:
-                self.kick()  # the task that was writing has been cancelled: the rest still has to go out
-            else:
-                self._bytes = 0
-                self._give_room()
 
     async def _wait_for_room(self) -> None:
         if self._room is None:

@@ -5,9 +5,13 @@ reading are noticed by ``tick``, which the server calls about once a second.
 """
 
 import asyncio
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
 
 from aiohttp import WSMsgType, web
 
+from slipring.core.actions import Action
 from slipring.errors import ApiError
 from slipring.protocol import wire
 from slipring.protocol.events import Error, Event
@@ -39,7 +43,8 @@ class Connection:
     ) -> None:
         self._request = request
         self._socket = socket
-        self._outbox = Outbox(self._write, service.config.limits.send_buffer_bytes)
+        write = partial(socket.send_frame, opcode=WSMsgType.TEXT)
+        self._outbox = Outbox(write, service.config.limits.send_buffer_bytes)
         self._closing: asyncio.Task[None] | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
@@ -50,10 +55,9 @@ class Connection:
     def send(self, events: list[Event] | list[Error]) -> None:
         for event in events:
             self._outbox.post(wire.encode(event.nested() if isinstance(event, Error) else event))
-        self._outbox.kick()
 
-    async def flush(self) -> None:
-        await self._outbox.flush()
+    def flush(self) -> Coroutine[Any, Any, None]:
+        return self._outbox.flush()
 
     def close(self, code: int, reason: str) -> None:
         if self._closing is None:
@@ -63,14 +67,14 @@ class Connection:
 
     async def serve(self) -> None:
         """Read until the client is gone or the session has ended."""
-        session, driver, socket = self.driver.session, self.driver, self._socket
+        session, socket = self.driver.session, self._socket
         clock = asyncio.get_running_loop().time
         try:
             while True:
                 message = await socket.receive()
                 self._heard_at = clock()
                 if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
-                    driver.run(session.receive(message.data, now()))
+                    self._run(session.receive(message.data, now()))
                     if self._outbox.full:
                         # A client that sends without reading waits for its own answers.
                         await self._outbox.flush()
@@ -84,22 +88,25 @@ class Connection:
             await self._stop()
 
     async def _stop(self) -> None:
+        if self._closing is not None:
+            await asyncio.wait([self._closing])  # last words are being written; this is bounded in time
         self._outbox.discard()
         await self.driver.stop()
-        for task in (self._closing, self._pinging):
-            if task is not None:
-                task.cancel()
-        self.abort()
+        if self._pinging is not None:
+            self._pinging.cancel()
+        transport = self._request.transport
+        if transport is not None and transport.get_write_buffer_size():
+            # What it still holds may arrive, but not hold the socket forever.
+            asyncio.get_running_loop().call_later(_CLOSE_TIMEOUT_S, transport.abort)
 
     # Time.
 
     def tick(self) -> None:
         """Look after deadlines: the session's own, unread events, and silence."""
-        self.driver.run(self.driver.session.tick(now()))
+        self._run(self.driver.session.tick(now()))
         limits = self.driver.service.config.limits
         clock = asyncio.get_running_loop().time()
-        stuck_since = self._outbox.stuck_since
-        if stuck_since is not None and clock - stuck_since > limits.send_timeout_s:
+        if self._outbox.stuck_for(clock) > limits.send_timeout_s:
             self.abort()
             return
         if not limits.ping_interval_s:
@@ -111,15 +118,17 @@ class Connection:
             self._pinging = asyncio.create_task(self._ping())
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
-        self.driver.run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
+        self._run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
 
     def abort(self) -> None:
         """Drop the connection without waiting for the client."""
         if self._request.transport is not None:
             self._request.transport.abort()
 
-    async def _write(self, message: bytes) -> None:
-        await self._socket.send_frame(message, WSMsgType.TEXT)
+    def _run(self, actions: list[Action]) -> None:
+        """Carry out actions from where one must not wait: what they send is written in the background."""
+        self.driver.run(actions)
+        self._outbox.kick()
 
     async def _ping(self) -> None:
         try:
@@ -129,10 +138,13 @@ class Connection:
 
     async def _close(self, code: int, reason: str) -> None:
         try:
-            await self._outbox.settle()
-            await self._socket.close(code=code, message=reason.encode())
-        except OSError:
-            return
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                await self._outbox.settle()
+                await self._socket.close(code=code, message=reason.encode())
+        except (OSError, asyncio.CancelledError):
+            # Out of time (an OSError too), or a writer was cancelled while the client did not read, which
+            # cancels all who wait to write: whoever does not read gets no farewell.
+            self.abort()
 
 
 async def serve_websocket(service: Service, request: web.Request, tenant: str) -> web.WebSocketResponse:
@@ -141,13 +153,13 @@ async def serve_websocket(service: Service, request: web.Request, tenant: str) -
     socket = web.WebSocketResponse(
         autoping=False,
         compress=service.config.compression,
-        max_msg_size=limits.max_frame_bytes,
+        max_msg_size=limits.max_frame_bytes + 1,  # aiohttp's bound is the first size that it refuses
         timeout=_CLOSE_TIMEOUT_S,
     )
-    await socket.prepare(request)
-    connection = Connection(service, request, socket, tenant)
     service.sockets += 1
     try:
+        await socket.prepare(request)
+        connection = Connection(service, request, socket, tenant)
         with service.serving(connection):
             await connection.serve()
     finally:

@@ -6,14 +6,18 @@ would around a real engine. It is called *simulated* wherever it shows.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from typing import Literal
 
 from slipring.core.generation import Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
 from slipring.engines.simulated.context import PrefixCache, Tally, tally_job
 from slipring.engines.simulated.options import Options, read_options
-from slipring.engines.simulated.plan import Fail, Stall, plan_answer
+from slipring.engines.simulated.plan import Fail, Say, Stall, Step, plan_answer
 from slipring.engines.simulated.script import Script, read_script
+
+_MAX_LAG_S = 0.05
+"""How far behind its schedule an answer may catch up in one burst."""
 
 
 class SimulatedEngine(Engine):
@@ -42,37 +46,36 @@ class SimulatedEngine(Engine):
         cached = self._prefixes.longest(tally) if self.options.prefix_cache else 0
         await self._prefill(tally.tokens - cached)
         self._prefixes.add(tally)
-        usage = Finished("stop", input_tokens=tally.tokens, cached_tokens=cached, output_tokens=0)
-        if not job.generate:
-            usage.position = tally
-            yield [usage]
-            return
-        if self.options.ttft_ms:
-            await asyncio.sleep(self.options.ttft_ms / 1000)
-        async for deltas in self._answer(job, tally, usage):
-            yield deltas
-
-    async def _answer(self, job: Job, tally: Tally, usage: Finished) -> AsyncGenerator[list[Delta], None]:
-        steps = self._script.next() if self._script else plan_answer(job, tally.tool_outputs, self.options)
-        pace = _Pace(self.options.tokens_per_s)
+        reason: Literal["stop", "max_output_tokens"] = "stop"
+        produced = thought = 0
         spoken: list[Delta] = []
-        for step in steps:
-            if isinstance(step, Stall):
-                await asyncio.sleep(step.seconds)
+        limit = job.settings.max_output_tokens
+        pause = _Pace(self.options.tokens_per_s).pause
+        for step in await self._plan(job, tally):
+            if type(step) is not Say:
+                await _interrupt(step)
                 continue
-            if isinstance(step, Fail):
-                raise step.error
-            if usage.output_tokens == job.settings.max_output_tokens:
-                usage.reason = "max_output_tokens"
+            if produced == limit:
+                reason = "max_output_tokens"
                 break
-            await pace.next_token()
-            usage.output_tokens += 1
-            usage.reasoning_tokens += step.reasoning
+            await pause()
+            produced += 1
+            thought += step.reasoning
             spoken += step.deltas
             yield step.deltas
-        usage.position = tally.after(spoken)
-        self._prefixes.add(usage.position)
-        yield [usage]
+        position = tally.after(spoken)
+        self._prefixes.add(position)
+        yield [Finished(reason, tally.tokens, cached, produced, thought, position)]
+
+    async def _plan(self, job: Job, tally: Tally) -> Iterable[Step]:
+        """The answer, after the time that a model would take to begin it. A warmup has none."""
+        if not job.generate:
+            return ()
+        if self.options.ttft_ms:
+            await asyncio.sleep(self.options.ttft_ms / 1000)
+        if self._script is not None:
+            return self._script.next()
+        return plan_answer(job, tally.tool_outputs, self.options)
 
     async def _prefill(self, new_tokens: int) -> None:
         rate = self.options.prefill_tokens_per_s
@@ -80,19 +83,27 @@ class SimulatedEngine(Engine):
             await asyncio.sleep(new_tokens / rate)
 
 
+async def _interrupt(step: Step) -> None:
+    if isinstance(step, Fail):
+        raise step.error
+    if isinstance(step, Stall):
+        await asyncio.sleep(step.seconds)
+
+
 class _Pace:
     """Spreads tokens over time by an absolute schedule, so that small delays do not add up."""
+
+    __slots__ = ("_clock", "_due", "_interval_s")
 
     def __init__(self, tokens_per_s: float) -> None:
         self._interval_s = 1 / tokens_per_s if tokens_per_s else 0.0
         self._clock = asyncio.get_running_loop().time
         self._due = self._clock()
 
-    async def next_token(self) -> None:
+    def pause(self) -> Awaitable[None]:
+        """Until the next token is due."""
         if not self._interval_s:
-            await asyncio.sleep(0)  # as fast as possible, yet never alone on the loop
-            return
-        self._due += self._interval_s
-        wait = self._due - self._clock()
-        if wait > 0:
-            await asyncio.sleep(wait)
+            return asyncio.sleep(0)  # as fast as possible, yet never alone on the loop
+        now = self._clock()
+        self._due = max(self._due + self._interval_s, now - _MAX_LAG_S)
+        return asyncio.sleep(max(self._due - now, 0))

@@ -107,17 +107,17 @@ def _render(item: Item) -> tuple[str, bool]:
 
 def _render_deltas(deltas: Iterable[Delta]) -> list[str]:
     """The same rendering, of what was just said. Reasoning does not stay in the context."""
-    texts: list[str] = []
+    items: list[list[str]] = []
     speaking = False
     for delta in deltas:
         if isinstance(delta, CallStarted):
-            texts.append(f"call {delta.name}\n")
+            items.append([f"call {delta.name}\n"])
             speaking = False
         elif isinstance(delta, CallArguments):
-            texts[-1] += delta.text
+            items[-1].append(delta.text)
         elif isinstance(delta, Text | Refused):
             if not speaking:
-                texts.append("assistant\n")
-            texts[-1] += delta.text
+                items.append(["assistant\n"])
+            items[-1].append(delta.text)
             speaking = True
-    return texts
+    return ["".join(pieces) for pieces in items]

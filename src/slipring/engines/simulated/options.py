@@ -2,31 +2,39 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from slipring.errors import StartupError
+
+
+def _option(default: object, meaning: str) -> Any:
+    return field(default=default, metadata={"help": meaning})
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """How the simulated engine behaves. A rate of 0 is unlimited."""
 
-    tokens_per_s: float = 1000.0
-    """Speed of the answer."""
-    ttft_ms: float = 0.0
-    """Time before the first token, on top of the prefill."""
-    prefill_tokens_per_s: float = 0.0
-    """Speed at which tokens are read that the prefix cache does not hold."""
-    prefix_cache: bool = True
-    """Whether contexts that were seen before need no prefill again."""
-    output_tokens: int = 60
-    """Length of an answer, and of a call's arguments (padded with white space)."""
-    tool_calls: int = 3
-    """Tool outputs in the context from which on it answers with text instead of calling a tool."""
-    parallel_calls: int = 1
-    """Calls made in one response, where the request allows several."""
-    script: str = ""
-    """A file of scripted answers, played in order instead of planned ones."""
+    tokens_per_s: float = _option(1000.0, "speed of the answer; 0: unlimited")
+    ttft_ms: float = _option(0.0, "time before the first token, on top of the prefill")
+    prefill_tokens_per_s: float = _option(
+        0.0, "speed at which tokens are read that the prefix cache does not hold; 0: unlimited"
+    )
+    prefix_cache: bool = _option(True, "whether contexts that were seen before need no prefill again")
+    output_tokens: int = _option(60, "length of an answer, and of the arguments of a call")
+    tool_calls: int = _option(3, "tool outputs in the context from which on it answers with text")
+    parallel_calls: int = _option(1, "calls made in one response, where the request allows several")
+    script: str = _option("", "a file of scripted answers, played instead of planned ones")
+
+
+def reference() -> str:
+    """The options as a Markdown table, for the page that explains them."""
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    for option in dataclasses.fields(Options):
+        default = str(option.default).lower().removesuffix(".0") or "none"
+        rows.append(f"| `{option.name}` | {default} | {option.metadata['help']} |")
+    return "\n".join(rows)
 
 
 def read_options(text: str) -> Options:

@@ -7,17 +7,16 @@ import msgspec
 from msgspec import Struct
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text
-from slipring.engines.instances import Unsatisfiable, instance
 from slipring.engines.simulated.options import Options
+from slipring.engines.simulated.schemas.instances import Unsatisfiable, instance
 from slipring.errors import ApiError, InvalidRequest
 from slipring.protocol import wire
 from slipring.protocol.tools import CallableTool
 
-_TEXT = (
+_WORDS = (
     "this is a simulated answer made of plain words that no model chose and that mean nothing beyond"
     " their number so that clients and tests have something of a known length to read"
-)
-_WORDS = _TEXT.split()
+).split()
 
 
 class Say(Struct):
@@ -41,6 +40,9 @@ class Fail(Struct):
 
 Step = Say | Stall | Fail
 
+_SPOKEN = [Say([Text(f" {word}")]) for word in _WORDS]
+"""Made once: at thousands of tokens per second the simulation must not be what one measures."""
+
 
 def plan_answer(job: Job, tool_outputs: int, options: Options) -> Iterator[Step]:
     """Call the first tool on offer while the context holds too few outputs, else answer with text."""
@@ -52,9 +54,8 @@ def plan_answer(job: Job, tool_outputs: int, options: Options) -> Iterator[Step]
             yield from call(tools[0], options.output_tokens)
         return
     if job.settings.format.kind == "text":
-        words = islice(cycle(_WORDS), max(options.output_tokens, 1))
-        for index, word in enumerate(words):
-            yield Say([Text(f" {word}" if index else word.capitalize())])
+        yield Say([Text(_WORDS[0].capitalize())])
+        yield from islice(cycle(_SPOKEN), 1, options.output_tokens)
         return
     document = wire.encode(_document(job.settings.format.schema)).decode()
     for piece in pieces(document, options.output_tokens):

@@ -12,11 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slipring.engines.patterns import PatternError, samples
-from slipring.engines.scalars import Plains, numbers, span, strings
-from slipring.engines.validity import KINDS, Document, Schema, SchemaError, frozen, kinds_of
-
-__all__ = ["Unsatisfiable", "instance"]
+from slipring.engines.simulated.schemas.patterns import PatternError, samples
+from slipring.engines.simulated.schemas.scalars import Plains, numbers, span, strings
+from slipring.engines.simulated.schemas.validity import KINDS, Document, Schema, SchemaError, frozen, kinds_of
 
 _DEEPEST = 32  # levels of a value
 _MOST_CONTAINED = 1_000  # items that one `contains` is given
@@ -27,7 +25,12 @@ _MOST_ROWS = 48  # ways to fill the same places of an array or an object
 _NOTHING = object()
 
 # Where nothing is asked of what an array or an object holds, it stays empty.
-_SIMPLEST = {"object": ({},), "array": ([],), "boolean": (True, False), "null": (None,)}
+_SIMPLEST: dict[str, Iterable[Any]] = {
+    "object": [{}],
+    "array": [[]],
+    "boolean": [True, False],
+    "null": [None],
+}
 
 # The kind that a schema without a type is most likely about.
 _HINTS = {
@@ -257,10 +260,10 @@ def _likely_kinds(plains: Plains, spot: _Spot) -> list[str]:
     typed = [kinds_of(plain["type"]) for plain in plains if "type" in plain]
     hinted = [_HINTS[key] for plain in plains for key in plain if key in _HINTS]
     order = typed[0] if typed else [*hinted, "string" if spot.level else "object"]
-    # Any number is proposed for `number`, whole ones first: integers need a turn only without it.
-    kinds = [kind for kind in KINDS if all(_permits(names, kind) for names in typed)]
+    wider = {"integer": "number"}
+    kinds = [it for it in KINDS if all(it in ks or wider.get(it) in ks for ks in typed)]
     if "number" in kinds:
-        kinds.remove("integer")
+        kinds.remove("integer")  # its turn would only repeat that of numbers
 
     def rank(kind: str) -> tuple[bool, bool, int]:
         nests = kind in ("array", "object")
@@ -268,10 +271,6 @@ def _likely_kinds(plains: Plains, spot: _Spot) -> list[str]:
         return spot.looping and nests, kind == "null", place
 
     return sorted(kinds, key=rank)
-
-
-def _permits(names: list[str], kind: str) -> bool:
-    return kind in names or (kind == "integer" and "number" in names)
 
 
 def _contained(plain: dict[str, Any]) -> int:

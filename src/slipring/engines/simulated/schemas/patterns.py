@@ -1,8 +1,8 @@
 """Strings that match a regular expression, and the check that one does.
 
-Owns all that the simulated engine knows of regular expressions. Matching walks sets of positions over the
-parsed tree instead of calling `re`: the patterns come from clients, and `re` backtracks without
-bound on a hostile one. What both halves do is metered by the `spend` of the caller.
+Owns all that the simulated engine knows of regular expressions. Matching walks sets of positions
+over the parsed tree instead of calling `re`: the patterns come from clients, and `re` backtracks
+without bound on a hostile one. What both halves do is metered by the `spend` of the caller.
 """
 
 import importlib
@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-Spend = Callable[[], None]
+Spend = Callable[[int], None]
 Nodes = Sequence[tuple[Any, Any]]
 
-# How many different strings are offered for one pattern.
-_VARIANTS = 48
+_LONGEST = 5_000  # characters of a pattern
+_VARIANTS = 48  # different strings offered for one pattern
+_TESTS_PER_STEP = 32  # tests of a character which take about as long as any other step
 
-_PLAIN = string.ascii_lowercase + string.ascii_uppercase + "1234567890" + "-_./:@ !#$%&*+=?,;~'\"()[]"
+_PLAIN = string.ascii_letters + "1234567890" + "-_./:@ !#$%&*+=?,;~'\"()[]"
 # Every class of character within any four in a row: what password-like lookaheads ask for.
 _MIXED = "aA1!bB2@cC3#dD4$eE5%fF6&gG7*" + _PLAIN
 
@@ -51,8 +52,10 @@ def matches(pattern: str, text: str, spend: Spend) -> bool:
 @lru_cache(maxsize=256)
 def _parse(pattern: str) -> tuple[Nodes, bool]:
     """The parsed nodes of a pattern, and whether it ignores case throughout."""
+    if len(pattern) > _LONGEST:
+        raise PatternError(f"a pattern of {len(pattern)} characters is too long to simulate")
     # ECMA 262 spells these two otherwise than Python: `(?<name>…)`, and `[\w-.]`.
-    source = re.sub(r"\(\?<(?![=!])", "(?P<", pattern)
+    source = re.sub(r"(?<!\\)\(\?<(?![=!])", "(?P<", pattern)
     source = re.sub(r"(\\[dswDSW])-(?!\])", r"\1\\-", source)
     try:
         parser = importlib.import_module("re._parser")  # private: hence the guard
@@ -93,6 +96,11 @@ _CHARS: dict[str, Callable[[Any, str], bool]] = {
 _REPEATS = {"MAX_REPEAT", "MIN_REPEAT"}
 
 
+def _weight(arg: Any) -> int:
+    """How many tests it takes to tell whether one character fits."""
+    return len(arg) if isinstance(arg, list) else 1
+
+
 def _unsupported(op: object) -> PatternError:
     return PatternError(f"pattern uses {str(op).lower()}, which is not supported")
 
@@ -110,7 +118,7 @@ class _Matcher:
         for op, arg in nodes:
             if not starts:
                 break
-            self._spend()
+            self._spend(1 + len(starts) * _weight(arg) // _TESTS_PER_STEP)
             starts = self._after(str(op), arg, starts)
         return starts
 
@@ -172,7 +180,7 @@ class _Sampler:
         self._written = 0
 
     def text(self, nodes: Nodes) -> str:
-        self._spend()
+        self._spend(1)
         return "".join(self._piece(str(op), arg) for op, arg in nodes)
 
     def _piece(self, op: str, arg: Any) -> str:
@@ -194,6 +202,7 @@ class _Sampler:
         self._written += 1
         if op == "LITERAL":
             return chr(arg)
+        self._spend(_weight(arg))
         mixed = self._variant % 2 == 1
         admitted = [char for char in (_MIXED if mixed else _PLAIN) if _CHARS[op](arg, char)]
         if admitted:

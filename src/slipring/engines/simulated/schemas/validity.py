@@ -2,8 +2,8 @@
 
 Owns the meaning of the keywords, the reading of references, and the meter on all work done for one
 schema. Malformed schemas are refused here, where they are read, so that nothing else need doubt
-their shape. `format` is an annotation and not checked; `unevaluatedProperties` and
-`unevaluatedItems` are not looked at.
+their shape. `format` is an annotation, hence not checked; `unevaluatedProperties`,
+`unevaluatedItems`, `$dynamicRef` and `$anchor` are not looked at.
 """
 
 import math
@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 from urllib.parse import unquote
 
-from slipring.engines import patterns
+from slipring.engines.simulated.schemas import patterns
 
 Schema = Any  # as parsed from JSON: `vetted` tells that it is a boolean or an object
 
@@ -76,6 +76,10 @@ def _is_multiple(value: Any, step: Any) -> bool:
     return math.isinf(quotient) or quotient.is_integer()
 
 
+def _are_distinct(values: list[Any]) -> bool:
+    return len(set(map(frozen, values))) == len(values)
+
+
 def _has_dependents(value: dict[str, Any], dependents: dict[str, list[str]]) -> bool:
     return all(name in value for key in value for name in dependents.get(key, ()))
 
@@ -91,12 +95,16 @@ _RULES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "maxLength": ("string", lambda value, count: len(value) <= count),
     "minItems": ("array", lambda value, count: len(value) >= count),
     "maxItems": ("array", lambda value, count: len(value) <= count),
-    "uniqueItems": ("array", lambda value, on: not on or len(set(map(frozen, value))) == len(value)),
+    "uniqueItems": ("array", lambda value, on: not on or _are_distinct(value)),
     "minProperties": ("object", lambda value, count: len(value) >= count),
     "maxProperties": ("object", lambda value, count: len(value) <= count),
     "required": ("object", lambda value, names: all(name in value for name in names)),
     "dependentRequired": ("object", _has_dependents),
 }
+
+
+def _is_kind(value: object) -> bool:
+    return isinstance(value, str) and value in KINDS
 
 
 def _is_schema(value: object) -> bool:
@@ -128,7 +136,7 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys((*_COUNTS, "minProperties", "maxProperties"), _is_count),
     **dict.fromkeys(_LIMITS, is_number),
     **dict.fromkeys(("$ref", "pattern", "format"), _is_string),
-    "type": lambda value: _are(lambda name: name in KINDS, least=1)(kinds_of(value)),
+    "type": lambda value: _are(_is_kind, least=1)(kinds_of(value)),
     "enum": _are(lambda _: True),
     "prefixItems": _are(_is_schema),
     "required": _are(_is_string),

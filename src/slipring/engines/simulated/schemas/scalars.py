@@ -12,8 +12,8 @@ from fractions import Fraction
 from functools import reduce
 from typing import Any
 
-from slipring.engines import patterns
-from slipring.engines.validity import SchemaError, as_written
+from slipring.engines.simulated.schemas import patterns
+from slipring.engines.simulated.schemas.validity import SchemaError, as_written
 
 Plains = list[dict[str, Any]]  # schemas that must all hold, the branches in them already chosen
 

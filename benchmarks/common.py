@@ -1,0 +1,123 @@
+"""What the measurements share: server processes, their CPU and memory, and how figures are kept.
+
+Only loopback is used, all loops are bounded, and every process started here is ended here, by its id.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from slipring import __version__
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class Process:
+    """A server in a process of its own, and what it costs."""
+
+    def __init__(self, process: "subprocess.Popen[str]", url: str) -> None:
+        self.pid = process.pid
+        self.url = url
+
+    def cpu_s(self) -> float:
+        """CPU time that all its threads have used, to the nanosecond that the kernel keeps."""
+        spent = 0
+        for path in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError):
+                spent += int(path.read_text().split()[0])
+        return spent / 1e9
+
+    def resident_bytes(self) -> int:
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextlib.contextmanager
+def started(*command: str) -> Iterator[Process]:
+    """A child process that prints its URL within its first lines; ended with the block."""
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(r"http://\S+", line):
+                break
+        else:
+            raise RuntimeError(f"{' '.join(command)} ended with {process.wait()} before it served")
+        yield Process(process, found.group())
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def slipring(engine: str, *flags: str) -> "contextlib.AbstractContextManager[Process]":
+    return started("-m", "slipring", "serve", "--port", "0", "--engine", engine, *flags)
+
+
+class Loop:
+    """An agent's end of a socket: sends creates, reads answers to their end."""
+
+    def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        self._ws = ws
+
+    async def turn(self, **create: Any) -> tuple[dict[str, Any], list[str]]:
+        """One response: its object, and every frame that came."""
+        await self._ws.send_str(json.dumps({"type": "response.create", **create}))
+        frames = []
+        while True:
+            frames.append(frame := await self._ws.receive_str())
+            if frame.startswith(
+                ('{"type":"response.completed"', '{"type":"response.failed"', '{"type":"error"')
+            ):
+                event = json.loads(frame)
+                if event["type"] != "response.completed":
+                    raise RuntimeError(frame)
+                return event["response"], frames
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str) -> Any:
+    async with aiohttp.ClientSession() as http, http.ws_connect(f"{url}/responses", max_msg_size=0) as ws:
+        yield Loop(ws)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, with the range that the repeats covered."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def keep(name: str, figures: dict[str, Any]) -> None:
+    """Keep the raw figures with what they were measured on."""
+    RESULTS.mkdir(exist_ok=True)
+    record = {
+        "benchmark": name,
+        "slipring": __version__,
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.system()},
+        "python": platform.python_version(),
+        "aiohttp": aiohttp.__version__,
+        **figures,
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        if found:
+            return found.group(1)
+    return platform.machine()
+
+
+def verdict(ratio: float, budget: float) -> str:
+    return f"{ratio:.2f} × (budget ≤ {budget:g} ×: {'met' if ratio <= budget else 'FALLS SHORT'})"

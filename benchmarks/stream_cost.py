@@ -1,0 +1,111 @@
+"""CPU per streamed delta: slipring against a bare aiohttp socket that sends the same frames.
+
+Both are servers in processes of their own; the CPU of the server process alone is counted, for the time
+between a create and its last frame. The bare server is given the very frames that slipring sent, and sends
+one per turn of its event loop (``as fast as possible``) or on the same schedule (``1,000 tokens/s``). Rounds
+alternate, so that the machine's moods hit both.
+
+    python benchmarks/stream_cost.py
+"""
+
+import argparse
+import asyncio
+import sys
+
+import aiohttp
+from aiohttp import web
+from common import connected, keep, slipring, spread, started, verdict
+
+BUDGET = 1.5
+PACES = {"as fast as possible": 0, "1,000 tokens/s": 1000}
+
+
+async def measure(tokens: int, rounds: int, tokens_per_s: int) -> dict[str, list[float]]:
+    """CPU per delta in µs, for each round, of both servers."""
+    costs: dict[str, list[float]] = {"slipring": [], "bare": []}
+    engine = f"simulated:tokens_per_s={tokens_per_s},output_tokens={tokens}"
+    with slipring(engine) as ours, started(__file__, "--bare", str(tokens_per_s)) as bare:
+        async with connected(ours.url) as loop, connected(bare.url) as floor:
+            for number in range(rounds + 1):
+                before = ours.cpu_s()
+                _, frames = await loop.turn(model="simulated", input="go", store=False)
+                cost = ours.cpu_s() - before
+                async with aiohttp.ClientSession() as http:
+                    await http.post(f"{bare.url}/frames", json=frames)
+                before = bare.cpu_s()
+                _, echoed = await floor.turn()
+                bare_cost = bare.cpu_s() - before
+                assert echoed == frames, "the bare server must send the same frames"
+                if number:  # the first round warms both up
+                    costs["slipring"].append(cost / len(frames) * 1e6)
+                    costs["bare"].append(bare_cost / len(frames) * 1e6)
+    return costs
+
+
+def serve_bare(tokens_per_s: int) -> None:
+    """The floor: a socket that sends ready-made frames."""
+    frames: list[str] = []
+
+    async def take(request: web.Request) -> web.Response:
+        frames[:] = await request.json()
+        return web.Response()
+
+    async def send(request: web.Request) -> web.WebSocketResponse:
+        ws = web.WebSocketResponse(compress=False)
+        await ws.prepare(request)
+        clock = asyncio.get_running_loop().time
+        async for _ in ws:
+            due = clock()
+            for frame in frames:
+                if tokens_per_s:
+                    due += 1 / tokens_per_s
+                    if (wait := due - clock()) > 0:
+                        await asyncio.sleep(wait)
+                else:
+                    await asyncio.sleep(0)
+                await ws.send_str(frame)
+        return ws
+
+    async def run() -> None:
+        app = web.Application(client_max_size=2**30)
+        app.router.add_post("/frames", take)
+        app.router.add_get("/responses", send)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+        await asyncio.Event().wait()
+
+    import uvloop
+
+    uvloop.run(run())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=3000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--bare", type=int, default=None, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.bare is not None:
+        serve_bare(arguments.bare)
+        return
+    figures = {}
+    for name, rate in PACES.items():
+        print(
+            f"{name}: {arguments.rounds} rounds of {arguments.tokens} tokens …", file=sys.stderr, flush=True
+        )
+        costs = asyncio.run(measure(arguments.tokens, arguments.rounds, rate))
+        ours, bare = spread(costs["slipring"]), spread(costs["bare"])
+        ratio = ours["median"] / bare["median"]
+        print(f"{name}: CPU per delta, median (range) of {arguments.rounds} rounds")
+        for label, each in (("slipring", ours), ("bare aiohttp", bare)):
+            print(f"  {label:13} {each['median']:6.1f} µs  ({each['low']:.1f} – {each['high']:.1f})")
+        print(f"  ratio         {verdict(ratio, BUDGET)}")
+        figures[name] = {"us_per_delta": costs, "ratio": ratio}
+    keep("stream_cost", {"budget": BUDGET, "tokens": arguments.tokens, "paces": figures})
+
+
+if __name__ == "__main__":
+    main()

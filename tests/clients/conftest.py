@@ -1,0 +1,43 @@
+"""A server for real clients: it runs in a thread of its own, so that clients that block do not block it."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from slipring.engines.base import Engine
+from tests.harness import FAST
+from tests.relay import Relay, Served, relayed
+
+
+@pytest.fixture
+def portal() -> Iterator[BlockingPortal]:
+    """The door to the server's thread."""
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture
+def served(portal: BlockingPortal) -> Served:
+    """``with served(engine) as relay``: a server behind a relay, see ``tests.relay.relayed``."""
+
+    def serve(engine: str | Engine = FAST, **settings: Any) -> AbstractContextManager[Relay]:
+        return portal.wrap_async_context_manager(relayed(engine, **settings))
+
+    return serve
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Callable[..., str]:
+    """``scripted([step, …], …)``: an engine that gives these answers, each a list of steps."""
+
+    def write(*answers: list[dict[str, Any]]) -> str:
+        script = tmp_path / "script.jsonl"
+        script.write_text("\n".join(json.dumps(answer) for answer in answers), encoding="utf-8")
+        return f"simulated:tokens_per_s=0,script={script}"
+
+    return write

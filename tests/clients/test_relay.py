@@ -1,0 +1,92 @@
+"""The relay that stands between real clients and the server: it notices what clients do not."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import aiohttp
+import pytest
+from aiohttp import WSMsgType, web
+
+from tests.relay import relay_to, relayed
+
+MALFORMED = '{"type": "response.created", "sequence_number": 0}'
+
+
+@asynccontextmanager
+async def server_of(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    app = web.Application()
+    app.router.add_route("*", "/v1/responses", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
+
+
+async def say_something_malformed(request: web.Request) -> web.StreamResponse:
+    socket = web.WebSocketResponse()
+    await socket.prepare(request)
+    await socket.send_str(MALFORMED)
+    await socket.close(code=1013, message=b"enough")
+    return socket
+
+
+async def answer_something_malformed(request: web.Request) -> web.StreamResponse:
+    return web.json_response({"id": "resp_1"})
+
+
+async def test_a_malformed_frame_reaches_the_client_and_fails_the_test() -> None:
+    async def listen(url: str) -> None:
+        async with (
+            aiohttp.ClientSession() as http,
+            relay_to(url) as relay,
+            http.ws_connect(f"{relay.url}/responses") as socket,
+        ):
+            assert await socket.receive_str() == MALFORMED
+            closed = await socket.receive()
+            assert (closed.type, closed.data, closed.extra) == (WSMsgType.CLOSE, 1013, "enough")
+
+    async with server_of(say_something_malformed) as url:
+        with pytest.raises(AssertionError, match="not a valid ResponseWsCreated"):
+            await listen(url)
+
+
+async def test_a_malformed_body_reaches_the_client_and_fails_the_test() -> None:
+    async def ask(url: str) -> None:
+        async with (
+            aiohttp.ClientSession() as http,
+            relay_to(url) as relay,
+            http.post(f"{relay.url}/responses", json={}) as answer,
+        ):
+            assert await answer.json() == {"id": "resp_1"}
+
+    async with server_of(answer_something_malformed) as url:
+        with pytest.raises(AssertionError, match="not a valid Response"):
+            await ask(url)
+
+
+async def test_a_response_that_never_ends_fails_the_test() -> None:
+    async def leave_early() -> None:
+        async with (
+            aiohttp.ClientSession() as http,
+            relayed("simulated:ttft_ms=3600000") as relay,
+            http.ws_connect(f"{relay.url}/responses") as socket,
+        ):
+            await socket.send_json({"type": "response.create", "model": "simulated", "input": "hello"})
+            await socket.receive_str()
+
+    with pytest.raises(AssertionError, match="without a terminal event"):
+        await leave_early()
+
+
+async def test_a_client_that_waits_forever_is_cut_off() -> None:
+    async def wait_for_nothing() -> None:
+        async with aiohttp.ClientSession() as http, relayed(patience_s=0.1) as relay:
+            with suppress(aiohttp.ClientError):
+                async with http.ws_connect(f"{relay.url}/responses") as socket:
+                    await socket.receive()
+
+    with pytest.raises(AssertionError, match="the client was not done"):
+        await wait_for_nothing()

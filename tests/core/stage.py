@@ -1,0 +1,306 @@
+"""A stage for the pure core: sessions without sockets, engines, stores or clocks.
+
+A `World` is what connections share; a `Stage` is one connection in it. The stage carries out the actions of
+its session by writing them down: what was sent is in `events`, and the work that a real driver would do
+lies in `loads`, `starts` and `saves` until a test does it. Every frame is validated, and the order of all
+frames is checked, so that each test is also a test of the wire.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec import Raw
+
+from slipring.core.actions import Action, Cancel, Close, Load, Save, Send, Start
+from slipring.core.cache import ConnectionCache, SharedScopes
+from slipring.core.generation import Capabilities, Delta, Finished, Head, Job, Model, Text
+from slipring.core.limits import Limits
+from slipring.core.session import Loaded, Session
+from slipring.core.state import Carry, ResponseState
+from slipring.core.turn import Turn
+from slipring.errors import ApiError, ModelNotFound, ServerError
+from slipring.protocol import wire
+from slipring.protocol.events import Error
+from slipring.protocol.items import Item, user_message
+from slipring.protocol.responses import ReasoningEcho, Response, TextEcho
+from tests.wire import NO_TYPES, Order, check_frame
+
+Json = dict[str, Any]
+PLAIN = Model(name="m", owner="tests", capabilities=Capabilities())
+ABLE = Model(name="able", owner="tests", capabilities=Capabilities(logprobs=True, images=True, files=True))
+
+
+class Models:
+    """Two models: one that can do nothing special and is the default, one that can do everything."""
+
+    def find(self, name: str | None) -> Model:
+        for model in (PLAIN, ABLE):
+            if name in (None, model.name):
+                return model
+        raise ModelNotFound(name or "", ["m", "able"])
+
+
+class World:
+    """What connections share: the store, the memory bounds, the ids."""
+
+    def __init__(self, **limits: float) -> None:
+        self.limits = Limits(**limits)  # type: ignore[arg-type]
+        self.scopes = SharedScopes(self.limits.tenant_cache_bytes, self.limits.process_cache_bytes)
+        self.store: dict[tuple[str, str], ResponseState] = {}
+        self.models = Models()
+        self.now = 1000.0
+        self._minted: Counter[str] = Counter()
+
+    def mint(self, prefix: str) -> str:
+        """`resp_1`, `resp_2`, `msg_1`, …: the same in every run."""
+        self._minted[prefix] += 1
+        return f"{prefix}_{self._minted[prefix]}"
+
+    def connect(self, tenant: str = "tenant", **watch: Any) -> "Stage":
+        return Stage(self, tenant, **watch)
+
+
+class Stage:
+    """One connection: its session, what it sent, and the work that it waits for."""
+
+    def __init__(
+        self,
+        world: World | None = None,
+        tenant: str = "tenant",
+        *,
+        foreign_tools: frozenset[str] = NO_TYPES,
+        on_event: Callable[[Json], None] | None = None,
+        on_start: Callable[[Start], None] | None = None,
+    ) -> None:
+        self.world = world = world or World()
+        self.tenant = tenant
+        self.cache = ConnectionCache(world.limits.connection_cache_bytes, world.scopes.of(tenant))
+        self.session = Session(
+            tenant=tenant,
+            models=world.models,
+            limits=world.limits,
+            mint=world.mint,
+            cache=self.cache,
+            now=world.now,
+        )
+        self.events: list[Json] = []
+        self.frames: list[bytes] = []
+        self.loads: dict[Turn, Load] = {}
+        self.starts: dict[Turn, Start] = {}
+        self.saves: dict[Turn, Save] = {}
+        self.cancelled: list[Turn] = []
+        self.close: Close | None = None
+        self.order = Order()
+        self._foreign_tools = foreign_tools
+        self._on_event = on_event
+        self._on_start = on_start
+
+    # What a client does. Each returns the events that it caused.
+
+    def receive(self, frame: bytes | str) -> list[Json]:
+        return self._run(self.session.receive(frame, self.world.now))
+
+    def create(self, lane: str | None = None, previous: str | None = None, **fields: Any) -> list[Json]:
+        """Ask for a response that says something and is not stored, unless `fields` say otherwise."""
+        frame: Json = {"type": "response.create", "model": "m", "input": "hi", "store": False, **fields}
+        if lane is not None:
+            frame["stream_id"] = lane
+        if previous is not None:
+            frame["previous_response_id"] = previous
+        return self.receive(json.dumps(frame))
+
+    def respond(self, lane: str | None = None, previous: str | None = None, **fields: Any) -> Json:
+        """Ask for a response and see it through; returns the finished response object."""
+        text = fields.pop("says", "ok")
+        self.create(lane, previous, **fields)
+        if any(turn.lane == lane for turn in self.loads):
+            self.load(lane)
+        return self.complete(lane, text)
+
+    # What an engine does.
+
+    def job(self, lane: str | None = None) -> Job:
+        """The job that runs on a lane."""
+        return self.starts[self._at(self.starts, lane)].job
+
+    def say(self, *deltas: Delta, lane: str | None = None) -> list[Json]:
+        return self._run(self.session.deltas(self._at(self.starts, lane), list(deltas)))
+
+    def finish(
+        self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: object = None
+    ) -> list[Json]:
+        """The engine's last deltas. A response that is to be stored then waits in `saves`."""
+        turn = self._at(self.starts, lane)
+        job = self.starts.pop(turn).job
+        tokens = 3 if job.generate else 0
+        end = Finished(
+            reason=reason, input_tokens=7, cached_tokens=2, output_tokens=tokens, position=position
+        )
+        told = self._run(self.session.deltas(turn, [*deltas, end]))
+        return told + self._run(self.session.finished(turn, self.world.now))
+
+    def complete(self, lane: str | None = None, text: str = "ok") -> Json:
+        """Answer with a text (a warmup with nothing), store it if asked to, return the response object."""
+        self.finish(*([Text(text)] if self.job(lane).generate else []), lane=lane)
+        if any(turn.lane == lane for turn in self.saves):
+            self.save(lane)
+        response: Json = self.order.responses[-1]
+        return response
+
+    # What a store does.
+
+    def load(self, lane: str | None = None) -> list[Json]:
+        turn = self._at(self.loads, lane)
+        wanted = self.loads.pop(turn)
+        state = self.world.store.get((self.tenant, wanted.response_id or ""))
+        own = (s.input + s.output for (tenant, _), s in self.world.store.items() if tenant == self.tenant)
+        found = {item.id: item for items in own for item in items if item.id in wanted.item_ids}
+        return self._run(self.session.loaded(turn, Loaded(state, found), self.world.now))
+
+    def save(self, lane: str | None = None) -> list[Json]:
+        turn = self._at(self.saves, lane)
+        state = self.saves.pop(turn).state
+        self.world.store[self.tenant, state.id] = state
+        return self._run(self.session.saved(turn, self.world.now))
+
+    # What goes wrong, and time.
+
+    def fail(self, lane: str | None = None, error: ApiError | None = None) -> list[Json]:
+        """Whatever works on this lane's turn cannot do it: engine, load or save."""
+        for work in (self.starts, self.loads, self.saves):
+            for turn in [turn for turn in work if turn.lane == lane]:
+                del work[turn]
+                return self._run(self.session.failed(turn, error or ServerError(), self.world.now))
+        raise LookupError(f"nothing runs on lane {lane!r}")
+
+    def tick(self, seconds: float = 0.0) -> list[Json]:
+        self.world.now += seconds
+        return self._run(self.session.tick(self.world.now))
+
+    def end(self, error: ApiError, *, code: int = 1001, grace_s: float = 30.0) -> list[Json]:
+        return self._run(self.session.end(error, code=code, grace_s=grace_s, now=self.world.now))
+
+    def hang_up(self) -> list[Json]:
+        """The connection is gone."""
+        return self._run(self.session.closed())
+
+    # Within.
+
+    def _at(self, work: Iterable[Turn], lane: str | None) -> Turn:
+        found = [turn for turn in work if turn.lane == lane]
+        assert len(found) == 1, f"{len(found)} such turns on lane {lane!r}"
+        return found[0]
+
+    def _run(self, actions: list[Action]) -> list[Json]:
+        before = len(self.events)
+        for action in actions:
+            assert self.close is None, f"{action} after Close"
+            if isinstance(action, Send):
+                self._send(action)
+            elif isinstance(action, Load):
+                self.loads[action.turn] = action
+            elif isinstance(action, Start):
+                self.starts[action.turn] = action
+                if self._on_start is not None:
+                    self._on_start(action)
+            elif isinstance(action, Save):
+                self.saves[action.turn] = action
+            elif isinstance(action, Cancel):
+                self.cancelled.append(action.turn)
+                for work in (self.loads, self.starts, self.saves):
+                    work.pop(action.turn, None)
+            else:
+                self.close = action
+        return self.events[before:]
+
+    def _send(self, send: Send) -> None:
+        for event in send.events:
+            frame = wire.encode(event.nested() if isinstance(event, Error) else event)
+            told = check_frame(frame, self._foreign_tools)
+            self.frames.append(frame)
+            self.events.append(told)
+            self.order.see(told)
+            if self._on_event is not None:
+                self._on_event(told)
+
+
+def types(events: Iterable[Json]) -> list[str]:
+    """The types of events, without the prefix that they share."""
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+def only_error(events: list[Json]) -> Json:
+    """The error frame, where it is all that was said."""
+    assert types(events) == ["error"]
+    return events[0]
+
+
+def message(text: str, role: str = "user") -> Json:
+    return {"type": "message", "role": role, "content": text}
+
+
+def call_output(call_id: str, output: str = "42", kind: str = "function_call_output") -> Json:
+    return {"type": kind, "call_id": call_id, "output": output}
+
+
+def function(name: str, **fields: Any) -> Json:
+    return {"type": "function", "name": name, "parameters": {"type": "object"}, **fields}
+
+
+def context_of(job: Job) -> list[Json]:
+    """The items that an engine is given, oldest first."""
+    return [json.loads(item.raw) for item in job.context()]
+
+
+_HEAD = Head()
+
+
+def node(
+    id: str, parent: ResponseState | None = None, *, text: str = "hi", output: tuple[Item, ...] = ()
+) -> ResponseState:
+    """A state as a finished response leaves it, without the trouble of making one."""
+    response = Response(
+        id=id,
+        created_at=0,
+        model="m",
+        instructions=Raw(b"null"),
+        previous_response_id=parent.id if parent is not None else None,
+        tools=Raw(b"[]"),
+        tool_choice=Raw(b'"auto"'),
+        parallel_tool_calls=True,
+        reasoning=ReasoningEcho(),
+        text=TextEcho(format=Raw(b'{"type":"text"}')),
+        store=False,
+        metadata={},
+        truncation="disabled",
+        temperature=1.0,
+        top_p=1.0,
+        top_logprobs=0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        service_tier="default",
+        max_output_tokens=None,
+        max_tool_calls=None,
+        prompt_cache_key=None,
+        safety_identifier=None,
+        user=None,
+        status="completed",
+    )
+    return ResponseState(
+        response=response,
+        parent=parent,
+        head=parent.head if parent is not None else _HEAD,
+        input=(user_message(text),),
+        output=output,
+        carry=parent.carry if parent is not None else Carry(),
+    )
+
+
+def line(length: int, first: str = "n0") -> list[ResponseState]:
+    """A chain of this many nodes, oldest first."""
+    nodes = [node(first)]
+    for number in range(1, length):
+        nodes.append(node(f"n{number}", nodes[-1]))
+    return nodes

@@ -1,0 +1,289 @@
+"""A relay between a real client and a real server.
+
+Real clients do not check what they are told, and do not show what they send. So they talk to a relay: it
+passes on every message as it is, pings and close codes included, checks everything that the server says
+with ``tests.wire``, and keeps everything that the client said for the test to look at.
+
+What the server does wrong does not disturb the client; it is raised when the relay's block ends. A client
+that never comes to an end is cut off after ``patience_s``, so that no test can hang.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from aiohttp import WSMsgType, web
+
+from slipring.engines.base import Engine
+from tests import wire
+from tests.harness import FAST, read_sse, serve
+
+Json = dict[str, Any]
+_Side = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
+
+_RELAY_SETTINGS = frozenset({"abandoned", "patience_s", "foreign_tool_types"})
+_KEEPALIVE = ": keepalive\n\n"
+_HOP_BY_HOP = ("connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade")
+
+
+@dataclass
+class RelayedSocket:
+    """One WebSocket connection, as it went by."""
+
+    headers: Mapping[str, str]
+    sent: list[Json] = field(default_factory=list)
+    """What the client sent."""
+    received: list[Json] = field(default_factory=list)
+    """What the server answered."""
+    pings: int = 0
+    """Pings of the client."""
+    pongs: int = 0
+    """Pongs of the server."""
+    deflate: bool = False
+    order: wire.Order = field(default_factory=wire.Order)
+
+    @property
+    def responses(self) -> list[Json]:
+        """The finished response objects."""
+        return self.order.responses
+
+
+@dataclass
+class Exchange:
+    """One HTTP request and its answer, as they went by."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: Any
+    status: int = 0
+    answer: Any = None
+    """The JSON body, or the list of events of an SSE stream. Of a stream, a client may have seen the end a
+    moment before it is here: look after the relay's block."""
+    keepalives: int = 0
+    """Comments within an SSE stream."""
+
+
+class Relay:
+    """Listens on a port of its own for clients of one server."""
+
+    def __init__(
+        self,
+        server_url: str,
+        http: aiohttp.ClientSession,
+        abandoned: bool,
+        patience_s: float,
+        foreign_tool_types: frozenset[str],
+    ) -> None:
+        self.server_url = server_url
+        self._http = http
+        self.port = 0
+        self.sockets: list[RelayedSocket] = []
+        self.exchanges: list[Exchange] = []
+        self.faults: list[AssertionError] = []
+        self._abandoned = abandoned
+        self._patience_s = patience_s
+        self._foreign = foreign_tool_types
+
+    @property
+    def url(self) -> str:
+        """What a client takes as its base URL."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def socket(self) -> RelayedSocket:
+        """The only connection that there was."""
+        (socket,) = self.sockets
+        return socket
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                if request.headers.get("Upgrade", "").lower() == "websocket":
+                    return await self._relay_socket(request)
+                return await self._relay_request(request)
+        except TimeoutError:
+            self.faults.append(AssertionError(f"the client was not done after {self._patience_s} s"))
+            raise
+
+    def check(self) -> None:
+        """Raise what the server did wrong."""
+        for socket in self.sockets:
+            with self._noting_faults():
+                socket.order.finish(abandoned=self._abandoned)
+        if self.faults:
+            raise self.faults[0]
+
+    def explain(self, failure: BaseException) -> None:
+        """Tell beside a test's failure what the server did wrong before it."""
+        for fault in self.faults:
+            failure.add_note(f"noticed by the relay: {fault}")
+
+    @contextmanager
+    def _noting_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except AssertionError as fault:
+            self.faults.append(fault)
+
+    def _target(self, request: web.Request) -> str:
+        return self.server_url.removesuffix("/v1") + request.path_qs
+
+    # WebSocket.
+
+    async def _relay_socket(self, request: web.Request) -> web.StreamResponse:
+        offers_deflate = "permessage-deflate" in request.headers.get("Sec-WebSocket-Extensions", "")
+        connecting = self._http.ws_connect(
+            self._target(request),
+            headers=_passed_on(request.headers),
+            autoping=False,
+            compress=15 if offers_deflate else 0,
+            max_msg_size=0,
+        )
+        try:
+            upstream = await connecting
+        except aiohttp.WSServerHandshakeError as refusal:
+            return web.Response(status=refusal.status, reason=refusal.message)
+        async with upstream:
+            deflate = bool(upstream.compress)
+            downstream = web.WebSocketResponse(autoping=False, compress=deflate, max_msg_size=0)
+            await downstream.prepare(request)
+            socket = RelayedSocket(dict(request.headers), deflate=deflate)
+            self.sockets.append(socket)
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(self._pump_client(socket, downstream, upstream))
+                pumps.create_task(self._pump_server(socket, upstream, downstream))
+            return downstream
+
+    async def _pump_client(self, socket: RelayedSocket, client: _Side, server: _Side) -> None:
+        async for message in _messages(client, server):
+            socket.pings += message.type is WSMsgType.PING
+            if message.type is WSMsgType.TEXT:
+                socket.sent.append(json.loads(message.data))
+            await _pass_on(message, server)
+
+    async def _pump_server(self, socket: RelayedSocket, server: _Side, client: _Side) -> None:
+        async for message in _messages(server, client):
+            socket.pongs += message.type is WSMsgType.PONG
+            with self._noting_faults():
+                if message.type is WSMsgType.TEXT:
+                    event = wire.check_frame(message.data, self._foreign)
+                    socket.received.append(event)
+                    socket.order.see(event)
+                elif message.type is WSMsgType.BINARY:
+                    raise AssertionError("the server sent a binary frame")
+            await _pass_on(message, client)
+
+    # HTTP.
+
+    async def _relay_request(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        exchange = Exchange(
+            request.method, request.path, dict(request.headers), json.loads(body) if body else None
+        )
+        self.exchanges.append(exchange)
+        asking = self._http.request(
+            request.method, self._target(request), headers=_passed_on(request.headers), data=body
+        )
+        async with asking as answer:
+            exchange.status = answer.status
+            downstream = web.StreamResponse(status=answer.status, headers=_passed_on(answer.headers))
+            await downstream.prepare(request)
+            content = b""
+            async for chunk in answer.content.iter_any():
+                content += chunk
+                await _write(downstream, chunk)
+            with self._noting_faults():
+                exchange.answer = self._check_answer(exchange, answer.content_type, content)
+        return downstream
+
+    def _check_answer(self, exchange: Exchange, content_type: str, content: bytes) -> Any:
+        if exchange.status >= 400:
+            return wire.check_http_error(content)
+        if content_type == "text/event-stream":
+            text = content.decode()
+            exchange.keepalives = text.count(_KEEPALIVE)
+            return read_sse(text.replace(_KEEPALIVE, ""))
+        if exchange.path.endswith("/responses"):
+            return wire.check_response(content, self._foreign)
+        return json.loads(content)
+
+
+def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers without those that concern one leg of the way only."""
+    return {
+        name: value
+        for name, value in headers.items()
+        if name.lower() not in _HOP_BY_HOP and not name.lower().startswith("sec-websocket-")
+    }
+
+
+async def _messages(source: _Side, target: _Side) -> AsyncIterator[aiohttp.WSMessage]:
+    """What one side says until it closes; then the other side is closed the same way."""
+    while True:
+        message = await source.receive()
+        if message.type is WSMsgType.CLOSE:
+            await target.close(code=message.data or 1000, message=(message.extra or "").encode())
+            return
+        if message.type in (WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR):
+            await target.close(code=1001)
+            return
+        yield message
+
+
+async def _pass_on(message: aiohttp.WSMessage, target: _Side) -> None:
+    data = message.data.encode() if isinstance(message.data, str) else bytes(message.data)
+    try:
+        await target.send_frame(data, message.type)
+    except ConnectionResetError:
+        return  # it is gone; its own pump notices
+
+
+async def _write(downstream: web.StreamResponse, chunk: bytes) -> None:
+    try:
+        await downstream.write(chunk)
+    except ConnectionResetError:
+        return  # the client has read enough; the rest is checked all the same
+
+
+Served = Callable[..., AbstractContextManager[Relay]]
+"""The fixture ``served``: ``relayed``, in a thread of its own."""
+
+
+@asynccontextmanager
+async def relay_to(
+    server_url: str,
+    *,
+    abandoned: bool = False,
+    patience_s: float = 30,
+    foreign_tool_types: frozenset[str] = frozenset(),
+) -> AsyncIterator[Relay]:
+    """A relay to a server. ``abandoned``: responses may be left unfinished at the end."""
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
+        relay = Relay(server_url, http, abandoned, patience_s, foreign_tool_types)
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{path:.*}", relay.handle)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=5)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            relay.port = runner.addresses[0][1]
+            yield relay
+        except BaseException as failure:
+            relay.explain(failure)
+            raise
+        finally:
+            await runner.cleanup()
+        relay.check()
+
+
+@asynccontextmanager
+async def relayed(engine: str | Engine = FAST, **settings: Any) -> AsyncIterator[Relay]:
+    """A server with a relay in front of it. Settings are those of ``relay_to`` and of ``serve``."""
+    own = {name: settings.pop(name) for name in _RELAY_SETTINGS & settings.keys()}
+    async with serve(engine, **settings) as server, relay_to(server.url, **own) as relay:
+        yield relay

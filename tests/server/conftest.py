@@ -1,0 +1,22 @@
+"""Loops for the tests of sockets: what hangs on a transport is tested on both that people run."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+try:
+    from uvloop import new_event_loop as new_uvloop
+except ImportError:  # not to be had on every platform
+    new_uvloop = asyncio.new_event_loop
+
+_BOTH = {"asyncio": asyncio.new_event_loop, "uvloop": new_uvloop}
+_ON_BOTH = ("test_connection", "test_drain")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if item.path.stem in _ON_BOTH:
+        return _BOTH
+    return {"asyncio": asyncio.new_event_loop}

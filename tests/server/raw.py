@@ -1,0 +1,166 @@
+"""A WebSocket client that speaks to the socket itself, for what no decent client does.
+
+It reads only when it is told to, so a test decides when the server finds its client slow; it can cut a
+message into fragments, send bytes that are no text, and be gone without a word.
+"""
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from slipring.server.websocket import Connection
+from tests.harness import Running
+
+CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
+_HANDSHAKE = (
+    "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class RawSocket:
+    """A TCP connection, spoken to in WebSocket frames."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._received = b""
+
+    async def send(self, data: bytes) -> None:
+        await self._loop.sock_sendall(self._sock, data)
+
+    async def send_frame(self, opcode: int, payload: bytes, *, final: bool = True) -> None:
+        first = opcode | (0x80 if final else 0)
+        length = len(payload)
+        if length < 126:
+            head = struct.pack("!BB", first, 0x80 | length)
+        elif length < 65536:
+            head = struct.pack("!BBH", first, 0x80 | 126, length)
+        else:
+            head = struct.pack("!BBQ", first, 0x80 | 127, length)
+        await self.send(head + bytes(4) + payload)  # masked, as clients must, with a mask of zeros
+
+    async def create(self, **fields: Any) -> None:
+        await self.send_frame(TEXT, json.dumps({"type": "response.create", **fields}).encode())
+
+    async def receive_frame(self) -> tuple[int, bytes]:
+        """The next frame of the server: its opcode and payload."""
+        first, length = await self._read(2)
+        if length == 126:
+            (length,) = struct.unpack("!H", await self._read(2))
+        elif length == 127:
+            (length,) = struct.unpack("!Q", await self._read(8))
+        return first & 0x0F, await self._read(length)
+
+    async def receive_event(self) -> dict[str, Any]:
+        """The next event; pings are read over."""
+        opcode, payload = await self.receive_frame()
+        while opcode == PING:
+            opcode, payload = await self.receive_frame()
+        assert opcode == TEXT, (opcode, payload)
+        event = json.loads(payload)
+        assert isinstance(event, dict)
+        return event
+
+    async def closed(self) -> int:
+        """Read over what is left; the code of the close frame."""
+        while True:
+            opcode, payload = await self.receive_frame()
+            if opcode == CLOSE:
+                (code,) = struct.unpack("!H", payload[:2])
+                return int(code)
+
+    async def ended(self) -> bytes:
+        """Everything that still comes, up to the end of the connection."""
+        while chunk := await self._receive():
+            self._received += chunk
+        return self._received
+
+    def drop(self) -> None:
+        """Be gone at once: the server sees a reset."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._sock.close()
+
+    def close(self) -> None:
+        self._sock.close()
+
+    async def read_head(self) -> bytes:
+        """The head of an HTTP answer."""
+        while b"\r\n\r\n" not in self._received:
+            chunk = await self._receive()
+            assert chunk, self._received
+            self._received += chunk
+        head, _, self._received = self._received.partition(b"\r\n\r\n")
+        return head
+
+    async def _read(self, count: int) -> bytes:
+        while len(self._received) < count:
+            chunk = await self._receive()
+            assert chunk, "the connection ended within a frame"
+            self._received += chunk
+        wanted, self._received = self._received[:count], self._received[count:]
+        return wanted
+
+    async def _receive(self) -> bytes:
+        try:
+            return await asyncio.wait_for(self._loop.sock_recv(self._sock, 65536), 10)
+        except ConnectionResetError:
+            return b""
+
+
+@asynccontextmanager
+async def open_tcp(server: Running, *, receive_buffer_bytes: int = 0) -> AsyncIterator[RawSocket]:
+    """A plain TCP connection to a server. A small receive buffer fills when the test does not read."""
+    sock = socket.socket()
+    sock.setblocking(False)
+    if receive_buffer_bytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", server.server.port))
+    raw = RawSocket(sock)
+    try:
+        yield raw
+    finally:
+        raw.close()
+
+
+@asynccontextmanager
+async def open_raw(server: Running, *, receive_buffer_bytes: int = 0) -> AsyncIterator[RawSocket]:
+    """A WebSocket connection, with the handshake behind it."""
+    async with open_tcp(server, receive_buffer_bytes=receive_buffer_bytes) as raw:
+        await raw.send(_HANDSHAKE.encode())
+        head = await raw.read_head()
+        assert head.startswith(b"HTTP/1.1 101 "), head
+        yield raw
+
+
+def fill(connection: Connection, size_bytes: int) -> None:
+    """Have a frame of this size waiting in the transport, behind everybody's back."""
+    frame = struct.pack("!BBQ", 0x80 | TEXT, 127, size_bytes) + b"x" * size_bytes
+    connection._request.transport.write(frame)  # type: ignore[union-attr]
+
+
+def stop_clock(server: Running) -> None:
+    """From now on only the test itself calls ``tick``, so that nothing depends on the speed of the machine."""
+    server.server._ticker.cancel()  # type: ignore[union-attr]
+
+
+def only_client(server: Running) -> Any:
+    """The one client that a server has just now."""
+    (client,) = server.service.clients
+    return client
+
+
+def connection_of(server: Running) -> Connection:
+    client = only_client(server)
+    assert isinstance(client, Connection)
+    return client
+
+
+async def gone(server: Running) -> None:
+    """Wait until nobody is being served."""
+    await asyncio.wait_for(server.service.quiet(), 10)

@@ -1,0 +1,1008 @@
+"""`docs/compatibility.md`, held against the openai package and against the server.
+
+The package's own types say what the page must mention. The page's tables say what the server must do with
+it: every row is tried out, with the samples below, on a session without a network. A row without a sample
+fails, so the page cannot grow a claim that nobody checks.
+"""
+
+import asyncio
+import inspect
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typing_extensions
+from msgspec import structs
+from openai.resources import beta, conversations, models, responses
+from openai.types import beta as beta_types
+from openai.types import responses as sdk
+from openai.types.beta import (
+    beta_response_input_item_param,
+    beta_responses_client_event_param,
+)
+from openai.types.beta import (
+    response_create_params as beta_create_params,
+)
+from openai.types.responses import (
+    response_create_params,
+    response_input_audio_param,
+    response_input_item_param,
+    response_reasoning_item_param,
+    responses_client_event_param,
+)
+from pydantic import BaseModel
+
+import slipring
+from slipring import errors
+from slipring.core.actions import Action, Load, Send, Start
+from slipring.core.cache import ConnectionCache
+from slipring.core.generation import Delta, Finished, Job, Settings, Text
+from slipring.core.limits import Limits
+from slipring.core.session import Loaded, Session
+from slipring.engines.catalog import Catalog, open_engine
+from slipring.errors import ApiError, UnsupportedParameter
+from slipring.protocol import events, items, requests, tools, wire
+from slipring.protocol.requests import TextFormat
+from slipring.protocol.responses import OutputItem, Response
+from slipring.server.http import read_body
+from tests.harness import WEATHER, serve
+
+Json = dict[str, Any]
+
+PAGE = Path(__file__).parent.parent / "docs" / "compatibility.md"
+STATUSES = ("supported", "carried", "refused")
+
+# The page ----------------------------------------------------------------------------------------
+
+_CODE_SPAN = re.compile(r"`([^`]+)`")
+_REFUSAL = re.compile(r"(\d{3}) `(\w+)`(?:, param `([^`]+)`)?")
+_INDEX = re.compile(r"\[\w+\]")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The status, code and param of an error; indexes in the param do not count."""
+
+    status: int
+    code: str
+    param: str | None
+
+    @classmethod
+    def read(cls, cell: str) -> "Refusal":
+        match = _REFUSAL.fullmatch(cell)
+        assert match, f"not a status, a code and a param: {cell!r}"
+        return cls(int(match[1]), match[2], _without_indexes(match[3]))
+
+    @classmethod
+    def of(cls, frame: Json) -> "Refusal":
+        error = frame["error"]
+        return cls(frame["status"], error["code"], _without_indexes(error["param"]))
+
+
+def _without_indexes(param: str | None) -> str | None:
+    return param and _INDEX.sub("[]", param)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the page says of one name."""
+
+    status: str
+    cells: Json
+
+    @property
+    def refusal(self) -> Refusal | None:
+        cell = self.cells["Refused with"]
+        return Refusal.read(cell) if cell else None
+
+
+def read_tables(text: str) -> dict[str, list[Json]]:
+    """The table below each heading: its rows, by the names of their columns."""
+    tables: dict[str, list[Json]] = {}
+    heading, columns = "", []
+    for line in text.splitlines():
+        if line.startswith("#"):
+            heading, columns = line.lstrip("# "), []
+        elif line.startswith("|"):
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if not columns:
+                assert heading not in tables, f"two tables below '{heading}'"
+                columns, tables[heading] = cells, []
+            elif set(cells) != {"---"}:
+                assert len(cells) == len(columns), f"'{heading}': a row of another length: {line}"
+                tables[heading].append(dict(zip(columns, cells, strict=True)))
+    return tables
+
+
+TEXT = PAGE.read_text(encoding="utf-8")
+TABLES = read_tables(TEXT)
+
+
+def listed(heading: str) -> dict[str, Row]:
+    """The rows of a table by the names in their first column. The second column is the status."""
+    found: dict[str, Row] = {}
+    for cells in TABLES[heading]:
+        first, second = list(cells)[:2]
+        names = _CODE_SPAN.findall(cells[first])
+        assert names, f"'{heading}': a row without a name: {cells[first]}"
+        for name in names:
+            assert name not in found, f"'{heading}': '{name}' is listed twice"
+            found[name] = Row(cells[second], cells)
+    return found
+
+
+ENDPOINTS = listed("Endpoints")
+CLIENT_EVENTS = listed("Client events")
+FIELDS = listed("Request fields")
+FORMATS = listed("Text formats")
+INCLUDES = listed("Include values")
+ITEMS = listed("Input items")
+PARTS = listed("Content parts")
+TOOLS = listed("Tools")
+TOOL_FIELDS = listed("Tool fields")
+TOOL_CHOICES = listed("Tool choice")
+OUTPUT_ITEMS = listed("Output items")
+SERVER_EVENTS = listed("Server events")
+SETTINGS = listed("Simulated engine")
+
+
+def test_every_status_is_one_of_three_words() -> None:
+    with_status = {heading for heading, rows in TABLES.items() if "Status" in list(rows[0])[1:]}
+    assert len(with_status) == 12
+    for heading in with_status:
+        for name, row in listed(heading).items():
+            assert row.status in STATUSES, f"'{heading}', {name}"
+
+
+def test_every_refusal_is_spelled_out_and_nothing_else_is() -> None:
+    for heading, rows in TABLES.items():
+        if {"Status", "Refused with"} <= rows[0].keys():
+            for name, row in listed(heading).items():
+                assert (row.refusal is not None) == (row.status == "refused"), f"'{heading}', {name}"
+
+
+def test_links_within_the_page_lead_somewhere() -> None:
+    headings = re.findall(r"^#+ (.+)$", TEXT, re.MULTILINE)
+    anchors = {heading.lower().replace(" ", "-") for heading in headings}
+    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
+
+
+# What the openai package knows -------------------------------------------------------------------
+
+
+def members(union: Any) -> list[Any]:
+    """The members of a union, through annotations and iterables."""
+    origin = typing.get_origin(union)
+    if origin is None or origin is typing.Literal:
+        return [union]
+    arguments = typing.get_args(union)
+    if origin is typing.Annotated:
+        arguments = arguments[:1]
+    elif origin not in (typing.Union, types.UnionType, list) and not issubclass(origin, Iterable):
+        return [union]
+    return [member for argument in arguments for member in members(argument)]
+
+
+def keys(kind: Any) -> Json:
+    """The keys of a model or a TypedDict, with their types."""
+    if issubclass(kind, BaseModel):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    return typing_extensions.get_type_hints(kind)
+
+
+def literals(kind: Any) -> set[str]:
+    if typing.get_origin(kind) is typing.Literal:
+        return set(typing.get_args(kind))
+    return set().union(*map(literals, typing.get_args(kind)))
+
+
+def types_in(*unions: Any) -> set[str]:
+    """Every value that the `type` of a member can have."""
+    found: set[str] = set()
+    for member in (member for union in unions for member in members(union)):
+        if member is not types.NoneType and member is not str:
+            names = literals(keys(member)["type"])
+            assert names, f"{member} has a type without a name"
+            found |= names
+    return found
+
+
+def objects_in(kind: Any) -> list[str]:
+    """The fields of a request that are objects with keys of their own."""
+    found = []
+    for name, hint in keys(kind).items():
+        options = [option for option in members(hint) if option is not types.NoneType]
+        if len(options) == 1 and typing_extensions.is_typeddict(options[0]):
+            found += [f"{name}.{key}" for key in keys(options[0])]
+    return found
+
+
+CREATES = (
+    response_create_params.ResponseCreateParamsBase,
+    response_create_params.ResponseCreateParamsStreaming,
+    responses_client_event_param.ResponseCreate,
+    beta_create_params.ResponseCreateParamsBase,
+    beta_responses_client_event_param.ResponseCreate,
+)
+SENT_AS_A_HEADER = {"betas"}
+
+
+def known_fields() -> set[str]:
+    return {name for create in CREATES for name in keys(create)} - SENT_AS_A_HEADER
+
+
+def known_parts() -> set[str]:
+    message = keys(sdk.ResponseOutputMessageParam)
+    reasoning = keys(response_reasoning_item_param.ResponseReasoningItemParam)
+    return types_in(
+        sdk.ResponseInputContentParam,
+        sdk.ResponseInputMessageContentListParam,
+        sdk.ResponseFunctionCallOutputItemParam,
+        response_input_audio_param.ResponseInputAudioParam,
+        message["content"],
+        reasoning["summary"],
+        reasoning["content"],
+        keys(response_input_item_param.ComputerCallOutput)["output"],
+        keys(beta_response_input_item_param.AgentMessage)["content"],
+    )
+
+
+def known_tool_choices() -> set[str]:
+    words, *objects = members(response_create_params.ToolChoice)
+    return literals(words) | types_in(*objects)
+
+
+def known_tool_fields() -> set[str]:
+    kinds = (sdk.FunctionToolParam, sdk.CustomToolParam, sdk.NamespaceToolParam)
+    return {name for kind in kinds for name in keys(kind)}
+
+
+_REQUEST = re.compile(
+    r"self\._(get|post|put|patch|delete|get_api_list)\(\s*(?:path_template\(\s*)?\"(/[^\"?]+)"
+)
+_ANY_REQUEST = re.compile(r"self\._(?:get|post|put|patch|delete|get_api_list)\(")
+
+
+def known_endpoints() -> set[str]:
+    """Where the methods of the package's resources send their requests."""
+    resources = (
+        responses.Responses,
+        responses.InputItems,
+        responses.InputTokens,
+        conversations.Conversations,
+        conversations.Items,
+        beta.responses.Responses,
+        beta.responses.InputItems,
+        beta.responses.InputTokens,
+        models.Models,
+    )
+    found = set()
+    for resource in resources:
+        source = inspect.getsource(resource)
+        calls = _REQUEST.findall(source)
+        assert len(calls) == len(_ANY_REQUEST.findall(source)) > 0, resource
+        found |= {f"{verb.removesuffix('_api_list').upper()} /v1{path}" for verb, path in calls}
+    assert inspect.getdoc(responses.Responses.connect)
+    return found | {"GET /v1/responses"}
+
+
+KNOWN: list[tuple[str, dict[str, Row], Callable[[], set[str]]]] = [
+    ("endpoints", ENDPOINTS, known_endpoints),
+    (
+        "client events",
+        CLIENT_EVENTS,
+        lambda: types_in(sdk.ResponsesClientEventParam, beta_types.BetaResponsesClientEventParam),
+    ),
+    ("fields", FIELDS, known_fields),
+    ("formats", FORMATS, lambda: types_in(sdk.ResponseFormatTextConfigParam)),
+    ("includes", INCLUDES, lambda: literals(sdk.ResponseIncludable)),
+    (
+        "items",
+        ITEMS,
+        lambda: types_in(sdk.ResponseInputItemParam, beta_types.BetaResponseInputItemParam, sdk.ResponseItem),
+    ),
+    ("parts", PARTS, known_parts),
+    ("tools", TOOLS, lambda: types_in(sdk.ToolParam, beta_types.BetaToolParam)),
+    ("tool fields", TOOL_FIELDS, known_tool_fields),
+    ("tool choices", TOOL_CHOICES, known_tool_choices),
+    (
+        "output items",
+        OUTPUT_ITEMS,
+        lambda: types_in(sdk.ResponseOutputItem, beta_types.BetaResponseOutputItem),
+    ),
+    (
+        "server events",
+        SERVER_EVENTS,
+        lambda: types_in(
+            sdk.ResponsesServerEvent, sdk.ResponseStreamEvent, beta_types.BetaResponsesServerEvent
+        ),
+    ),
+]
+OURS_ALONE = {
+    "client events": {"response.processed"},
+    "items": {"compaction_summary"},
+    "fields": {"client_metadata", "presence_penalty", "frequency_penalty", "seed"},
+}
+"""What slipring knows and the package does not."""
+
+
+@pytest.mark.parametrize(("kind", "rows", "known"), KNOWN, ids=[kind for kind, _, _ in KNOWN])
+def test_the_page_lists_what_the_package_knows(
+    kind: str, rows: dict[str, Row], known: Callable[[], set[str]]
+) -> None:
+    names = known() | OURS_ALONE.get(kind, set())
+    assert sorted(names - rows.keys()) == [], "missing on the page"
+    whole = {name for name in rows if kind != "fields" or "." not in name}
+    assert sorted(whole - names) == [], "on the page, but unknown"
+
+
+def test_the_page_lists_the_keys_of_objects_that_are_not_refused() -> None:
+    nested = {name for create in CREATES for name in objects_in(create)}
+    wanted = {name for name in nested if FIELDS[name.partition(".")[0]].status != "refused"}
+    assert wanted
+    assert wanted == {name for name in FIELDS if "." in name}
+
+
+def test_the_page_lists_what_the_server_knows() -> None:
+    assert set(requests.CreateRequest.__struct_fields__) <= FIELDS.keys()
+    assert ITEMS.keys() == items.SUPPORTED_TYPES | items.CARRIED_TYPES | items.REFUSED_TYPES
+    assert {name for name, row in TOOLS.items() if row.status == "carried"} == tools.HOSTED_TYPES
+
+
+# What the server does ----------------------------------------------------------------------------
+
+NOTE = {"type": "custom", "name": "take_note", "description": "Write it down"}
+CATALOG = Catalog(open_engine("simulated"))
+STORED_ITEM = items.read_item(b'{"type":"message","id":"msg_stored","role":"user","content":"x"}', "input[0]")
+GOOD: Json = {"input": "hello", "store": False, "tools": [WEATHER, NOTE]}
+
+
+@dataclass
+class Outcome:
+    """What came of a frame: an error, or a response that an engine is to make."""
+
+    error: Json | None = None
+    response: Json | None = None
+    job: Job | None = None
+
+
+def open_session() -> Session:
+    """A session that has made `resp_1`, and a store that holds `msg_stored`."""
+    made: dict[str, int] = {}
+
+    def mint(prefix: str) -> str:
+        made[prefix] = made.get(prefix, 0) + 1
+        return f"{prefix}_{made[prefix]}"
+
+    session = Session(
+        tenant="tests", models=CATALOG, limits=Limits(), mint=mint, cache=ConnectionCache(2**20), now=0.0
+    )
+    frame = json.dumps({"type": "response.create", "input": "hello", "store": False})
+    start = session.receive(frame, 0.0)[-1]
+    assert isinstance(start, Start)
+    usage = Finished("stop", input_tokens=1, cached_tokens=0, output_tokens=1)
+    session.deltas(start.turn, [Text("Hello."), usage])
+    session.finished(start.turn, 0.0)
+    return session
+
+
+def send(frame: Json) -> Outcome:
+    session = open_session()
+    outcome = Outcome()
+    pending: list[Action] = session.receive(json.dumps({"type": "response.create", **frame}), 0.0)
+    while pending:
+        action = pending.pop(0)
+        if isinstance(action, Load):
+            stored = {STORED_ITEM.id: STORED_ITEM} if STORED_ITEM.id in action.item_ids else {}
+            pending += session.loaded(action.turn, Loaded(items=stored), 0.0)
+        elif isinstance(action, Start):
+            outcome.job = action.job
+        elif isinstance(action, Send):
+            for event in action.events:
+                told = json.loads(wire.encode(event.nested() if isinstance(event, events.Error) else event))
+                outcome.error = told if told["type"] == "error" else outcome.error
+                outcome.response = told.get("response", outcome.response)
+    assert (outcome.error is None) != (outcome.job is None) or frame.get("type") in CLIENT_EVENTS
+    return outcome
+
+
+def check(row: Row, outcome: Outcome) -> None:
+    """Require that a create was accepted, or refused just as the row says."""
+    if row.refusal is None:
+        assert outcome.error is None
+        assert outcome.job is not None
+    else:
+        assert outcome.error is not None
+        assert Refusal.of(outcome.error) == row.refusal
+
+
+# Request fields.
+
+SCHEMA_FORMAT = {"type": "json_schema", "name": "answer", "schema": {"type": "object"}, "strict": True}
+FIELD_SAMPLES: Json = {
+    "type": "response.create",
+    "stream_id": "agent.1",
+    "generate": False,
+    "model": "simulated",
+    "input": [{"role": "user", "content": "hello"}],
+    "previous_response_id": "resp_1",
+    "instructions": "Be brief.",
+    "tools": [WEATHER],
+    "tool_choice": {"type": "function", "name": "get_weather"},
+    "parallel_tool_calls": False,
+    "max_tool_calls": 3,
+    "reasoning": {"effort": "high", "summary": "auto", "context": "auto", "mode": "standard"},
+    "reasoning.effort": "xhigh",
+    "reasoning.summary": "concise",
+    "reasoning.generate_summary": "detailed",
+    "reasoning.context": "all_turns",
+    "reasoning.mode": "pro",
+    "text": {"format": {"type": "json_object"}, "verbosity": "low"},
+    "text.format": SCHEMA_FORMAT,
+    "text.verbosity": "high",
+    "include": ["reasoning.encrypted_content"],
+    "store": True,
+    "truncation": "auto",
+    "max_output_tokens": 16,
+    "temperature": 0.5,
+    "top_p": 0.25,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "seed": 7,
+    "top_logprobs": 3,
+    "metadata": {"run": "17"},
+    "prompt_cache_key": "agents",
+    "prompt_cache_options": {"mode": "explicit", "ttl": "30m"},
+    "prompt_cache_options.prewarm": True,
+    "prompt_cache_options.mode": "implicit",
+    "prompt_cache_options.ttl": "12h",
+    "prompt_cache_options.comparison_response_id": "resp_1",
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "user-17",
+    "user": "user-17",
+    "service_tier": "priority",
+    "image": {"context_compression": "auto"},
+    "image.context_compression": "disabled",
+    "access_programs": {"cyber": "standard"},
+    "access_programs.cyber": "standard",
+    "stream": True,
+    "stream_options": {"include_obfuscation": False},
+    "stream_options.include_obfuscation": True,
+    "client_metadata": {"session_id": "17"},
+    "background": True,
+    "conversation": {"id": "conv_1"},
+    "prompt": {"id": "pmpt_1", "variables": {"city": "Paris"}},
+    "moderation": {"model": "omni-moderation-latest"},
+    "context_management": [{"type": "compaction", "compact_threshold": 1000}],
+    "multi_agent": {"enabled": True, "max_concurrent_subagents": 3},
+}
+ACCEPTED_WHEN_OFF: Json = {
+    "background": False,
+    "context_management": [],
+    "multi_agent": {"enabled": False},
+    "top_logprobs": 0,
+}
+
+
+def with_field(name: str, value: object) -> Json:
+    whole, _, key = name.partition(".")
+    return {**GOOD, whole: {key: value} if key else value}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_is_treated_as_the_page_says(name: str) -> None:
+    row, sample = FIELDS[name], FIELD_SAMPLES[name]
+    outcome = send(with_field(name, sample))
+    check(row, outcome)
+    echo: Any = outcome.response or {}
+    for key in name.split("."):
+        echo = echo.get(key) if isinstance(echo, dict) else None
+    assert row.cells["Echo"] in ("yes", "no")
+    assert (echo == sample) == (row.cells["Echo"] == "yes")
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name not in ("type", "input")])
+def test_null_counts_as_absent(name: str) -> None:
+    assert send(with_field(name, None)).job is not None
+
+
+@pytest.mark.parametrize("name", ACCEPTED_WHEN_OFF)
+def test_a_refused_field_may_be_switched_off(name: str) -> None:
+    assert FIELDS[name].status == "refused"
+    assert send(with_field(name, ACCEPTED_WHEN_OFF[name])).job is not None
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS.keys() & set(Settings.__struct_fields__)))
+def test_what_an_engine_may_honour_reaches_it(name: str) -> None:
+    job = send(with_field(name, FIELD_SAMPLES[name])).job
+    if FIELDS[name].status == "supported":
+        assert job is not None
+        assert getattr(job.settings, name) == FIELD_SAMPLES[name]
+
+
+def test_conversation_and_previous_response_id_exclude_each_other() -> None:
+    error = send({**GOOD, "conversation": "conv_1", "previous_response_id": "resp_1"}).error
+    assert error is not None
+    assert Refusal.of(error) == Refusal(400, "invalid_value", "previous_response_id")
+    assert "`invalid_value`, param `previous_response_id`" in FIELDS["conversation"].cells["Notes"]
+
+
+def test_lanes_exist_on_sockets_only() -> None:
+    with pytest.raises(UnsupportedParameter) as caught:
+        read_body(json.dumps({**GOOD, "stream_id": "agent.1"}).encode())
+    stated = FIELDS["stream_id"].cells["Notes"].partition("Over HTTP: ")[2].rstrip(".")
+    error = caught.value
+    assert Refusal(error.status, error.code, error.param) == Refusal.read(stated)
+    assert read_body(json.dumps({**GOOD, "stream": False}).encode()).stream is False
+
+
+@pytest.mark.parametrize("example", TABLES["Refused values"], ids=lambda example: example["Example"])
+def test_a_value_is_refused_as_the_page_says(example: Json) -> None:
+    (sample,) = _CODE_SPAN.findall(example["Example"])
+    error = send({**GOOD, **json.loads(sample)}).error
+    assert error is not None
+    assert Refusal.of(error) == Refusal.read(example["Refused with"])
+
+
+FORMAT_SAMPLES: Json = {
+    "text": {"type": "text"},
+    "json_object": {"type": "json_object"},
+    "json_schema": SCHEMA_FORMAT,
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_text_format_is_treated_as_the_page_says(name: str) -> None:
+    outcome = send({**GOOD, "text": {"format": FORMAT_SAMPLES[name]}})
+    check(FORMATS[name], outcome)
+    assert outcome.response is not None
+    assert outcome.response["text"]["format"] == FORMAT_SAMPLES[name]
+
+
+@pytest.mark.parametrize("name", INCLUDES)
+def test_an_include_value_is_treated_as_the_page_says(name: str) -> None:
+    check(INCLUDES[name], send({**GOOD, "include": [name]}))
+
+
+# Items and parts.
+
+SCREENSHOT = {"type": "computer_screenshot", "image_url": "data:image/png;base64,"}
+SHELL_OUTPUT = {"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+FUNCTION_CALL = [
+    {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "call_1", "output": "rain"},
+]
+CUSTOM_CALL = [
+    {"type": "custom_tool_call", "call_id": "call_1", "name": "take_note", "input": "rain"},
+    {"type": "custom_tool_call_output", "call_id": "call_1", "output": "noted"},
+]
+COMPUTER_CALL = [
+    {
+        "type": "computer_call",
+        "id": "cu_1",
+        "call_id": "call_1",
+        "action": {"type": "screenshot"},
+        "pending_safety_checks": [],
+        "status": "completed",
+    },
+    {"type": "computer_call_output", "call_id": "call_1", "output": SCREENSHOT},
+]
+SHELL_CALL = [
+    {"type": "shell_call", "call_id": "call_1", "action": {"commands": ["true"]}},
+    {"type": "shell_call_output", "call_id": "call_1", "output": [SHELL_OUTPUT]},
+]
+PATCH_CALL = [
+    {
+        "type": "apply_patch_call",
+        "call_id": "call_1",
+        "operation": {"type": "delete_file", "path": "a"},
+        "status": "completed",
+    },
+    {"type": "apply_patch_call_output", "call_id": "call_1", "status": "completed"},
+]
+LOCAL_SHELL_CALL = {
+    "type": "local_shell_call",
+    "id": "lsh_1",
+    "call_id": "call_1",
+    "action": {"type": "exec", "command": ["true"], "env": {}},
+    "status": "completed",
+}
+AGENT_MESSAGE = {
+    "type": "agent_message",
+    "author": "/root",
+    "recipient": "/root/child",
+    "content": [{"type": "encrypted_content", "encrypted_content": "…"}],
+}
+APPROVAL = {"name": "search", "server_label": "docs", "arguments": "{}"}
+ITEM_SAMPLES: dict[str, list[Json]] = {
+    "message": [{"type": "message", "role": "developer", "content": "Be brief."}],
+    "function_call": FUNCTION_CALL,
+    "function_call_output": FUNCTION_CALL,
+    "custom_tool_call": CUSTOM_CALL,
+    "custom_tool_call_output": CUSTOM_CALL,
+    "reasoning": [{"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "…"}],
+    "item_reference": [{"type": "item_reference", "id": "msg_stored"}],
+    "additional_tools": [{"type": "additional_tools", "role": "developer", "tools": [WEATHER]}],
+    "configuration_update": [
+        {
+            "type": "configuration_update",
+            "reasoning": {"effort": "low"},
+            "text": {"format": {"type": "json_object"}},
+        }
+    ],
+    "compaction": [{"type": "compaction", "encrypted_content": "…"}],
+    "compaction_summary": [{"type": "compaction_summary", "encrypted_content": "…"}],
+    "compaction_trigger": [{"type": "compaction_trigger"}],
+    "computer_call": COMPUTER_CALL,
+    "computer_call_output": COMPUTER_CALL,
+    "shell_call": SHELL_CALL,
+    "shell_call_output": SHELL_CALL,
+    "apply_patch_call": PATCH_CALL,
+    "apply_patch_call_output": PATCH_CALL,
+    "local_shell_call": [LOCAL_SHELL_CALL],
+    "local_shell_call_output": [{"type": "local_shell_call_output", "id": "call_1", "output": "{}"}],
+    "tool_search_call": [{"type": "tool_search_call", "arguments": {"query": "weather"}}],
+    "tool_search_output": [{"type": "tool_search_output", "tools": [WEATHER]}],
+    "mcp_list_tools": [{"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "docs", "tools": []}],
+    "mcp_call": [{"type": "mcp_call", "id": "mcp_1", **APPROVAL}],
+    "mcp_approval_request": [{"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL}],
+    "mcp_approval_response": [
+        {"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": True}
+    ],
+    "file_search_call": [{"type": "file_search_call", "id": "fs_1", "queries": ["x"], "status": "completed"}],
+    "web_search_call": [
+        {
+            "type": "web_search_call",
+            "id": "ws_1",
+            "action": {"type": "search", "query": "x"},
+            "status": "completed",
+        }
+    ],
+    "code_interpreter_call": [
+        {
+            "type": "code_interpreter_call",
+            "id": "ci_1",
+            "code": "1",
+            "container_id": "cntr_1",
+            "outputs": None,
+            "status": "completed",
+        }
+    ],
+    "image_generation_call": [
+        {"type": "image_generation_call", "id": "ig_1", "result": None, "status": "completed"}
+    ],
+    "program": [{"type": "program", "id": "prog_1", "call_id": "call_1", "code": "", "fingerprint": "x"}],
+    "program_output": [
+        {
+            "type": "program_output",
+            "id": "prog_2",
+            "call_id": "call_1",
+            "result": "",
+            "status": "completed",
+        }
+    ],
+    "agent_message": [AGENT_MESSAGE],
+    "multi_agent_call": [
+        {"type": "multi_agent_call", "call_id": "call_1", "action": "wait_agent", "arguments": "{}"}
+    ],
+    "multi_agent_call_output": [
+        {"type": "multi_agent_call_output", "call_id": "call_1", "action": "wait_agent", "output": []}
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_an_item_is_treated_as_the_page_says(name: str) -> None:
+    sample = ITEM_SAMPLES[name]
+    assert name in {item["type"] for item in sample}
+    outcome = send({**GOOD, "input": sample})
+    check(ITEMS[name], outcome)
+    if outcome.job is not None:
+        kept = [json.loads(item.raw) for item in outcome.job.input]
+        assert kept == ([json.loads(STORED_ITEM.raw)] if name == "item_reference" else sample)
+
+
+def test_unknown_keys_of_items_are_kept() -> None:
+    sample = [{"type": "message", "role": "user", "content": "hello", "x-trace": {"id": 17}}]
+    job = send({**GOOD, "input": sample}).job
+    assert job is not None
+    assert json.loads(job.input[0].raw) == sample[0]
+
+
+def test_an_update_and_additional_tools_take_effect() -> None:
+    update, more = ITEM_SAMPLES["configuration_update"], ITEM_SAMPLES["additional_tools"]
+    job = send({"store": False, "input": [*update, *more]}).job
+    assert job is not None
+    assert job.settings.effort == "low"
+    assert job.settings.format.kind == "json_object"
+    assert [tool.name for tool in job.offer.tools] == ["get_weather"]
+
+
+def message(part: Json, role: str = "user") -> list[Json]:
+    return [{"type": "message", "role": role, "content": [part]}]
+
+
+PART_SAMPLES: dict[str, list[Json]] = {
+    "input_text": message({"type": "input_text", "text": "hello"}),
+    "input_image": message({"type": "input_image", "image_url": "data:image/png;base64,", "detail": "auto"}),
+    "input_file": message({"type": "input_file", "file_id": "file_1"}),
+    "output_text": message({"type": "output_text", "text": "hello", "annotations": []}, "assistant"),
+    "refusal": message({"type": "refusal", "refusal": "no"}, "assistant"),
+    "summary_text": [
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "so"}]}
+    ],
+    "reasoning_text": [
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "so"}],
+        }
+    ],
+    "computer_screenshot": COMPUTER_CALL,
+    "encrypted_content": [AGENT_MESSAGE],
+    "input_audio": message({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_content_part_is_treated_as_the_page_says(name: str) -> None:
+    sample = PART_SAMPLES[name]
+    assert f'"type": "{name}"' in json.dumps(sample)
+    check(PARTS[name], send({**GOOD, "input": sample}))
+
+
+# Tools.
+
+FULL_FUNCTION = {**WEATHER, "strict": False}
+TOOL_SAMPLES: dict[str, Json] = {
+    "function": WEATHER,
+    "custom": {**NOTE, "format": {"type": "grammar", "syntax": "regex", "definition": "a+"}},
+    "namespace": {"type": "namespace", "name": "home", "description": "At home", "tools": [WEATHER, NOTE]},
+    "web_search": {"type": "web_search"},
+    "web_search_2025_08_26": {"type": "web_search_2025_08_26", "search_context_size": "low"},
+    "web_search_preview": {"type": "web_search_preview"},
+    "web_search_preview_2025_03_11": {"type": "web_search_preview_2025_03_11"},
+    "file_search": {"type": "file_search", "vector_store_ids": ["vs_1"]},
+    "code_interpreter": {"type": "code_interpreter", "container": {"type": "auto"}},
+    "image_generation": {"type": "image_generation", "size": "1024x1024"},
+    "computer": {"type": "computer"},
+    "computer_use_preview": {
+        "type": "computer_use_preview",
+        "display_height": 768,
+        "display_width": 1024,
+        "environment": "browser",
+    },
+    "shell": {"type": "shell", "environment": {"type": "local"}},
+    "local_shell": {"type": "local_shell"},
+    "apply_patch": {"type": "apply_patch"},
+    "mcp": {"type": "mcp", "server_label": "docs", "server_url": "https://docs.example"},
+    "tool_search": {"type": "tool_search", "execution": "client"},
+    "programmatic_tool_calling": {"type": "programmatic_tool_calling"},
+}
+TOOL_FIELD_SAMPLES: dict[str, Json] = {
+    "type": WEATHER,
+    "name": WEATHER,
+    "description": WEATHER,
+    "parameters": WEATHER,
+    "strict": FULL_FUNCTION,
+    "format": {**NOTE, "format": {"type": "text"}},
+    "tools": TOOL_SAMPLES["namespace"],
+    "output_schema": {**WEATHER, "output_schema": {"type": "string"}},
+    "defer_loading": {**WEATHER, "defer_loading": True},
+    "async": {**NOTE, "async": True},
+    "allowed_callers": {**WEATHER, "allowed_callers": ["programmatic"]},
+}
+
+
+def check_tool(row: Row, sample: Json) -> None:
+    outcome = send({**GOOD, "tools": [sample]})
+    check(row, outcome)
+    assert outcome.response is not None
+    assert outcome.response["tools"] == [sample]
+    assert outcome.job is not None
+    assert bool(outcome.job.offer.tools) == (sample["type"] not in tools.HOSTED_TYPES)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_tool_is_treated_as_the_page_says(name: str) -> None:
+    assert TOOL_SAMPLES[name]["type"] == name
+    check_tool(TOOLS[name], TOOL_SAMPLES[name])
+
+
+@pytest.mark.parametrize("name", TOOL_FIELDS)
+def test_a_tool_field_is_treated_as_the_page_says(name: str) -> None:
+    assert name in TOOL_FIELD_SAMPLES[name]
+    check_tool(TOOL_FIELDS[name], TOOL_FIELD_SAMPLES[name])
+
+
+def test_tools_of_any_other_type_are_carried() -> None:
+    sample = {"type": "teleport", "range_km": 17}
+    outcome = send({**GOOD, "tools": [sample]})
+    assert outcome.response is not None
+    assert outcome.response["tools"] == [sample]
+
+
+TOOL_CHOICE_SAMPLES: Json = {
+    "auto": "auto",
+    "none": "none",
+    "required": "required",
+    "function": {"type": "function", "name": "get_weather"},
+    "custom": {"type": "custom", "name": "take_note"},
+    "allowed_tools": {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "custom", "name": "take_note"}, {"type": "web_search"}],
+    },
+    "file_search": {"type": "file_search"},
+    "web_search_preview": {"type": "web_search_preview"},
+    "web_search_preview_2025_03_11": {"type": "web_search_preview_2025_03_11"},
+    "computer": {"type": "computer"},
+    "computer_use": {"type": "computer_use"},
+    "computer_use_preview": {"type": "computer_use_preview"},
+    "image_generation": {"type": "image_generation"},
+    "code_interpreter": {"type": "code_interpreter"},
+    "mcp": {"type": "mcp", "server_label": "docs"},
+    "shell": {"type": "shell"},
+    "apply_patch": {"type": "apply_patch"},
+    "programmatic_tool_calling": {"type": "programmatic_tool_calling"},
+}
+
+
+@pytest.mark.parametrize("name", TOOL_CHOICES)
+def test_a_tool_choice_is_treated_as_the_page_says(name: str) -> None:
+    sample = TOOL_CHOICE_SAMPLES[name]
+    assert name in (sample, sample["type"] if isinstance(sample, dict) else sample)
+    outcome = send({**GOOD, "tool_choice": sample})
+    check(TOOL_CHOICES[name], outcome)
+    if outcome.response is not None:
+        assert outcome.response["tool_choice"] == sample
+
+
+# Events, endpoints, errors, limits.
+
+
+@pytest.mark.parametrize("name", CLIENT_EVENTS)
+def test_a_client_event_is_treated_as_the_page_says(name: str) -> None:
+    row = CLIENT_EVENTS[name]
+    outcome = send({**GOOD, "type": name})
+    assert (outcome.job is not None) == (row.status == "supported")
+    assert (outcome.error and Refusal.of(outcome.error)) == row.refusal
+
+
+def tags(kind: type) -> set[str]:
+    """The wire names of a class of events and of those below it."""
+    tag = kind.__struct_config__.tag
+    own = {tag} if isinstance(tag, str) and tag in SERVER_EVENTS else set()
+    return own.union(*map(tags, kind.__subclasses__()))
+
+
+def supported(rows: dict[str, Row]) -> set[str]:
+    return {name for name, row in rows.items() if row.status == "supported"}
+
+
+def test_the_events_called_supported_are_those_that_can_be_sent() -> None:
+    assert supported(SERVER_EVENTS) == tags(events.Event)
+
+
+def test_the_output_items_called_supported_are_those_that_can_be_made() -> None:
+    made = {item.__struct_config__.tag for item in typing.get_args(OutputItem)}
+    assert supported(OUTPUT_ITEMS) == made
+
+
+def test_the_page_names_the_keys_that_a_response_lacks() -> None:
+    paragraph = re.search(r"^The response object .+?\n\n", TEXT, re.MULTILINE | re.DOTALL)
+    assert paragraph
+    lacking = sdk.Response.model_fields.keys() - set(Response.__struct_fields__)
+    assert set(_CODE_SPAN.findall(paragraph[0])) == lacking
+
+
+async def test_the_endpoints_are_as_the_page_says() -> None:
+    ids = {"model": "simulated", "response_id": "resp_1", "conversation_id": "conv_1", "item_id": "msg_1"}
+    async with serve() as server:
+        for name, row in ENDPOINTS.items():
+            method, path = name.format(**ids).split()
+            url = server.url.removesuffix("/v1") + path
+            if name == "GET /v1/responses":
+                async with server.http.ws_connect(url):
+                    continue
+            body = {"json": {"input": "hello"}} if method == "POST" else {}
+            for address in (url, url.replace("/v1/", "/")):
+                async with server.http.request(method, address, **body) as answer:
+                    content = await answer.json()
+                    refused = answer.status != 200 and Refusal.of({**content, "status": answer.status})
+                    assert (refused or None) == row.refusal, name
+
+
+_CODE_ARGUMENT = re.compile(r'\bcode="(\w+)"|^ +code = "(\w+)"', re.MULTILINE)
+NEVER_SENT = {"not_found"}
+"""The name of a class of errors, of which only more exact ones are raised."""
+
+
+def error_classes(kind: type[ApiError] = ApiError) -> set[type[ApiError]]:
+    return {kind}.union(*map(error_classes, kind.__subclasses__()))
+
+
+def test_the_page_lists_every_error_code() -> None:
+    rows = listed("Errors")
+    for kind in error_classes():
+        if kind.__module__.startswith("slipring") and kind.code not in NEVER_SENT:
+            assert rows[kind.code].cells["HTTP status"] == str(kind.status), kind
+    sources = Path(slipring.__file__).parent.rglob("*.py")
+    written = {
+        argument or attribute
+        for source in sources
+        for argument, attribute in _CODE_ARGUMENT.findall(source.read_text(encoding="utf-8"))
+    }
+    assert {"unknown_url", "upgrade_required"} <= written, "the sources are no longer read"
+    assert sorted(written - NEVER_SENT - rows.keys()) == []
+    assert errors.RateLimited.type == "rate_limit_error"
+
+
+UNITS = {"": 1, "s": 1, "MiB": 2**20}
+
+
+def test_the_limits_are_as_the_page_says() -> None:
+    rows = listed("Limits")
+    defaults = {field.name: field.default for field in fields(Limits)}
+    for name, row in rows.items():
+        amount, _, unit = row.status.partition(" ")
+        assert int(amount) * UNITS[unit] == defaults[name], name
+
+
+# The simulated engine.
+
+PARALLEL = open_engine("simulated:tokens_per_s=0,output_tokens=4,parallel_calls=2")
+SETTING_SAMPLES: Json = {
+    "format": TextFormat(kind="json_object", echo=wire.raw({"type": "json_object"})),
+    "max_output_tokens": 1,
+    "parallel_tool_calls": False,
+    "temperature": 0.0,
+    "top_p": 0.1,
+    "presence_penalty": 2.0,
+    "frequency_penalty": 2.0,
+    "seed": 7,
+    "effort": "max",
+    "truncation": "auto",
+}
+
+
+async def play(job: Job) -> list[Delta]:
+    return [delta async for batch in PARALLEL.generate(job) for delta in batch]
+
+
+def shown(deltas: list[Delta]) -> list[Any]:
+    """Deltas without what only the engine sees, and without what its prefix cache makes of a repetition."""
+    plain = [
+        structs.replace(delta, position=None, cached_tokens=0) if isinstance(delta, Finished) else delta
+        for delta in deltas
+    ]
+    return [structs.astuple(delta) for delta in plain]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+async def test_the_simulated_engine_treats_a_setting_as_the_page_says(name: str) -> None:
+    if SETTINGS[name].status == "refused":
+        assert not CATALOG.default.capabilities.logprobs
+        assert FIELDS["top_logprobs"].status == INCLUDES["message.output_text.logprobs"].status == "refused"
+        return
+    differs = False
+    for offered in ([], [WEATHER]):
+        job = send({"input": "hello", "store": False, "tools": offered}).job
+        assert job is not None
+        changed = structs.replace(job.settings, **{name: SETTING_SAMPLES[name]})
+        assert changed != job.settings
+        plain, other = await asyncio.gather(play(job), play(structs.replace(job, settings=changed)))
+        differs |= shown(plain) != shown(other)
+    assert differs == (SETTINGS[name].status == "honoured")
+
+
+def test_the_page_tells_of_every_setting_of_an_engine() -> None:
+    assert SETTINGS.keys() == set(Settings.__struct_fields__)
+    assert {row.status for row in SETTINGS.values()} == {"honoured", "ignored", "refused"}

@@ -1,0 +1,112 @@
+"""What the documents say is run: snippets, commands, links, tables."""
+
+import asyncio
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from slipring import __version__
+from slipring.cli import build_parser
+from slipring.config import from_namespace
+from slipring.engines.catalog import open_engine
+from slipring.engines.simulated import options
+from slipring.engines.simulated.script import read_script
+from tests.harness import serve
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """Every fenced block of a language: where it stands, and its text."""
+    return [
+        (f"{page.name}:{text.count(chr(10), 0, found.start()) + 1}", found.group(2))
+        for page in PAGES
+        for text in [page.read_text()]
+        for found in BLOCK.finditer(text)
+        if found.group(1) == language
+    ]
+
+
+def commands() -> list[tuple[str, str]]:
+    return [
+        (where, line.split("  #")[0].strip())
+        for where, text in blocks("sh")
+        for line in text.replace("\\\n", "").splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
+
+
+@pytest.mark.parametrize(("where", "code"), blocks("python"))
+async def test_python_snippets_run_as_they_stand(where: str, code: str) -> None:
+    async with serve("simulated:tokens_per_s=0") as server:
+        code = code.replace("http://127.0.0.1:8000/v1", server.url)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-W", "error", "-c", code, stdout=-1, stderr=-1
+        )
+        output, complaint = await process.communicate()
+    assert process.returncode == 0, complaint.decode()
+    assert output.strip()
+
+
+@pytest.mark.parametrize(("where", "command"), commands())
+def test_commands_exist(where: str, command: str) -> None:
+    """``make`` targets are there; ``slipring`` commands parse, with an engine that can be made."""
+    words = [word for word in shlex.split(command) if word != "export"]
+    environ = {}
+    while words and "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        environ[name] = value
+    words = words or ["slipring", "serve"]  # variables that a later command reads
+    program = Path(words[0]).name
+    if program == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[1] in targets
+    elif program == "slipring":
+        arguments = build_parser().parse_args(words[1:])
+        arguments.config = None  # the file of an example need not be here
+        open_engine(from_namespace(arguments, environ).engine)
+    elif program == "python":
+        assert (ROOT / words[1]).exists() or words[1] == "-m"
+    else:
+        raise AssertionError(f"{where}: nobody checks '{program}' commands")
+
+
+def test_links_within_the_project_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name} → {target}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert f"\n## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_options_of_the_simulated_engine_are_documented() -> None:
+    assert options.reference() in (ROOT / "docs" / "engines.md").read_text(), (
+        "put what slipring.engines.simulated.options.reference() returns into docs/engines.md"
+    )
+
+
+def test_documented_scripts_play(tmp_path: Path) -> None:
+    for where, text in blocks("jsonl"):
+        path = tmp_path / f"{where.replace(':', '-')}.jsonl"
+        path.write_text(text)
+        assert read_script(str(path)).next()
+
+
+def test_every_module_is_in_the_architecture_page() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for path in (ROOT / "src" / "slipring").rglob("*.py"):
+        name = str(path.relative_to(ROOT / "src" / "slipring"))
+        if path.name not in ("__init__.py", "__main__.py"):
+            assert f"`{name}`" in page, f"docs/architecture.md does not mention {name}"
