@@ -2,8 +2,9 @@
 
 Both are servers in processes of their own; the CPU of the server process alone is counted, for the time
 between a create and its last frame. The bare server is given the very frames that slipring sent, and sends
-one per turn of its event loop (``as fast as possible``) or on the same schedule (``1,000 tokens/s``). Rounds
-alternate, so that the machine's moods hit both.
+them on the same schedule: 1,000 tokens/s on one stream, the same on eight streams at once, and as fast as
+possible, one frame per turn of the event loop. The last is no load that an engine makes: it takes away all
+waiting and shows what is left. Rounds alternate, so that the machine's moods hit both.
 
     python benchmarks/stream_cost.py
 """
@@ -11,35 +12,48 @@ alternate, so that the machine's moods hit both.
 import argparse
 import asyncio
 import sys
+from contextlib import AsyncExitStack
+from typing import Any
 
 import aiohttp
 from aiohttp import web
-from common import connected, keep, slipring, spread, started, verdict
+from common import Process, connected, keep, slipring, spread, started, verdict
 
 BUDGET = 1.5
-PACES = {"as fast as possible": 0, "1,000 tokens/s": 1000}
+LOADS = {  # streams, tokens/s of each
+    "1 stream of 1,000 tokens/s": (1, 1000),
+    "8 streams of 1,000 tokens/s": (8, 1000),
+    "1 stream, as fast as possible": (1, 0),
+}
 
 
-async def measure(tokens: int, rounds: int, tokens_per_s: int) -> dict[str, list[float]]:
-    """CPU per delta in µs, for each round, of both servers."""
+async def measure(tokens: int, rounds: int, streams: int, tokens_per_s: int) -> dict[str, list[float]]:
+    """CPU per frame in µs, for each round, of both servers."""
     costs: dict[str, list[float]] = {"slipring": [], "bare": []}
     engine = f"simulated:tokens_per_s={tokens_per_s},output_tokens={tokens}"
-    with slipring(engine) as ours, started(__file__, "--bare", str(tokens_per_s)) as bare:
-        async with connected(ours.url) as loop, connected(bare.url) as floor:
-            for number in range(rounds + 1):
-                before = ours.cpu_s()
-                _, frames = await loop.turn(model="simulated", input="go", store=False)
-                cost = ours.cpu_s() - before
-                async with aiohttp.ClientSession() as http:
-                    await http.post(f"{bare.url}/frames", json=frames)
-                before = bare.cpu_s()
-                _, echoed = await floor.turn()
-                bare_cost = bare.cpu_s() - before
-                assert echoed == frames, "the bare server must send the same frames"
-                if number:  # the first round warms both up
-                    costs["slipring"].append(cost / len(frames) * 1e6)
-                    costs["bare"].append(bare_cost / len(frames) * 1e6)
+    async with AsyncExitStack() as stack:
+        ours = stack.enter_context(slipring(engine))
+        bare = stack.enter_context(started(__file__, "--bare", str(tokens_per_s)))
+        loops = [await stack.enter_async_context(connected(ours.url)) for _ in range(streams)]
+        floors = [await stack.enter_async_context(connected(bare.url)) for _ in range(streams)]
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        create = {"model": "simulated", "input": "go", "store": False}
+        for number in range(rounds + 1):
+            cost, frames = await _cpu_of(ours, [loop.turn(**create) for loop in loops])
+            await http.post(f"{bare.url}/frames", json=frames)
+            bare_cost, echoed = await _cpu_of(bare, [floor.turn() for floor in floors])
+            assert echoed == frames, "the bare server must send the same frames"
+            if number:  # the first round warms both up
+                costs["slipring"].append(cost / len(frames) / streams * 1e6)
+                costs["bare"].append(bare_cost / len(frames) / streams * 1e6)
     return costs
+
+
+async def _cpu_of(server: Process, turns: list[Any]) -> tuple[float, list[str]]:
+    """CPU that a server used for some turns at once, and the frames of the last one."""
+    before = server.cpu_s()
+    *_, (_, frames) = await asyncio.gather(*turns)
+    return server.cpu_s() - before, frames
 
 
 def serve_bare(tokens_per_s: int) -> None:
@@ -92,19 +106,17 @@ def main() -> None:
         serve_bare(arguments.bare)
         return
     figures = {}
-    for name, rate in PACES.items():
-        print(
-            f"{name}: {arguments.rounds} rounds of {arguments.tokens} tokens …", file=sys.stderr, flush=True
-        )
-        costs = asyncio.run(measure(arguments.tokens, arguments.rounds, rate))
+    for name, (streams, rate) in LOADS.items():
+        print(f"{name}: {arguments.rounds} rounds …", file=sys.stderr, flush=True)
+        costs = asyncio.run(measure(arguments.tokens // streams, arguments.rounds, streams, rate))
         ours, bare = spread(costs["slipring"]), spread(costs["bare"])
         ratio = ours["median"] / bare["median"]
-        print(f"{name}: CPU per delta, median (range) of {arguments.rounds} rounds")
+        print(f"{name}: CPU per frame, median (range) of {arguments.rounds} rounds")
         for label, each in (("slipring", ours), ("bare aiohttp", bare)):
             print(f"  {label:13} {each['median']:6.1f} µs  ({each['low']:.1f} – {each['high']:.1f})")
         print(f"  ratio         {verdict(ratio, BUDGET)}")
-        figures[name] = {"us_per_delta": costs, "ratio": ratio}
-    keep("stream_cost", {"budget": BUDGET, "tokens": arguments.tokens, "paces": figures})
+        figures[name] = {"us_per_frame": costs, "ratio": ratio}
+    keep("stream_cost", {"budget": BUDGET, "tokens": arguments.tokens, "loads": figures})
 
 
 if __name__ == "__main__":

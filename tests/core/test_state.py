@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from slipring.core.cache import ConnectionCache
-from slipring.core.generation import CallArguments, CallStarted, Head, Job, Settings, Text
+from slipring.core.generation import Head, Job, Settings
 from slipring.core.state import ResponseState
 from slipring.protocol.items import Item, user_message
 from slipring.protocol.tools import Offer
@@ -159,7 +159,9 @@ def test_a_states_size_does_not_depend_on_the_length_of_its_chain():
 
 
 def test_instructions_and_tools_are_charged_where_they_appear_first():
-    first, *rest = growth(Stage(), 5, instructions="i" * 50_000, tools=[function("f", description="d" * 9000)])
+    first, *rest = growth(
+        Stage(), 5, instructions="i" * 50_000, tools=[function("f", description="d" * 9000)]
+    )
     assert first > 50_000 + 2 * 9000
     assert max(rest) < 3000
 
@@ -255,17 +257,3 @@ def test_a_chain_of_a_hundred_thousand_responses_can_be_built_read_and_dropped()
         assert cache.used_bytes == 0
         del last
     gc.collect()
-
-
-def test_output_items_are_kept_as_the_bytes_that_were_sent():
-    stage = Stage()
-    stage.create()
-    stage.finish(Text("é"), CallStarted(kind="function", name="f"), CallArguments('{"a": "\\u00e9"}'))
-    done = [
-        frame for frame, event in zip(stage.frames, stage.events, strict=True) if "output_item.done" in event["type"]
-    ]
-    items = state_of(stage, "resp_1").output
-    assert len(items) == len(done) == 2
-    for item, frame in zip(items, done, strict=True):
-        assert item.raw in frame
-        assert item.raw in stage.frames[-1]

@@ -8,7 +8,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from slipring.server.websocket import Connection
 from tests.harness import Running
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
+SMALL_BUFFER_BYTES = 65536
 _HANDSHAKE = (
     "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
@@ -29,7 +30,7 @@ class RawSocket:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._loop = asyncio.get_running_loop()
-        self._received = b""
+        self._received = bytearray()
 
     async def send(self, data: bytes) -> None:
         await self._loop.sock_sendall(self._sock, data)
@@ -79,7 +80,7 @@ class RawSocket:
         """Everything that still comes, up to the end of the connection."""
         while chunk := await self._receive():
             self._received += chunk
-        return self._received
+        return bytes(self._received)
 
     def drop(self) -> None:
         """Be gone at once: the server sees a reset."""
@@ -95,31 +96,32 @@ class RawSocket:
             chunk = await self._receive()
             assert chunk, self._received
             self._received += chunk
-        head, _, self._received = self._received.partition(b"\r\n\r\n")
-        return head
+        return await self._read(self._received.index(b"\r\n\r\n") + 4)
 
     async def _read(self, count: int) -> bytes:
         while len(self._received) < count:
             chunk = await self._receive()
             assert chunk, "the connection ended within a frame"
             self._received += chunk
-        wanted, self._received = self._received[:count], self._received[count:]
+        wanted = bytes(self._received[:count])
+        del self._received[:count]
         return wanted
 
     async def _receive(self) -> bytes:
         try:
-            return await asyncio.wait_for(self._loop.sock_recv(self._sock, 65536), 10)
+            return await asyncio.wait_for(self._loop.sock_recv(self._sock, 2**20), 10)
         except ConnectionResetError:
             return b""
 
 
 @asynccontextmanager
-async def open_tcp(server: Running, *, receive_buffer_bytes: int = 0) -> AsyncIterator[RawSocket]:
-    """A plain TCP connection to a server. A small receive buffer fills when the test does not read."""
+async def open_tcp(server: Running, *, small_buffers: bool = False) -> AsyncIterator[RawSocket]:
+    """A plain TCP connection to a server. Small buffers are soon full when one side does not read."""
     sock = socket.socket()
     sock.setblocking(False)
-    if receive_buffer_bytes:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+    if small_buffers:
+        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, SMALL_BUFFER_BYTES)
     await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", server.server.port))
     raw = RawSocket(sock)
     try:
@@ -129,9 +131,9 @@ async def open_tcp(server: Running, *, receive_buffer_bytes: int = 0) -> AsyncIt
 
 
 @asynccontextmanager
-async def open_raw(server: Running, *, receive_buffer_bytes: int = 0) -> AsyncIterator[RawSocket]:
+async def open_raw(server: Running, *, small_buffers: bool = False) -> AsyncIterator[RawSocket]:
     """A WebSocket connection, with the handshake behind it."""
-    async with open_tcp(server, receive_buffer_bytes=receive_buffer_bytes) as raw:
+    async with open_tcp(server, small_buffers=small_buffers) as raw:
         await raw.send(_HANDSHAKE.encode())
         head = await raw.read_head()
         assert head.startswith(b"HTTP/1.1 101 "), head
@@ -144,8 +146,14 @@ def fill(connection: Connection, size_bytes: int) -> None:
     connection._request.transport.write(frame)  # type: ignore[union-attr]
 
 
+def narrow(server: Running) -> None:
+    """Give the server's end of its one connection a small buffer too, whatever is usual on this machine."""
+    transport = only_client(server)._request.transport
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
+
+
 def stop_clock(server: Running) -> None:
-    """From now on only the test itself calls ``tick``, so that nothing depends on the speed of the machine."""
+    """From now on only the test itself calls ``tick``, so nothing depends on the machine's speed."""
     server.server._ticker.cancel()  # type: ignore[union-attr]
 
 
@@ -164,3 +172,10 @@ def connection_of(server: Running) -> Connection:
 async def gone(server: Running) -> None:
     """Wait until nobody is being served."""
     await asyncio.wait_for(server.service.quiet(), 10)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let the loop run until something holds."""
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - nobody would set an event
+            await asyncio.sleep(0)

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+from itertools import count
 
 import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
 from slipring.core.limits import Limits
+from slipring.server import websocket
 from tests.harness import FAST, TERMINAL, Performance, PuppetEngine, Running, Socket, serve
 from tests.server.raw import (
     CLOSE,
@@ -19,17 +21,18 @@ from tests.server.raw import (
     connection_of,
     fill,
     gone,
+    narrow,
     only_client,
     open_raw,
     open_tcp,
     stop_clock,
+    until,
 )
 
 AT_ONCE = -1.0
 """A limit that has passed whenever anybody looks."""
-PLENTY = ["x" * 65536] * 200
-"""More than all the buffers between an engine and a client can hold, if the client's is small."""
-SMALL_BUFFER = 65536
+PLENTY = ["x" * 65536] * 40
+"""More than all the buffers between an engine and a client can hold, where these are small."""
 SLOW = Limits(send_buffer_bytes=1024, send_timeout_s=1e-9)
 
 
@@ -55,10 +58,11 @@ async def stalled(performance: Performance) -> int:
     return left
 
 
-async def start_slow(raw: RawSocket, engine: PuppetEngine) -> Performance:
+async def start_slow(server: Running, raw: RawSocket, engine: PuppetEngine) -> Performance:
     """A turn whose events the client does not read."""
     await raw.create(input="hello")
     performance = await engine.next()
+    narrow(server)
     performance.say(*PLENTY)
     assert await stalled(performance) > 0
     return performance
@@ -245,8 +249,8 @@ async def test_what_is_being_saved_is_saved_although_the_client_is_gone() -> Non
 async def test_a_client_that_does_not_read_holds_up_the_engine() -> None:
     engine = PuppetEngine()
     async with serve(engine, limits=Limits(send_buffer_bytes=1024)) as server:
-        async with open_raw(server, receive_buffer_bytes=SMALL_BUFFER) as raw:
-            performance = await start_slow(raw, engine)
+        async with open_raw(server, small_buffers=True) as raw:
+            performance = await start_slow(server, raw, engine)
             await stalled(performance)
             assert not performance.stopped.is_set()
         await stopped(performance)
@@ -254,27 +258,27 @@ async def test_a_client_that_does_not_read_holds_up_the_engine() -> None:
 
 async def test_a_client_that_reads_late_gets_everything_in_order() -> None:
     engine = PuppetEngine()
-    async with serve(engine, limits=Limits(send_buffer_bytes=1024)) as server:
-        async with open_raw(server, receive_buffer_bytes=SMALL_BUFFER) as raw:
-            performance = await start_slow(raw, engine)
-            performance.finish()
-            deltas = 0
-            for number in range(10**6):
-                event = await raw.receive_event()
-                assert event["sequence_number"] == number
-                deltas += event["type"] == "response.output_text.delta"
-                if event["type"] in TERMINAL:
-                    break
-            assert event["type"] == "response.completed"
-            assert deltas == len(PLENTY)
+    limits = Limits(send_buffer_bytes=1024)
+    async with serve(engine, limits=limits) as server, open_raw(server, small_buffers=True) as raw:
+        performance = await start_slow(server, raw, engine)
+        performance.finish()
+        deltas = 0
+        for number in count():
+            event = await raw.receive_event()
+            assert event["sequence_number"] == number
+            deltas += event["type"] == "response.output_text.delta"
+            if event["type"] in TERMINAL:
+                break
+        assert event["type"] == "response.completed"
+        assert deltas == len(PLENTY)
 
 
 async def test_a_client_that_does_not_read_for_too_long_is_dropped() -> None:
     engine = PuppetEngine()
     async with serve(engine, limits=SLOW) as server:
         stop_clock(server)
-        async with open_raw(server, receive_buffer_bytes=SMALL_BUFFER) as raw:
-            performance = await start_slow(raw, engine)
+        async with open_raw(server, small_buffers=True) as raw:
+            performance = await start_slow(server, raw, engine)
             await ticked_away(server)
             await stopped(performance)
 
@@ -283,11 +287,12 @@ async def test_an_sse_client_that_does_not_read_holds_up_the_engine_and_is_dropp
     engine = PuppetEngine()
     async with serve(engine, limits=SLOW) as server:
         stop_clock(server)
-        async with open_tcp(server, receive_buffer_bytes=SMALL_BUFFER) as raw:
+        async with open_tcp(server, small_buffers=True) as raw:
             body = json.dumps({"input": "hello", "stream": True})
             head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
             await raw.send((head + body).encode())
             performance = await engine.next()
+            narrow(server)
             performance.say(*PLENTY)
             assert await stalled(performance) > 0
             await ticked_away(server)
@@ -296,36 +301,39 @@ async def test_an_sse_client_that_does_not_read_holds_up_the_engine_and_is_dropp
 
 async def test_a_slow_lane_holds_up_the_others_and_all_go_on_together() -> None:
     engine = PuppetEngine()
-    async with serve(engine, limits=Limits(send_buffer_bytes=1024)) as server:
-        async with open_raw(server, receive_buffer_bytes=SMALL_BUFFER) as raw:
-            await raw.create(input="hello", stream_id="slow")
-            slow = await engine.next()
-            slow.say(*PLENTY)
-            assert await stalled(slow) > 0
-            await raw.create(input="hello", stream_id="other")
-            other = await engine.next()
-            other.say(*PLENTY)
-            assert await stalled(other) > 0
-            slow.finish()
-            other.finish()
-            ended = set()
-            while len(ended) < 2:
-                event = await raw.receive_event()
-                if event["type"] in TERMINAL:
-                    ended.add((event["stream_id"], event["type"]))
-            assert ended == {("slow", "response.completed"), ("other", "response.completed")}
+    limits = Limits(send_buffer_bytes=1024)
+    async with serve(engine, limits=limits) as server, open_raw(server, small_buffers=True) as raw:
+        await raw.create(input="hello", stream_id="slow")
+        slow = await engine.next()
+        narrow(server)
+        slow.say(*PLENTY)
+        assert await stalled(slow) > 0
+        await raw.create(input="hello", stream_id="other")
+        other = await engine.next()
+        other.say(*PLENTY)
+        assert await stalled(other) > 0
+        slow.finish()
+        other.finish()
+        ended = set()
+        while len(ended) < 2:
+            event = await raw.receive_event()
+            if event["type"] in TERMINAL:
+                ended.add((event["stream_id"], event["type"]))
+        assert ended == {("slow", "response.completed"), ("other", "response.completed")}
 
 
 async def test_a_client_that_sends_without_reading_waits_for_its_own_answers() -> None:
-    frames = 1000
+    frames = 400
     limits = Limits(send_buffer_bytes=1024)
-    async with serve(limits=limits) as server, open_raw(server, receive_buffer_bytes=SMALL_BUFFER) as raw:
+    async with serve(limits=limits) as server, open_raw(server, small_buffers=True) as raw:
+        narrow(server)
         sent = 0
 
         async def send() -> None:
             nonlocal sent
-            for sent in range(1, frames + 1):
+            while sent < frames:
                 await raw.send_frame(TEXT, json.dumps({"type": "x" * 20_000}).encode())
+                sent += 1
 
         sending = asyncio.create_task(send())
         seen, quiet = 0, 0
@@ -343,27 +351,32 @@ async def test_a_connection_that_must_end_ends_although_its_client_does_not_read
     limits = Limits(send_buffer_bytes=1024, send_timeout_s=0.2, max_age_s=AT_ONCE, age_grace_s=0)
     async with serve(engine, limits=limits) as server:
         stop_clock(server)
-        async with open_raw(server, receive_buffer_bytes=SMALL_BUFFER) as raw:
-            performance = await start_slow(raw, engine)
+        async with open_raw(server, small_buffers=True) as raw:
+            performance = await start_slow(server, raw, engine)
             await ticked_away(server)
             await stopped(performance)
 
 
-async def test_an_idle_connection_ends_although_its_client_does_not_read() -> None:
+async def test_an_idle_connection_ends_although_its_client_does_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(websocket, "_CLOSE_TIMEOUT_S", 0.1)
     async with serve(limits=Limits(send_timeout_s=0.2, max_age_s=AT_ONCE)) as server:
         stop_clock(server)
-        async with open_raw(server, receive_buffer_bytes=SMALL_BUFFER):
-            fill(connection_of(server), 16 * 2**20)
+        async with open_raw(server, small_buffers=True):
+            narrow(server)
+            fill(connection_of(server), 2**20)
             await ticked_away(server)
 
 
 async def test_what_was_said_before_the_end_reaches_a_slow_client() -> None:
     async with serve(limits=Limits(max_age_s=AT_ONCE)) as server:
         stop_clock(server)
-        async with open_raw(server, receive_buffer_bytes=SMALL_BUFFER) as raw:
-            fill(connection_of(server), 16 * 2**20)
+        async with open_raw(server, small_buffers=True) as raw:
+            narrow(server)
+            fill(connection_of(server), 2**20)
             connection_of(server).tick()
-            assert len((await raw.receive_frame())[1]) == 16 * 2**20
+            assert len((await raw.receive_frame())[1]) == 2**20
             assert (await raw.receive_event())["error"]["code"] == "websocket_connection_limit_reached"
             assert await raw.closed() == 1000
             await gone(server)
@@ -554,14 +567,12 @@ async def refused_upgrade(server: Running) -> int:
 
 
 async def test_connections_are_counted_and_the_last_one_too_many_is_refused() -> None:
-    async with serve(FAST, limits=Limits(max_connections=2)) as server:
-        async with server.connect() as first:
-            async with server.connect() as second:
-                assert await refused_upgrade(server) == 503
-                assert (await first.response(input="hello"))["status"] == "completed"
-                assert (await second.response(input="hello"))["status"] == "completed"
-                assert (await server.post(input="HTTP is not counted"))[0] == 200
-            while server.service.sockets == 2:
-                await asyncio.sleep(0)
-            async with server.connect() as third:
-                assert (await third.response(input="hello"))["status"] == "completed"
+    async with serve(FAST, limits=Limits(max_connections=2)) as server, server.connect() as first:
+        async with server.connect() as second:
+            assert await refused_upgrade(server) == 503
+            assert (await first.response(input="hello"))["status"] == "completed"
+            assert (await second.response(input="hello"))["status"] == "completed"
+            assert (await server.post(input="HTTP is not counted"))[0] == 200
+        await until(lambda: server.service.sockets == 1)
+        async with server.connect() as third:
+            assert (await third.response(input="hello"))["status"] == "completed"

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from slipring.core.turn import Turn
 
 
-class Send(Struct, frozen=True):
-    """Tell the client, in this order."""
+class Send(Struct, frozen=True, gc=False):
+    """Tell the client, in this order. Either events of a response or errors, never both in one."""
 
     events: list[Event] | list[Error]
 

@@ -39,6 +39,11 @@ from slipring.protocol.responses import (
 
 Mint = Callable[[str], str]
 """Makes a new id with a prefix: ``mint("msg")`` → ``msg_…``."""
+_NO_LOGPROBS: list[events.SpokenLogprob] = []
+
+
+def _spoken(logprobs: list[Logprob]) -> list[events.SpokenLogprob]:
+    return [events.SpokenLogprob.of(logprob) for logprob in logprobs]
 
 
 class Output:
@@ -89,8 +94,10 @@ class Output:
         if part is None:
             part = self._speaking = self._message_part(OutputTextPart)
         part.text.append(delta.text)
+        logprobs = _NO_LOGPROBS
         if delta.logprobs:
             part.logprobs.extend(delta.logprobs)
+            logprobs = _spoken(delta.logprobs)
         self._sequence += 1
         self._events.append(
             events.OutputTextDelta(
@@ -100,7 +107,7 @@ class Output:
                 item_id=part.item_id,
                 content_index=part.index,
                 delta=delta.text,
-                logprobs=delta.logprobs,
+                logprobs=logprobs,
             )
         )
 
@@ -120,26 +127,10 @@ class Output:
         )
 
     def _thought(self, delta: Thought) -> None:
-        reasoning = self._reasoning()
-        reasoning.close_summary()
-        if reasoning.text is None:
-            reasoning.open_text()
-        assert reasoning.text is not None
-        reasoning.text.append(delta.text)
-        self._events.append(
-            events.ReasoningTextDelta(
-                sequence_number=self.number(),
-                stream_id=self.stream_id,
-                output_index=self._index,
-                item_id=reasoning.id,
-                content_index=0,
-                delta=delta.text,
-            )
-        )
+        self._reasoning().think(delta)
 
     def _thought_summary(self, delta: ThoughtSummary) -> None:
-        reasoning = self._reasoning()
-        reasoning.summarise(delta)
+        self._reasoning().summarise(delta)
 
     def _call_started(self, delta: CallStarted) -> None:
         self._close("completed")
@@ -250,7 +241,7 @@ class _Message:
         part: OutputTextPart | RefusalPart
         if self.part.kind is OutputTextPart:
             part = OutputTextPart(text=text, logprobs=logprobs)
-            self._emit(events.OutputTextDone, text=text, logprobs=logprobs)
+            self._emit(events.OutputTextDone, text=text, logprobs=_spoken(logprobs))
         else:
             part = RefusalPart(refusal=text)
             self._emit(events.RefusalDone, refusal=text)
@@ -264,32 +255,43 @@ class _Message:
 
 
 class _Reasoning:
-    """An open ``reasoning`` item: summary parts, raw text, or both."""
+    """An open ``reasoning`` item: summary parts, raw text, or both. One part is open at a time."""
 
-    __slots__ = ("_open_summary", "_output", "_summary", "id", "text")
+    __slots__ = ("_content", "_open_summary", "_open_text", "_output", "_summary", "id")
 
     def __init__(self, output: Output) -> None:
         self._output = output
         self._summary: list[SummaryTextPart] = []
+        self._content: list[ReasoningTextPart] = []
         self._open_summary: list[str] | None = None
+        self._open_text: list[str] | None = None
         self.id = output.mint("rs")
-        self.text: list[str] | None = None
         output.start_item(ReasoningItem(id=self.id, summary=[], status="in_progress"))
 
-    def open_text(self) -> None:
-        self.text = []
-        self._output.emit(events.ContentPartAdded, item_id=self.id, content_index=0, part=ReasoningTextPart())
+    def think(self, delta: Thought) -> None:
+        self._close_summary()
+        if self._open_text is None:
+            self._open_text = []
+            self._emit_content(events.ContentPartAdded, part=ReasoningTextPart())
+        self._open_text.append(delta.text)
+        self._emit_content(events.ReasoningTextDelta, delta=delta.text)
 
     def summarise(self, delta: ThoughtSummary) -> None:
+        self._close_text()
         if self._open_summary is not None and delta.index > len(self._summary):
-            self.close_summary()
+            self._close_summary()
         if self._open_summary is None:
             self._open_summary = []
             self._emit_summary(events.ReasoningSummaryPartAdded, part=SummaryTextPart())
         self._open_summary.append(delta.text)
         self._emit_summary(events.ReasoningSummaryTextDelta, delta=delta.text)
 
-    def close_summary(self) -> None:
+    def close(self, status: ItemStatus) -> ReasoningItem:
+        self._close_summary()
+        self._close_text()
+        return ReasoningItem(id=self.id, summary=self._summary, status=status, content=self._content or UNSET)
+
+    def _close_summary(self) -> None:
         if self._open_summary is None:
             return
         text = "".join(self._open_summary)
@@ -298,16 +300,17 @@ class _Reasoning:
         self._summary.append(SummaryTextPart(text=text))
         self._open_summary = None
 
-    def close(self, status: ItemStatus) -> ReasoningItem:
-        self.close_summary()
-        content: list[ReasoningTextPart] | UnsetType = UNSET
-        if self.text is not None:
-            part = ReasoningTextPart(text="".join(self.text))
-            content = [part]
-            at = {"item_id": self.id, "content_index": 0}
-            self._output.emit(events.ReasoningTextDone, text=part.text, **at)
-            self._output.emit(events.ContentPartDone, part=part, **at)
-        return ReasoningItem(id=self.id, summary=self._summary, status=status, content=content)
+    def _close_text(self) -> None:
+        if self._open_text is None:
+            return
+        text = "".join(self._open_text)
+        self._emit_content(events.ReasoningTextDone, text=text)
+        self._emit_content(events.ContentPartDone, part=ReasoningTextPart(text=text))
+        self._content.append(ReasoningTextPart(text=text))
+        self._open_text = None
+
+    def _emit_content(self, kind: type[events.PartEvent], **fields: object) -> None:
+        self._output.emit(kind, item_id=self.id, content_index=len(self._content), **fields)
 
     def _emit_summary(self, kind: type[events.SummaryEvent], **fields: object) -> None:
         self._output.emit(kind, item_id=self.id, summary_index=len(self._summary), **fields)

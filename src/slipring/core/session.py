@@ -32,6 +32,7 @@ from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 
 CREATE = "response.create"
+_RUNNING = Phase.RUNNING  # looking a member up on its enum costs more than the rest of that line
 _IGNORED_TYPES = frozenset({"response.processed"})
 """Sent by some clients as an acknowledgement; nothing is to be done or said about it."""
 
@@ -158,8 +159,8 @@ class Session:
         return self._start(turn, loaded.items, now) + self._advance(now)
 
     def deltas(self, turn: Turn, deltas: list[Delta]) -> list[Action]:
-        """The engine produced something."""
-        if turn.phase is not Phase.RUNNING:
+        """The engine produced something. The hot path: once per token of every answer."""
+        if turn.phase is not _RUNNING:
             return []
         told = turn.feed(deltas)
         return [Send(told)] if told else []

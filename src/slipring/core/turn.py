@@ -127,7 +127,7 @@ class Turn:
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
         """Take deltas from the engine; the last one ever is ``Finished``."""
-        if type(last := deltas[-1]) is Finished:
+        if deltas and type(last := deltas[-1]) is Finished:
             self._finished = last
             deltas = deltas[:-1]
         return self.output.feed(deltas)

@@ -78,14 +78,32 @@ class ContentPartDone(PartEvent, tag="response.content_part.done", kw_only=True)
     part: Part
 
 
+class SpokenTopLogprob(Struct):
+    token: str
+    logprob: float
+
+
+class SpokenLogprob(Struct):
+    """A logprob as the events about text have it; the finished part alone has the token's bytes too."""
+
+    token: str
+    logprob: float
+    top_logprobs: list[SpokenTopLogprob]
+
+    @classmethod
+    def of(cls, logprob: Logprob) -> "SpokenLogprob":
+        top = [SpokenTopLogprob(token=other.token, logprob=other.logprob) for other in logprob.top_logprobs]
+        return cls(token=logprob.token, logprob=logprob.logprob, top_logprobs=top)
+
+
 class OutputTextDelta(PartEvent, tag="response.output_text.delta", kw_only=True):
     delta: str
-    logprobs: list[Logprob]
+    logprobs: list[SpokenLogprob]
 
 
 class OutputTextDone(PartEvent, tag="response.output_text.done", kw_only=True):
     text: str
-    logprobs: list[Logprob]
+    logprobs: list[SpokenLogprob]
 
 
 class RefusalDelta(PartEvent, tag="response.refusal.delta", kw_only=True):

@@ -100,14 +100,12 @@ class Driver:
         return self.session.loaded(load.turn, Loaded(state, items), now())
 
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
-        session, sink = self.session, self.sink
+        session, run, flush = self.session, self.run, self.sink.flush
         engine = self.service.catalog.engine_of(job.model)
         async with aclosing(engine.generate(job)) as batches:
             async for deltas in batches:
-                for action in session.deltas(turn, deltas):
-                    assert isinstance(action, Send)
-                    sink.send(action.events)
-                await sink.flush()
+                run(session.deltas(turn, deltas))
+                await flush()
         return session.finished(turn, now())
 
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:

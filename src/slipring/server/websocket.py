@@ -13,8 +13,8 @@ from aiohttp import WSMsgType, web
 
 from slipring.core.actions import Action
 from slipring.errors import ApiError
-from slipring.protocol import wire
 from slipring.protocol.events import Error, Event
+from slipring.protocol.wire import encode
 from slipring.server.driver import Driver
 from slipring.server.outbox import Outbox
 from slipring.server.service import Service, now
@@ -53,8 +53,9 @@ class Connection:
     # The sink.
 
     def send(self, events: list[Event] | list[Error]) -> None:
+        post = self._outbox.post
         for event in events:
-            self._outbox.post(wire.encode(event.nested() if isinstance(event, Error) else event))
+            post(encode(event.nested() if type(event) is Error else event))
 
     def flush(self) -> Coroutine[Any, Any, None]:
         return self._outbox.flush()
