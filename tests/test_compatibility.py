@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import typing_extensions
 from msgspec import structs
@@ -150,6 +151,10 @@ TOOL_CHOICES = listed("Tool choice")
 OUTPUT_ITEMS = listed("Output items")
 SERVER_EVENTS = listed("Server events")
 SETTINGS = listed("Simulated engine")
+
+
+def test_the_page_is_about_the_package_that_is_tested_against() -> None:
+    assert f"version {'.'.join(openai.__version__.split('.')[:2])} of the `openai`" in TEXT
 
 
 def test_every_status_is_one_of_three_words() -> None:
@@ -945,7 +950,15 @@ def test_the_page_lists_every_error_code() -> None:
     assert errors.RateLimited.type == "rate_limit_error"
 
 
-UNITS = {"": 1, "s": 1, "MiB": 2**20}
+def test_errors_go_by_the_same_status_all_over_the_page() -> None:
+    rows = listed("Errors")
+    mentioned = re.findall(r"(\d{3}) `(\w+)`", TEXT)
+    assert mentioned
+    for status, code in mentioned:
+        assert rows[code].cells["HTTP status"] == status, code
+
+
+UNITS = {"": 1, "s": 1, "KiB": 2**10, "MiB": 2**20}
 
 
 def test_the_limits_are_as_the_page_says() -> None:
@@ -954,6 +967,7 @@ def test_the_limits_are_as_the_page_says() -> None:
     for name, row in rows.items():
         amount, _, unit = row.status.partition(" ")
         assert int(amount) * UNITS[unit] == defaults[name], name
+    assert rows.keys() == defaults.keys()
 
 
 # The simulated engine.

@@ -23,6 +23,13 @@ the client only as a plain ``ServerError``.
 
 from collections.abc import Iterable
 
+_LONGEST_QUOTE = 200
+
+
+def quoted(text: str) -> str:
+    """A client's own words in an error text, in quotes and never at a length that the client chose."""
+    return f"'{text}'" if len(text) <= _LONGEST_QUOTE else f"'{text[:_LONGEST_QUOTE]}…'"
+
 
 class ApiError(Exception):
     """A failure that a client is told about, in the API's own terms."""
@@ -58,7 +65,7 @@ class PreviousResponseNotFound(InvalidRequest):
 
     def __init__(self, response_id: str) -> None:
         super().__init__(
-            f"Previous response with id '{response_id}' not found.", param="previous_response_id"
+            f"Previous response with id {quoted(response_id)} not found.", param="previous_response_id"
         )
 
 
@@ -119,7 +126,7 @@ class ModelNotFound(NotFound):
     def __init__(self, name: str, known: Iterable[str]) -> None:
         served = ", ".join(f"'{model}'" for model in known)
         super().__init__(
-            f"The model '{name}' does not exist here. This server serves: {served}.", param="model"
+            f"The model {quoted(name)} does not exist here. This server serves: {served}.", param="model"
         )
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import chain
 
 import pytest
 from hypothesis import given
@@ -195,7 +196,7 @@ _PIECES: list[list[Delta]] = [
     [CallStarted(kind="function", name="f"), CallArguments("ε"), CallArguments("ε")],
     [CallStarted(kind="custom", name="g"), CallArguments("ζ")],
 ]
-_deltas = st.lists(st.sampled_from(_PIECES), max_size=10).map(lambda pieces: sum(pieces, []))
+_deltas = st.lists(st.sampled_from(_PIECES), max_size=10).map(lambda pieces: [*chain.from_iterable(pieces)])
 
 
 def letters(text: str) -> Counter[str]:

@@ -456,7 +456,7 @@ def test_a_failure_closes_what_was_open_and_says_why():
         (RateLimited("slow down"), "rate_limit_exceeded"),
         (InvalidRequest("too long", code="context_length_exceeded"), "invalid_prompt"),
         (InvalidRequest("no", code="invalid_prompt"), "invalid_prompt"),
-        (InvalidRequest("no", code="something_new"), "server_error"),
+        (InvalidRequest("no", code="something_new"), "invalid_prompt"),
     ],
 )
 def test_failed_responses_use_the_codes_that_clients_know(error, code):

@@ -105,10 +105,8 @@ def test_when_the_grace_is_over_running_responses_fail_and_are_cancelled():
     stage.create("a")
     stage.say(Text("half"), lane="a")
     stage.create("b", previous="resp_unknown")
-    stage.create("c", store=True)
-    stage.finish(lane="c")
-    turns = {*stage.starts, *stage.loads, *stage.saves}
-    assert len(turns) == 3
+    turns = {*stage.starts, *stage.loads}
+    assert len(turns) == 2
     assert stage.tick(HOUR) == []
     assert stage.tick(59) == []
     events = stage.tick(1)
@@ -117,11 +115,22 @@ def test_when_the_grace_is_over_running_responses_fail_and_are_cancelled():
     assert answers["a"]["type"] == "response.failed"
     assert answers["a"]["response"]["error"]["code"] == "server_error"
     assert (answers["b"]["type"], answers["b"]["status"]) == ("error", 500)
-    assert answers["c"]["type"] == "response.failed"
     assert events[-1] == answers[None]
     assert answers[None]["error"]["code"] == "websocket_connection_limit_reached"
     assert stage.close == Close(1000, "websocket_connection_limit_reached")
     stage.order.finish()
+
+
+def test_when_the_grace_is_over_what_is_being_saved_is_still_saved():
+    stage = old_connection()
+    stage.create("a", store=True)
+    stage.finish(lane="a")
+    stage.tick(HOUR)
+    assert stage.tick(61) == []
+    assert stage.cancelled == []
+    events = stage.save(lane="a")
+    assert types(events) == ["completed", "error"]
+    assert stage.close == Close(1000, "websocket_connection_limit_reached")
 
 
 def test_when_the_grace_is_over_waiting_creates_are_refused_too():

@@ -78,7 +78,7 @@ class RawSocket:
 
     async def ended(self) -> bytes:
         """Everything that still comes, up to the end of the connection."""
-        while chunk := await self._receive():
+        while chunk := await self.receive():
             self._received += chunk
         return bytes(self._received)
 
@@ -93,21 +93,22 @@ class RawSocket:
     async def read_head(self) -> bytes:
         """The head of an HTTP answer."""
         while b"\r\n\r\n" not in self._received:
-            chunk = await self._receive()
+            chunk = await self.receive()
             assert chunk, self._received
             self._received += chunk
         return await self._read(self._received.index(b"\r\n\r\n") + 4)
 
     async def _read(self, count: int) -> bytes:
         while len(self._received) < count:
-            chunk = await self._receive()
+            chunk = await self.receive()
             assert chunk, "the connection ended within a frame"
             self._received += chunk
         wanted = bytes(self._received[:count])
         del self._received[:count]
         return wanted
 
-    async def _receive(self) -> bytes:
+    async def receive(self) -> bytes:
+        """What comes next; nothing at the end."""
         try:
             return await asyncio.wait_for(self._loop.sock_recv(self._sock, 2**20), 10)
         except ConnectionResetError:
@@ -140,16 +141,23 @@ async def open_raw(server: Running, *, small_buffers: bool = False) -> AsyncIter
         yield raw
 
 
-def fill(connection: Connection, size_bytes: int) -> None:
+def transport_of(server: Running) -> asyncio.Transport:
+    """The server's end of its one connection."""
+    client = only_client(server)
+    request = client._request if isinstance(client, Connection) else client.reply._request
+    return request.transport  # type: ignore[no-any-return]
+
+
+def fill(server: Running, size_bytes: int) -> None:
     """Have a frame of this size waiting in the transport, behind everybody's back."""
     frame = struct.pack("!BBQ", 0x80 | TEXT, 127, size_bytes) + b"x" * size_bytes
-    connection._request.transport.write(frame)  # type: ignore[union-attr]
+    transport_of(server).write(frame)
 
 
 def narrow(server: Running) -> None:
     """Give the server's end of its one connection a small buffer too, whatever is usual on this machine."""
-    transport = only_client(server)._request.transport
-    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
+    sock = transport_of(server).get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
 
 
 def stop_clock(server: Running) -> None:

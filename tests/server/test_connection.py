@@ -9,6 +9,7 @@ import pytest
 from aiohttp import WSMsgType
 
 from slipring.core.limits import Limits
+from slipring.core.session import Session
 from slipring.server import websocket
 from tests.harness import FAST, TERMINAL, Performance, PuppetEngine, Running, Socket, serve
 from tests.server.raw import (
@@ -111,6 +112,20 @@ async def test_a_client_that_answers_no_ping_is_given_up() -> None:
         connection_of(server).tick()
         assert await socket.closed() == 1011
         await gone(server)
+
+
+async def test_a_client_that_is_given_up_takes_its_responses_with_it() -> None:
+    engine = PuppetEngine()
+    limits = Limits(ping_interval_s=AT_ONCE, pong_timeout_s=AT_ONCE)
+    async with serve(engine, limits=limits) as server:
+        stop_clock(server)
+        async with open_raw(server) as raw:
+            await raw.create(input="hello")
+            performance = await engine.next()
+            connection_of(server).tick()
+            assert await raw.closed() == 1011
+            await stopped(performance)
+            await gone(server)
 
 
 async def test_pings_can_be_switched_off() -> None:
@@ -324,7 +339,8 @@ async def test_a_slow_lane_holds_up_the_others_and_all_go_on_together() -> None:
 
 async def test_a_client_that_sends_without_reading_waits_for_its_own_answers() -> None:
     frames = 400
-    limits = Limits(send_buffer_bytes=1024)
+    limits = Limits(send_buffer_bytes=1024, max_queued=frames)
+    warmup = {"type": "response.create", "generate": False, "store": False, "instructions": "x" * 20_000}
     async with serve(limits=limits) as server, open_raw(server, small_buffers=True) as raw:
         narrow(server)
         sent = 0
@@ -332,7 +348,7 @@ async def test_a_client_that_sends_without_reading_waits_for_its_own_answers() -
         async def send() -> None:
             nonlocal sent
             while sent < frames:
-                await raw.send_frame(TEXT, json.dumps({"type": "x" * 20_000}).encode())
+                await raw.send_frame(TEXT, json.dumps(warmup).encode())
                 sent += 1
 
         sending = asyncio.create_task(send())
@@ -342,7 +358,8 @@ async def test_a_client_that_sends_without_reading_waits_for_its_own_answers() -
             seen, quiet = sent, quiet + 1 if sent == seen else 0
         assert sent < frames
         for _ in range(frames):
-            assert (await raw.receive_event())["error"]["code"] == "unsupported_event_type"
+            assert (await raw.receive_event())["type"] == "response.created"
+            assert (await raw.receive_event())["type"] == "response.completed"
         await sending
 
 
@@ -365,7 +382,7 @@ async def test_an_idle_connection_ends_although_its_client_does_not_read(
         stop_clock(server)
         async with open_raw(server, small_buffers=True):
             narrow(server)
-            fill(connection_of(server), 2**20)
+            fill(server, 2**20)
             await ticked_away(server)
 
 
@@ -374,7 +391,7 @@ async def test_what_was_said_before_the_end_reaches_a_slow_client() -> None:
         stop_clock(server)
         async with open_raw(server, small_buffers=True) as raw:
             narrow(server)
-            fill(connection_of(server), 2**20)
+            fill(server, 2**20)
             connection_of(server).tick()
             assert len((await raw.receive_frame())[1]) == 2**20
             assert (await raw.receive_event())["error"]["code"] == "websocket_connection_limit_reached"
@@ -439,6 +456,26 @@ async def test_text_that_is_not_utf8_closes_with_1007() -> None:
     async with serve() as server, open_raw(server) as raw:
         await raw.send_frame(TEXT, b'{"type": "\xff"}')
         assert await raw.closed() == 1007
+
+
+async def test_a_fault_of_our_own_ends_the_connection_and_tells_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def receive(*_: object) -> None:
+        raise RuntimeError("a secret")
+
+    engine = PuppetEngine()
+    async with serve(engine) as server, server.connect(abandoned=True) as socket, server.connect() as other:
+        performance = await started(socket, engine)
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "receive", receive)
+            await socket.create(input="hello")
+            assert await socket.closed() == 1011
+        await stopped(performance)
+        assert "a secret" in caplog.text
+        performance = await started(other, engine)
+        performance.finish()
+        await other.until(*TERMINAL)
 
 
 async def test_the_client_s_own_close_is_answered() -> None:

@@ -8,8 +8,9 @@ engine left there when it finished the parent (a KV slot, an upstream id).
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct, structs
 
+from slipring.protocol import wire
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.responses import Logprob
@@ -96,10 +97,16 @@ class Head(Struct, frozen=True):
 
     instructions: str | None = None
     tools: Toolset = NO_TOOLS
+    instructions_json: Raw = wire.NULL
+    """Made from ``instructions``, once for the whole chain: every response object echoes them."""
+
+    def __post_init__(self) -> None:
+        if self.instructions is not None:
+            structs.force_setattr(self, "instructions_json", wire.raw(self.instructions))
 
     @property
     def size_bytes(self) -> int:
-        return len(self.instructions or "") + self.tools.size_bytes + 100
+        return 2 * len(self.instructions or "") + self.tools.size_bytes + 100
 
 
 class Settings(Struct, frozen=True):

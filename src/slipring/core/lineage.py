@@ -6,8 +6,8 @@ Only the delta is looked at. What earlier items mean for it was summed up in the
 from collections.abc import Mapping
 
 from slipring.core.state import Carry, OpenCall, ResponseState
-from slipring.errors import InvalidRequest
-from slipring.protocol import requests
+from slipring.errors import InvalidRequest, quoted
+from slipring.protocol import requests, wire
 from slipring.protocol.items import (
     AdditionalTools,
     ConfigurationUpdate,
@@ -41,7 +41,9 @@ def resolve(items: tuple[Item, ...], found: Mapping[str, Item]) -> tuple[Item, .
         if item.type == "item_reference":
             target = found.get(item.id or "")
             if target is None:
-                raise InvalidRequest(f"Item with id '{item.id}' not found.", param=f"input[{index}].id")
+                raise InvalidRequest(
+                    f"Item with id {quoted(item.id or '')} not found.", param=f"input[{index}].id"
+                )
             item = target
         resolved.append(item)
     return tuple(resolved)
@@ -107,7 +109,9 @@ def _match(before: Mapping[str, OpenCall], items: tuple[Item, ...]) -> Mapping[s
 
 def _exchange(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
     """Open a call, or close the one that an output answers."""
-    call_id = item.call_id or ""
+    call_id = item.call_id
+    if call_id is None:
+        raise wire.explain("Object missing required field `call_id`", f"input[{index}]")
     if item.type in _CALLS:
         open_calls[call_id] = _open(item)
         return
@@ -115,7 +119,7 @@ def _exchange(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
     if call is None or call.type != _OUTPUTS[item.type]:
         noun = _CALLS[_OUTPUTS[item.type]]
         raise InvalidRequest(
-            f"No tool call found for {noun} output with call_id {call_id}.",
+            f"No tool call found for {noun} output with call_id {call_id[:256]}.",
             param=f"input[{index}].call_id",
         )
 

@@ -25,6 +25,7 @@ from slipring.errors import (
     PreviousResponseNotFound,
     RateLimited,
     ServerError,
+    quoted,
 )
 from slipring.protocol import items, requests, wire
 from slipring.protocol.events import Error
@@ -317,12 +318,13 @@ class Session:
             self._cache.evict(previous)
 
     def _abandon(self, now: float) -> list[Action]:
-        """The grace is over: what still runs is stopped and says so."""
+        """The grace is over: what still runs is stopped and says so. What is finished is being saved."""
         actions: list[Action] = []
         error = ServerError("The connection ended before this response was finished.")
         for turn in list(self._lanes.running()):
-            actions.append(Cancel(turn))
-            actions += self.failed(turn, error, now)
+            if turn.phase is not Phase.SAVING:
+                actions.append(Cancel(turn))
+                actions += self.failed(turn, error, now)
         return actions
 
     def _require_room(self, size_bytes: int) -> None:
@@ -350,7 +352,11 @@ class Session:
     def _refuse_type(self, kind: object) -> list[Action]:
         if isinstance(kind, str) and kind in _IGNORED_TYPES:
             return []
-        said = f"Unsupported event type: '{kind}'." if isinstance(kind, str) else "The event has no 'type'."
+        said = (
+            f"Unsupported event type: {quoted(kind)}."
+            if isinstance(kind, str)
+            else "The event has no 'type'."
+        )
         return [
             Send(
                 [

@@ -5,7 +5,7 @@ A field that cannot be honoured is refused by name. ``docs/compatibility.md`` sa
 
 from slipring.core.generation import Capabilities, Settings
 from slipring.core.state import Carry
-from slipring.errors import InvalidRequest, UnsupportedParameter
+from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import requests
 from slipring.protocol.items import CallOutput, InputFile, InputImage, Item, Message
 from slipring.protocol.requests import TEXT, CreateRequest
@@ -85,7 +85,7 @@ def _read_include(request: CreateRequest) -> list[str]:
     for index, value in enumerate(include):
         if value not in INCLUDABLE:
             param = f"include[{index}]"
-            raise InvalidRequest(f"Invalid '{param}': '{value}' cannot be included.", param=param)
+            raise InvalidRequest(f"Invalid '{param}': {quoted(value)} cannot be included.", param=param)
     return include
 
 

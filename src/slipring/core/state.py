@@ -126,7 +126,7 @@ def _echoed_bytes(response: Response) -> int:
     )
 
 
-_NODE_BYTES = 1200
+_NODE_BYTES = 1600
 """A node, its response object and their bookkeeping, without items."""
 _TOOL_BYTES = 400
 _CALL_BYTES = 200

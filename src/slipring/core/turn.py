@@ -30,8 +30,8 @@ from slipring.protocol.responses import (
 )
 from slipring.protocol.tools import ToolChoice, Toolset
 
-_FAILURE_CODES = {429: "rate_limit_exceeded"}
-_FAILURE_CODE_BY_CODE = {"invalid_prompt": "invalid_prompt", "context_length_exceeded": "invalid_prompt"}
+_FAILURE_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+"""The wire knows few codes for a failed response; clients repeat the request on all but these."""
 
 
 class Phase(Enum):
@@ -169,7 +169,7 @@ class Turn:
         """The engine or the store failed: close what is open and say so, once."""
         assert self.response is not None
         closing = self.output.finish("incomplete")
-        code = _FAILURE_CODE_BY_CODE.get(error.code) or _FAILURE_CODES.get(error.status, "server_error")
+        code = _FAILURE_CODES.get(error.status, "server_error")
         self.response = structs.replace(
             self.response,
             status="failed",

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from slipring.errors import InvalidRequest, UnsupportedParameter
+from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
 
 Role = Literal["user", "assistant", "system", "developer"]
@@ -214,6 +214,7 @@ class _Outline(Struct):
 
 
 _outline = msgspec.json.Decoder(_Outline)
+_fields = msgspec.json.Decoder(dict[str, Raw])
 _input = msgspec.json.Decoder(str | list[Raw])
 
 
@@ -254,8 +255,9 @@ def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes
             param=param,
             code="missing_required_parameter",
         )
-    head, _, rest = raw.partition(b"{")
-    return kind, head + b'{"type":"' + kind.encode() + b'",' + rest
+    fields = wire.decode(_fields, raw, where=where)
+    fields.pop("type", None)
+    return kind, wire.encode({"type": kind, **fields})
 
 
 def _refusal(kind: str, where: str) -> InvalidRequest:
@@ -264,7 +266,7 @@ def _refusal(kind: str, where: str) -> InvalidRequest:
         return UnsupportedParameter(f"Items of type '{kind}' are not supported by this server.", param=param)
     known = ", ".join(f"'{name}'" for name in sorted(_BODIES))
     return InvalidRequest(
-        f"Invalid '{param}': '{kind}' is not a known item type. Known are {known}"
+        f"Invalid '{param}': {quoted(kind)} is not a known item type. Known are {known}"
         " and the items of hosted tools.",
         param=param,
     )

@@ -194,5 +194,7 @@ def read_format(data: Raw | UnsetType, where: str = "text.format") -> TextFormat
     if kind == "json_object":
         return TextFormat(kind="json_object", echo=Raw(b'{"type":"json_object"}'))
     described = wire.decode(_schema_format, bytes(sent), where=where)
+    if wire.given(described.schema) is None:
+        raise wire.explain("Object missing required field `schema`", where)
     wire.require_object(described.schema, f"{where}.schema")
     return TextFormat(kind="json_schema", echo=wire.raw(described), schema=bytes(described.schema))

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from slipring.errors import InvalidRequest, UnsupportedParameter
+from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
 from slipring.protocol.items import Name
 from slipring.protocol.wire import NULL, given
@@ -220,7 +220,7 @@ class ToolChoice(Struct, frozen=True):
             named = _Named(type=choice.type, name=choice.name, namespace=choice.namespace)
             return cls(echo=wire.raw(named), mode="required", only=(named,))
         raise UnsupportedParameter(
-            f"Invalid 'tool_choice': '{choice.type}' names a tool that this server does not run.",
+            f"Invalid 'tool_choice': {quoted(choice.type)} names a tool that this server does not run.",
             param="tool_choice",
         )
 
@@ -251,7 +251,7 @@ class ToolChoice(Struct, frozen=True):
             return ()  # a hosted tool: allowed, and never called
         if not found:
             raise InvalidRequest(
-                f"Tool choice '{named.name}' not found in 'tools' parameter.", param="tool_choice"
+                f"Tool choice {quoted(named.name or '')} not found in 'tools' parameter.", param="tool_choice"
             )
         return found
 

@@ -15,6 +15,7 @@ T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 
+_LONGEST = 300  # of what the decoder says: it may repeat a client's own words
 _AT = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `([^`]+)`")
 _UNKNOWN_INDEX = re.compile(r"\[\.\.\.\]")
@@ -57,7 +58,7 @@ def explain(text: str, where: str = "") -> InvalidRequest:
         )
     param = join(where, path)
     code = "invalid_type" if ", got " in what else "invalid_value"
-    what = what[:1].lower() + what[1:]
+    what = what[:1].lower() + what[1:_LONGEST]
     if not param:
         return InvalidJson(f"The request must be a JSON object: {what}.")
     return InvalidRequest(f"Invalid '{param}': {what}.", param=param, code=code)

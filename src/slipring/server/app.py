@@ -14,7 +14,7 @@ from slipring.core.generation import Model
 from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError, Unavailable
 from slipring.protocol import wire
 from slipring.server.http import create_response, error_response
-from slipring.server.service import Service, mint
+from slipring.server.service import Service, mint, shutting_down
 from slipring.server.websocket import serve_websocket
 
 log = logging.getLogger("slipring")
@@ -56,7 +56,7 @@ def _admitted(service: Service, endpoint: _Endpoint) -> Handler:
     async def handler(request: web.Request) -> web.StreamResponse:
         tenant = service.keyring.admit(request.headers)
         if service.draining:
-            raise Unavailable("The server is shutting down.", code="server_shutting_down")
+            raise shutting_down()
         return await endpoint(service, request, tenant)
 
     return handler
@@ -71,6 +71,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         response = error_response(error)
     except web.HTTPException as refusal:
         response = error_response(_translate(refusal, request))
+        if isinstance(refusal, web.HTTPMethodNotAllowed):
+            response.headers["Allow"] = refusal.headers["Allow"]
     except Exception:
         log.exception("a request failed unexpectedly")
         response = error_response(ServerError())

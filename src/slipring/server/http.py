@@ -8,7 +8,7 @@ import contextlib
 
 from aiohttp import web
 
-from slipring.errors import ApiError, UnsupportedParameter
+from slipring.errors import ApiError, InvalidJson, InvalidRequest, RateLimited, UnsupportedParameter
 from slipring.protocol import requests, wire
 from slipring.protocol.events import TERMINAL, Error, ErrorBody, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
@@ -18,7 +18,9 @@ from slipring.server.service import Service, now
 
 _DONE = b"data: [DONE]\n\n"
 _KEEPALIVE = b": keepalive\n\n"
-_FAILURE_STATUS = {"rate_limit_exceeded": 429, "invalid_prompt": 400}
+_EOF = b""
+_GOING_AWAY = 1001
+_FAILURES: dict[str, type[ApiError]] = {"rate_limit_exceeded": RateLimited, "invalid_prompt": InvalidRequest}
 
 
 def error_response(error: ApiError) -> web.Response:
@@ -29,10 +31,14 @@ def error_response(error: ApiError) -> web.Response:
 
 async def create_response(service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
     """Make one response and answer with it."""
-    create = read_body(await request.read())
+    try:
+        body = await request.read()
+    except web.RequestPayloadError:
+        raise InvalidJson("The request's body cannot be decompressed.") from None
+    create = read_body(body)
     reply: _JsonReply | _SseReply = _SseReply(service, request) if create.stream else _JsonReply()
     driver = Driver(service, service.open_session(tenant), reply)
-    with service.serving(reply):
+    with service.serving(_Exchange(driver, reply)):
         try:
             driver.run(driver.session.create(create, size_bytes=0, now=now()))
             return await reply.finished()
@@ -49,6 +55,22 @@ def read_body(body: bytes) -> CreateRequest:
     return create
 
 
+class _Exchange:
+    """A request and its reply, as the server looks after them: the one response may finish, in time."""
+
+    def __init__(self, driver: Driver, reply: "_JsonReply | _SseReply") -> None:
+        self.driver = driver
+        self.reply = reply
+
+    def tick(self) -> None:
+        if self.driver.service.draining:
+            self.driver.run(self.driver.session.tick(now()))
+        self.reply.tick()
+
+    def wind_down(self, error: ApiError, grace_s: float) -> None:
+        self.driver.run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
+
+
 class _JsonReply:
     """Waits for the terminal event and answers with its response object."""
 
@@ -57,6 +79,8 @@ class _JsonReply:
 
     def send(self, events: list[Event] | list[Error]) -> None:
         last = events[-1] if events else None
+        if self._answer.done():
+            return  # answered already, or the client has just gone
         if isinstance(last, Error):
             self._answer.set_result(error_response(last.error))
         elif isinstance(last, TERMINAL):
@@ -71,9 +95,6 @@ class _JsonReply:
     def tick(self) -> None:
         return
 
-    def wind_down(self, error: ApiError, grace_s: float) -> None:
-        return  # its one response may finish; the server waits for it
-
     async def finished(self) -> web.Response:
         return await self._answer
 
@@ -81,9 +102,8 @@ class _JsonReply:
 def _final_response(event: ResponseEvent) -> web.Response:
     response = event.response
     if isinstance(event, Failed) and response.error is not None:
-        failure = ApiError(response.error.message, code=response.error.code)
-        failure.status = _FAILURE_STATUS.get(response.error.code, 500)
-        return error_response(failure)
+        code = response.error.code
+        return error_response(_FAILURES.get(code, ApiError)(response.error.message, code=code))
     return web.Response(body=wire.encode(response), content_type="application/json")
 
 
@@ -107,6 +127,8 @@ class _SseReply:
         self._ended: asyncio.Future[None] = loop.create_future()
 
     def send(self, events: list[Event] | list[Error]) -> None:
+        if self._opened.cancelled() or self._ended.done():
+            return  # answered already, or the client has just gone
         for event in events:
             if isinstance(event, Error):
                 self._opened.set_result(event.error)
@@ -114,6 +136,7 @@ class _SseReply:
             self._outbox.post(_block(event))
             if isinstance(event, TERMINAL):
                 self._outbox.post(_DONE)
+                self._outbox.post(_EOF)
                 self._ended.set_result(None)
         if not self._opened.done():
             self._opened.set_result(None)
@@ -125,16 +148,15 @@ class _SseReply:
     def close(self, code: int, reason: str) -> None:
         return
 
-    def wind_down(self, error: ApiError, grace_s: float) -> None:
-        return  # its one response may finish; the server waits for it
-
     def tick(self) -> None:
         """Keep a silent stream alive, and give up on a client that does not read."""
         clock = asyncio.get_running_loop().time()
         if self._outbox.stuck_for(clock) > self._limits.send_timeout_s:
             if self._request.transport is not None:
                 self._request.transport.abort()
-        elif self._limits.ping_interval_s and clock - self._spoke_at > self._limits.ping_interval_s:
+        elif self._ended.done() or not self._limits.ping_interval_s:
+            return
+        elif clock - self._spoke_at > self._limits.ping_interval_s:
             self._spoke_at = clock
             self._outbox.post(_KEEPALIVE)
             if self._stream.prepared:
@@ -149,12 +171,11 @@ class _SseReply:
             self._outbox.kick()
             await self._ended
             await self._outbox.settle()
-            await self._stream.write_eof()
         return self._stream
 
     async def _write(self, block: bytes) -> None:
         self._spoke_at = asyncio.get_running_loop().time()
-        await self._stream.write(block)
+        await (self._stream.write(block) if block else self._stream.write_eof())
 
 
 def _block(event: Event) -> bytes:

@@ -66,9 +66,9 @@ class Outbox:
         try:
             while messages:
                 message = messages.popleft()
+                self._bytes -= len(message)
                 await write(message)
                 self._written += 1
-                self._bytes -= len(message)
                 if self._room is not None and not self.full:
                     self._give_room()
         except OSError:
@@ -88,7 +88,7 @@ class Outbox:
 
     async def settle(self) -> None:
         """Wait until everything has been written or nothing can be."""
-        while self._messages and not self._failed:
+        while (self._messages or self._writing) and not self._failed:
             if self._writing:
                 await self._wait_for_room()
             else:

@@ -5,7 +5,6 @@ socket is told and closed with 1001; then engine and store are let go.
 """
 
 import asyncio
-import contextlib
 import ipaddress
 import signal
 import socket
@@ -16,9 +15,9 @@ from aiohttp import web
 from slipring.config import Config
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, open_engine
-from slipring.errors import StartupError, Unavailable
+from slipring.errors import StartupError
 from slipring.server.app import build_app
-from slipring.server.service import Service
+from slipring.server.service import Service, shutting_down
 from slipring.stores.base import Store
 from slipring.stores.catalog import open_store
 
@@ -38,6 +37,7 @@ class Server:
         self.service = Service.assemble(config, self.catalog, self._store)
         self._runner: web.AppRunner | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
         self.port = config.port
 
     @property
@@ -63,6 +63,8 @@ class Server:
             await web.SockSite(runner, listener, backlog=1024).start()
         except BaseException:
             listener.close()
+            await self._engine.close()
+            await self._store.close()
             raise
         self._runner = runner
         self.port = listener.getsockname()[1]
@@ -76,12 +78,9 @@ class Server:
         for site in list(self._runner.sites):
             await site.stop()
         grace_s = self.config.limits.drain_timeout_s
-        notice = Unavailable("The server is shutting down. Connect again.", code="server_shutting_down")
         for client in list(self.service.clients):
-            client.wind_down(notice, grace_s)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s + 2 * _TICK_S):
-                await self.service.quiet()
+            client.wind_down(shutting_down(), grace_s)
+        await self._until_quiet(grace_s + 2 * _TICK_S)
         self._ticker.cancel()
         await self._runner.cleanup()
         await self._engine.close()
@@ -90,13 +89,25 @@ class Server:
     async def serve(self, on_ready: Callable[["Server"], None]) -> None:
         """Serve until the process is told to stop."""
         stopping = asyncio.Event()
+
+        def on_signal() -> None:
+            if stopping.is_set():
+                self._hurry.set()  # asked twice: do not wait for anybody
+            stopping.set()
+
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stopping.set)
+            loop.add_signal_handler(number, on_signal)
         await self.start()
         on_ready(self)
         await stopping.wait()
         await self.stop()
+
+    async def _until_quiet(self, timeout_s: float) -> None:
+        waits = [asyncio.create_task(self.service.quiet()), asyncio.create_task(self._hurry.wait())]
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
 
     async def _tick(self) -> None:
         while True:
@@ -132,6 +143,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise StartupError(f"cannot use the address {host}: {error.strerror}") from None
+    except UnicodeError:
+        raise StartupError(f"cannot use the address {host}: not a host name") from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)

@@ -12,7 +12,7 @@ from slipring.config import Config
 from slipring.core.cache import ConnectionCache, SharedScopes
 from slipring.core.session import Session
 from slipring.engines.catalog import Catalog
-from slipring.errors import ApiError
+from slipring.errors import ApiError, Unavailable
 from slipring.server.auth import Keyring
 from slipring.stores.base import Store
 
@@ -27,6 +27,11 @@ def now() -> float:
 def mint(prefix: str) -> str:
     """A new id: 128 random bits, so that ids can be neither guessed nor met twice."""
     return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def shutting_down() -> ApiError:
+    """What everybody is told when the server stops."""
+    return Unavailable("The server is shutting down. Connect again.", code="server_shutting_down")
 
 
 class Client(Protocol):
@@ -73,6 +78,8 @@ class Service:
     def serving(self, client: Client) -> Iterator[None]:
         """Count a client as served, for as long as it is."""
         self.clients.add(client)
+        if self.draining:  # it came in while the server was closing its door
+            client.wind_down(shutting_down(), grace_s=0)
         try:
             yield
         finally:

@@ -5,6 +5,7 @@ reading are noticed by ``tick``, which the server calls about once a second.
 """
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
@@ -21,7 +22,9 @@ from slipring.server.service import Service, now
 
 _CLOSE_TIMEOUT_S = 5.0
 _GOING_AWAY = 1001
-_KEEPALIVE_LOST = 1011
+_INTERNAL_ERROR = _KEEPALIVE_LOST = 1011
+
+log = logging.getLogger("slipring")
 
 
 class Connection:
@@ -85,16 +88,20 @@ class Connection:
                     return
         except OSError:
             return  # reset by the client
+        except Exception:
+            log.exception("a connection failed unexpectedly")
+            self.close(_INTERNAL_ERROR, "internal error")
         finally:
             await self._stop()
 
     async def _stop(self) -> None:
-        if self._closing is not None:
-            await asyncio.wait([self._closing])  # last words are being written; this is bounded in time
+        # First what runs: the client may leave while its last words are on their way, which cancels this.
         self._outbox.discard()
-        await self.driver.stop()
         if self._pinging is not None:
             self._pinging.cancel()
+        await self.driver.stop()
+        if self._closing is not None:
+            await asyncio.wait([self._closing])  # bounded in time
         transport = self._request.transport
         if transport is not None and transport.get_write_buffer_size():
             # What it still holds may arrive, but not hold the socket forever.

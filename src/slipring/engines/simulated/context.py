@@ -6,7 +6,7 @@ continuation counts its new items only, unless the head changed.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
 from msgspec import Struct
@@ -59,7 +59,7 @@ def tally_job(job: Job) -> Tally:
     """Count a job's context: from its parent's position where the head is the same, else from the start."""
     position = job.parent.position if job.parent is not None else None
     if isinstance(position, Tally) and (position.head is job.head or position.head == job.head):
-        return position.extended(map(_render, job.input))
+        return position.extended(_render_items(job.input))
     rendered = f"{job.head.instructions or ''}\n".encode() + job.head.tools.raw
     start = Tally(
         job.head,
@@ -67,7 +67,7 @@ def tally_job(job: Job) -> Tally:
         digest=blake2b(rendered, digest_size=16).digest(),
         tool_outputs=0,
     )
-    return start.extended(map(_render, job.context()))
+    return start.extended(_render_items(job.context()))
 
 
 class PrefixCache:
@@ -77,7 +77,7 @@ class PrefixCache:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def longest(self, tally: Tally) -> int:
-        """The length of the longest known prefix. The last item is always read, as engines do."""
+        """The length of the longest known prefix that ends at an item's border."""
         for digest, tokens in reversed(tally.boundaries):
             if digest in self._seen:
                 self._seen.move_to_end(digest)
@@ -89,6 +89,11 @@ class PrefixCache:
         self._seen.move_to_end(tally.digest)
         if len(self._seen) > _MAX_PREFIXES:
             self._seen.popitem(last=False)
+
+
+def _render_items(items: Iterable[Item]) -> Iterator[tuple[str, bool]]:
+    """Reasoning does not stay in the context."""
+    return (_render(item) for item in items if item.type != "reasoning")
 
 
 def _render(item: Item) -> tuple[str, bool]:
@@ -106,7 +111,7 @@ def _render(item: Item) -> tuple[str, bool]:
 
 
 def _render_deltas(deltas: Iterable[Delta]) -> list[str]:
-    """The same rendering, of what was just said. Reasoning does not stay in the context."""
+    """The same rendering, of what was just said."""
     items: list[list[str]] = []
     speaking = False
     for delta in deltas:
@@ -120,4 +125,6 @@ def _render_deltas(deltas: Iterable[Delta]) -> list[str]:
                 items.append(["assistant\n"])
             items[-1].append(delta.text)
             speaking = True
+        else:
+            speaking = False  # reasoning: what is said after it is another message
     return ["".join(pieces) for pieces in items]

@@ -86,9 +86,11 @@ class Script:
 def read_script(path: str) -> Script:
     """Read a script file; a mistake in it is told with its line."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise StartupError(f"--engine simulated: cannot read the script {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise StartupError(f"--engine simulated: the script {path} is not UTF-8 text") from None
     answers = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -1,0 +1,513 @@
+"""Any interleaving of several connections, against a model that is too simple to be wrong.
+
+Three connections, two of one tenant and one of another, share a store and the bounds on memory. The machine
+sends creates and does the work of engine and store in any order it likes. The model knows only what a client
+could know: which creates were sent, and what the contexts of finished responses are. It holds every answer
+against that, and after each step the books of the caches against what they really hold.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from slipring.core.actions import Start
+from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
+from slipring.errors import Unavailable
+from tests.core.stage import Json, Stage, World, call_output, context_of, message
+
+LIMITS = {
+    "max_in_flight": 3,
+    "max_lanes": 3,
+    "max_queued": 6,
+    "connection_cache_bytes": 6_000,  # about three responses
+    "tenant_cache_bytes": 8_000,
+    "process_cache_bytes": 10_000,
+    "max_age_s": 1_000.0,
+    "age_grace_s": 20.0,
+}
+LANES = [None, "a", "b", "c", "one_too_many"]
+PLACES = [(who, lane) for who in range(3) for lane in LANES]
+REFUSED_ON_ARRIVAL = {"rate_limit_exceeded", "websocket_stream_limit_reached"}
+REFUSED_AT_THE_END = {"websocket_connection_limit_reached", "service_unavailable"}
+BAD_BODIES: list[Json] = [{"temperature": "hot"}, {"stream": False}]
+UNSERVABLE: list[Json] = [{"model": "nobody"}, {"background": True}]
+CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
+SPEECH: list[list[Delta]] = [[Text("words")], [Thought("hm")], CALL]
+
+
+class Request(NamedTuple):
+    """What is asked for, apart from where and after what."""
+
+    store: bool
+    generate: bool = True
+    outputs: str = "all"
+    fault: Json = {}  # noqa: RUF012
+
+
+GOOD_REQUESTS = [Request(store=False), Request(store=True)]
+REQUESTS = [
+    *(3 * GOOD_REQUESTS),
+    Request(store=False, generate=False),
+    Request(store=True, generate=False, outputs="none"),
+    Request(store=True, outputs="none"),
+    Request(store=False, outputs="orphan"),
+    *(Request(store=False, fault=fault) for fault in (*BAD_BODIES, *UNSERVABLE)),
+]
+
+
+@dataclass(eq=False)
+class Asked:
+    """A create that was sent and not yet answered in full."""
+
+    serial: str
+    lane: str | None
+    previous: str | None
+    input: list[Json]
+    request: Request
+    certain: bool
+    """Whether its parent is in memory and bound at once, so that nothing can take it away."""
+    response_id: str | None = None
+    loading: bool = False
+    output: list[Json] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Made:
+    """A finished response, as a client knows it."""
+
+    peer: "Peer"
+    lane: str | None
+    context: list[Json]
+    open_calls: list[str]
+    stored: bool
+
+    def is_for(self, peer: "Peer") -> bool:
+        """Whether this connection may continue from it at all."""
+        return self.peer is peer or (self.stored and self.peer.tenant == peer.tenant)
+
+
+class Model:
+    """What all clients together know."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, Made] = {}
+        self.ids: list[str] = []
+        """Every response id that anybody has seen, the newest last."""
+
+    def context(self, asked: Asked) -> list[Json]:
+        """What an engine must be given for a create that was accepted."""
+        past = self.made[asked.previous].context if asked.previous is not None else []
+        return past + asked.input
+
+    def outcomes(self, peer: "Peer", asked: Asked) -> set[str | None]:
+        """What may become of a create whose turn has come: the code or text of a refusal, or None."""
+        if asked.request.fault in BAD_BODIES:
+            return {*asked.request.fault}
+        may: set[str | None] = set()
+        parent = self.made.get(asked.previous or "")
+        if asked.previous is not None:
+            reachable = parent is not None and parent.is_for(peer)
+            if not reachable or not (parent.stored or asked.certain):
+                may.add("previous_response_id")
+            if not reachable:
+                return may
+        open_calls = parent.open_calls if parent is not None else []
+        may.add(self._objection(asked, open_calls))
+        return may
+
+    def _objection(self, asked: Asked, open_calls: list[str]) -> str | None:
+        if "model" in asked.request.fault:
+            return "model"
+        left = list(open_calls)
+        for item in asked.input:
+            if "call_id" not in item:
+                continue
+            if item["call_id"] not in left:
+                return f"No tool call found for function call output with call_id {item['call_id']}."
+            left.remove(item["call_id"])
+        if left and asked.request.generate:
+            return f"No tool output found for function call {left[0]}."
+        return "background" if asked.request.fault else None
+
+    def finish(self, peer: "Peer", asked: Asked, status: str, *, stored: bool) -> None:
+        """A response can be continued from now on."""
+        assert asked.response_id is not None
+        parent = self.made.get(asked.previous or "")
+        answered = {item["call_id"] for item in asked.input if "call_id" in item}
+        calls = [call for call in (parent.open_calls if parent else []) if call not in answered]
+        for item in asked.output:
+            cut_off = status == "incomplete" and item is asked.output[-1]
+            if item["type"] == "function_call" and not cut_off:
+                calls.append(item["call_id"])
+        self.made[asked.response_id] = Made(
+            peer, asked.lane, self.context(asked) + asked.output, calls, stored
+        )
+
+
+class Peer:
+    """One connection and its client, who checks every answer."""
+
+    def __init__(self, model: Model, world: World, tenant: str) -> None:
+        self.model = model
+        self.tenant = tenant
+        self.stage = Stage(world, tenant, on_event=self._see, on_start=self._check_job)
+        self.opened_at = world.now
+        self.ending = False
+        self.queues: dict[str | None, deque[Asked]] = {lane: deque() for lane in LANES}
+        self.refused_on_arrival = 0
+        self.evictable: set[str] = set()
+        """Parents whose continuation failed on their own lane."""
+        self.evictions_before = self.evictions
+
+    @property
+    def unanswered(self) -> int:
+        return sum(map(len, self.queues.values()))
+
+    @property
+    def evictions(self) -> int:
+        """How many responses the bounds on memory have cost so far."""
+        return sum(scope.evictions for scope in self.stage.cache._scopes)
+
+    @property
+    def busy(self) -> list[str | None]:
+        """The lanes on which something is being done."""
+        stage = self.stage
+        return [turn.lane for turn in (*stage.starts, *stage.loads, *stage.saves)]
+
+    def remembered(self) -> set[str]:
+        return {response_id for response_id in self.model.ids if response_id in self.stage.cache}
+
+    def ask(self, asked: Asked) -> None:
+        """Send a create. It takes its place in the queue unless it is refused on arrival."""
+        waiting, refused = self.stage.session.waiting, self.refused_on_arrival
+        self.queues[asked.lane].append(asked)
+        request = asked.request
+        self.stage.create(
+            asked.lane,
+            asked.previous,
+            input=asked.input,
+            metadata={"serial": asked.serial},
+            store=request.store,
+            generate=request.generate,
+            **request.fault,
+        )
+        if self.refused_on_arrival > refused:
+            assert self.queues[asked.lane].pop() is asked
+        elif waiting >= LIMITS["max_queued"]:
+            raise AssertionError("the queue has no bound")
+
+    def head(self, lane: str | None) -> Asked:
+        return self.queues[lane][0]
+
+    def is_at(self, work: str, lane: str | None) -> bool:
+        return any(turn.lane == lane for turn in getattr(self.stage, work))
+
+    def load(self, lane: str | None) -> None:
+        self.head(lane).loading = True
+        self.stage.load(lane)
+
+    def mark_loads(self) -> None:
+        """Turns that have begun may go on when the connection ends; those that only wait may not."""
+        for turn in self.stage.loads:
+            self.head(turn.lane).loading = True
+
+    # Checking.
+
+    def _see(self, event: Json) -> None:
+        lane, kind = event.get("stream_id"), event["type"]
+        if kind == "error":
+            self._see_error(event, lane)
+        elif kind == "response.created":
+            self._see_created(event["response"], lane)
+        elif kind == "response.output_item.done":
+            self.head(lane).output.append(event["item"])
+        elif kind in ("response.completed", "response.incomplete", "response.failed"):
+            self._see_terminal(event["response"], lane)
+
+    def _see_created(self, response: Json, lane: str | None) -> None:
+        asked = self.head(lane)
+        assert asked.response_id is None
+        assert response["metadata"] == {"serial": asked.serial}, "out of order on its lane"
+        assert None in self.model.outcomes(self, asked)
+        assert not self.ending or asked.loading, "begun though the connection ends"
+        asked.response_id = response["id"]
+        self.model.ids.append(response["id"])
+
+    def _see_terminal(self, response: Json, lane: str | None) -> None:
+        asked = self.queues[lane].popleft()
+        assert response["id"] == asked.response_id
+        if response["status"] == "failed":
+            self._check_eviction(asked)
+        else:
+            assert response["output"] == asked.output
+            was_forgotten = self.evictions > self.evictions_before
+            assert response["id"] in self.stage.cache or was_forgotten
+            self.model.finish(self, asked, response["status"], stored=response["store"])
+
+    def _see_error(self, event: Json, lane: str | None) -> None:
+        code = event["error"]["code"]
+        if code in REFUSED_ON_ARRIVAL:
+            self.refused_on_arrival += 1
+        elif code in REFUSED_AT_THE_END and not self.unanswered:
+            assert self.ending
+            assert lane is None
+        else:
+            asked = self.queues[lane].popleft()
+            assert asked.response_id is None, "an error after response.created"
+            self._check_refusal(asked, event["status"], event["error"])
+            self._check_eviction(asked)
+
+    def _check_refusal(self, asked: Asked, status: int, error: Json) -> None:
+        if error["code"] in REFUSED_AT_THE_END:
+            assert self.ending
+            assert not asked.loading
+        elif status == 500:
+            assert asked.loading
+        else:
+            assert {error["param"], error["message"]} & self.model.outcomes(self, asked)
+
+    def _check_eviction(self, asked: Asked) -> None:
+        parent = self.model.made.get(asked.previous or "")
+        if asked.previous is None or parent is None:
+            return
+        if parent.peer is self and parent.lane == asked.lane:
+            assert asked.previous not in self.stage.cache
+            self.evictable.add(asked.previous)
+
+    def _check_job(self, start: Start) -> None:
+        job, asked = start.job, self.head(start.turn.lane)
+        assert (job.response_id, job.tenant) == (asked.response_id, self.tenant)
+        assert job.generate is asked.request.generate
+        assert (job.parent.id if job.parent else None) == asked.previous
+        assert context_of(job) == self.model.context(asked)
+
+
+class Connections(RuleBasedStateMachine):
+    """Rules pick among what there is by number, so that every step does something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(**LIMITS)
+        self.model = Model()
+        self.peers = [Peer(self.model, self.world, tenant) for tenant in ("alice", "alice", "bob")]
+        self.gone: list[Peer] = []
+        self.asked = 0
+        self.calm = 0
+        """Steps since the last misfortune: too many of them, and nothing ever gets finished."""
+
+    # What clients do.
+
+    @rule(place=st.sampled_from(PLACES), previous=st.integers(0, 7), request=st.sampled_from(REQUESTS))
+    def create(self, place, previous, request):
+        """Anything at all: of the last few ids, whoever they belong to, or an unknown one, or none."""
+        ids = [None, None, *reversed(self.model.ids[-5:]), "resp_unknown"]
+        self._ask(place, ids[previous % len(ids)], request)
+
+    @rule(place=st.sampled_from(PLACES), request=st.sampled_from(GOOD_REQUESTS))
+    def flood(self, place, request):
+        """More than one lane can take at once, and twice that is more than a connection can."""
+        for _ in range(4):
+            self._ask(place, None, request)
+
+    @precondition(lambda self: self.model.made)
+    @rule(place=st.sampled_from(PLACES), pick=st.integers(0, 4), request=st.sampled_from(GOOD_REQUESTS))
+    def go_on(self, place, pick, request):
+        """A client with good manners: continue or fork something of its own, with all that is needed."""
+        own = [
+            response_id for response_id, made in self.model.made.items() if made.is_for(self.peers[place[0]])
+        ]
+        self._ask(place, own[-1 - pick % len(own)] if own else None, request)
+
+    def _ask(self, place: tuple[int, str | None], previous: str | None, request: "Request") -> None:
+        who, lane = place
+        peer = self._peer(who)
+        self.asked += 1
+        self.calm += 1
+        asked = Asked(
+            serial=str(self.asked),
+            lane=lane,
+            previous=previous,
+            input=[*self._outputs(previous, request.outputs), message(f"say {self.asked}")],
+            request=request,
+            certain=self._is_certain(peer, lane, previous),
+        )
+        peer.ask(asked)
+
+    def _outputs(self, previous: str | None, which: str) -> list[Json]:
+        if which == "orphan":
+            return [call_output("call_nobody_made")]
+        made = self.model.made.get(previous or "")
+        return [call_output(call) for call in made.open_calls] if made and which == "all" else []
+
+    def _is_certain(self, peer: Peer, lane: str | None, previous: str | None) -> bool:
+        """Whether the parent is remembered, and is either pinned by a fork or looked up at once."""
+        if previous not in peer.stage.cache:
+            return False
+        begins = not peer.queues[lane] and peer.stage.session.in_flight < LIMITS["max_in_flight"]
+        return begins or self.model.made[previous].lane != lane
+
+    # What engines and stores do.
+
+    @precondition(lambda self: any(self._at_work()))
+    @rule(pick=st.integers(0, 8), words=st.sampled_from(SPEECH))
+    def work(self, pick, words):
+        """Take one running turn one step further, whatever it waits for."""
+        peer, lane = self._pick(pick)
+        self.calm += 1
+        if peer.is_at("loads", lane):
+            peer.load(lane)
+        elif peer.is_at("saves", lane):
+            peer.stage.save(lane)
+        elif peer.stage.job(lane).generate and not peer.head(lane).output:
+            peer.stage.say(*words, *words, lane=lane)
+        else:
+            peer.stage.finish(lane=lane)
+
+    @precondition(lambda self: any(self._at_work()))
+    @rule(pick=st.integers(0, 8))
+    def cut_short(self, pick):
+        peer, lane = self._pick(pick)
+        if peer.is_at("starts", lane) and peer.stage.job(lane).generate:
+            peer.stage.finish(Text("half"), lane=lane, reason="max_output_tokens")
+
+    @rule(who=st.integers(0, 2))
+    def work_off(self, who):
+        """Do all that one connection waits for."""
+        self._drain(self.peers[who])
+
+    @precondition(lambda self: self.calm > 3 and any(self._at_work()))
+    @rule(pick=st.integers(0, 8))
+    def fail(self, pick):
+        peer, lane = self._pick(pick)
+        self.calm = 0
+        peer.head(lane).loading = peer.is_at("loads", lane)
+        before = peer.remembered()
+        peer.stage.fail(lane)
+        assert before - peer.remembered() <= peer.evictable, "a failure took more than its own parent"
+
+    # How connections end.
+
+    @precondition(lambda self: self.calm > 8)
+    @rule(who=st.integers(0, 2))
+    def disconnect(self, who):
+        self.calm = 0
+        self._replace(who)
+
+    @precondition(lambda self: any(peer.stage.saves for peer in self.gone))
+    @rule()
+    def save_for_one_who_is_gone(self):
+        """What was being saved when the client left is saved, and can be continued elsewhere."""
+        peer = next(peer for peer in self.gone if peer.stage.saves)
+        turn = next(iter(peer.stage.saves))
+        assert turn.response is not None
+        said = len(peer.stage.events)
+        peer.stage.save(turn.lane)
+        assert len(peer.stage.events) == said
+        self.model.finish(peer, peer.queues[turn.lane].popleft(), turn.response.status, stored=True)
+
+    @precondition(lambda self: self.calm > 8)
+    @rule(who=st.integers(0, 2))
+    def wind_down(self, who):
+        self.calm = 0
+        peer = self._peer(who)
+        peer.ending = True
+        peer.mark_loads()
+        peer.stage.end(Unavailable("The server is shutting down."), grace_s=20.0)
+
+    @precondition(lambda self: self.calm > 4)
+    @rule(seconds=st.sampled_from([15, 15, 600]))
+    def tick(self, seconds):
+        self.world.now += seconds
+        for peer in self.peers:
+            peer.ending |= self.world.now - peer.opened_at >= LIMITS["max_age_s"]
+            peer.mark_loads()
+            peer.stage.tick()
+
+    # Always.
+
+    @invariant()
+    def connections_stay_within_their_bounds(self):
+        for peer in self.peers:
+            session = peer.stage.session
+            assert session.in_flight == len(peer.busy) <= LIMITS["max_in_flight"]
+            assert len(set(peer.busy)) == len(peer.busy), "two responses on one lane"
+            assert session.waiting == peer.unanswered - session.in_flight
+            assert session.waiting <= LIMITS["max_queued"]
+
+    @invariant()
+    def memory_is_what_the_books_say_and_within_its_bounds(self):
+        totals = {"alice": 0, "bob": 0}
+        for peer in self.peers:
+            cache = peer.stage.cache
+            states = [cache._entries[response_id].state for response_id in cache._entries]
+            held = {node for state in states for node in state.chain()}
+            assert cache.used_bytes == sum(node.size_bytes for node in held)
+            assert cache.used_bytes <= LIMITS["connection_cache_bytes"]
+            totals[peer.tenant] += cache.used_bytes
+            peer.evictions_before = peer.evictions
+        for tenant, total in totals.items():
+            scope, process = self.world.scopes.of(tenant)
+            assert scope.used_bytes == total <= LIMITS["tenant_cache_bytes"]
+        assert process.used_bytes == sum(totals.values()) <= LIMITS["process_cache_bytes"]
+
+    @invariant()
+    def nobody_remembers_what_another_connection_made(self):
+        for peer in self.peers:
+            for response_id in peer.remembered():
+                assert self.model.made[response_id].peer is peer
+
+    # In the end.
+
+    def teardown(self):
+        for peer in self.peers:
+            self._drain(peer)
+            self.connections_stay_within_their_bounds()
+            assert not peer.unanswered, "a create was never answered"
+            peer.stage.order.finish()
+        self.memory_is_what_the_books_say_and_within_its_bounds()
+        for peer in self.gone:
+            peer.stage.order.finish(abandoned=True)
+            assert peer.stage.cache.used_bytes == 0
+
+    def _drain(self, peer: Peer) -> None:
+        stage = peer.stage
+        while peer.busy:
+            for turn in list(stage.loads):
+                peer.load(turn.lane)
+            for turn in list(stage.starts):
+                stage.finish(lane=turn.lane)
+            for turn in list(stage.saves):
+                stage.save(turn.lane)
+
+    # Within.
+
+    def _peer(self, who: int) -> Peer:
+        if self.peers[who].stage.close is not None:
+            self._replace(who)
+        return self.peers[who]
+
+    def _replace(self, who: int) -> None:
+        peer = self.peers[who]
+        saving = set(peer.stage.saves)
+        peer.stage.hang_up()
+        assert not peer.stage.starts
+        assert not peer.stage.loads
+        assert set(peer.stage.saves) == saving
+        self.gone.append(peer)
+        self.peers[who] = Peer(self.model, self.world, peer.tenant)
+
+    def _pick(self, pick: int) -> tuple[Peer, str | None]:
+        found = list(self._at_work())
+        return found[pick % len(found)]
+
+    def _at_work(self) -> Iterator[tuple[Peer, str | None]]:
+        return ((peer, lane) for peer in self.peers for lane in peer.busy)
+
+
+TestConnections = Connections.TestCase
+TestConnections.settings = settings(max_examples=150, stateful_step_count=40)

@@ -1,0 +1,249 @@
+"""Items: checked once on arrival, kept as the bytes that arrived."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import UNSET, Raw
+
+from slipring.errors import InvalidRequest, UnsupportedParameter
+from slipring.protocol import items
+from slipring.protocol.items import (
+    CARRIED_TYPES,
+    REFUSED_TYPES,
+    SUPPORTED_TYPES,
+    Carried,
+    ConfigurationUpdate,
+    FunctionCall,
+    Item,
+    Message,
+    plain_text,
+    read_input,
+    read_item,
+    user_message,
+)
+
+Json = dict[str, Any]
+
+
+def read(item: object) -> Item:
+    return read_item(json.dumps(item).encode(), "input[0]")
+
+
+def refusal(item: object) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        read(item)
+    return caught.value
+
+
+# The input of a request.
+
+
+@pytest.mark.parametrize("value", [UNSET, Raw(b"null"), Raw(b"[]")])
+def test_no_input_is_no_items(value):
+    assert read_input(value) == ()
+
+
+def test_text_is_a_users_message():
+    (item,) = read_input(Raw('"Grüße \\"you\\"\\n"'.encode()))
+    assert item == user_message('Grüße "you"\n')
+    assert json.loads(item.raw) == {"type": "message", "role": "user", "content": 'Grüße "you"\n'}
+
+
+def test_empty_text_is_a_message_too():
+    assert len(read_input(Raw(b'""'))) == 1
+
+
+@pytest.mark.parametrize(("value", "param"), [(b"5", "input"), (b"{}", "input"), (b"[1]", "input[0]")])
+def test_input_of_another_shape_is_refused(value, param):
+    with pytest.raises(InvalidRequest) as caught:
+        read_input(Raw(value))
+    assert caught.value.param == param
+
+
+def test_an_error_names_the_place_of_its_item():
+    good = json.dumps({"role": "user", "content": "x"})
+    with pytest.raises(InvalidRequest) as caught:
+        read_input(Raw(f'[{good}, {good}, {{"role": "nobody", "content": "x"}}]'.encode()))
+    assert caught.value.param == "input[2].role"
+
+
+# One item.
+
+
+def test_an_item_keeps_the_bytes_that_arrived():
+    raw = b'{ "type":"message",  "role":"user", "content":"\\u00e9", "extra": [1.0, 1e2] }'
+    assert read_item(raw, "x").raw == raw
+
+
+def test_an_item_knows_its_ids():
+    item = read({"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}"})
+    assert (item.type, item.id, item.call_id) == ("function_call", "fc_1", "c")
+
+
+@pytest.mark.parametrize("untyped", [{}, {"type": None}])
+def test_a_message_may_leave_out_its_type(untyped):
+    item = read({**untyped, "role": "user", "content": "hi"})
+    assert item.type == "message"
+    assert json.loads(item.raw) == {"type": "message", "role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize("untyped", [{}, {"type": None}])
+def test_a_reference_may_leave_out_its_type(untyped):
+    item = read({**untyped, "id": "msg_1"})
+    assert (item.type, item.id) == ("item_reference", "msg_1")
+    assert json.loads(item.raw) == {"type": "item_reference", "id": "msg_1"}
+
+
+def test_a_type_that_is_written_in_is_the_only_one():
+    """Parsers differ in which of two keys they believe."""
+    raw = read_item(b' {"role": "user", "type": null, "content": "{\\u007b"} ', "x").raw
+    pairs = json.loads(raw, object_pairs_hook=list)
+    assert sorted(key for key, _ in pairs) == ["content", "role", "type"]
+    assert dict(pairs)["content"] == "{{"
+
+
+def test_an_item_of_no_recognisable_type_is_refused():
+    error = refusal({"content": "hi"})
+    assert (error.param, error.code) == ("input[0].type", "missing_required_parameter")
+
+
+@pytest.mark.parametrize("kind", ["nonsense", "", "Message"])
+def test_an_unknown_type_is_refused_with_the_known_ones(kind):
+    error = refusal({"type": kind})
+    assert error.param == "input[0].type"
+    assert "'function_call_output'" in error.message
+
+
+@pytest.mark.parametrize("kind", sorted(REFUSED_TYPES))
+def test_a_type_that_cannot_be_honoured_is_refused(kind):
+    assert isinstance(refusal({"type": kind}), UnsupportedParameter)
+
+
+@pytest.mark.parametrize("kind", sorted(CARRIED_TYPES))
+def test_items_of_hosted_tools_are_carried(kind):
+    item = read({"type": kind, "id": "x_1", "anything": {"goes": 1}})
+    assert isinstance(item.body(), Carried)
+
+
+def test_every_type_is_of_one_sort_only():
+    assert not SUPPORTED_TYPES & CARRIED_TYPES
+    assert not (SUPPORTED_TYPES | CARRIED_TYPES) & REFUSED_TYPES
+
+
+GOOD: list[Json] = [
+    {"type": "message", "role": "developer", "content": "x", "phase": "commentary", "id": "msg_1"},
+    {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "x", "annotations": []}],
+    },
+    {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+    {
+        "type": "message",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "x", "prompt_cache_breakpoint": {}}],
+    },
+    {
+        "type": "message",
+        "role": "user",
+        "content": [{"type": "input_image", "detail": "auto", "image_url": "u"}],
+    },
+    {"type": "message", "role": "user", "content": [{"type": "input_file", "file_id": "file_1"}]},
+    {"type": "message", "role": "user", "content": []},
+    {
+        "type": "function_call",
+        "call_id": "c",
+        "name": "f",
+        "arguments": "{}",
+        "status": "completed",
+        "namespace": None,
+    },
+    {"type": "function_call_output", "call_id": "c", "output": "x"},
+    {
+        "type": "function_call_output",
+        "call_id": "c",
+        "output": [{"type": "input_text", "text": "x"}],
+        "name": "f",
+    },
+    {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"},
+    {"type": "custom_tool_call_output", "call_id": "c", "output": "x"},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "blob"},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}], "content": None},
+    {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]},
+    {"type": "item_reference", "id": "msg_1"},
+    {"type": "additional_tools", "role": "developer", "tools": []},
+    {"type": "configuration_update", "reasoning": {"effort": "low"}},
+    {"type": "compaction", "encrypted_content": "blob"},
+    {"type": "compaction_summary", "encrypted_content": "blob"},
+]
+
+
+@pytest.mark.parametrize("item", GOOD, ids=lambda item: item["type"])
+def test_what_clients_send_is_read_and_can_be_read_again(item):
+    read(item).body()
+
+
+def test_the_examples_cover_every_supported_type():
+    assert {item["type"] for item in GOOD} == SUPPORTED_TYPES
+
+
+BAD = [
+    ({"type": "message", "role": "robot", "content": "x"}, "role"),
+    ({"type": "message", "content": "x"}, "role"),
+    ({"type": "message", "role": "user"}, "content"),
+    ({"type": "message", "role": "user", "content": None}, "content"),
+    ({"type": "message", "role": "user", "content": [{"type": "input_text"}]}, "content[0].text"),
+    ({"type": "message", "role": "user", "content": [{"type": "input_audio"}]}, "content[0].type"),
+    ({"type": "message", "role": "user", "content": ["x"]}, "content[0]"),
+    ({"type": "function_call", "name": "f", "arguments": "{}"}, "call_id"),
+    ({"type": "function_call", "call_id": "", "name": "f", "arguments": "{}"}, "call_id"),
+    ({"type": "function_call", "call_id": "c", "name": "f", "arguments": {}}, "arguments"),
+    ({"type": "function_call", "call_id": "c", "name": "", "arguments": "{}"}, "name"),
+    ({"type": "function_call_output", "call_id": "c"}, "output"),
+    ({"type": "function_call_output", "output": "x"}, "call_id"),
+    ({"type": "function_call_output", "call_id": 5, "output": "x"}, "call_id"),
+    ({"type": "custom_tool_call", "call_id": "c", "name": "f"}, "input"),
+    ({"type": "reasoning", "summary": "x"}, "summary"),
+    ({"type": "item_reference"}, "id"),
+    ({"type": "item_reference", "id": ""}, "id"),
+    ({"type": "additional_tools"}, "tools"),
+    ({"type": "configuration_update", "reasoning": {"effort": "huge"}}, "reasoning.effort"),
+    ({"type": "compaction"}, "encrypted_content"),
+    ({"type": 5}, "type"),
+]
+
+
+@pytest.mark.parametrize(("item", "field"), BAD)
+def test_what_is_wrong_is_named(item, field):
+    assert refusal(item).param == f"input[0].{field}"
+
+
+# Bodies.
+
+
+def test_bodies_are_typed():
+    assert isinstance(user_message("x").body(), Message)
+    call = read(
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "async": True}
+    ).body()
+    assert isinstance(call, FunctionCall)
+    assert call.asynchronous is True
+    update = read({"type": "configuration_update", "text": {"format": {"type": "text"}}}).body()
+    assert isinstance(update, ConfigurationUpdate)
+
+
+def test_an_items_size_is_its_text_and_a_constant():
+    assert user_message("x" * 101).size_bytes - user_message("x").size_bytes == 100
+
+
+def test_plain_text_joins_what_has_text():
+    content = [
+        items.InputText("a"),
+        items.InputImage(image_url="u"),
+        items.OutputText("b"),
+        items.InputFile(file_id="f"),
+        items.Refusal("c"),
+    ]
+    assert plain_text(content) == "abc"
+    assert plain_text("abc") == "abc"

@@ -1,0 +1,298 @@
+"""Tools: read once, echoed exactly, narrowed by ``tool_choice``."""
+
+import json
+
+import pytest
+from msgspec import UNSET, Raw
+
+from slipring.errors import InvalidRequest, UnsupportedParameter
+from slipring.protocol.tools import (
+    AUTO,
+    HOSTED_TYPES,
+    NO_TOOLS,
+    FunctionTool,
+    Offer,
+    ToolChoice,
+    Toolset,
+)
+
+F = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+G = {"type": "function", "name": "g", "parameters": None, "strict": True, "description": "does g"}
+SHELL = {"type": "custom", "name": "sh", "format": {"type": "text"}}
+OS = {"type": "namespace", "name": "os", "description": "d", "tools": [F, {**SHELL, "name": "run"}]}
+SEARCH = {"type": "web_search", "filters": {"allowed_domains": ["a.example"]}}
+
+
+def read(*tools: object) -> Toolset:
+    return Toolset.read(Raw(json.dumps(tools).encode()))
+
+
+def echo(toolset: Toolset) -> list:
+    return json.loads(bytes(toolset.echo))
+
+
+def refusal(*tools: object) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        read(*tools)
+    return caught.value
+
+
+# Reading.
+
+
+@pytest.mark.parametrize("value", [UNSET, Raw(b"null"), Raw(b"[]"), Raw(b"[ ]")])
+def test_no_tools_are_always_the_same_object(value):
+    assert Toolset.read(value) is NO_TOOLS
+
+
+def test_callable_tools_are_listed_in_their_order():
+    tools = read(F, SEARCH, SHELL, OS)
+    assert [(tool.kind, tool.namespace, tool.name) for tool in tools.callables] == [
+        ("function", None, "f"),
+        ("custom", None, "sh"),
+        ("function", "os", "f"),
+        ("custom", "os", "run"),
+    ]
+
+
+def test_a_schema_is_kept_as_the_client_wrote_it():
+    raw = b'[{"type":"function","name":"f","parameters":{ "type" : "object", "n": 1.0 }}]'
+    (tool,) = Toolset.read(Raw(raw)).callables
+    assert tool.parameters == b'{ "type" : "object", "n": 1.0 }'
+
+
+@pytest.mark.parametrize("tool", [G, SHELL, {"type": "function", "name": "h"}])
+def test_a_tool_may_have_no_schema(tool):
+    assert read(tool).callables[0].parameters is None
+
+
+def test_a_toolset_keeps_its_bytes_for_comparison():
+    raw = json.dumps([F, G]).encode()
+    assert Toolset.read(Raw(raw)).raw == raw
+
+
+def test_a_larger_definition_makes_a_larger_toolset():
+    assert read({**F, "description": "x" * 1000}).size_bytes - read(F).size_bytes > 2000
+
+
+# Echo.
+
+
+def test_a_function_is_echoed_with_the_keys_that_clients_require():
+    assert echo(read({"type": "function", "name": "f"})) == [
+        {"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}
+    ]
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {**G, "parameters": {"a": [1, {}]}, "defer_loading": True, "async": True},
+        {**G, "output_schema": {"type": "string"}, "allowed_callers": ["direct"]},
+        SHELL,
+        {"type": "custom", "name": "c", "description": "d", "format": {"type": "grammar", "syntax": "lark"}},
+        SEARCH,
+        {"type": "mcp", "server_label": "s", "server_url": "https://a.example", "headers": {"k": "v"}},
+        {"type": "from_the_future", "x": 1},
+    ],
+    ids=lambda tool: tool["type"],
+)
+def test_a_tool_is_echoed_as_it_was_sent(tool):
+    assert echo(read(tool)) == [tool]
+
+
+@pytest.mark.parametrize("kind", sorted(HOSTED_TYPES))
+def test_hosted_tools_are_carried_and_never_called(kind):
+    tools = read({"type": kind})
+    assert tools.callables == ()
+    assert echo(tools) == [{"type": kind}]
+
+
+# What is wrong.
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        (5, "tools[1]"),
+        ({}, "tools[1].type"),
+        ({"type": None}, "tools[1].type"),
+        ({"type": "function"}, "tools[1].name"),
+        ({"type": "function", "name": ""}, "tools[1].name"),
+        ({"type": "function", "name": "x" * 257}, "tools[1].name"),
+        ({"type": "function", "name": "h", "parameters": []}, "tools[1].parameters"),
+        ({"type": "function", "name": "h", "parameters": "{}"}, "tools[1].parameters"),
+        ({"type": "function", "name": "h", "strict": "yes"}, "tools[1].strict"),
+        ({"type": "function", "name": "h", "output_schema": 1}, "tools[1].output_schema"),
+        ({"type": "custom", "name": "h", "format": "text"}, "tools[1].format"),
+        ({"type": "namespace", "name": "n"}, "tools[1].tools"),
+        ({"type": "namespace", "name": "n", "tools": [{"type": "mcp"}]}, "tools[1].tools[0].type"),
+        (
+            {"type": "namespace", "name": "n", "tools": [{**F, "parameters": 1}]},
+            "tools[1].tools[0].parameters",
+        ),
+    ],
+)
+def test_a_wrong_tool_is_named_by_its_place(tool, param):
+    assert refusal(F, tool).param == param
+
+
+@pytest.mark.parametrize("value", [b"{}", b'"x"', b"1"])
+def test_tools_must_be_a_list(value):
+    with pytest.raises(InvalidRequest) as caught:
+        Toolset.read(Raw(value))
+    assert caught.value.param == "tools"
+
+
+def test_two_tools_of_one_name_are_refused():
+    error = refusal(F, {"type": "custom", "name": "f"})
+    assert error.message == "Invalid 'tools': two tools are named 'f'."
+
+
+def test_one_name_may_occur_in_several_namespaces():
+    assert len(read(F, OS, {**OS, "name": "fs"}).callables) == 5
+
+
+# Choice.
+
+
+def choose(choice: object, *tools: object) -> Offer:
+    return ToolChoice.read(Raw(json.dumps(choice).encode())).offer(read(*tools).callables)
+
+
+def names(offer: Offer) -> list[tuple[str | None, str]]:
+    return [(tool.namespace, tool.name) for tool in offer.tools]
+
+
+@pytest.mark.parametrize("value", [UNSET, Raw(b"null")])
+def test_auto_is_the_default(value):
+    assert ToolChoice.read(value) is AUTO
+    assert bytes(AUTO.echo) == b'"auto"'
+
+
+def test_auto_offers_everything_and_requires_nothing():
+    offer = choose("auto", F, SHELL, SEARCH)
+    assert (names(offer), offer.required) == ([(None, "f"), (None, "sh")], False)
+
+
+def test_none_offers_nothing():
+    assert choose("none", F, SHELL) == Offer()
+
+
+def test_required_offers_everything_and_requires_a_call():
+    offer = choose("required", F, SHELL)
+    assert (names(offer), offer.required) == ([(None, "f"), (None, "sh")], True)
+
+
+@pytest.mark.parametrize("tools", [[], [SEARCH]])
+def test_required_needs_something_to_call(tools):
+    with pytest.raises(InvalidRequest) as caught:
+        choose("required", *tools)
+    assert caught.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize(("kind", "name"), [("function", "g"), ("custom", "sh")])
+def test_a_named_tool_is_the_only_one_and_required(kind, name):
+    offer = choose({"type": kind, "name": name}, F, G, SHELL)
+    assert (names(offer), offer.required) == ([(None, name)], True)
+
+
+def test_a_named_tool_may_be_in_a_namespace():
+    assert names(choose({"type": "function", "name": "f", "namespace": "os"}, F, OS)) == [("os", "f")]
+    assert names(choose({"type": "custom", "name": "run"}, F, OS)) == [("os", "run")]
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "name": "nope"},
+        {"type": "custom", "name": "f"},
+        {"type": "function", "name": "f", "namespace": "nope"},
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "nope"}]},
+        {"type": "allowed_tools", "tools": [{"type": "namespace", "name": "nope"}]},
+    ],
+)
+def test_a_tool_that_is_not_there_cannot_be_chosen(choice):
+    with pytest.raises(InvalidRequest, match="not found in 'tools' parameter") as caught:
+        choose(choice, F, OS)
+    assert caught.value.param == "tool_choice"
+
+
+def test_allowed_tools_are_a_hard_constraint():
+    offer = choose(
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "g"}]}, F, G, SHELL
+    )
+    assert (names(offer), offer.required) == ([(None, "g")], False)
+
+
+def test_allowed_tools_may_require_a_call():
+    allowed = [{"type": "custom", "name": "sh"}, {"type": "function", "name": "f"}]
+    offer = choose({"type": "allowed_tools", "mode": "required", "tools": allowed}, F, G, SHELL)
+    assert (names(offer), offer.required) == ([(None, "sh"), (None, "f")], True)
+
+
+def test_allowed_tools_may_name_a_namespace_or_a_hosted_tool():
+    allowed = [{"type": "namespace", "name": "os"}, {"type": "web_search"}]
+    assert names(choose({"type": "allowed_tools", "tools": allowed}, F, OS, SEARCH)) == [
+        ("os", "f"),
+        ("os", "run"),
+    ]
+
+
+def test_allowing_nothing_offers_nothing():
+    assert choose({"type": "allowed_tools", "mode": "auto", "tools": []}, F) == Offer()
+
+
+def test_requiring_a_call_of_hosted_tools_only_is_refused():
+    with pytest.raises(InvalidRequest, match="no function or custom tool"):
+        choose({"type": "allowed_tools", "mode": "required", "tools": [SEARCH]}, F, SEARCH)
+
+
+@pytest.mark.parametrize("kind", ["web_search", "mcp", "shell", "apply_patch", "from_the_future"])
+def test_a_tool_that_is_not_run_here_cannot_be_chosen(kind):
+    with pytest.raises(UnsupportedParameter) as caught:
+        choose({"type": kind}, F)
+    assert caught.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        ("perhaps", "tool_choice"),
+        (5, "tool_choice"),
+        ([], "tool_choice"),
+        ({}, "tool_choice.type"),
+        ({"type": "function"}, "tool_choice.name"),
+        ({"type": "allowed_tools"}, "tool_choice.tools"),
+        ({"type": "allowed_tools", "mode": "never", "tools": []}, "tool_choice.mode"),
+        ({"type": "allowed_tools", "tools": [{}]}, "tool_choice.tools[0].type"),
+    ],
+)
+def test_a_wrong_choice_is_named(choice, param):
+    with pytest.raises(InvalidRequest) as caught:
+        choose(choice, F)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("choice", "echoed"),
+    [
+        ("none", "none"),
+        ("required", "required"),
+        ({"type": "function", "name": "f"}, {"type": "function", "name": "f"}),
+        ({"type": "custom", "name": "f"}, {"type": "custom", "name": "f"}),
+        (
+            {"type": "allowed_tools", "tools": [{"type": "function", "name": "f"}]},
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+        ),
+    ],
+)
+def test_a_choice_is_echoed(choice, echoed):
+    read_choice = ToolChoice.read(Raw(json.dumps(choice).encode()))
+    assert json.loads(bytes(read_choice.echo)) == echoed
+
+
+def test_a_definition_is_kept_with_its_tool():
+    (tool,) = read(G).callables
+    assert isinstance(tool.definition, FunctionTool)
+    assert (tool.definition.strict, tool.definition.description) == (True, "does g")

@@ -1,0 +1,138 @@
+"""JSON at the border: failures that name the field, and raw values that stay as they are."""
+
+import msgspec
+import pytest
+from msgspec import UNSET, Raw, Struct
+
+from slipring.errors import ApiError, InvalidJson, InvalidRequest
+from slipring.protocol import wire
+
+
+class Inner(Struct):
+    size: int
+
+
+class Outer(Struct):
+    name: str
+    inner: Inner | None = None
+    inners: list[Inner] = []
+    table: dict[str, Inner] = {}
+
+
+DECODER = msgspec.json.Decoder(Outer)
+
+
+def refusal(data: bytes | str, where: str = "") -> ApiError:
+    with pytest.raises(InvalidRequest) as caught:
+        wire.decode(DECODER, data, where=where)
+    return caught.value
+
+
+def test_what_is_right_is_decoded():
+    assert wire.decode(DECODER, '{"name": "x", "later": 1}').name == "x"
+
+
+@pytest.mark.parametrize(
+    ("data", "param", "code", "message"),
+    [
+        ("{}", "name", "missing_required_parameter", "Missing required parameter: 'name'."),
+        ('{"name": 1}', "name", "invalid_type", "Invalid 'name': expected `str`, got `int`."),
+        ('{"name":"x","inner":{"size":"1"}}', "inner.size", "invalid_type", None),
+        ('{"name":"x","inner":{}}', "inner.size", "missing_required_parameter", None),
+        ('{"name":"x","inners":[{"size":1},{"size":"2"}]}', "inners[1].size", "invalid_type", None),
+        ('{"name":"x","table":{"k":{"size":"2"}}}', "table.size", "invalid_type", None),
+    ],
+)
+def test_the_offending_field_is_named(data, param, code, message):
+    error = refusal(data)
+    assert (error.param, error.code, error.status) == (param, code, 400)
+    if message is not None:
+        assert error.message == message
+
+
+def test_the_field_is_named_below_where_it_was_found():
+    assert refusal('{"name": 1}', "input[2]").param == "input[2].name"
+    assert refusal("{}", "input[2]").param == "input[2].name"
+    assert refusal("5", "input[2]").param == "input[2]"
+
+
+@pytest.mark.parametrize(
+    "data", ["", "{", "nope", '{"name": "x"} trailing', b"\xff\xfe", b'{"name": "\xff"}']
+)
+def test_what_is_no_json_says_so(data):
+    error = refusal(data)
+    assert isinstance(error, InvalidJson)
+    assert (error.code, error.param) == ("invalid_json", None)
+    assert error.message.startswith("The request is not valid JSON: ")
+
+
+@pytest.mark.parametrize("data", ["5", "[]", '"x"', "null"])
+def test_what_is_no_object_says_so(data):
+    error = refusal(data)
+    assert isinstance(error, InvalidJson)
+    assert error.message.startswith("The request must be a JSON object: ")
+
+
+def test_nesting_without_end_is_refused():
+    error = refusal('{"name": "x", "later": ' + "[" * 200_000)
+    assert error.message == "The request's JSON is nested too deeply."
+
+
+def test_errors_carry_no_trace_of_the_decoder():
+    """A chained exception would put msgspec's words, and the client's data, into our logs."""
+    with pytest.raises(InvalidRequest) as caught:
+        wire.decode(DECODER, "{}")
+    assert caught.value.__suppress_context__
+
+
+# Text.
+
+
+def test_text_is_let_through_as_it_is():
+    data = "é".encode()
+    assert wire.require_text(data) is data
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\xc3", b"\xed\xa0\x80"])
+def test_bytes_that_are_no_text_are_refused(data):
+    with pytest.raises(InvalidJson, match="not valid UTF-8"):
+        wire.require_text(data)
+
+
+# Raw values.
+
+
+def test_absent_and_null_are_not_given():
+    assert wire.given(UNSET) is None
+    assert wire.given(Raw(b"null")) is None
+    assert wire.given(Raw(b"")) is None
+
+
+@pytest.mark.parametrize("value", [b"0", b"false", b"[]", b'""', b"{}", b'"null"'])
+def test_everything_else_is_given(value):
+    assert bytes(wire.given(Raw(value))) == value
+
+
+@pytest.mark.parametrize("value", [UNSET, Raw(b"null"), Raw(b"{}"), Raw(b'{"a": 1}')])
+def test_an_object_or_nothing_passes_for_an_object(value):
+    wire.require_object(value, "x")
+
+
+@pytest.mark.parametrize("value", [b"[]", b"1", b'"{"', b"true"])
+def test_anything_else_does_not(value):
+    with pytest.raises(InvalidRequest) as caught:
+        wire.require_object(Raw(value), "tools[0].x")
+    assert caught.value.message == "Invalid 'tools[0].x': expected an object."
+    assert (caught.value.param, caught.value.code) == ("tools[0].x", "invalid_type")
+
+
+def test_raw_values_are_spliced_byte_for_byte():
+    spaced = Raw(b'{ "a" :  1.50 }')
+    assert wire.encode({"x": spaced}) == b'{"x":{ "a" :  1.50 }}'
+    assert wire.encode(wire.raw({"x": spaced})) == b'{"x":{ "a" :  1.50 }}'
+
+
+def test_paths_are_joined_without_a_leading_dot():
+    assert wire.join("", ".a.b") == "a.b"
+    assert wire.join("input[2]", ".content") == "input[2].content"
+    assert wire.join("input[2]", "") == "input[2]"

@@ -1,0 +1,547 @@
+"""``POST /v1/responses`` and the rest of the HTTP surface."""
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from slipring import __version__
+from slipring.core.generation import CallArguments, CallStarted, Delta, Text
+from slipring.core.limits import Limits
+from slipring.errors import InvalidRequest, RateLimited, ServerError
+from tests import wire
+from tests.harness import WEATHER, PuppetEngine, Running, read_sse, serve
+from tests.server.raw import fill, gone, only_client, open_tcp, stop_clock
+
+JSON = {"Content-Type": "application/json"}
+SECRET = "the engine's own secret"
+
+
+async def send(
+    server: Running, method: str, path: str, *, headers: dict[str, str] | None = None, **options: Any
+) -> tuple[int, dict[str, Any]]:
+    """A request to a path below the server's root; status and body. The shape of an error is checked."""
+    root = server.url.removesuffix("/v1")
+    async with server.http.request(method, root + path, headers=headers, **options) as answer:
+        assert answer.content_type == "application/json", await answer.text()
+        body = await answer.json()
+        if answer.status >= 400 and path != "/health":
+            wire.check_http_error(body)
+        return answer.status, body
+
+
+# One JSON body.
+
+
+async def test_a_post_is_answered_with_the_whole_response() -> None:
+    async with serve() as server:
+        status, response = await server.post(model="simulated", input="hello", metadata={"a": "b"})
+        assert status == 200
+        assert response["status"] == "completed"
+        assert response["output"][0]["content"][0]["text"] == "This is a simulated answer"
+        assert response["metadata"] == {"a": "b"}
+
+
+async def test_a_response_that_was_cut_short_is_no_error() -> None:
+    async with serve() as server:
+        status, response = await server.post(input="hello", max_output_tokens=2)
+        assert status == 200
+        assert (response["status"], response["incomplete_details"]) == (
+            "incomplete",
+            {"reason": "max_output_tokens"},
+        )
+
+
+async def test_a_chain_goes_on_through_the_store() -> None:
+    async with serve("simulated:tokens_per_s=0,tool_calls=1") as server:
+        _, first = await server.post(input="weather?", tools=[WEATHER])
+        (call,) = first["output"]
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+        status, second = await server.post(input=[output], previous_response_id=first["id"], tools=[WEATHER])
+        assert status == 200
+        assert second["output"][0]["type"] == "message"
+        assert second["previous_response_id"] == first["id"]
+        assert second["usage"]["input_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_a_response_that_was_not_stored_cannot_be_continued() -> None:
+    async with serve() as server:
+        _, first = await server.post(input="hello", store=False)
+        status, body = await server.post(input="again", previous_response_id=first["id"])
+        assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
+
+
+async def test_a_failed_continuation_leaves_a_stored_parent_alone() -> None:
+    async with serve() as server:
+        _, first = await server.post(input="hello")
+        orphan = {"type": "function_call_output", "call_id": "call_none", "output": ""}
+        status, body = await server.post(input=[orphan], previous_response_id=first["id"])
+        assert (status, body["error"]["param"]) == (400, "input[0].call_id")
+        assert (await server.post(input="again", previous_response_id=first["id"]))[0] == 200
+
+
+async def test_an_item_of_a_stored_response_can_be_referred_to() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        first = asyncio.create_task(server.post(input="hello"))
+        performance = await engine.next()
+        performance.say("A first answer")
+        performance.finish()
+        _, response = await first
+        reference = {"type": "item_reference", "id": response["output"][0]["id"]}
+        second = asyncio.create_task(server.post(input=[reference, {"role": "user", "content": "and?"}]))
+        performance = await engine.next()
+        assert b"A first answer" in performance.job.input[0].raw
+        performance.finish()
+        assert (await second)[0] == 200
+
+
+async def test_a_warmup_works_over_http_too() -> None:
+    async with serve() as server:
+        status, warm = await server.post(input="hello", generate=False)
+        assert (status, warm["output"], warm["usage"]["output_tokens"]) == (200, [], 0)
+        status, response = await server.post(input=[], previous_response_id=warm["id"])
+        assert (status, response["status"]) == (200, "completed")
+
+
+# SSE.
+
+
+async def test_a_stream_is_one_block_per_event_and_a_final_marker() -> None:
+    async with serve() as server:
+        body = {"input": "hello", "stream": True}
+        async with server.http.post(f"{server.url}/responses", json=body) as answer:
+            assert answer.status == 200
+            assert answer.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+            assert answer.headers["Cache-Control"] == "no-cache"
+            text = (await answer.read()).decode()
+        kinds = [event["type"] for event in read_sse(text)]
+        assert kinds == [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            *["response.output_text.delta"] * 5,
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.completed",
+        ]
+        assert text.count("event: ") == text.count('data: {"type":') == len(kinds)
+        assert text.endswith("\n\ndata: [DONE]\n\n")
+        assert "stream_id" not in text
+
+
+async def test_events_are_sent_as_they_come() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        body = {"input": "hello", "stream": True}
+        async with server.http.post(f"{server.url}/responses", json=body) as answer:
+            performance = await engine.next()
+            performance.say("first")
+            seen = b""
+            while b'"delta":"first"' not in seen:
+                seen += await answer.content.readany()
+            assert b"response.completed" not in seen
+            performance.finish()
+            read_sse((seen + await answer.read()).decode())
+
+
+async def test_a_stream_continues_what_a_post_began_and_the_other_way_round() -> None:
+    async with serve() as server:
+        _, first = await server.post(input="one")
+        second = (await server.stream(input="two", previous_response_id=first["id"]))[-1]["response"]
+        _, third = await server.post(input="three", previous_response_id=second["id"])
+        assert (second["previous_response_id"], third["previous_response_id"]) == (first["id"], second["id"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_before_creation_is_a_plain_http_error(stream: bool) -> None:
+    async with serve() as server:
+        for fields, status, code in [
+            ({"input": "hello", "model": "other"}, 404, "model_not_found"),
+            ({"input": "hello", "previous_response_id": "resp_none"}, 400, "previous_response_not_found"),
+            ({"input": "hello", "temperature": 3}, 400, "invalid_value"),
+            ({"input": [{"type": "unheard_of"}]}, 400, "invalid_value"),
+            ({}, 400, "missing_required_parameter"),
+        ]:
+            refused, body = await server.post(**fields, stream=stream)
+            assert (refused, body["error"]["code"]) == (status, code)
+
+
+async def test_a_silent_stream_is_kept_alive_with_comments() -> None:
+    engine = PuppetEngine()
+    async with serve(engine, limits=Limits(ping_interval_s=-1)) as server:
+        stop_clock(server)
+        body = {"input": "hello", "stream": True}
+        async with server.http.post(f"{server.url}/responses", json=body) as answer:
+            performance = await engine.next()
+            only_client(server).tick()
+            seen = b""
+            while b": keepalive\n\n" not in seen:
+                seen += await answer.content.readany()
+            performance.finish()
+            text = (seen + await answer.read()).decode()
+        assert read_sse(text.replace(": keepalive\n\n", ""))[-1]["type"] == "response.completed"
+
+
+async def test_the_end_of_a_stream_that_nobody_reads_is_given_up() -> None:
+    engine = PuppetEngine()
+    async with serve(engine, limits=Limits(send_timeout_s=0.2, ping_interval_s=0)) as server:
+        stop_clock(server)
+        async with open_tcp(server, small_buffers=True) as raw:
+            body = json.dumps({"input": "hello", "stream": True})
+            head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+            await raw.send((head + body).encode())
+            performance = await engine.next()
+            assert (await raw.read_head()).startswith(b"HTTP/1.1 200 ")
+            fill(server, 2**24)
+            performance.finish()
+            async with asyncio.timeout(10):
+                while server.service.clients:
+                    only_client(server).tick()
+                    await asyncio.sleep(0)
+
+
+# Engines that fail.
+
+
+class Broken(Exception):
+    """Something that no engine should let out."""
+
+
+FAILURES = [
+    (RateLimited("Slow down."), 429, "rate_limit_error", "rate_limit_exceeded"),
+    (ServerError("The engine is down."), 500, "server_error", "server_error"),
+    (
+        InvalidRequest("The context is too long.", code="context_length_exceeded"),
+        400,
+        "invalid_request_error",
+        "invalid_prompt",
+    ),
+    (Broken(SECRET), 500, "server_error", "server_error"),
+]
+
+
+@pytest.mark.parametrize(("failure", "status", "kind", "code"), FAILURES)
+async def test_an_engine_s_failure_is_an_http_error_on_a_plain_post(
+    failure: Exception, status: int, kind: str, code: str
+) -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        post = asyncio.create_task(server.post(input="hello"))
+        performance = await engine.next()
+        performance.say("half an ans")
+        performance.fail(failure)
+        answered, body = await post
+        assert (answered, body["error"]["type"], body["error"]["code"]) == (status, kind, code)
+        assert SECRET not in json.dumps(body)
+
+
+@pytest.mark.parametrize(("failure", "status", "kind", "code"), FAILURES)
+async def test_an_engine_s_failure_ends_a_stream_with_response_failed(
+    failure: Exception, status: int, kind: str, code: str
+) -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        stream = asyncio.create_task(server.stream(input="hello"))
+        performance = await engine.next()
+        performance.say("half an ans")
+        performance.fail(failure)
+        events = await stream
+        assert events[-1]["type"] == "response.failed"
+        assert events[-1]["response"]["error"]["code"] == code
+        assert SECRET not in json.dumps(events)
+
+
+async def test_a_failed_response_is_not_stored() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        stream = asyncio.create_task(server.stream(input="hello"))
+        (await engine.next()).fail(ServerError())
+        failed = (await stream)[-1]["response"]
+        status, body = await server.post(input="again", previous_response_id=failed["id"])
+        assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
+
+
+async def test_a_store_that_fails_is_no_completed_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def save(*_: object) -> None:
+        raise Broken(SECRET)
+
+    async with serve() as server:
+        monkeypatch.setattr(server.service.store, "save", save)
+        status, body = await server.post(input="hello")
+        assert (status, body["error"]["code"]) == (500, "server_error")
+        events = await server.stream(input="hello")
+        assert events[-1]["type"] == "response.failed"
+        assert SECRET not in json.dumps([body, events])
+        assert (await server.post(input="hello", store=False))[0] == 200
+
+
+async def test_calls_of_a_response_come_back_in_its_body() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        post = asyncio.create_task(server.post(input="hello"))
+        performance = await engine.next()
+        deltas: list[Delta] = [Text("Let me see."), CallStarted("function", "f"), CallArguments("{}")]
+        performance.emit(*deltas)
+        performance.finish()
+        _, response = await post
+        assert [item["type"] for item in response["output"]] == ["message", "function_call"]
+
+
+# Bodies that cannot be served.
+
+
+async def test_a_lane_is_refused_over_http() -> None:
+    async with serve() as server:
+        status, body = await server.post(input="hello", stream_id="a")
+        assert (status, body["error"]["code"], body["error"]["param"]) == (
+            400,
+            "unsupported_parameter",
+            "stream_id",
+        )
+        assert (await server.post(input="hello", stream_id=None))[0] == 200
+
+
+UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
+    ({"background": True}, "background"),
+    ({"conversation": "conv_1"}, "conversation"),
+    ({"conversation": {"id": "conv_1"}}, "conversation"),
+    ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+    ({"moderation": {"model": "m"}}, "moderation"),
+    ({"context_management": [{"type": "compaction"}]}, "context_management"),
+    ({"multi_agent": {"enabled": True}}, "multi_agent"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"include": ["message.output_text.logprobs"]}, "include"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), UNSUPPORTED)
+async def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    async with serve() as server:
+        status, body = await server.post(input="hello", **fields)
+        assert (status, body["error"]["code"], body["error"]["param"]) == (
+            400,
+            "unsupported_parameter",
+            param,
+        )
+        assert param in body["error"]["message"]
+
+
+async def test_unsupported_fields_that_ask_for_nothing_are_accepted() -> None:
+    nothing = {"background": False, "conversation": None, "prompt": None, "context_management": []}
+    async with serve() as server:
+        assert (await server.post(input="hello", **nothing))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "not valid JSON"),
+        (b"nonsense", "not valid JSON"),
+        (b"[]", "must be a JSON object"),
+        (b'"text"', "must be a JSON object"),
+        (b"null", "must be a JSON object"),
+        (b"", "no body"),
+        (b"  \n", "no body"),
+        (b'{"input": "\xff"}', "not valid UTF-8"),
+        (b'{"input": ' + b"[" * 100_000, "nested too deeply"),
+    ],
+)
+async def test_a_body_that_is_no_json_object_is_refused(content: bytes, said: str) -> None:
+    async with serve() as server:
+        status, body = await send(server, "POST", "/v1/responses", data=content, headers=JSON)
+        assert (status, body["error"]["code"]) == (400, "invalid_json")
+        assert said in body["error"]["message"]
+
+
+async def test_the_content_type_does_not_matter() -> None:
+    async with serve() as server:
+        status, _ = await send(server, "POST", "/v1/responses", data=b'{"input": "hello"}')
+        assert status == 200
+
+
+def padded(size_bytes: int) -> bytes:
+    body = b'{"input": "hello", "user": ""}'
+    return body[:-2] + b"x" * (size_bytes - len(body)) + body[-2:]
+
+
+async def test_the_largest_body_is_served_and_a_larger_one_is_refused() -> None:
+    async with serve(limits=Limits(max_frame_bytes=2000)) as server:
+        assert len(padded(2000)) == 2000
+        status, _ = await send(server, "POST", "/v1/responses", data=padded(2000))
+        assert status == 200
+        status, body = await send(server, "POST", "/v1/responses", data=padded(2001))
+        assert (status, body["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_a_compressed_body_is_read() -> None:
+    headers = {**JSON, "Content-Encoding": "gzip"}
+    async with serve() as server:
+        content = gzip.compress(b'{"input": "hello"}')
+        status, response = await send(server, "POST", "/v1/responses", data=content, headers=headers)
+        assert (status, response["status"]) == (200, "completed")
+
+
+async def test_a_compressed_body_counts_in_full() -> None:
+    headers = {**JSON, "Content-Encoding": "gzip"}
+    async with serve(limits=Limits(max_frame_bytes=2000)) as server:
+        content = gzip.compress(padded(200_000))
+        assert len(content) < 2000
+        status, body = await send(server, "POST", "/v1/responses", data=content, headers=headers)
+        assert (status, body["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_a_body_that_cannot_be_decompressed_is_the_client_s_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    headers = {**JSON, "Content-Encoding": "gzip"}
+    async with serve() as server:
+        root = f"{server.url}/responses"
+        async with server.http.post(root, data=b'{"input": "hello"}', headers=headers) as answer:
+            assert answer.status == 400
+            assert wire.check_http_error(await answer.json())["error"]["code"] == "invalid_json"
+    assert not [record for record in caplog.records if record.name.startswith("slipring")]
+
+
+# The rest of the surface.
+
+
+@pytest.mark.parametrize("prefix", ["/v1", ""])
+async def test_models_are_listed_and_shown(prefix: str) -> None:
+    async with serve(model=("small", "vendor/large")) as server:
+        status, listed = await send(server, "GET", f"{prefix}/models")
+        assert (status, listed["object"]) == (200, "list")
+        assert [model["id"] for model in listed["data"]] == ["small", "vendor/large"]
+        for model in listed["data"]:
+            assert set(model) == {"id", "object", "created", "owned_by"}
+            assert await send(server, "GET", f"{prefix}/models/{model['id']}") == (200, model)
+
+
+async def test_a_model_that_is_not_served_is_not_found() -> None:
+    async with serve() as server:
+        status, body = await send(server, "GET", "/v1/models/other")
+        assert (status, body["error"]["code"], body["error"]["param"]) == (404, "model_not_found", "model")
+        assert "'simulated'" in body["error"]["message"]
+
+
+async def test_the_prefix_of_a_path_may_be_left_out() -> None:
+    async with serve() as server:
+        status, response = await send(server, "POST", "/responses", json={"input": "hello"})
+        assert (status, response["status"]) == (200, "completed")
+        root = server.url.removesuffix("/v1")
+        async with server.http.ws_connect(f"{root}/responses") as ws:
+            await ws.send_json({"type": "response.create", "input": "hello"})
+            assert (await ws.receive_json())["type"] == "response.created"
+        await gone(server)
+
+
+async def test_health_tells_what_is_running() -> None:
+    async with serve() as server:
+        status, body = await send(server, "GET", "/health")
+        assert status == 200
+        assert body == {
+            "status": "ok",
+            "version": __version__,
+            "engine": "simulated",
+            "store": "memory",
+            "connections": 0,
+        }
+        async with server.connect():
+            assert (await send(server, "GET", "/health"))[1]["connections"] == 1
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v2/responses", "/v1/responses/", "/v1/chat/completions"])
+async def test_an_unknown_path_is_told_so(path: str) -> None:
+    async with serve() as server:
+        status, body = await send(server, "POST", path, json={})
+        assert (status, body["error"]["code"]) == (404, "unknown_url")
+        assert f"POST {path}" in body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/responses", "GET,HEAD,POST"),
+        ("DELETE", "/v1/models", "GET,HEAD"),
+        ("POST", "/health", "GET,HEAD"),
+    ],
+)
+async def test_a_wrong_method_is_told_which_would_be_right(method: str, path: str, allowed: str) -> None:
+    async with serve() as server:
+        async with server.http.request(method, server.url.removesuffix("/v1") + path) as answer:
+            assert answer.status == 405
+            assert answer.headers["Allow"] == allowed
+            body = wire.check_http_error(await answer.json())
+        assert body["error"]["code"] == "method_not_allowed"
+        assert method in body["error"]["message"]
+
+
+async def test_a_get_without_upgrade_is_told_to_upgrade() -> None:
+    async with serve() as server, server.http.get(f"{server.url}/responses") as answer:
+        assert answer.status == 426
+        assert answer.headers["Upgrade"] == "websocket"
+        assert wire.check_http_error(await answer.json())["error"]["code"] == "upgrade_required"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Upgrade": "websocket", "Connection": "Upgrade"},
+        {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "1"},
+        {
+            "Upgrade": "websocket",
+            "Connection": "Upgrade",
+            "Sec-WebSocket-Version": "13",
+            "Sec-WebSocket-Key": "short",
+        },
+    ],
+)
+async def test_a_broken_handshake_is_a_bad_request(headers: dict[str, str]) -> None:
+    async with serve() as server:
+        assert (await send(server, "GET", "/v1/responses", headers=headers))[0] == 400
+        assert server.service.sockets == 0
+
+
+async def test_every_answer_has_an_id_of_its_own() -> None:
+    async with serve() as server:
+        ids = set()
+        for path in ("/v1/models", "/v1/models", "/nowhere"):
+            async with server.http.get(server.url.removesuffix("/v1") + path) as answer:
+                ids.add(answer.headers["X-Request-Id"])
+                assert answer.headers["Server"] == f"slipring/{__version__}"
+        assert len(ids) == 3
+
+
+async def test_many_requests_at_once_do_not_mix() -> None:
+    async with serve() as server:
+
+        async def chain(number: int) -> None:
+            metadata = {"number": str(number)}
+            _, first = await server.post(input=f"chain {number}", metadata=metadata)
+            second = (await server.stream(input="on", previous_response_id=first["id"], metadata=metadata))[
+                -1
+            ]
+            assert first["metadata"] == second["response"]["metadata"] == metadata
+            assert second["response"]["previous_response_id"] == first["id"]
+
+        await asyncio.gather(*map(chain, range(20)))
+
+
+async def test_a_connection_is_used_for_many_requests() -> None:
+    async with serve() as server:
+        connector = aiohttp.TCPConnector(limit=1)
+        async with aiohttp.ClientSession(connector=connector) as http:
+            for body in (
+                {"input": "hello"},
+                {"input": "hello", "stream": True},
+                {"input": 5},
+                {"input": "hi"},
+            ):
+                async with http.post(f"{server.url}/responses", json=body) as answer:
+                    await answer.read()
+                    assert answer.headers.get("Connection", "keep-alive") == "keep-alive"
