@@ -1017,6 +1017,15 @@ async def test_the_simulated_engine_treats_a_setting_as_the_page_says(name: str)
     assert differs == (SETTINGS[name].status == "honoured")
 
 
+async def test_a_schema_without_values_fails_as_the_page_says() -> None:
+    schema = {"type": "integer", "minimum": 2, "maximum": 1}
+    async with serve() as server:
+        text = {"format": {"type": "json_schema", "name": "none", "schema": schema}}
+        status, body = await server.post(input="hello", text=text)
+    assert status == 400
+    assert f"with the code `{body['error']['code']}`" in SETTINGS["format"].cells["Notes"]
+
+
 def test_the_page_tells_of_every_setting_of_an_engine() -> None:
     assert SETTINGS.keys() == set(Settings.__struct_fields__)
     assert {row.status for row in SETTINGS.values()} == {"honoured", "ignored", "refused"}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -159,7 +159,8 @@ class Peer:
         self.opened_at = world.now
         self.ending = False
         self.queues: dict[str | None, deque[Asked]] = {lane: deque() for lane in LANES}
-        self.refused_on_arrival = 0
+        self.lanes: set[str | None] = {None}
+        self.refusal: str | None = None
         self.evictable: set[str] = set()
         """Parents whose continuation failed on their own lane."""
         self.evictions_before = self.evictions
@@ -184,9 +185,10 @@ class Peer:
 
     def ask(self, asked: Asked) -> None:
         """Send a create. It takes its place in the queue unless it is refused on arrival."""
-        waiting, refused = self.stage.session.waiting, self.refused_on_arrival
-        self.queues[asked.lane].append(asked)
-        request = asked.request
+        request, queue = asked.request, self.queues[asked.lane]
+        expected = self._refusal_on_arrival(asked.lane)
+        self.refusal = None
+        queue.append(asked)
         self.stage.create(
             asked.lane,
             asked.previous,
@@ -196,10 +198,22 @@ class Peer:
             generate=request.generate,
             **request.fault,
         )
-        if self.refused_on_arrival > refused:
-            assert self.queues[asked.lane].pop() is asked
-        elif waiting >= LIMITS["max_queued"]:
-            raise AssertionError("the queue has no bound")
+        assert self.refusal == expected
+        if expected is not None:
+            assert queue.pop() is asked
+
+    def begins_at_once(self, lane: str | None) -> bool:
+        return not self.queues[lane] and len(self.busy) < LIMITS["max_in_flight"]
+
+    def _refusal_on_arrival(self, lane: str | None) -> str | None:
+        """Two bounds answer without waiting for their place in the lane."""
+        if lane not in self.lanes and len(self.lanes) > LIMITS["max_lanes"]:
+            return "websocket_stream_limit_reached"
+        self.lanes.add(lane)
+        waiting = self.unanswered - len(self.busy)
+        if waiting >= LIMITS["max_queued"] and not self.begins_at_once(lane):
+            return "rate_limit_exceeded"
+        return None
 
     def head(self, lane: str | None) -> Asked:
         return self.queues[lane][0]
@@ -252,7 +266,8 @@ class Peer:
     def _see_error(self, event: Json, lane: str | None) -> None:
         code = event["error"]["code"]
         if code in REFUSED_ON_ARRIVAL:
-            self.refused_on_arrival += 1
+            assert self.refusal is None
+            self.refusal = code
         elif code in REFUSED_AT_THE_END and not self.unanswered:
             assert self.ending
             assert lane is None
@@ -348,8 +363,7 @@ class Connections(RuleBasedStateMachine):
         """Whether the parent is remembered, and is either pinned by a fork or looked up at once."""
         if previous not in peer.stage.cache:
             return False
-        begins = not peer.queues[lane] and peer.stage.session.in_flight < LIMITS["max_in_flight"]
-        return begins or self.model.made[previous].lane != lane
+        return peer.begins_at_once(lane) or self.model.made[previous].lane != lane
 
     # What engines and stores do.
 
@@ -510,4 +524,6 @@ class Connections(RuleBasedStateMachine):
 
 
 TestConnections = Connections.TestCase
-TestConnections.settings = settings(max_examples=150, stateful_step_count=40)
+TestConnections.settings = settings(
+    max_examples=150, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -54,6 +54,14 @@ class Lanes:
         if lane.current is None and len(lane.waiting) == 1:
             self._ready.append(lane)
 
+    def must_wait(self, lane: Lane) -> bool:
+        """Whether a turn that joins this lane now cannot begin at once."""
+        return (
+            lane.current is not None
+            or bool(lane.waiting)
+            or self.in_flight + len(self._ready) >= self._max_in_flight
+        )
+
     def next(self) -> Turn | None:
         """Take the next turn that may run now, if there is one and a place for it."""
         if not self._ready or self.in_flight >= self._max_in_flight:

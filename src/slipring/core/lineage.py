@@ -15,7 +15,7 @@ from slipring.protocol.items import (
     FunctionCall,
     Item,
 )
-from slipring.protocol.tools import CallableTool, Toolset
+from slipring.protocol.tools import CallableTool, Toolset, merged
 
 _CALLS = {
     "function_call": "function call",
@@ -136,6 +136,4 @@ def _open(item: Item, *, cut_off: bool = False) -> OpenCall:
 def _add_tools(tools: tuple[CallableTool, ...], item: Item, where: str) -> tuple[CallableTool, ...]:
     body = item.body()
     assert isinstance(body, AdditionalTools)
-    added = Toolset.read(body.tools, f"{where}.tools").callables
-    names = {(tool.namespace, tool.name) for tool in added}
-    return (*(tool for tool in tools if (tool.namespace, tool.name) not in names), *added)
+    return merged(tools, Toolset.read(body.tools, f"{where}.tools").callables)

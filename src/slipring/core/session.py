@@ -133,8 +133,8 @@ class Session:
         except ApiError as refusal:
             return [Send([Error(refusal)])]
         try:
-            self._lanes.open(lane)
-            self._require_room(size_bytes)
+            if self._lanes.must_wait(self._lanes.open(lane)):
+                self._require_room(size_bytes)
         except ApiError as refusal:
             return [_refuse(refusal, lane)]
         if self._ending is not None:

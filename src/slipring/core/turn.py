@@ -9,7 +9,7 @@ from enum import Enum
 from msgspec import UNSET, structs
 
 from slipring.core import lineage
-from slipring.core.generation import Delta, Finished, Head, Job, Model
+from slipring.core.generation import Delta, Finished, Head, Job, Model, Settings
 from slipring.core.output import Mint, Output
 from slipring.core.settings import read_settings, refuse_unseen_content
 from slipring.core.state import Carry, ResponseState
@@ -17,7 +17,7 @@ from slipring.errors import ApiError, InvalidRequest
 from slipring.protocol import events, wire
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
-from slipring.protocol.requests import CreateRequest, TextFormat
+from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import (
     IncompleteDetails,
     InputTokensDetails,
@@ -28,7 +28,7 @@ from slipring.protocol.responses import (
     TextEcho,
     Usage,
 )
-from slipring.protocol.tools import ToolChoice, Toolset
+from slipring.protocol.tools import ToolChoice, Toolset, merged
 
 _FAILURE_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 """The wire knows few codes for a failed response; clients repeat the request on all but these."""
@@ -101,9 +101,9 @@ class Turn:
         refuse_unseen_content(items, model.capabilities)
         head = self._read_head()
         choice = ToolChoice.read(request.tool_choice)
-        offer = choice.offer((*head.tools.callables, *carry.tools))
+        offer = choice.offer(merged(head.tools.callables, carry.tools))
         self._head, self._carry = head, carry
-        self.response = self._new_response(response_id, model, choice, settings.format, now)
+        self.response = self._new_response(response_id, model, choice, settings, now)
         self.phase = Phase.RUNNING
         return Job(
             response_id=response_id,
@@ -203,7 +203,7 @@ class Turn:
         return Head(instructions=request.instructions, tools=Toolset.read(request.tools))
 
     def _new_response(
-        self, response_id: str, model: Model, choice: ToolChoice, text_format: TextFormat, now: float
+        self, response_id: str, model: Model, choice: ToolChoice, settings: Settings, now: float
     ) -> Response:
         request, head, parent = self.request, self._head, self.parent
         instructions = (
@@ -221,8 +221,8 @@ class Turn:
             tools=head.tools.echo,
             tool_choice=choice.echo,
             parallel_tool_calls=request.parallel_tool_calls is not False,
-            reasoning=_echo_reasoning(request),
-            text=TextEcho(format=text_format.echo, verbosity=verbosity or "medium"),
+            reasoning=_echo_reasoning(request, settings.effort),
+            text=TextEcho(format=settings.format.echo, verbosity=verbosity or "medium"),
             store=self.stores,
             metadata=request.metadata or {},
             truncation=request.truncation or "disabled",
@@ -244,12 +244,12 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _echo_reasoning(request: CreateRequest) -> ReasoningEcho:
+def _echo_reasoning(request: CreateRequest, effort: str | None) -> ReasoningEcho:
     asked = request.reasoning
     if asked is None:
-        return ReasoningEcho()
+        return ReasoningEcho(effort=effort)
     return ReasoningEcho(
-        effort=asked.effort,
+        effort=effort,
         summary=asked.summary or asked.generate_summary,
         context=asked.context if asked.context is not None else UNSET,
         mode=asked.mode if asked.mode is not None else UNSET,

@@ -1,7 +1,7 @@
 """Events: what a server says about a response, one class per wire type.
 
-``response.output_text.delta`` is ``OutputTextDelta``. ``stream_id`` is left out on the default lane. The
-``Error`` alone has two shapes, nested on a socket and flat on an SSE stream; the transports choose.
+``response.output_text.delta`` is ``OutputTextDelta``. ``stream_id`` is left out on the default lane.
+``Error`` is how the core speaks of a refusal; a socket sends it as a frame, HTTP as a status and a body.
 """
 
 from typing import ClassVar
@@ -183,15 +183,6 @@ class NestedError(Event, tag="error", kw_only=True):
     error: ErrorBody
 
 
-class FlatError(Struct, tag_field="type", tag="error"):
-    """``error`` on an SSE stream."""
-
-    code: str
-    message: str
-    param: str | None
-    sequence_number: int
-
-
 class Error(Struct):
     """A request that was refused before its response existed, or a notice about the connection."""
 
@@ -205,12 +196,4 @@ class Error(Struct):
             stream_id=self.stream_id,
             status=self.error.status,
             error=ErrorBody.of(self.error),
-        )
-
-    def flat(self) -> FlatError:
-        return FlatError(
-            code=self.error.code,
-            message=self.error.message,
-            param=self.error.param,
-            sequence_number=self.sequence_number,
         )

@@ -42,19 +42,19 @@ class FunctionTool(Struct, tag_field="type", tag="function"):
     description: str | None = None
     parameters: Raw = NULL
     strict: bool | None = None
-    defer_loading: bool | UnsetType = UNSET
-    asynchronous: bool | UnsetType = msgspec.field(name="async", default=UNSET)
+    defer_loading: bool | UnsetType | None = UNSET
+    asynchronous: bool | UnsetType | None = msgspec.field(name="async", default=UNSET)
     output_schema: Raw | UnsetType = UNSET
-    allowed_callers: list[Literal["direct", "programmatic"]] | UnsetType = UNSET
+    allowed_callers: list[Literal["direct", "programmatic"]] | UnsetType | None = UNSET
 
 
 class CustomTool(Struct, tag_field="type", tag="custom"):
     name: Name
-    description: str | UnsetType = UNSET
+    description: str | UnsetType | None = UNSET
     format: Raw | UnsetType = UNSET
-    defer_loading: bool | UnsetType = UNSET
-    asynchronous: bool | UnsetType = msgspec.field(name="async", default=UNSET)
-    allowed_callers: list[Literal["direct", "programmatic"]] | UnsetType = UNSET
+    defer_loading: bool | UnsetType | None = UNSET
+    asynchronous: bool | UnsetType | None = msgspec.field(name="async", default=UNSET)
+    allowed_callers: list[Literal["direct", "programmatic"]] | UnsetType | None = UNSET
 
 
 class NamespaceTool(Struct, tag_field="type", tag="namespace"):
@@ -161,6 +161,14 @@ def _refuse_twins(callables: list[CallableTool], where: str) -> None:
         if key in seen:
             raise InvalidRequest(f"Invalid '{where}': two tools are named '{tool.name}'.", param=where)
         seen.add(key)
+
+
+def merged(tools: tuple[CallableTool, ...], newer: tuple[CallableTool, ...]) -> tuple[CallableTool, ...]:
+    """Both together; a newer tool takes the place of one with its name."""
+    if not newer:
+        return tools
+    names = {(tool.namespace, tool.name) for tool in newer}
+    return (*(tool for tool in tools if (tool.namespace, tool.name) not in names), *newer)
 
 
 class Offer(Struct, frozen=True):
