@@ -410,7 +410,7 @@ def send(frame: Json) -> Outcome:
             outcome.job = action.job
         elif isinstance(action, Send):
             for event in action.events:
-                told = json.loads(wire.encode(event.nested() if isinstance(event, events.Error) else event))
+                told = json.loads(wire.encode(event))
                 outcome.error = told if told["type"] == "error" else outcome.error
                 outcome.response = told.get("response", outcome.response)
     assert (outcome.error is None) != (outcome.job is None) or frame.get("type") in CLIENT_EVENTS

@@ -22,7 +22,6 @@ from slipring.core.state import Carry, ResponseState
 from slipring.core.turn import Turn
 from slipring.errors import ApiError, ModelNotFound, ServerError
 from slipring.protocol import wire
-from slipring.protocol.events import Error
 from slipring.protocol.items import Item, user_message
 from slipring.protocol.responses import ReasoningEcho, Response, TextEcho
 from tests.wire import NO_TYPES, Order, check_frame
@@ -126,7 +125,7 @@ class Stage:
         return self.starts[self._at(self.starts, lane)].job
 
     def say(self, *deltas: Delta, lane: str | None = None) -> list[Json]:
-        return self._run(self.session.deltas(self._at(self.starts, lane), list(deltas)))
+        return self._run([Send(self.session.deltas(self._at(self.starts, lane), list(deltas)))])
 
     def finish(
         self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: object = None
@@ -138,7 +137,7 @@ class Stage:
         end = Finished(
             reason=reason, input_tokens=7, cached_tokens=2, output_tokens=tokens, position=position
         )
-        told = self._run(self.session.deltas(turn, [*deltas, end]))
+        told = self._run([Send(self.session.deltas(turn, [*deltas, end]))])
         return told + self._run(self.session.finished(turn, self.world.now))
 
     def complete(self, lane: str | None = None, text: str = "ok") -> Json:
@@ -217,7 +216,7 @@ class Stage:
 
     def _send(self, send: Send) -> None:
         for event in send.events:
-            frame = wire.encode(event.nested() if isinstance(event, Error) else event)
+            frame = wire.encode(event)
             told = check_frame(frame, self._foreign_tools)
             self.frames.append(frame)
             self.events.append(told)

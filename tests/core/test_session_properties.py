@@ -259,9 +259,14 @@ class Peer:
             self._check_eviction(asked)
         else:
             assert response["output"] == asked.output
-            was_forgotten = self.evictions > self.evictions_before
-            assert response["id"] in self.stage.cache or was_forgotten
+            self._check_memory(response["id"], lane)
             self.model.finish(self, asked, response["status"], stored=response["store"])
+
+    def _check_memory(self, response_id: str, lane: str | None) -> None:
+        """A finished response is remembered, unless a bound or the next create already took it away."""
+        was_forgotten = self.evictions > self.evictions_before
+        is_claimed = any(asked.previous == response_id for asked in self.queues[lane])
+        assert response_id in self.stage.cache or was_forgotten or is_claimed
 
     def _see_error(self, event: Json, lane: str | None) -> None:
         code = event["error"]["code"]

@@ -6,16 +6,16 @@ from msgspec import Struct
 
 from slipring.core.generation import Job
 from slipring.core.state import ResponseState
-from slipring.protocol.events import Error, Event
+from slipring.protocol.events import Event
 
 if TYPE_CHECKING:
     from slipring.core.turn import Turn
 
 
 class Send(Struct, frozen=True, gc=False):
-    """Tell the client, in this order. Either events of a response or errors, never both in one."""
+    """Tell the client, in this order."""
 
-    events: list[Event] | list[Error]
+    events: list[Event]
 
 
 class Load(Struct, frozen=True):

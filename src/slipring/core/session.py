@@ -7,7 +7,7 @@ number: ids come from ``mint``, the time is an argument.
 
 from typing import Protocol
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from slipring.core import lineage
 from slipring.core.actions import Action, Cancel, Close, Load, Save, Send, Start
@@ -28,7 +28,7 @@ from slipring.errors import (
     quoted,
 )
 from slipring.protocol import items, requests, wire
-from slipring.protocol.events import Error
+from slipring.protocol.events import Error, Event
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 
@@ -131,7 +131,7 @@ class Session:
         try:
             lane = requests.read_lane(request.stream_id)
         except ApiError as refusal:
-            return [Send([Error(refusal)])]
+            return [_refuse(refusal)]
         try:
             if self._lanes.must_wait(self._lanes.open(lane)):
                 self._require_room(size_bytes)
@@ -159,12 +159,12 @@ class Session:
             turn.parent = loaded.state
         return self._start(turn, loaded.items, now) + self._advance(now)
 
-    def deltas(self, turn: Turn, deltas: list[Delta]) -> list[Action]:
-        """The engine produced something. The hot path: once per token of every answer."""
-        if turn.phase is not _RUNNING:
-            return []
-        told = turn.feed(deltas)
-        return [Send(told)] if told else []
+    def deltas(self, turn: Turn, deltas: list[Delta]) -> list[Event]:
+        """The engine produced something; what to tell the client.
+
+        The hot path, once per token of every answer: nothing can follow from it but events.
+        """
+        return turn.feed(deltas) if turn.phase is _RUNNING else []
 
     def finished(self, turn: Turn, now: float) -> list[Action]:
         """The engine is done with a turn."""
@@ -252,7 +252,7 @@ class Session:
         if self._ending is not None and self._idle and not self._closed:
             self._closed = True
             actions += [
-                Send([Error(self._ending.error)]),
+                _refuse(self._ending.error),
                 Close(self._ending.code, self._ending.error.code),
             ]
         return actions
@@ -341,7 +341,7 @@ class Session:
         try:
             outline = requests.read_outline(frame)
         except ApiError:
-            return [Send([Error(error)])]
+            return [_refuse(error)]
         if outline.type != CREATE:
             return self._refuse_type(outline.type)
         request = CreateRequest(
@@ -358,14 +358,10 @@ class Session:
             else "The event has no 'type'."
         )
         return [
-            Send(
-                [
-                    Error(
-                        InvalidRequest(
-                            f"{said} Supported is '{CREATE}'.", param="type", code="unsupported_event_type"
-                        )
-                    )
-                ]
+            _refuse(
+                InvalidRequest(
+                    f"{said} Supported is '{CREATE}'.", param="type", code="unsupported_event_type"
+                )
             )
         ]
 
@@ -374,5 +370,5 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _refuse(error: ApiError, lane: str | None) -> Send:
-    return Send([Error(error, UNSET if lane is None else lane)])
+def _refuse(error: ApiError, lane: str | None = None) -> Send:
+    return Send([Error.of(error, lane)])

@@ -1,10 +1,7 @@
 """Events: what a server says about a response, one class per wire type.
 
 ``response.output_text.delta`` is ``OutputTextDelta``. ``stream_id`` is left out on the default lane.
-``Error`` is how the core speaks of a refusal; a socket sends it as a frame, HTTP as a status and a body.
 """
-
-from typing import ClassVar
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -176,24 +173,21 @@ class ErrorBody(Struct):
         return cls(type=error.type, code=error.code, message=error.message, param=error.param)
 
 
-class NestedError(Event, tag="error", kw_only=True):
-    """``error`` on a WebSocket. ``status`` is always there: clients wait forever without it."""
+class Error(Event, tag="error", kw_only=True):
+    """A request that was refused before its response existed, or a notice about the connection.
+
+    On a socket this is the frame; over HTTP it becomes a status and a body. ``status`` is always there: there
+    are clients that wait forever without it.
+    """
 
     status: int
     error: ErrorBody
 
-
-class Error(Struct):
-    """A request that was refused before its response existed, or a notice about the connection."""
-
-    error: ApiError
-    stream_id: str | UnsetType = UNSET
-    sequence_number: ClassVar[int] = 0
-
-    def nested(self) -> NestedError:
-        return NestedError(
-            sequence_number=self.sequence_number,
-            stream_id=self.stream_id,
-            status=self.error.status,
-            error=ErrorBody.of(self.error),
+    @classmethod
+    def of(cls, error: ApiError, lane: str | None = None) -> "Error":
+        return cls(
+            sequence_number=0,
+            stream_id=UNSET if lane is None else lane,
+            status=error.status,
+            error=ErrorBody.of(error),
         )

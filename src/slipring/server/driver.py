@@ -17,7 +17,7 @@ from slipring.core.session import Loaded, Session
 from slipring.core.state import ResponseState
 from slipring.core.turn import Turn
 from slipring.errors import ApiError, ServerError
-from slipring.protocol.events import Error, Event
+from slipring.protocol.events import Event
 from slipring.server.service import Service, now
 
 log = logging.getLogger("slipring")
@@ -26,7 +26,7 @@ log = logging.getLogger("slipring")
 class Sink(Protocol):
     """How a transport tells its client something."""
 
-    def send(self, events: list[Event] | list[Error]) -> None:
+    def send(self, events: list[Event]) -> None:
         """Take events in order, without waiting."""
 
     def flush(self) -> Awaitable[None]:
@@ -100,11 +100,11 @@ class Driver:
         return self.session.loaded(load.turn, Loaded(state, items), now())
 
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
-        session, run, flush = self.session, self.run, self.sink.flush
+        session, send, flush = self.session, self.sink.send, self.sink.flush
         engine = self.service.catalog.engine_of(job.model)
         async with aclosing(engine.generate(job)) as batches:
             async for deltas in batches:
-                run(session.deltas(turn, deltas))
+                send(session.deltas(turn, deltas))
                 await flush()
         return session.finished(turn, now())
 

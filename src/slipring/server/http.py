@@ -10,7 +10,7 @@ from aiohttp import web
 
 from slipring.errors import ApiError, InvalidJson, InvalidRequest, RateLimited, UnsupportedParameter
 from slipring.protocol import requests, wire
-from slipring.protocol.events import TERMINAL, Error, ErrorBody, Event, Failed, ResponseEvent
+from slipring.protocol.events import TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.server.driver import Driver
 from slipring.server.outbox import Outbox
@@ -25,8 +25,13 @@ _FAILURES: dict[str, type[ApiError]] = {"rate_limit_exceeded": RateLimited, "inv
 
 def error_response(error: ApiError) -> web.Response:
     """An error in the API's own shape."""
-    body = wire.encode({"error": ErrorBody.of(error)})
-    return web.Response(status=error.status, body=body, content_type="application/json")
+    return refusal(Error.of(error))
+
+
+def refusal(event: Error) -> web.Response:
+    """What is an event on a socket, as an answer over HTTP."""
+    body = wire.encode({"error": event.error})
+    return web.Response(status=event.status, body=body, content_type="application/json")
 
 
 async def create_response(service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
@@ -77,12 +82,12 @@ class _JsonReply:
     def __init__(self) -> None:
         self._answer: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
 
-    def send(self, events: list[Event] | list[Error]) -> None:
+    def send(self, events: list[Event]) -> None:
         last = events[-1] if events else None
         if self._answer.done():
             return  # answered already, or the client has just gone
         if isinstance(last, Error):
-            self._answer.set_result(error_response(last.error))
+            self._answer.set_result(refusal(last))
         elif isinstance(last, TERMINAL):
             self._answer.set_result(_final_response(last))
 
@@ -123,15 +128,15 @@ class _SseReply:
         )
         self._outbox = Outbox(self._write, self._limits.send_buffer_bytes)
         self._spoke_at = loop.time()
-        self._opened: asyncio.Future[ApiError | None] = loop.create_future()
+        self._opened: asyncio.Future[Error | None] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
 
-    def send(self, events: list[Event] | list[Error]) -> None:
+    def send(self, events: list[Event]) -> None:
         if self._opened.cancelled() or self._ended.done():
             return  # answered already, or the client has just gone
         for event in events:
             if isinstance(event, Error):
-                self._opened.set_result(event.error)
+                self._opened.set_result(event)
                 return
             self._outbox.post(_block(event))
             if isinstance(event, TERMINAL):
@@ -165,7 +170,7 @@ class _SseReply:
     async def finished(self) -> web.StreamResponse:
         error = await self._opened
         if error is not None:
-            return error_response(error)
+            return refusal(error)
         with contextlib.suppress(ConnectionError):  # the client left before the end
             await self._stream.prepare(self._request)
             self._outbox.kick()

@@ -14,7 +14,7 @@ from aiohttp import WSMsgType, web
 
 from slipring.core.actions import Action
 from slipring.errors import ApiError
-from slipring.protocol.events import Error, Event
+from slipring.protocol.events import Event
 from slipring.protocol.wire import encode
 from slipring.server.driver import Driver
 from slipring.server.outbox import Outbox
@@ -55,10 +55,10 @@ class Connection:
 
     # The sink.
 
-    def send(self, events: list[Event] | list[Error]) -> None:
+    def send(self, events: list[Event]) -> None:
         post = self._outbox.post
         for event in events:
-            post(encode(event.nested() if type(event) is Error else event))
+            post(encode(event))
 
     def flush(self) -> Coroutine[Any, Any, None]:
         return self._outbox.flush()

@@ -6,7 +6,7 @@ would around a real engine. It is called *simulated* wherever it shows.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Literal
 
 from slipring.core.generation import Capabilities, Delta, Finished, Job, Model
@@ -50,7 +50,7 @@ class SimulatedEngine(Engine):
         produced = thought = 0
         spoken: list[Delta] = []
         limit = job.settings.max_output_tokens
-        pause = _Pace(self.options.tokens_per_s).pause
+        pace = _Pace(self.options.tokens_per_s)
         for step in await self._plan(job, tally):
             if type(step) is not Say:
                 await _interrupt(step)
@@ -58,7 +58,8 @@ class SimulatedEngine(Engine):
             if produced == limit:
                 reason = "max_output_tokens"
                 break
-            await pause()
+            if (delay_s := pace.next_delay_s()) is not None:
+                await asyncio.sleep(delay_s)
             produced += 1
             thought += step.reasoning
             spoken += step.deltas
@@ -100,10 +101,10 @@ class _Pace:
         self._clock = asyncio.get_running_loop().time
         self._due = self._clock()
 
-    def pause(self) -> Awaitable[None]:
-        """Until the next token is due."""
+    def next_delay_s(self) -> float | None:
+        """How long to wait before the next token; None: it is due already."""
         if not self._interval_s:
-            return asyncio.sleep(0)  # as fast as possible, yet never alone on the loop
+            return 0.0  # as fast as possible, yet never alone on the loop
         now = self._clock()
         self._due = max(self._due + self._interval_s, now - _MAX_LAG_S)
-        return asyncio.sleep(max(self._due - now, 0))
+        return self._due - now if self._due > now else None
