@@ -1,6 +1,6 @@
 """The arrows between the parts, read from the imports.
 
-    cli → server → {engines, stores, core}     engines → {core.generation, protocol}
+    cli → server → {engines, stores, core}     engines → {core.generation, core.head, protocol}
     stores → {core, protocol}                  core → protocol → errors
 
 ``protocol`` and ``core`` are pure: no I/O, no clock, no randomness.
@@ -19,7 +19,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
     "config": ("core.limits",),
-    "engines": ("errors", "protocol", "core.generation", "engines"),
+    "engines": ("errors", "protocol", "core.generation", "core.head", "engines"),
     "stores": ("errors", "protocol", "core", "stores"),
     "server": ("", "errors", "config", "protocol", "core", "engines", "stores", "server"),
     "cli": ("", "errors", "config", "server"),

@@ -15,7 +15,8 @@ from msgspec import Raw
 
 from slipring.core.actions import Action, Cancel, Close, Load, Save, Send, Start
 from slipring.core.cache import ConnectionCache, SharedScopes
-from slipring.core.generation import Capabilities, Delta, Finished, Head, Job, Model, Text
+from slipring.core.generation import Capabilities, Delta, Finished, Job, Model, Text
+from slipring.core.head import Head
 from slipring.core.limits import Limits
 from slipring.core.session import Loaded, Session
 from slipring.core.state import Carry, ResponseState

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from slipring.core.cache import ConnectionCache
-from slipring.core.generation import Head, Job, Settings
+from slipring.core.generation import Job, Settings
+from slipring.core.head import Head
 from slipring.core.state import ResponseState
 from slipring.protocol.items import Item, user_message
 from slipring.protocol.tools import Offer

@@ -10,7 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from slipring.core.generation import Delta, Finished, Head, Job, Settings, Text
+from slipring.core.generation import Delta, Finished, Job, Settings, Text
+from slipring.core.head import Head
 from slipring.engines import simulated
 from slipring.engines.simulated import SimulatedEngine
 from slipring.engines.simulated.options import Options, read_options

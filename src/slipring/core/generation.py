@@ -1,23 +1,21 @@
 """The contract with engines: what they are asked (``Job``) and what they answer (``Delta``).
 
-The only part of the core that engines import. A job gives the context as a chain with shared structure, so
-that an engine takes the view it can use and pays for the delta only: ``parent.position`` is whatever the
-engine left there when it finished the parent (a KV slot, an upstream id).
+With the head, the only part of the core that engines import. A job gives the context as a chain with shared
+structure, so that an engine takes the view it can use and pays for the delta only: ``parent.position`` is
+whatever the engine left there when it finished the parent (a KV slot, an upstream id).
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from msgspec import Raw, Struct, structs
+from msgspec import Struct
 
-from slipring.protocol import wire
+from slipring.core.head import Head
+from slipring.core.state import ResponseState
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.responses import Logprob
-from slipring.protocol.tools import NO_TOOLS, Offer, Toolset
-
-if TYPE_CHECKING:
-    from slipring.core.state import ResponseState
+from slipring.protocol.tools import Offer
 
 
 class Text(Struct, gc=False):
@@ -92,23 +90,6 @@ class Model(Struct, frozen=True):
     created: int = 0
 
 
-class Head(Struct, frozen=True):
-    """What stands before the first item of a context: instructions and tools. Shared along a chain."""
-
-    instructions: str | None = None
-    tools: Toolset = NO_TOOLS
-    instructions_json: Raw = wire.NULL
-    """Made from ``instructions``, once for the whole chain: every response object echoes them."""
-
-    def __post_init__(self) -> None:
-        if self.instructions is not None:
-            structs.force_setattr(self, "instructions_json", wire.raw(self.instructions))
-
-    @property
-    def size_bytes(self) -> int:
-        return 2 * len(self.instructions or "") + self.tools.size_bytes + 100
-
-
 class Settings(Struct, frozen=True):
     """How an answer is to be made."""
 
@@ -133,7 +114,7 @@ class Job(Struct, frozen=True):
     tenant: str
     model: Model
     head: Head
-    parent: "ResponseState | None"
+    parent: ResponseState | None
     input: tuple[Item, ...]
     offer: Offer
     settings: Settings

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from slipring.core.generation import Head
+from slipring.core.head import Head
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import Response

@@ -9,7 +9,8 @@ from enum import Enum
 from msgspec import UNSET, structs
 
 from slipring.core import lineage
-from slipring.core.generation import Delta, Finished, Head, Job, Model, Settings
+from slipring.core.generation import Delta, Finished, Job, Model, Settings
+from slipring.core.head import Head
 from slipring.core.output import Mint, Output
 from slipring.core.settings import read_settings, refuse_unseen_content
 from slipring.core.state import Carry, ResponseState

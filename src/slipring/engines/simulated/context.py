@@ -11,7 +11,8 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Head, Job, Refused, Text
+from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Refused, Text
+from slipring.core.head import Head
 from slipring.protocol.items import (
     CallOutput,
     CustomToolCall,

@@ -1,0 +1,23 @@
+"""The head of a context: what stands before its first item."""
+
+from msgspec import Raw, Struct, structs
+
+from slipring.protocol import wire
+from slipring.protocol.tools import NO_TOOLS, Toolset
+
+
+class Head(Struct, frozen=True):
+    """Instructions and tools. Shared along a chain for as long as they stay the same."""
+
+    instructions: str | None = None
+    tools: Toolset = NO_TOOLS
+    instructions_json: Raw = wire.NULL
+    """Made from ``instructions``, once for the whole chain: every response object echoes them."""
+
+    def __post_init__(self) -> None:
+        if self.instructions is not None:
+            structs.force_setattr(self, "instructions_json", wire.raw(self.instructions))
+
+    @property
+    def size_bytes(self) -> int:
+        return 2 * len(self.instructions or "") + self.tools.size_bytes + 100
