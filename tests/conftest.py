@@ -1,7 +1,20 @@
 """Fixtures for all tests."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
+
+from tests.tap import tapped
 
 # The same examples on every machine and every run: a failure can be repeated, a pass means the same.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def tap(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Every frame and SSE event that a server in this process emits is checked, in every test."""
+    with tapped(monkeypatch) as faults:
+        yield faults
+    assert not faults, "\n".join(faults)

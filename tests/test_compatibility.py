@@ -1003,7 +1003,7 @@ def shown(deltas: list[Delta]) -> list[Any]:
 @pytest.mark.parametrize("name", SETTINGS)
 async def test_the_simulated_engine_treats_a_setting_as_the_page_says(name: str) -> None:
     if SETTINGS[name].status == "refused":
-        assert not CATALOG.default.capabilities.logprobs
+        assert not CATALOG.find(None).capabilities.logprobs
         assert FIELDS["top_logprobs"].status == INCLUDES["message.output_text.logprobs"].status == "refused"
         return
     differs = False

@@ -83,6 +83,11 @@ def test_links_within_the_project_lead_somewhere() -> None:
                 assert (page.parent / target).exists(), f"{page.name} → {target}"
 
 
+def test_nothing_was_left_to_be_filled_in() -> None:
+    for page in PAGES:
+        assert "@@" not in page.read_text(), page
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.core.cache import ConnectionCache, Retention, Scope, SharedScopes
+from slipring.core.cache import ConnectionCache, NoMemory, Retention, Scope, SharedScopes
 from slipring.core.state import ResponseState
 from tests.core.stage import line, node
 
@@ -47,6 +47,8 @@ def test_a_response_that_is_remembered_again_is_charged_once():
     cache.remember(state, "x")
     cache.remember(state, "y")
     assert (len(cache), cache.used_bytes, cache.lane_of("a")) == (1, SIZE, "y")
+    cache.evict("a")
+    assert (len(cache), cache.used_bytes) == (0, 0)
 
 
 # What it costs.
@@ -219,7 +221,7 @@ def test_tenants_share_the_process_bound_only():
         alice.remember(node(name), name)
         bob.remember(node(name.upper()), name)
     assert scopes.process.used_bytes == 3 * SIZE
-    assert scopes.describe() == {"used_bytes": 3 * SIZE, "remembered": 3}
+    assert (scopes.process.used_bytes, len(scopes.process.latest)) == (3 * SIZE, 3)
     assert remembered(alice, node("a"), node("b")) == ["b"]
     assert len(bob) == 2
 
@@ -278,3 +280,10 @@ def test_holding_a_child_of_a_held_node_costs_one_step():
     child = node("child", root)
     root.parent = child  # a circle: whoever walks on does not come back
     assert retention.hold(child) == child.size_bytes
+
+
+def test_an_exchange_remembers_nothing_and_costs_nothing() -> None:
+    memory = NoMemory()
+    memory.remember(node("resp_1"), None)
+    assert (len(memory), memory.used_bytes) == (0, 0)
+    assert memory.find("resp_1") is None

@@ -228,6 +228,14 @@ def test_a_create_beyond_the_queue_is_a_429_and_the_queue_goes_on():
     assert types(stage.create("a")) == ["created", "in_progress"]
 
 
+def test_a_create_that_need_not_wait_is_taken_though_the_queue_is_full():
+    stage = Stage(World(max_queued=1, max_in_flight=2))
+    stage.create("a")
+    stage.create("a")
+    assert types(stage.create("b")) == ["created", "in_progress"]
+    assert only_error(stage.create("c"))["status"] == 429
+
+
 def test_a_create_beyond_the_bytes_of_the_queue_is_a_429():
     frame = json.dumps({"type": "response.create", "input": "x" * 1000, "store": False})
     stage = Stage(World(max_queued_bytes=2500))

@@ -124,6 +124,25 @@ def test_calls_of_a_response_bind_its_continuations(kind, noun):
     assert stage.respond("fork", previous="resp_1", input=outputs)["status"] == "completed"
 
 
+def test_answering_a_call_on_one_branch_leaves_it_open_on_the_others():
+    stage = Stage()
+    stage.create("a")
+    stage.finish(CallStarted(kind="function", name="f"), lane="a")
+    stage.respond("b", previous="resp_1", input=[call_output("call_1", "one")])
+    told = only_error(stage.create("c", previous="resp_1"))
+    assert told["error"]["message"] == "No tool output found for function call call_1."
+    stage.respond("c", previous="resp_1", input=[call_output("call_1", "two")])
+
+
+def test_calls_add_up_down_the_chain():
+    stage = Stage()
+    first = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}", "async": True}
+    stage.create(input=[first, message("go")])
+    stage.finish(CallStarted(kind="function", name="g"))
+    outputs = [call_output("c1"), call_output("call_1")]
+    assert stage.respond(previous="resp_1", input=outputs)["status"] == "completed"
+
+
 def test_an_answered_call_stays_answered_down_the_chain():
     stage = Stage()
     stage.create()
@@ -204,6 +223,16 @@ def test_additional_tools_add_up_and_a_newer_one_replaces_its_namesake():
     assert [(tool.name, tool.definition.description) for tool in carry.tools] == [("g", None), ("f", "new")]
 
 
+def test_an_additional_tool_takes_the_place_of_its_namesake_in_the_request():
+    stage = Stage()
+    stage.create(
+        input=[additional(function("f", description="new")), message("hi")],
+        tools=[function("f", description="old"), function("g")],
+    )
+    tools = stage.job().offer.tools
+    assert [(tool.name, tool.definition.description) for tool in tools] == [("g", None), ("f", "new")]
+
+
 def test_additional_tools_are_not_echoed_as_tools():
     stage = Stage()
     assert stage.respond(input=[additional(function("extra")), message("hi")])["tools"] == []
@@ -245,6 +274,14 @@ def test_a_configuration_update_holds_for_its_own_turn():
     stage = Stage()
     stage.create(input=[configuration(reasoning={"effort": "low"}), message("hi")])
     assert stage.job().settings.effort == "low"
+
+
+def test_a_response_echoes_what_it_was_made_with():
+    stage = Stage()
+    stage.respond(input=[configuration(reasoning={"effort": "low"}, text={"format": SCHEMA}), message("hi")])
+    response = stage.respond(previous="resp_1")
+    assert response["reasoning"]["effort"] == "low"
+    assert response["text"]["format"] == SCHEMA
 
 
 def test_the_last_configuration_update_wins():

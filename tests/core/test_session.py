@@ -667,6 +667,16 @@ def test_a_reference_is_found_in_a_chain_that_had_to_be_loaded():
     assert context_of(stage.job())[-1] == first["output"][0]
 
 
+def test_what_was_referenced_stays_in_the_chain():
+    stage = Stage()
+    item = stage.respond(store=True, says="quote me")["output"][0]
+    stage.create("b", input=[message("see"), {"id": item["id"]}])
+    stage.load("b")
+    second = stage.complete("b")
+    stage.create("b", previous=second["id"])
+    assert context_of(stage.job("b")) == [message("see"), item, *second["output"], message("hi")]
+
+
 def test_a_reference_to_nothing_is_refused_by_name():
     stage = Stage()
     stage.create(input=[message("see"), {"type": "item_reference", "id": "msg_nope"}])

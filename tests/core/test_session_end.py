@@ -304,7 +304,9 @@ def test_the_memory_of_a_connection_goes_with_it():
     assert world.scopes.process.used_bytes == other.cache.used_bytes
     other.hang_up()
     assert world.scopes.process.used_bytes == 0
-    assert world.scopes.describe() == {"used_bytes": 0, "remembered": 0}
+    assert world.scopes.process.used_bytes == 0
+    assert not world.scopes.process.latest
+    assert not world.scopes.process.superseded
 
 
 def test_a_stored_response_outlives_its_connection():

@@ -8,6 +8,7 @@ against that, and after each step the books of the caches against what they real
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,9 +25,9 @@ LIMITS = {
     "max_in_flight": 3,
     "max_lanes": 3,
     "max_queued": 6,
-    "connection_cache_bytes": 6_000,  # about three responses
-    "tenant_cache_bytes": 8_000,
-    "process_cache_bytes": 10_000,
+    "connection_cache_bytes": 8_000,  # about three responses
+    "tenant_cache_bytes": 11_000,
+    "process_cache_bytes": 14_000,
     "max_age_s": 1_000.0,
     "age_grace_s": 20.0,
 }
@@ -73,6 +74,7 @@ class Asked:
     """Whether its parent is in memory and bound at once, so that nothing can take it away."""
     response_id: str | None = None
     loading: bool = False
+    spoken: bool = False
     output: list[Json] = field(default_factory=list)
 
 
@@ -157,7 +159,8 @@ class Peer:
         self.tenant = tenant
         self.stage = Stage(world, tenant, on_event=self._see, on_start=self._check_job)
         self.opened_at = world.now
-        self.ending = False
+        self.deadline: float | None = None
+        """Set when the connection is about to end."""
         self.queues: dict[str | None, deque[Asked]] = {lane: deque() for lane in LANES}
         self.lanes: set[str | None] = {None}
         self.refusal: str | None = None
@@ -189,18 +192,26 @@ class Peer:
         expected = self._refusal_on_arrival(asked.lane)
         self.refusal = None
         queue.append(asked)
-        self.stage.create(
-            asked.lane,
-            asked.previous,
-            input=asked.input,
-            metadata={"serial": asked.serial},
-            store=request.store,
-            generate=request.generate,
-            **request.fault,
-        )
+        with self.forgetting_only_evictable():
+            self.stage.create(
+                asked.lane,
+                asked.previous,
+                input=asked.input,
+                metadata={"serial": asked.serial},
+                store=request.store,
+                generate=request.generate,
+                **request.fault,
+            )
         assert self.refusal == expected
         if expected is not None:
             assert queue.pop() is asked
+
+    @contextmanager
+    def forgetting_only_evictable(self) -> Iterator[None]:
+        """Where nothing is added, a parent is forgotten by a failure on its own lane and by nothing else."""
+        before = self.remembered()
+        yield
+        assert before - self.remembered() <= self.evictable
 
     def begins_at_once(self, lane: str | None) -> bool:
         return not self.queues[lane] and len(self.busy) < LIMITS["max_in_flight"]
@@ -225,8 +236,14 @@ class Peer:
         self.head(lane).loading = True
         self.stage.load(lane)
 
-    def mark_loads(self) -> None:
-        """Turns that have begun may go on when the connection ends; those that only wait may not."""
+    @property
+    def ending(self) -> bool:
+        return self.deadline is not None
+
+    def end_until(self, deadline: float) -> None:
+        """Turns that have begun may go on until then; those that only wait may not begin."""
+        if self.deadline is None:
+            self.deadline = deadline
         for turn in self.stage.loads:
             self.head(turn.lane).loading = True
 
@@ -238,6 +255,8 @@ class Peer:
             self._see_error(event, lane)
         elif kind == "response.created":
             self._see_created(event["response"], lane)
+        elif kind == "response.in_progress":
+            assert self.head(lane).request.generate, "a warmup is never in progress"
         elif kind == "response.output_item.done":
             self.head(lane).output.append(event["item"])
         elif kind in ("response.completed", "response.incomplete", "response.failed"):
@@ -331,19 +350,23 @@ class Connections(RuleBasedStateMachine):
     @rule(place=st.sampled_from(PLACES), request=st.sampled_from(GOOD_REQUESTS))
     def flood(self, place, request):
         """More than one lane can take at once, and twice that is more than a connection can."""
+        own = self._own(place[0])
         for _ in range(4):
-            self._ask(place, None, request)
+            self._ask(place, own[-1] if own else None, request)
 
     @precondition(lambda self: self.model.made)
     @rule(place=st.sampled_from(PLACES), pick=st.integers(0, 4), request=st.sampled_from(GOOD_REQUESTS))
     def go_on(self, place, pick, request):
         """A client with good manners: continue or fork something of its own, with all that is needed."""
-        own = [
-            response_id for response_id, made in self.model.made.items() if made.is_for(self.peers[place[0]])
-        ]
+        own = self._own(place[0])
         self._ask(place, own[-1 - pick % len(own)] if own else None, request)
 
-    def _ask(self, place: tuple[int, str | None], previous: str | None, request: "Request") -> None:
+    def _own(self, who: int) -> list[str]:
+        """The responses that a client could continue from, the newest last."""
+        made = self.model.made.items()
+        return [response_id for response_id, response in made if response.is_for(self.peers[who])]
+
+    def _ask(self, place: tuple[int, str | None], previous: str | None, request: Request) -> None:
         who, lane = place
         peer = self._peer(who)
         self.asked += 1
@@ -382,7 +405,8 @@ class Connections(RuleBasedStateMachine):
             peer.load(lane)
         elif peer.is_at("saves", lane):
             peer.stage.save(lane)
-        elif peer.stage.job(lane).generate and not peer.head(lane).output:
+        elif peer.stage.job(lane).generate and not peer.head(lane).spoken:
+            peer.head(lane).spoken = True
             peer.stage.say(*words, *words, lane=lane)
         else:
             peer.stage.finish(lane=lane)
@@ -405,9 +429,8 @@ class Connections(RuleBasedStateMachine):
         peer, lane = self._pick(pick)
         self.calm = 0
         peer.head(lane).loading = peer.is_at("loads", lane)
-        before = peer.remembered()
-        peer.stage.fail(lane)
-        assert before - peer.remembered() <= peer.evictable, "a failure took more than its own parent"
+        with peer.forgetting_only_evictable():
+            peer.stage.fail(lane)
 
     # How connections end.
 
@@ -434,8 +457,7 @@ class Connections(RuleBasedStateMachine):
     def wind_down(self, who):
         self.calm = 0
         peer = self._peer(who)
-        peer.ending = True
-        peer.mark_loads()
+        peer.end_until(self.world.now + 20.0)
         peer.stage.end(Unavailable("The server is shutting down."), grace_s=20.0)
 
     @precondition(lambda self: self.calm > 4)
@@ -443,9 +465,11 @@ class Connections(RuleBasedStateMachine):
     def tick(self, seconds):
         self.world.now += seconds
         for peer in self.peers:
-            peer.ending |= self.world.now - peer.opened_at >= LIMITS["max_age_s"]
-            peer.mark_loads()
+            if self.world.now - peer.opened_at >= LIMITS["max_age_s"]:
+                peer.end_until(self.world.now + LIMITS["age_grace_s"])
             peer.stage.tick()
+            in_time = peer.deadline is None or self.world.now < peer.deadline
+            assert in_time or not (peer.stage.starts or peer.stage.loads), "the grace is over"
 
     # Always.
 

@@ -101,6 +101,13 @@ def test_a_tool_is_echoed_as_it_was_sent(tool):
     assert echo(read(tool)) == [tool]
 
 
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_optional_fields_may_be_null(kind):
+    """Clients that dump their models write every field."""
+    optional = dict.fromkeys(["description", "defer_loading", "async", "allowed_callers"])
+    assert read({"type": kind, "name": "x", **optional}).callables[0].name == "x"
+
+
 @pytest.mark.parametrize("kind", sorted(HOSTED_TYPES))
 def test_hosted_tools_are_carried_and_never_called(kind):
     tools = read({"type": kind})

@@ -176,3 +176,19 @@ async def test_a_port_that_is_taken_is_one_line() -> None:
             StartupError, match=rf"^cannot listen on 127\.0\.0\.1:{running.server.port}: [^\n]+$"
         ):
             await server.start()
+
+
+async def test_one_key_cannot_belong_to_two_tenants() -> None:
+    with pytest.raises(StartupError, match="two tenants, 'a' and 'b'"):
+        async with serve(api_key=("a:same", "b:same")):
+            pass
+
+
+async def test_no_tenant_learns_from_cached_tokens_what_another_has_sent() -> None:
+    text = "a long and very secret text " * 50
+    async with serve(api_key=("a:key-a", "b:key-b")) as server:
+        for key in ("key-a", "key-b"):
+            _, response = await server.post(key=key, input=text)
+            assert response["usage"]["input_tokens_details"]["cached_tokens"] == 0
+        _, again = await server.post(key="key-b", input=text)
+        assert again["usage"]["input_tokens_details"]["cached_tokens"] > 0

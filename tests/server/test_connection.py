@@ -609,7 +609,8 @@ async def test_connections_are_counted_and_the_last_one_too_many_is_refused() ->
             assert await refused_upgrade(server) == 503
             assert (await first.response(input="hello"))["status"] == "completed"
             assert (await second.response(input="hello"))["status"] == "completed"
-            assert (await server.post(input="HTTP is not counted"))[0] == 200
+            assert (await server.post(input="one too many"))[0] == 503
         await until(lambda: server.service.sockets == 1)
+        assert (await server.post(input="there is a place again"))[0] == 200
         async with server.connect() as third:
             assert (await third.response(input="hello"))["status"] == "completed"

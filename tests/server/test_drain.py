@@ -1,7 +1,8 @@
 """How a server stops: nothing new, what runs may finish, everybody is told."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -206,3 +207,25 @@ async def test_engine_and_store_are_let_go_last() -> None:
             await socket.until(*TERMINAL)
             await told_to_leave(socket)
         assert order == ["finished", "closed"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_whose_body_arrives_after_the_server_began_to_stop_is_refused(stream: bool) -> None:
+    body = json.dumps({"input": "hello", "stream": stream}).encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    async with serve() as server, open_tcp(server) as raw:
+        admitted = asyncio.Event()
+        admit = server.service.keyring.admit
+
+        def watched_admit(headers: Mapping[str, str]) -> str:
+            admitted.set()
+            return str(admit(headers))
+
+        server.service.keyring.admit = watched_admit
+        await raw.send(head + body[:5])
+        await asyncio.wait_for(admitted.wait(), 10)
+        server.service.draining = True
+        await raw.send(body[5:])
+        answer = await raw.read_head()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        server.service.draining = False

@@ -183,3 +183,17 @@ async def test_a_response_that_the_store_had_to_forget_is_not_found() -> None:
             await server.post(input="hello")
         status, body = await server.post(input="again", previous_response_id=first["id"])
         assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
+
+
+async def test_an_item_that_two_responses_hold_stays_until_both_are_forgotten() -> None:
+    shared = item("msg_shared")
+    first, second = state("resp_1", None, shared), state("resp_2", None, shared)
+    store = MemoryStore(first.size_bytes + second.size_bytes)
+    await store.save("t", first)
+    await store.save("t", second)
+    await store.save("t", state("resp_3"))
+    assert await known(store, "resp_1", "resp_2") == ["resp_2"]
+    assert await store.load_items("t", ["msg_shared"]) == {"msg_shared": shared}
+    await store.save("t", state("resp_4", text="x" * second.size_bytes))
+    assert await known(store, "resp_2") == []
+    assert await store.load_items("t", ["msg_shared"]) == {}

@@ -7,7 +7,6 @@ has moved past, and only then the latest of a lane.
 """
 
 from collections import OrderedDict
-from typing import Any
 
 from slipring.core.state import ResponseState
 
@@ -163,6 +162,18 @@ class ConnectionCache:
         entry.latest = False
 
 
+class NoMemory(ConnectionCache):
+    """For connections that end with their one response: remembers nothing, and costs nothing."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def remember(self, state: ResponseState, lane: str | None) -> None:
+        return
+
+
 def _make_room(scope: Scope) -> None:
     while scope.exceeded and (entry := scope.oldest()) is not None:
         scope.evictions += 1
@@ -184,9 +195,3 @@ class SharedScopes:
         if scope is None:
             scope = self._tenants[tenant] = Scope(self._tenant_bytes)
         return scope, self.process
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "used_bytes": self.process.used_bytes,
-            "remembered": len(self.process.latest) + len(self.process.superseded),
-        }

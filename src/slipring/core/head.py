@@ -20,4 +20,5 @@ class Head(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        return 2 * len(self.instructions or "") + self.tools.size_bytes + 100
+        # The text, its JSON and the copy that the interpreter keeps of its UTF-8.
+        return 3 * len(bytes(self.instructions_json)) + self.tools.size_bytes + 100

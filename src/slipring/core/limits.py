@@ -26,7 +26,7 @@ class Limits:
     max_lanes: int = _bound(32, "distinct stream_id values over the life of one connection")
     max_queued: int = _bound(64, "creates that may wait on one connection; a further one is a 429")
     max_queued_bytes: int = _bound(32 * _MIB, "bytes of waiting creates on one connection")
-    max_connections: int = _bound(20_000, "WebSocket connections held by one process")
+    max_connections: int = _bound(20_000, "clients served at once by one process: connections and requests")
     connection_cache_bytes: int = _bound(
         64 * _MIB, "state of earlier responses kept in memory for one connection"
     )

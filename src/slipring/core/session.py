@@ -7,7 +7,7 @@ number: ids come from ``mint``, the time is an argument.
 
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from slipring.core import lineage
 from slipring.core.actions import Action, Cancel, Close, Load, Save, Send, Start
@@ -122,12 +122,14 @@ class Session:
             requests.require_streaming(request)
         except ApiError as error:
             return self._refuse_frame(frame, error, now)
-        return self.create(request, size_bytes=len(frame), now=now)
+        return self.create(request, size_bytes=_size(frame), now=now)
 
     def create(
         self, request: CreateRequest, *, size_bytes: int, now: float, error: ApiError | None = None
     ) -> list[Action]:
         """A response is asked for. It takes its place in its lane, even if only to be refused there."""
+        if self._closed:
+            return []
         try:
             lane = requests.read_lane(request.stream_id)
         except ApiError as refusal:
@@ -157,7 +159,9 @@ class Session:
             if loaded.state is None:
                 return self._reject(turn, PreviousResponseNotFound(previous), now)
             turn.parent = loaded.state
-        return self._start(turn, loaded.items, now) + self._advance(now)
+            turn.found = loaded.state.find_items(lineage.references(turn.input))
+        turn.found = {**loaded.items, **turn.found}
+        return self._start(turn, now) + self._advance(now)
 
     def deltas(self, turn: Turn, deltas: list[Delta]) -> list[Event]:
         """The engine produced something; what to tell the client.
@@ -263,6 +267,7 @@ class Session:
             return self._drop(turn, turn.error)
         try:
             turn.input = items.read_input(turn.request.input)
+            turn.request.input = UNSET  # read and copied: let go of the frame
         except ApiError as error:
             return self._drop(turn, error)
         previous = turn.request.previous_response_id
@@ -271,18 +276,16 @@ class Session:
         wanted = previous if turn.parent is None else None
         missing = lineage.references(turn.input)
         if missing and turn.parent is not None:
-            missing -= turn.parent.find_items(missing).keys()
+            turn.found = turn.parent.find_items(missing)
+            missing -= turn.found.keys()
         if wanted is None and not missing:
-            return self._start(turn, {}, now)
+            return self._start(turn, now)
         turn.phase = Phase.LOADING
         return [Load(turn, wanted, frozenset(missing))]
 
-    def _start(self, turn: Turn, found: dict[str, Item], now: float) -> list[Action]:
+    def _start(self, turn: Turn, now: float) -> list[Action]:
         try:
-            referenced = lineage.references(turn.input)
-            if referenced and turn.parent is not None:
-                found = {**found, **turn.parent.find_items(referenced)}
-            resolved = lineage.resolve(turn.input, found)
+            resolved = lineage.resolve(turn.input, turn.found)
             model = self._models.find(turn.request.model)
             job = turn.begin(self._mint("resp"), model, resolved, now)
         except ApiError as error:
@@ -347,7 +350,7 @@ class Session:
         request = CreateRequest(
             stream_id=outline.stream_id, previous_response_id=_text(outline.previous_response_id)
         )
-        return self.create(request, size_bytes=len(frame), now=now, error=error)
+        return self.create(request, size_bytes=_size(frame), now=now, error=error)
 
     def _refuse_type(self, kind: object) -> list[Action]:
         if isinstance(kind, str) and kind in _IGNORED_TYPES:
@@ -355,7 +358,7 @@ class Session:
         said = (
             f"Unsupported event type: {quoted(kind)}."
             if isinstance(kind, str)
-            else "The event has no 'type'."
+            else "The event's 'type' must be a string."
         )
         return [
             _refuse(
@@ -364,6 +367,10 @@ class Session:
                 )
             )
         ]
+
+
+def _size(frame: bytes | str) -> int:
+    return len(frame.encode() if isinstance(frame, str) else frame)
 
 
 def _text(value: object) -> str | None:

@@ -90,8 +90,15 @@ class ResponseState:
             yield from node.output
 
     def find_items(self, ids: set[str]) -> dict[str, Item]:
-        """The items of this chain that have these ids."""
-        return {item.id: item for item in self.context() if item.id in ids}
+        """The items of this chain that have these ids: walks it, newest first, until all are found."""
+        found: dict[str, Item] = {}
+        for node in self.chain():
+            if len(found) == len(ids):
+                break
+            for item in reversed(node.input + node.output):
+                if item.id in ids:
+                    found.setdefault(item.id, item)
+        return found
 
     def _measure(self) -> int:
         """What this node adds to its parent's: whatever the two do not share."""
@@ -103,7 +110,7 @@ class ResponseState:
             if parent is not None and parent.head.tools is head.tools:
                 own -= head.tools.size_bytes
         if parent is None or parent.carry.tools is not carry.tools:
-            own += _TOOL_BYTES * len(carry.tools)
+            own += sum(tool.size_bytes for tool in carry.tools)
         if parent is None or parent.carry.open_calls is not carry.open_calls:
             own += _CALL_BYTES * len(carry.open_calls)
         return own
@@ -128,5 +135,4 @@ def _echoed_bytes(response: Response) -> int:
 
 _NODE_BYTES = 1600
 """A node, its response object and their bookkeeping, without items."""
-_TOOL_BYTES = 400
 _CALL_BYTES = 200

@@ -51,6 +51,7 @@ class Turn:
         "_finished",
         "_head",
         "error",
+        "found",
         "input",
         "lane",
         "output",
@@ -81,6 +82,8 @@ class Turn:
         self.phase = Phase.WAITING
         self.parent: ResponseState | None = None
         self.input: tuple[Item, ...] = ()
+        self.found: dict[str, Item] = {}
+        """The items that references in the input stand for."""
         self.response: Response | None = None
         self.output = Output(mint, UNSET if lane is None else lane)
         self._head = Head()
@@ -206,18 +209,13 @@ class Turn:
     def _new_response(
         self, response_id: str, model: Model, choice: ToolChoice, settings: Settings, now: float
     ) -> Response:
-        request, head, parent = self.request, self._head, self.parent
-        instructions = (
-            wire.raw(head.instructions)
-            if parent is None or parent.head is not head
-            else parent.response.instructions
-        )
+        request, head = self.request, self._head
         verbosity = request.text.verbosity if request.text is not None else None
         return Response(
             id=response_id,
             created_at=int(now),
             model=model.name,
-            instructions=instructions,
+            instructions=head.instructions_json,
             previous_response_id=request.previous_response_id,
             tools=head.tools.echo,
             tool_choice=choice.echo,

@@ -21,7 +21,11 @@ class Level(Enum):
 
 
 class Engine(ABC):
-    """Makes responses. One engine serves many connections; every method is called on the event loop."""
+    """Makes responses. One engine serves many connections; every method is called on the event loop.
+
+    Whatever an engine remembers between jobs belongs to ``job.tenant``: neither counts nor times may tell one
+    tenant what another has sent.
+    """
 
     name: str
     level: Level

@@ -47,10 +47,6 @@ class Catalog:
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models.values())
 
-    @property
-    def default(self) -> Model:
-        return self._default
-
     def find(self, name: str | None) -> Model:
         if name is None:
             return self._default

@@ -72,6 +72,13 @@ class CallableTool(Struct, frozen=True):
     definition: FunctionTool | CustomTool
 
     @property
+    def size_bytes(self) -> int:
+        """A definition: its objects, and the texts that they keep alive."""
+        description = self.definition.description
+        spoken = len(description) if isinstance(description, str) else 0
+        return 600 + 2 * spoken + 2 * len(self.parameters or b"")
+
+    @property
     def parameters(self) -> bytes | None:
         """The JSON schema of a function's arguments, as the client wrote it."""
         if isinstance(self.definition, FunctionTool) and (schema := given(self.definition.parameters)):
@@ -115,7 +122,8 @@ class Toolset(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        return len(self.raw) + len(bytes(self.echo)) + 400 * len(self.callables)
+        """What a toolset costs in memory: the text as sent and as echoed, and the definitions."""
+        return len(self.raw) + len(bytes(self.echo)) + sum(tool.size_bytes for tool in self.callables)
 
 
 NO_TOOLS = Toolset(raw=b"[]", echo=Raw(b"[]"), callables=())

@@ -100,12 +100,17 @@ def _translate(refusal: web.HTTPException, request: web.Request) -> ApiError:
 async def _open_socket(service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
     if request.headers.get("Upgrade", "").lower() != "websocket":
         raise UpgradeRequired("This endpoint takes POST, or GET with an upgrade to a WebSocket.")
-    if service.sockets >= service.config.limits.max_connections:
-        raise Unavailable("The server holds as many connections as it may. Try again later.")
+    _require_place(service.sockets, service)
     return await serve_websocket(service, request, tenant)
 
 
+def _require_place(taken: int, service: Service) -> None:
+    if taken >= service.config.limits.max_connections:
+        raise Unavailable("The server serves as many clients as it may. Try again later.")
+
+
 async def _create(service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+    _require_place(len(service.clients), service)
     return await create_response(service, request, tenant)
 
 

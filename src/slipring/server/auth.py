@@ -10,7 +10,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 
 from slipring.config import split_api_key
-from slipring.errors import AuthenticationFailed, PermissionDenied
+from slipring.errors import AuthenticationFailed, PermissionDenied, StartupError
 
 DEFAULT_TENANT = "default"
 
@@ -22,8 +22,14 @@ class Keyring:
         self._keys: list[tuple[bytes, str]] = []
         for entry in entries:
             tenant, key = split_api_key(entry)
-            self._keys.append((_digest(key), tenant or DEFAULT_TENANT))
+            self._add(_digest(key), tenant or DEFAULT_TENANT)
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+
+    def _add(self, digest: bytes, tenant: str) -> None:
+        for known, owner in self._keys:
+            if known == digest and owner != tenant:
+                raise StartupError(f"one API key is given to two tenants, '{owner}' and '{tenant}'")
+        self._keys.append((digest, tenant))
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -42,7 +42,7 @@ async def create_response(service: Service, request: web.Request, tenant: str) -
         raise InvalidJson("The request's body cannot be decompressed.") from None
     create = read_body(body)
     reply: _JsonReply | _SseReply = _SseReply(service, request) if create.stream else _JsonReply()
-    driver = Driver(service, service.open_session(tenant), reply)
+    driver = Driver(service, service.open_exchange(tenant), reply)
     with service.serving(_Exchange(driver, reply)):
         try:
             driver.run(driver.session.create(create, size_bytes=0, now=now()))
@@ -136,7 +136,8 @@ class _SseReply:
             return  # answered already, or the client has just gone
         for event in events:
             if isinstance(event, Error):
-                self._opened.set_result(event)
+                if not self._opened.done():
+                    self._opened.set_result(event)
                 return
             self._outbox.post(_block(event))
             if isinstance(event, TERMINAL):

@@ -80,6 +80,12 @@ class Outbox:
             elif self._room is not None:
                 self._give_room()
 
+    async def room(self) -> None:
+        """Wait until there is room, while somebody else writes. For the reader, which must not."""
+        while self.full:
+            self.kick()
+            await self._wait_for_room()
+
     def stuck_for(self, clock: float) -> float:
         """How long the writer has been at the same message, as far as earlier calls could see."""
         if not self._writing or self._seen[0] != self._written:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipring.config import Config
-from slipring.core.cache import ConnectionCache, SharedScopes
+from slipring.core.cache import ConnectionCache, NoMemory, SharedScopes
 from slipring.core.session import Session
 from slipring.engines.catalog import Catalog
 from slipring.errors import ApiError, Unavailable
@@ -70,8 +70,16 @@ class Service:
         )
 
     def open_session(self, tenant: str) -> Session:
+        """The session of a connection that stays."""
         limits = self.config.limits
-        cache = ConnectionCache(limits.connection_cache_bytes, self.scopes.of(tenant))
+        return self._session(tenant, ConnectionCache(limits.connection_cache_bytes, self.scopes.of(tenant)))
+
+    def open_exchange(self, tenant: str) -> Session:
+        """The session of a single request."""
+        return self._session(tenant, NoMemory())
+
+    def _session(self, tenant: str, cache: ConnectionCache) -> Session:
+        limits = self.config.limits
         return Session(tenant=tenant, models=self.catalog, limits=limits, mint=mint, cache=cache, now=now())
 
     @contextmanager

@@ -81,7 +81,7 @@ class Connection:
                     self._run(session.receive(message.data, now()))
                     if self._outbox.full:
                         # A client that sends without reading waits for its own answers.
-                        await self._outbox.flush()
+                        await self._outbox.room()
                 elif message.type is WSMsgType.PING:
                     await socket.pong(message.data)
                 elif message.type is not WSMsgType.PONG:
@@ -121,7 +121,7 @@ class Connection:
             return
         if clock - self._heard_at > limits.ping_interval_s + limits.pong_timeout_s:
             self.close(_KEEPALIVE_LOST, "keepalive ping timeout")
-        elif clock - max(self._pinged_at, self._heard_at) > limits.ping_interval_s:
+        elif clock - self._pinged_at > limits.ping_interval_s:
             self._pinged_at = clock
             self._pinging = asyncio.create_task(self._ping())
 

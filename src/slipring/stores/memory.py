@@ -5,7 +5,7 @@ chain of many responses costs what its deltas cost. When the bound is reached, t
 least recently are forgotten first.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
 from slipring.core.cache import Retention
@@ -25,6 +25,7 @@ class MemoryStore(Store):
         self._retention = Retention()
         self._responses: OrderedDict[_Key, ResponseState] = OrderedDict()
         self._items: dict[_Key, Item] = {}
+        self._holders: Counter[_Key] = Counter()
 
     @property
     def used_bytes(self) -> int:
@@ -35,7 +36,9 @@ class MemoryStore(Store):
 
     async def save(self, tenant: str, state: ResponseState) -> None:
         self._responses[tenant, state.id] = state
-        self._items.update({(tenant, item.id): item for item in _own_items(state) if item.id})
+        for item in _named_items(state):
+            self._items[tenant, item.id or ""] = item
+            self._holders[tenant, item.id or ""] += 1
         self._used_bytes += self._retention.hold(state)
         while self._used_bytes > self._limit_bytes and self._responses:
             self._forget_oldest()
@@ -52,11 +55,13 @@ class MemoryStore(Store):
 
     def _forget_oldest(self) -> None:
         (tenant, _), state = self._responses.popitem(last=False)
-        for item in _own_items(state):
-            if item.id and self._items.get((tenant, item.id)) is item:
-                del self._items[tenant, item.id]
+        for item in _named_items(state):
+            key = tenant, item.id or ""
+            self._holders[key] -= 1
+            if not self._holders[key]:
+                del self._holders[key], self._items[key]
         self._used_bytes -= self._retention.release(state)
 
 
-def _own_items(state: ResponseState) -> tuple[Item, ...]:
-    return state.input + state.output
+def _named_items(state: ResponseState) -> list[Item]:
+    return [item for item in state.input + state.output if item.id]

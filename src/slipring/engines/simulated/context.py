@@ -62,10 +62,12 @@ def tally_job(job: Job) -> Tally:
     if isinstance(position, Tally) and (position.head is job.head or position.head == job.head):
         return position.extended(_render_items(job.input))
     rendered = f"{job.head.instructions or ''}\n".encode() + job.head.tools.raw
+    # Keyed by tenant: nobody may learn from a cache what somebody else has sent.
+    key = blake2b(job.tenant.encode(), digest_size=16).digest()
     start = Tally(
         job.head,
         tokens=len(rendered) // _BYTES_PER_TOKEN,
-        digest=blake2b(rendered, digest_size=16).digest(),
+        digest=blake2b(rendered, key=key, digest_size=16).digest(),
         tool_outputs=0,
     )
     return start.extended(_render_items(job.context()))
