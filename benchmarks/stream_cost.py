@@ -99,7 +99,7 @@ def serve_bare(tokens_per_s: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, default=3000)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--bare", type=int, default=None, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.bare is not None:
