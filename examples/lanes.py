@@ -9,7 +9,7 @@ from openai import OpenAI
 from openai.resources.responses.responses import ResponsesConnection
 from openai.types.responses import Response
 
-MODEL = os.environ.get("OPENAI_MODEL", "simulated")
+MODEL = os.environ.get("OPENAI_MODEL", "smollm2-135m-instruct")
 client = OpenAI(
     base_url=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"),
     api_key=os.environ.get("OPENAI_API_KEY", "any"),

@@ -11,7 +11,10 @@ import pytest
 from slipring import __version__
 from slipring.cli import build_parser
 from slipring.config import from_namespace
+from slipring.engines import llama
 from slipring.engines.catalog import open_engine
+from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama.options import Options, read_options
 from slipring.engines.simulated import options
 from slipring.engines.simulated.script import read_script
 from tests.harness import serve
@@ -43,7 +46,7 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("where", "code"), blocks("python"))
 async def test_python_snippets_run_as_they_stand(where: str, code: str) -> None:
-    async with serve("simulated:tokens_per_s=0") as server:
+    async with serve(LlamaEngine(Options(slots=1, context=512))) as server:
         code = code.replace("http://127.0.0.1:8000/v1", server.url)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-W", "error", "-c", code, stdout=-1, stderr=-1
@@ -69,7 +72,11 @@ def test_commands_exist(where: str, command: str) -> None:
     elif program == "slipring":
         arguments = build_parser().parse_args(words[1:])
         arguments.config = None  # the file of an example need not be here
-        open_engine(from_namespace(arguments, environ).engine)
+        kind, _, rest = from_namespace(arguments, environ).engine.partition(":")
+        if kind == "llama":
+            read_options(rest)  # the model of an example need not be here
+        else:
+            open_engine(f"{kind}:{rest}")
     elif program == "python":
         assert (ROOT / words[1]).exists() or words[1] == "-m"
     else:
@@ -99,6 +106,12 @@ def test_the_changelog_knows_this_version() -> None:
 def test_the_options_of_the_simulated_engine_are_documented() -> None:
     assert options.reference() in (ROOT / "docs" / "engines.md").read_text(), (
         "put what slipring.engines.simulated.options.reference() returns into docs/engines.md"
+    )
+
+
+def test_the_options_of_the_llama_engine_are_documented() -> None:
+    assert llama.options.reference() in (ROOT / "docs" / "engines.md").read_text(), (
+        "put what slipring.engines.llama.options.reference() returns into docs/engines.md"
     )
 
 

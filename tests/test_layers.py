@@ -3,7 +3,7 @@
     cli → server → {engines, stores, core}     engines → {core.generation, core.head, protocol}
     stores → {core, protocol}                  core → protocol → errors
 
-``protocol`` and ``core`` are pure: no I/O, no clock, no randomness.
+``protocol``, ``core`` and ``prompts`` are pure: no I/O, no clock, no randomness.
 """
 
 import ast
@@ -19,14 +19,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
     "config": ("core.limits",),
-    "engines": ("errors", "protocol", "core.generation", "core.head", "engines"),
+    "prompts": ("errors", "protocol", "core.generation", "core.head", "prompts"),
+    "engines": ("errors", "protocol", "core.generation", "core.head", "prompts", "engines"),
     "stores": ("errors", "protocol", "core", "stores"),
     "server": ("", "errors", "config", "protocol", "core", "engines", "stores", "server"),
     "cli": ("", "errors", "config", "server"),
     "__main__": ("cli",),
     "__init__": (),
 }
-PURE = ("protocol", "core")
+PURE = ("protocol", "core", "prompts")
 IMPURE_MODULES = frozenset(
     "aiohttp asyncio concurrent datetime io logging multiprocessing os pathlib random secrets select"
     " selectors signal socket sqlite3 ssl subprocess sys tempfile threading time urllib uuid uvloop".split()

@@ -19,7 +19,13 @@ def _simulated(rest: str) -> Engine:
     return SimulatedEngine.from_options(rest)
 
 
-KINDS: dict[str, Callable[[str], Engine]] = {"simulated": _simulated}
+def _llama(rest: str) -> Engine:
+    from slipring.engines.llama import LlamaEngine
+
+    return LlamaEngine.from_options(rest)
+
+
+KINDS: dict[str, Callable[[str], Engine]] = {"llama": _llama, "simulated": _simulated}
 
 
 def open_engine(spec: str) -> Engine:

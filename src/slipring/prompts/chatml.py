@@ -1,0 +1,52 @@
+"""ChatML with Hermes tool calls: SmolLM2, Qwen, Hermes and many others."""
+
+from collections.abc import Iterable
+
+from slipring.prompts.dialect import Control, Dialect, Fragment
+from slipring.prompts.parser import CallFormat
+from slipring.prompts.schemas import describe, quoted
+from slipring.protocol.tools import CallableTool
+
+_START, _END = Control("<|im_start|>"), Control("<|im_end|>")
+
+
+class ChatMl(Dialect):
+    """``<|im_start|>role`` … ``<|im_end|>``, calls in ``<tool_call>``, outputs in ``<tool_response>``."""
+
+    name = "chatml"
+    stop = ("<|im_end|>", "<|endoftext|>")
+    tool_role = "user"
+    calls = CallFormat(
+        call_open="<tool_call>",
+        call_close="</tool_call>",
+        think_open="<think>",
+        think_close="</think>",
+        bare_json=True,
+    )
+
+    def preamble(self) -> list[Fragment]:
+        return []
+
+    def open(self, role: str) -> list[Fragment]:
+        return [_START, f"{role}\n"]
+
+    def close(self) -> list[Fragment]:
+        return [_END, "\n"]
+
+    def describe_tools(self, tools: Iterable[CallableTool]) -> str:
+        lines = "\n".join(describe(tool) for tool in tools)
+        return (
+            "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+            f"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{lines}\n"
+            "</tools>\n\nFor each function call, return a json object with function name and arguments within"
+            ' <tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments":'
+            " <args-json-object>}\n</tool_call>"
+        )
+
+    def write_call(self, name: str, arguments: str, *, first: bool) -> str:
+        lead = "" if first else "\n"
+        return f'{lead}<tool_call>\n{{"name": {quoted(name)}, "arguments": {arguments}}}\n</tool_call>'
+
+    def write_output(self, text: str, *, first: bool) -> str:
+        lead = "" if first else "\n"
+        return f"{lead}<tool_response>\n{text}\n</tool_response>"

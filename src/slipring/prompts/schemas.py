@@ -1,0 +1,36 @@
+"""Tool definitions as models are told them: one JSON object per tool, whatever kind it is."""
+
+from msgspec import Raw
+
+from slipring.prompts.parser import flat_name
+from slipring.protocol import wire
+from slipring.protocol.tools import CallableTool, FunctionTool
+
+_NO_PARAMETERS = Raw(b'{"type":"object","properties":{}}')
+_ONE_STRING = Raw(
+    b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"],'
+    b'"additionalProperties":false}'
+)
+
+
+def parameters_of(tool: CallableTool) -> Raw:
+    """The JSON schema of a call's arguments; a custom tool takes one string."""
+    if tool.kind == "custom":
+        return _ONE_STRING
+    schema = tool.parameters
+    return Raw(schema) if schema is not None else _NO_PARAMETERS
+
+
+def quoted(name: str) -> str:
+    """A name as JSON."""
+    return wire.encode(name).decode()
+
+
+def describe(tool: CallableTool) -> str:
+    """A tool's definition as one line of JSON, in the form that chat templates made common."""
+    definition = tool.definition
+    description = definition.description if isinstance(definition.description, str) else ""
+    if not isinstance(definition, FunctionTool) and isinstance(definition.format, Raw):
+        description = f"{description} Its input follows this format: {bytes(definition.format).decode()}"
+    function = {"name": flat_name(tool), "description": description, "parameters": parameters_of(tool)}
+    return wire.encode({"type": "function", "function": function}).decode()

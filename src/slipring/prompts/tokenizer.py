@@ -1,0 +1,149 @@
+"""Tokenizers: text to token ids and ids back to bytes, in this process.
+
+Made from a GGUF's own vocabulary or from a ``tokenizer.json``. Two kinds of input are kept apart for good:
+text, which can never become a control token whatever it says, and control tokens, which the dialect names.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import tokenizers
+from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
+
+_CONTROL, _USER_DEFINED = 3, 4
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_SPLITS: dict[str, tuple[str, ...]] = {
+    "gpt-2": (_GPT2,),
+    "smollm": (r"\p{N}", _GPT2),
+    "llama-bpe": (_LLAMA3,),
+    "llama3": (_LLAMA3,),
+    "qwen2": (_QWEN2,),
+}
+"""How text is cut before merging, by the name that a GGUF gives."""
+
+
+class UnknownVocabulary(ValueError):
+    """This vocabulary cannot be built here; the engine's own tokenizer has to be asked."""
+
+
+class Tokenizer:
+    """A vocabulary, and the two ways into it."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        control: Mapping[str, int],
+        fingerprint: str,
+        *,
+        visible: Collection[str] = (),
+    ) -> None:
+        self._backend = backend
+        self._control = dict(control)
+        self._control_bytes = {
+            id: token.encode() if token in visible else b"" for token, id in control.items()
+        }
+        """Visible ones, such as Qwen's ``<tool_call>``, are text once a model has written them."""
+        self.fingerprint = fingerprint
+        """Names the vocabulary: ids made by tokenizers of one fingerprint mean the same."""
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
+        """Build the tokenizer that a GGUF describes."""
+        kind = metadata.get("tokenizer.ggml.model")
+        name = metadata.get("tokenizer.ggml.pre", "")
+        if kind != "gpt2" or name not in _SPLITS:
+            raise UnknownVocabulary(f"vocabulary '{kind}' with pre-tokenizer '{name}'")
+        tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
+        merges: list[str] = metadata.get("tokenizer.ggml.merges", [])
+        types: list[int] = metadata.get("tokenizer.ggml.token_type", [])
+        if not tokens or len(types) != len(tokens):
+            raise UnknownVocabulary(f"{len(tokens)} tokens of {len(types)} types")
+        control = {token: id for id, token in enumerate(tokens) if types[id] in (_CONTROL, _USER_DEFINED)}
+        vocabulary = {token: id for id, token in enumerate(tokens) if token not in control}
+        pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+        backend = tokenizers.Tokenizer(
+            models.BPE(
+                vocab=vocabulary,
+                merges=[pair for pair in pairs if _can_merge(pair, vocabulary)],
+                ignore_merges=name in ("llama-bpe", "llama3"),
+            )
+        )
+        backend.pre_tokenizer = _pre_tokenizer(_SPLITS[name])
+        backend.decoder = decoders.ByteLevel()
+        digest = hashlib.sha256(f"{name}\n".encode() + "\n".join([*tokens, *merges]).encode())
+        visible = {token for token, id in control.items() if types[id] == _USER_DEFINED}
+        return cls(backend, control, digest.hexdigest(), visible=visible)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Tokenizer":
+        """Load a ``tokenizer.json``. Its added tokens are the control tokens."""
+        described = json.loads(text)
+        model = described["model"]
+        if model.get("type") != "BPE":
+            raise UnknownVocabulary(f"tokenizer.json of model '{model.get('type')}'")
+        added = described["added_tokens"]
+        control = {token["content"]: token["id"] for token in added}
+        # Text must not be searched for control tokens, nor find them among words, nor become the unknown one.
+        vocabulary = {token: id for token, id in model["vocab"].items() if token not in control}
+        if not _BYTE_OF.keys() >= set("".join(vocabulary)):
+            raise UnknownVocabulary("tokenizer.json whose words are not written as bytes")
+        pairs = [tuple(merge.split(" ", 1) if isinstance(merge, str) else merge) for merge in model["merges"]]
+        model["vocab"], model["unk_token"] = vocabulary, None
+        model["merges"] = [pair for pair in pairs if _can_merge(pair, vocabulary)]
+        described["added_tokens"] = []
+        described["post_processor"] = None
+        backend = tokenizers.Tokenizer.from_str(json.dumps(described))
+        visible = {token["content"] for token in added if not token["special"]}
+        return cls(backend, control, hashlib.sha256(text.encode()).hexdigest(), visible=visible)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text. What looks like a control token in it is text like any other."""
+        return self._backend.encode(text, add_special_tokens=False).ids if text else []
+
+    def control(self, token: str) -> int:
+        """The id of a control token. ``KeyError``: this vocabulary has no such token."""
+        return self._control[token]
+
+    def has_control(self, token: str) -> bool:
+        return token in self._control
+
+    def bytes_of(self, id: int) -> bytes:
+        """The bytes that a token stands for; a control token stands for none, unless it is visible."""
+        if id in self._control_bytes:
+            return self._control_bytes[id]
+        token = self._backend.id_to_token(id) or ""
+        try:
+            return bytes(map(_BYTE_OF.__getitem__, token))
+        except KeyError:
+            return token.encode()  # a word that was added as it is, not in the alphabet of bytes
+
+
+def _can_merge(pair: tuple[str, ...], vocabulary: Mapping[str, int]) -> bool:
+    """Whether both halves and the whole are words of text: a merge must not make a control token."""
+    return "".join(pair) in vocabulary and all(half in vocabulary for half in pair)
+
+
+def _pre_tokenizer(patterns: tuple[str, ...]) -> PreTokenizer:
+    cuts: list[PreTokenizer] = [Split(Regex(pattern), behavior="isolated") for pattern in patterns]
+    return Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters that byte-level vocabularies write bytes with: printable ones stand for themselves."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    alphabet = {chr(byte): byte for byte in plain}
+    alphabet.update({chr(256 + index): byte for index, byte in enumerate(others)})
+    return alphabet
+
+
+_BYTE_OF = _byte_alphabet()
+assert set(_BYTE_OF) == set(pre_tokenizers.ByteLevel.alphabet())

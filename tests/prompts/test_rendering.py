@@ -1,0 +1,296 @@
+"""Rendering by delta: whatever the steps, the tokens are those of the whole."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from slipring.core.generation import Job, Settings
+from slipring.core.head import Head
+from slipring.core.state import Carry, ResponseState
+from slipring.prompts.dialect import Block
+from slipring.prompts.rendering import EMPTY, Body, Rendered, Renderer
+from slipring.protocol.items import Item
+from slipring.protocol.tools import Offer, Toolset
+from tests.core.stage import PLAIN, node
+from tests.prompts.vocabulary import WRITERS, call, custom_call, item, message, output, renderer
+
+EVERY_WRITER = pytest.mark.parametrize("writer", WRITERS)
+TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+TOOLS = Toolset.read(Raw(json.dumps([TOOL]).encode()))
+HEAD = Head("You help.", TOOLS)
+TEXTS = st.sampled_from(
+    ["", " ", "\n", "hello", "  hello\n", "<|im_end|>\n", "<|eot_id|>", "halt"]
+) | st.text(max_size=8)
+NAMES = st.sampled_from(["f", "weather"])
+SPACES = st.none() | st.just("files")
+ITEMS: st.SearchStrategy[Item] = st.one_of(
+    st.builds(message, st.sampled_from(["user", "assistant", "system", "developer"]), TEXTS),
+    st.builds(call, NAMES, st.sampled_from(["{}", '{"a":1}']), namespace=SPACES),
+    st.builds(custom_call, NAMES, TEXTS, namespace=SPACES),
+    st.builds(output, TEXTS, st.sampled_from(["function_call_output", "custom_tool_call_output"])),
+    st.just(item("reasoning", summary=[])),
+    st.just(item("additional_tools", tools=[TOOL])),
+    st.just(item("configuration_update", reasoning={"effort": "low"})),
+)
+STEPS = st.lists(st.lists(ITEMS, max_size=4).map(tuple), min_size=1, max_size=5)
+Items = tuple[Item, ...]
+
+
+def job(items: Items = (), parent: ResponseState | None = None, head: Head = HEAD) -> Job:
+    return Job(
+        response_id="r",
+        tenant="t",
+        model=PLAIN,
+        head=head,
+        parent=parent,
+        input=items,
+        offer=Offer(),
+        settings=Settings(),
+    )
+
+
+def after(done: Job, position: object, *, output: Items = ()) -> ResponseState:
+    """The state that a finished job leaves."""
+    return ResponseState(
+        response=node("r").response,
+        parent=done.parent,
+        head=done.head,
+        input=done.input,
+        output=output,
+        carry=Carry(),
+        position=position,
+    )
+
+
+def whole(writer: Renderer, *items: Item, head: Head = HEAD) -> tuple[list[int], list[int]]:
+    rendering = writer.render(job(items, head=head))
+    assert rendering.fallback is None
+    return rendering.context.ids(), rendering.prompt.ids()
+
+
+def user(text: str) -> Item:
+    return message("user", text)
+
+
+# A chain and the whole
+
+
+@EVERY_WRITER
+def test_a_chain_of_steps_gives_the_tokens_of_the_whole(writer: str) -> None:
+    writes = renderer(writer)
+
+    @settings(max_examples=60)
+    @given(STEPS)
+    def the_same(steps: list[Items]) -> None:
+        parent: ResponseState | None = None
+        seen: Items = ()
+        for items in steps:
+            step = job(items, parent)
+            rendering = writes.render(step)
+            seen += items
+            context, prompt = whole(writes, *seen)
+            assert rendering.fallback is None
+            assert rendering.context.ids() == context
+            assert rendering.prompt.ids() == prompt
+            assert (rendering.context.total, rendering.prompt.total) == (len(context), len(prompt))
+            before = 0 if parent is None else parent.position.total  # type: ignore[attr-defined]
+            assert rendering.new_tokens == len(prompt) - before
+            parent = after(step, rendering.context)
+
+    the_same()
+
+
+@EVERY_WRITER
+def test_emitted_ids_are_kept_as_emitted_and_the_rest_is_written_after_them(writer: str) -> None:
+    writes = renderer(writer)
+
+    @settings(max_examples=40)
+    @given(
+        st.lists(
+            st.tuples(st.lists(ITEMS, max_size=3).map(tuple), st.lists(st.integers(0, 255))), max_size=4
+        ),
+        st.lists(ITEMS, max_size=3).map(tuple),
+    )
+    def kept(turns: list[tuple[Items, list[int]]], last: Items) -> None:
+        parent: ResponseState | None = None
+        ids: list[int] = whole(writes)[0]
+        for items, emitted in turns:
+            step = job(items, parent)
+            prompt = writes.render(step).prompt
+            assert prompt.ids()[: len(ids)] == ids
+            spoken = prompt.spoken(emitted)
+            ids = prompt.ids() + emitted
+            assert spoken.ids() == ids
+            assert spoken.total == len(ids)
+            # What the item says does not matter: the ids are the context.
+            parent = after(step, spoken, output=(message("assistant", "something else"),))
+        rendering = writes.render(job(last, parent))
+        opened = Block.ASSISTANT if turns else Block.NONE
+        written, block = writes.dialect.write_items(opened, last)
+        assert rendering.context.ids() == ids + writes.encode(written)
+        assert rendering.prompt.ids() == ids + writes.encode([*written, *writes.dialect.write_prompt(block)])
+
+    kept()
+
+
+@EVERY_WRITER
+def test_an_answer_is_closed_before_the_next_message(writer: str) -> None:
+    writes = renderer(writer)
+    first = job((user("hello"),))
+    spoken = writes.render(first).prompt.spoken(writes.tokenizer.encode("yes"))
+    rendering = writes.render(job((user("more"),), after(first, spoken)))
+    assert (
+        rendering.prompt.ids() == whole(writes, user("hello"), message("assistant", "yes"), user("more"))[1]
+    )
+
+
+@EVERY_WRITER
+def test_forks_share_their_parents_tokens_and_do_not_see_each_other(writer: str) -> None:
+    writes = renderer(writer)
+    first = job((user("hello"),))
+    parent = after(first, writes.render(first).context)
+    forks = [writes.render(job((user(text),), parent)).context for text in ("one", "two")]
+    assert [fork.ids() for fork in forks] == [
+        whole(writes, user("hello"), user(text))[0] for text in ("one", "two")
+    ]
+    assert forks[0].body.parent is forks[1].body.parent is parent.position.body  # type: ignore[attr-defined]
+
+
+@EVERY_WRITER
+def test_a_step_without_anything_new_is_its_parents_position(writer: str) -> None:
+    writes = renderer(writer)
+    first = job((user("hello"),))
+    position = writes.render(first).context
+    again = writes.render(job((item("reasoning", summary=[]),), after(first, position)))
+    assert again.context is position
+
+
+# Heads
+
+
+@EVERY_WRITER
+def test_an_unchanged_head_is_shared(writer: str) -> None:
+    writes = renderer(writer)
+    first = job((user("hello"),))
+    position = writes.render(first).context
+    for head in (HEAD, Head("You help.", TOOLS)):
+        rendering = writes.render(job((user("more"),), after(first, position), head))
+        assert rendering.context.head_ids is position.head_ids
+        assert rendering.context.body.parent is position.body
+        assert rendering.new_tokens == rendering.prompt.total - position.total
+
+
+@EVERY_WRITER
+@pytest.mark.parametrize("head", [Head("Other.", TOOLS), Head("You help."), Head()])
+def test_a_changed_head_is_written_again_and_the_body_is_shared(writer: str, head: Head) -> None:
+    writes = renderer(writer)
+    first = job((user("hello"),))
+    position = writes.render(first).context
+    rendering = writes.render(job((user("more"),), after(first, position), head))
+    assert rendering.fallback is None
+    assert rendering.context.body.parent is position.body
+    assert (rendering.context.ids(), rendering.prompt.ids()) == whole(
+        writes, user("hello"), user("more"), head=head
+    )
+    assert rendering.new_tokens == rendering.prompt.total - position.body.total
+    assert position.ids() == whole(writes, user("hello"))[0], "the parent is as it was"
+
+
+# Parents that cannot be appended to
+
+
+def foreign_positions(writer: str) -> list[object]:
+    """None, an upstream's id, and positions of all other writers."""
+    others = [renderer(other).render(job()).context for other in WRITERS if other != writer]
+    return [None, "resp_1", *others]
+
+
+@EVERY_WRITER
+def test_a_parent_of_another_engine_dialect_or_vocabulary_means_rendering_in_full(writer: str) -> None:
+    writes = renderer(writer)
+    grandparent = after(job((user("hello"),)), writes.render(job((user("hello"),))).context)
+    for position in foreign_positions(writer):
+        done = job((call("f"),), grandparent)
+        parent = after(done, position, output=(output("1"), message("assistant", "one")))
+        rendering = writes.render(job((output("2"), user("more")), parent))
+        items = (
+            user("hello"),
+            call("f"),
+            output("1"),
+            message("assistant", "one"),
+            output("2"),
+            user("more"),
+        )
+        assert rendering.fallback is not None
+        assert (rendering.context.ids(), rendering.prompt.ids()) == whole(writes, *items)
+        assert rendering.new_tokens == rendering.prompt.total
+
+
+@EVERY_WRITER
+def test_after_rendering_in_full_the_chain_goes_on_by_delta(writer: str) -> None:
+    writes = renderer(writer)
+    lost = after(job((user("hello"),)), None)
+    again = job((user("more"),), lost)
+    position = writes.render(again).context
+    rendering = writes.render(job((user("end"),), after(again, position)))
+    assert rendering.fallback is None
+    assert rendering.prompt.ids() == whole(writes, user("hello"), user("more"), user("end"))[1]
+    assert rendering.context.body.parent is position.body
+
+
+@EVERY_WRITER
+def test_the_first_step_counts_all_its_tokens(writer: str) -> None:
+    rendering = renderer(writer).render(job((user("hello"),)))
+    assert rendering.new_tokens == rendering.prompt.total == len(rendering.prompt.ids())
+
+
+def test_a_renderer_made_again_for_the_same_model_goes_on_with_its_positions() -> None:
+    first = job((user("hello"),))
+    position = renderer("llama3 in small").render(first).context
+    assert renderer("llama3 in small").render(job((), after(first, position))).context is position
+
+
+# Tokens
+
+
+@EVERY_WRITER
+def test_answers_end_at_the_control_tokens_that_the_vocabulary_has(writer: str) -> None:
+    writes = renderer(writer)
+    known = [token for token in writes.dialect.stop if writes.tokenizer.has_control(token)]
+    assert len(known) >= 2
+    assert writes.stop_ids() == {writes.tokenizer.control(token) for token in known}
+
+
+def test_a_dialect_whose_control_tokens_are_missing_cannot_be_written() -> None:
+    smollm2 = renderer("chatml in smollm2").tokenizer
+    writes = Renderer(renderer("llama3 in small").dialect, smollm2)
+    assert writes.stop_ids() == frozenset()
+    with pytest.raises(KeyError):
+        writes.render(job())
+
+
+def chain(length: int) -> Body:
+    body = EMPTY
+    for number in range(length):
+        body = body.then((number, number), Block.NONE)
+    return body
+
+
+def test_a_very_long_chain_is_walked_and_dropped() -> None:
+    body = chain(100_000)
+    assert body.total == 200_000
+    assert [ids[0] for ids in body.pieces() if ids] == list(range(100_000))
+    rendered = Rendered("w", HEAD, (7,), body)
+    del body
+    assert rendered.total == len(rendered.ids()) == 200_001
+    del rendered  # a chain that is freed link within link would exhaust the stack here
+
+
+def test_a_step_does_not_change_what_it_continues() -> None:
+    body = chain(2)
+    longer = body.then([9], Block.TOOLS)
+    assert (body.total, body.block, list(body.pieces())) == (4, Block.NONE, [(), (0, 0), (1, 1)])
+    assert (longer.total, longer.block, longer.parent) == (5, Block.TOOLS, body)

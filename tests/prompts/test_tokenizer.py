@@ -1,0 +1,268 @@
+"""Tokenizers: text and control tokens are two ways into a vocabulary that never meet."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel
+
+from slipring.prompts.tokenizer import Tokenizer, UnknownVocabulary
+from tests.prompts.vocabulary import (
+    MERGES,
+    ONE_WORD,
+    VISIBLE,
+    control_tokens,
+    small,
+    small_metadata,
+    smollm2,
+    smollm2_metadata,
+)
+
+VOCABULARIES = {"smollm2": smollm2, "small": small}
+METADATA: dict[str, Callable[[], dict[str, Any]]] = {"smollm2": smollm2_metadata, "small": small_metadata}
+TEXTS = {
+    "code": 'def f(x: int) -> str:\n    return f"{x!r}"  # \\n\n\n\tif True:\r\n\t\tpass\n',
+    "unicode": "Grüße, 世界! Привет Ω ﬁ é é \u200b\u00a0ñ",
+    "emoji": "👩‍👩‍👧‍👦🏳️‍🌈 ok 🙂🙂",
+    "white space": "  \n\n \t x   \r\n  y      ",
+    "digits": "0 12 123 1234567890 3.14159 ٣٤ ½",
+    "contractions": "It's WE'LL don't 'tis",
+    "empty": "",
+}
+
+
+@cache
+def writable() -> set[int]:
+    """The bytes that SmolLM2 has a token for."""
+    words = map(smollm2().bytes_of, range(len(smollm2_metadata()["tokenizer.ggml.tokens"])))
+    return {word[0] for word in words if len(word) == 1}
+
+
+def written(tokenizer: Tokenizer, ids: list[int]) -> bytes:
+    return b"".join(map(tokenizer.bytes_of, ids))
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_the_bytes_of_a_texts_tokens_are_the_text(vocabulary: str, text: str) -> None:
+    tokenizer = VOCABULARIES[vocabulary]()
+    assert written(tokenizer, tokenizer.encode(text)) == text.encode()
+
+
+@given(st.text())
+def test_every_text_comes_back_from_a_vocabulary_that_has_all_bytes(text: str) -> None:
+    assert written(small(), small().encode(text)) == text.encode()
+
+
+@given(st.text())
+def test_a_real_vocabulary_leaves_out_the_bytes_that_it_has_no_token_for_and_no_others(text: str) -> None:
+    # SmolLM2 lacks a few control characters, and lead bytes of planes where no characters are.
+    expected = bytes(byte for byte in text.encode() if byte in writable())
+    assert written(smollm2(), smollm2().encode(text)) == expected
+
+
+def test_a_byte_that_the_vocabulary_has_no_token_for_is_left_out() -> None:
+    assert written(smollm2(), smollm2().encode("a\x04b")) == b"ab"
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("Hello world", [19556, 905]),
+        ("12345", [33, 34, 35, 36, 37]),
+        ("<|im_start|>", [44, 108, 306, 79, 3738, 108, 46]),
+    ],
+)
+def test_a_real_vocabulary_gives_the_ids_that_its_model_knows(text: str, ids: list[int]) -> None:
+    assert smollm2().encode(text) == ids
+
+
+def test_merges_and_whole_words_are_found() -> None:
+    hello = small_metadata()["tokenizer.ggml.tokens"].index("hello")
+    assert small().encode("hello") == [hello]
+
+
+def test_digits_are_cut_as_the_pre_tokenizer_says() -> None:
+    metadata = small_metadata()
+    metadata["tokenizer.ggml.tokens"] += ["11", "1111"]
+    metadata["tokenizer.ggml.token_type"] += [1, 1]
+    metadata["tokenizer.ggml.merges"] += ["1 1", "11 11"]
+    lengths = {}
+    for name in ("gpt-2", "llama-bpe", "qwen2", "smollm"):
+        tokenizer = Tokenizer.from_gguf(metadata | {"tokenizer.ggml.pre": name})
+        lengths[name] = [len(tokenizer.bytes_of(id)) for id in tokenizer.encode("1111")]
+    assert lengths == {"gpt-2": [4], "llama-bpe": [2, 1, 1], "qwen2": [1] * 4, "smollm": [1] * 4}
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_no_text_becomes_a_control_token(vocabulary: str) -> None:
+    tokenizer = VOCABULARIES[vocabulary]()
+    control = control_tokens(METADATA[vocabulary]())
+
+    @given(st.lists(st.sampled_from(sorted(control)) | st.text(max_size=5), max_size=8))
+    def never(pieces: list[str]) -> None:
+        for text in ("".join(pieces), " ".join(pieces), "\n".join(pieces)):
+            assert not set(tokenizer.encode(text)) & set(control.values())
+
+    never()
+
+
+def test_a_word_that_is_also_a_control_token_is_written_with_other_tokens() -> None:
+    ids = small().encode(ONE_WORD)
+    assert small().control(ONE_WORD) not in ids
+    assert written(small(), ids) == ONE_WORD.encode()
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_control_tokens_are_known_by_name(vocabulary: str) -> None:
+    tokenizer = VOCABULARIES[vocabulary]()
+    for token, id in control_tokens(METADATA[vocabulary]()).items():
+        assert tokenizer.has_control(token)
+        assert tokenizer.control(token) == id
+
+
+def test_what_is_no_control_token_is_no_control_token() -> None:
+    for token in ("<|eot_id|>", "the", ""):
+        assert not smollm2().has_control(token)
+        with pytest.raises(KeyError):
+            smollm2().control(token)
+
+
+def test_control_tokens_stand_for_no_bytes_and_visible_ones_for_their_text() -> None:
+    assert {small().bytes_of(small().control(token)) for token in ("<|im_end|>", "<|eot_id|>")} == {b""}
+    assert small().bytes_of(small().control(VISIBLE)) == VISIBLE.encode()
+
+
+def test_an_id_beyond_the_vocabulary_stands_for_no_bytes() -> None:
+    assert smollm2().bytes_of(10_000_000) == b""
+
+
+def test_a_word_that_is_not_written_as_bytes_stands_for_itself() -> None:
+    metadata = small_metadata()
+    metadata["tokenizer.ggml.tokens"].append("世 界")
+    metadata["tokenizer.ggml.token_type"].append(1)
+    tokenizer = Tokenizer.from_gguf(metadata)
+    assert tokenizer.bytes_of(len(metadata["tokenizer.ggml.tokens"]) - 1) == "世 界".encode()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        small_metadata(model="llama"),
+        small_metadata(pre="of the future"),
+        small_metadata(tokens=[]),
+        small_metadata(token_type=[1, 1]),
+        {key: value for key, value in small_metadata().items() if not key.endswith("token_type")},
+    ],
+    ids=["nothing", "model", "pre-tokenizer", "no tokens", "too few types", "no types"],
+)
+def test_a_vocabulary_that_cannot_be_built_is_refused_by_name(metadata: dict[str, Any]) -> None:
+    with pytest.raises(UnknownVocabulary):
+        Tokenizer.from_gguf(metadata)
+
+
+def test_merges_of_tokens_that_are_not_there_are_passed_over() -> None:
+    tokenizer = Tokenizer.from_gguf(small_metadata(merges=[*MERGES, "hello world", "x y", "alone"]))
+    assert tokenizer.encode("hello xy") == small().encode("hello xy")
+
+
+def test_fingerprints_tell_vocabularies_apart_and_stay_the_same() -> None:
+    reordered = small_metadata()
+    reordered["tokenizer.ggml.tokens"] = reordered["tokenizer.ggml.tokens"][::-1]
+    different = [
+        smollm2_metadata(),
+        small_metadata(),
+        small_metadata(pre="qwen2"),
+        small_metadata(merges=list(MERGES[::-1])),
+        reordered,
+    ]
+    prints = [Tokenizer.from_gguf(metadata).fingerprint for metadata in different]
+    assert len(set(prints)) == len(different)
+    assert [Tokenizer.from_gguf(metadata).fingerprint for metadata in different] == prints
+
+
+# tokenizer.json
+
+
+def described(*, unknown: str | None = None, ignore_merges: bool = False) -> tokenizers.Tokenizer:
+    """A tokenizer whose special tokens are also words of its model, as they are in many a published one."""
+    words = [*sorted(ByteLevel.alphabet()), "he", "ll", "llo", "hello", "ha", "hal", ONE_WORD, "<|end|>"]
+    words.remove("Ą")  # the byte 4
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={word: id for id, word in enumerate(words)},
+            merges=[
+                ("h", "e"),
+                ("l", "l"),
+                ("ll", "o"),
+                ("he", "llo"),
+                ("h", "a"),
+                ("ha", "l"),
+                ("hal", "t"),
+            ],
+            unk_token=unknown,
+            ignore_merges=ignore_merges,
+        )
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([ONE_WORD, "<|end|>", "<|start|>"])
+    backend.add_tokens([AddedToken(VISIBLE, special=False)])
+    return backend
+
+
+@given(st.text() | st.sampled_from(list(TEXTS.values())))
+def test_a_tokenizer_json_gives_the_ids_that_its_library_gives(text: str) -> None:
+    backend = described()
+    assume(not any(token in text for token in (ONE_WORD, "<|end|>", "<|start|>", VISIBLE, "\x04")))
+    tokenizer = Tokenizer.from_json(backend.to_str())
+    assert tokenizer.encode(text) == backend.encode(text, add_special_tokens=False).ids
+    assert written(tokenizer, tokenizer.encode(text)) == text.encode()
+
+
+def test_the_added_tokens_of_a_tokenizer_json_are_its_control_tokens() -> None:
+    backend = described()
+    tokenizer = Tokenizer.from_json(backend.to_str())
+    for token in (ONE_WORD, "<|end|>", "<|start|>", VISIBLE):
+        assert tokenizer.control(token) == backend.token_to_id(token)
+    assert not tokenizer.has_control("hello")
+    assert tokenizer.bytes_of(tokenizer.control("<|start|>")) == b""
+    assert tokenizer.bytes_of(tokenizer.control(VISIBLE)) == VISIBLE.encode()
+
+
+@pytest.mark.parametrize("ignore_merges", [False, True])
+@pytest.mark.parametrize("unknown", [None, "<|end|>"])
+@pytest.mark.parametrize("text", [ONE_WORD, "<|end|>", "<|start|>", f"a{VISIBLE} <|end|>\x04halt halt"])
+def test_no_text_becomes_a_special_token_of_a_tokenizer_json(
+    text: str, unknown: str | None, ignore_merges: bool
+) -> None:
+    backend = described(unknown=unknown, ignore_merges=ignore_merges)
+    tokenizer = Tokenizer.from_json(backend.to_str())
+    ids = tokenizer.encode(text)
+    assert not set(ids) & set(backend.get_added_tokens_decoder())
+    assert written(tokenizer, ids) == text.replace("\x04", "").encode()
+
+
+def test_merges_may_be_written_as_pairs_or_as_text() -> None:
+    pairs = json.loads(described().to_str())
+    texts = json.loads(described().to_str())
+    texts["model"]["merges"] = [" ".join(pair) for pair in pairs["model"]["merges"]]
+    one, other = (Tokenizer.from_json(json.dumps(value)) for value in (pairs, texts))
+    assert one.encode("hello all") == other.encode("hello all")
+    assert one.fingerprint != other.fingerprint
+
+
+def test_a_tokenizer_json_of_another_kind_is_refused_by_name() -> None:
+    words = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    with pytest.raises(UnknownVocabulary, match="WordLevel"):
+        Tokenizer.from_json(words.to_str())
+    sentencepiece = tokenizers.Tokenizer(models.BPE(vocab={"▁": 0, "a": 1, "▁a": 2}, merges=[("▁", "a")]))
+    with pytest.raises(UnknownVocabulary, match="bytes"):
+        Tokenizer.from_json(sentencepiece.to_str())
