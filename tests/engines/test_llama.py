@@ -34,6 +34,10 @@ def process_of(server: Running) -> Any:
     return server.service.catalog.engine._process
 
 
+def key_of(server: Running) -> dict[str, str]:
+    return {"Authorization": f"Bearer {process_of(server).key}"}
+
+
 def cached(response: dict[str, Any]) -> int:
     return int(response["usage"]["input_tokens_details"]["cached_tokens"])
 
@@ -192,9 +196,18 @@ async def test_our_tokenizer_and_the_engines_own_agree_id_for_id() -> None:
         url = process_of(server).url
         for text in CORPUS:
             asked = {"content": text, "add_special": False, "parse_special": False}
-            async with http.post(f"{url}/tokenize", json=asked) as answer:
+            async with http.post(f"{url}/tokenize", json=asked, headers=key_of(server)) as answer:
                 theirs = (await answer.json(content_type=None))["tokens"]
             assert engine._renderer.tokenizer.encode(text) == theirs
+
+
+async def test_the_child_answers_nobody_else() -> None:
+    async with (
+        llama(slots=1, context=256) as server,
+        aiohttp.ClientSession() as http,
+        http.post(f"{process_of(server).url}/completion", json={"prompt": "hi"}) as answer,
+    ):
+        assert answer.status == 401
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class LlamaEngine(Engine):
 
     async def start(self) -> None:
         await self._process.start()
-        self._api = Api()
+        self._api = Api(self._process.key)
 
     async def close(self) -> None:
         if self._api is not None:

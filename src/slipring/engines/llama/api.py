@@ -1,4 +1,4 @@
-"""llama-server's native API, as far as it is used: completions by token ids, and what the server is."""
+"""llama-server's native API, as far as it is used: completions by token ids."""
 
 from collections.abc import AsyncGenerator
 
@@ -61,24 +61,16 @@ class _Failure(Struct):
     error: _Fault
 
 
-class Properties(Struct):
-    """What a running server says about itself."""
-
-    total_slots: int = 1
-    model_path: str = ""
-    chat_template: str = ""
-
-
 _chunk = msgspec.json.Decoder(Chunk)
 _failure = msgspec.json.Decoder(_Failure)
-_properties = msgspec.json.Decoder(Properties)
 
 
 class Api:
     """A llama-server. A connection per request: to end it is how a completion is cancelled."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str) -> None:
         self._http = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {key}"},
             # The server closes kept connections when it pleases, and a completion cannot be sent twice.
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(
@@ -88,10 +80,6 @@ class Api:
 
     async def close(self) -> None:
         await self._http.close()
-
-    async def properties(self, url: str) -> Properties:
-        async with self._http.get(f"{url}/props") as answer:
-            return _properties.decode(await answer.read())
 
     async def complete(self, url: str, body: bytes) -> AsyncGenerator[Chunk, None]:
         """Stream a completion. To stop reading is to cancel it."""

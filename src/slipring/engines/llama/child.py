@@ -12,7 +12,8 @@ from typing import Any
 
 
 def main() -> None:
-    settings: dict[str, Any] = json.loads(sys.argv[1])
+    # By standard input rather than as arguments, which everybody on the machine can read.
+    settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -31,6 +32,7 @@ def main() -> None:
     params.ctx_shift = False
     params.warmup = False
     params.ui = False
+    params.api_keys = [settings["key"]]
     params.port = 0
     server = xllamacpp.Server(params)
     print(json.dumps({"url": server.listening_address}), flush=True)

@@ -7,6 +7,7 @@ whoever asks for one is told that the engine is not there.
 import asyncio
 import json
 import logging
+import secrets
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +24,9 @@ class Process:
     """A llama.cpp of our own, in a child process."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = json.dumps(dict(settings))
+        self.key = secrets.token_hex(16)
+        """Without it the child answers nobody: other users of the machine can reach its port."""
+        self._settings = json.dumps({**settings, "key": self.key})
         self._child: asyncio.subprocess.Process | None = None
         self._url: str | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -52,13 +55,15 @@ class Process:
     async def _spawn(self) -> None:
         """Start the child and wait until it has loaded its model."""
         self._child = child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "slipring.engines.llama.child", self._settings),
+            *(sys.executable, "-m", "slipring.engines.llama.child"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
+        assert child.stdin is not None
         assert child.stdout is not None
         assert child.stderr is not None
+        child.stdin.write(self._settings.encode() + b"\n")
         complaints = asyncio.create_task(_drain(child.stderr))
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
