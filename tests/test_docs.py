@@ -5,17 +5,18 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from slipring import __version__
 from slipring.cli import build_parser
 from slipring.config import from_namespace
-from slipring.engines import llama
+from slipring.engines import llama, simulated
 from slipring.engines.catalog import open_engine
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.options import Options, read_options
-from slipring.engines.simulated import options
+from slipring.engines.options import reference
 from slipring.engines.simulated.script import read_script
 from tests.harness import serve
 
@@ -103,16 +104,10 @@ def test_the_changelog_knows_this_version() -> None:
     assert f"\n## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_options_of_the_simulated_engine_are_documented() -> None:
-    assert options.reference() in (ROOT / "docs" / "engines.md").read_text(), (
-        "put what slipring.engines.simulated.options.reference() returns into docs/engines.md"
-    )
-
-
-def test_the_options_of_the_llama_engine_are_documented() -> None:
-    assert llama.options.reference() in (ROOT / "docs" / "engines.md").read_text(), (
-        "put what slipring.engines.llama.options.reference() returns into docs/engines.md"
-    )
+@pytest.mark.parametrize("engine", [llama, simulated])
+def test_the_options_of_engines_are_documented(engine: ModuleType) -> None:
+    table = reference(engine.options.Options)
+    assert table in (ROOT / "docs" / "engines.md").read_text(), f"docs/engines.md lacks this table:\n{table}"
 
 
 def test_documented_scripts_play(tmp_path: Path) -> None:

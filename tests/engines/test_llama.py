@@ -14,9 +14,16 @@ import aiohttp
 import jsonschema
 import pytest
 
+from slipring.core.generation import Capabilities, Job, Model, Settings
+from slipring.core.head import Head
 from slipring.engines.llama import LlamaEngine, choose_dialect, make_tokenizer, read_file
 from slipring.engines.llama.options import Options, read_options
+from slipring.engines.llama.requests import completion_body
+from slipring.engines.llama.slots import Slot
 from slipring.errors import StartupError
+from slipring.prompts.dialect import Block
+from slipring.prompts.rendering import EMPTY, Rendered
+from slipring.protocol.tools import Offer
 from tests.harness import WEATHER, Running, serve
 from tests.server.raw import until
 
@@ -101,6 +108,34 @@ async def test_a_format_is_a_constraint() -> None:
     async with llama() as server:
         _, response = await server.post(input="A person as JSON.", text=asked, temperature=0)
         jsonschema.validate(json.loads(text_of(response)), schema)
+
+
+async def test_logprobs_cover_every_token_of_the_answer() -> None:
+    async with llama(slots=1) as server, server.connect() as socket:
+        response = await socket.response(input=ASK, top_logprobs=2, **GREEDY)
+        (part,) = response["output"][0]["content"]
+        assert "".join(each["token"] for each in part["logprobs"]) == part["text"]
+        assert all(len(each["top_logprobs"]) == 2 for each in part["logprobs"])
+
+
+def test_a_job_is_asked_for_as_the_client_meant_it() -> None:
+    rendered = Rendered("w", Head(), (1, 2), EMPTY.then((3,), Block.NONE).then((4, 5), Block.ASSISTANT))
+    settings = Settings(
+        temperature=0.5, top_p=0.9, seed=7, logprobs=True, top_logprobs=3, presence_penalty=1.5
+    )
+    model = Model(name="m", owner="tests", capabilities=Capabilities())
+    job = Job("resp_1", "alice", model, Head(), None, (), Offer(), settings)
+    slot = Slot(1)
+    body = json.loads(completion_body(job, rendered, slot, 20))
+    assert body["prompt"] == [1, 2, 3, 4, 5]
+    assert (body["n_predict"], body["id_slot"], body["seed"], body["n_probs"]) == (20, 1, 7, 3)
+    assert (body["temperature"], body["top_p"], body["presence_penalty"]) == (0.5, 0.9, 1.5)
+    assert body["cache_prompt"] is False
+    assert "json_schema" not in body
+    slot.hold(rendered.body, "alice")
+    assert json.loads(completion_body(job, rendered, slot, 20))["cache_prompt"] is True
+    slot.hold(rendered.body, "bob")
+    assert json.loads(completion_body(job, rendered, slot, 20))["cache_prompt"] is False
 
 
 async def test_more_chains_than_slots_all_go_on() -> None:
@@ -213,7 +248,7 @@ async def test_the_child_answers_nobody_else() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("slots=0", "option 'slots' must be a whole number >= 1, not '0'"),
+        ("slots=0", "option 'slots' must be a number >= 1, not '0'"),
         ("colour=red", "unknown option 'colour'"),
         ("http://127.0.0.1:1", "cannot be used yet"),
     ],

@@ -30,6 +30,7 @@ from slipring.prompts.parser import Parser
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 from slipring.prompts.tokenizer import Tokenizer, UnknownVocabulary
 from slipring.prompts.utf8 import Utf8Stream
+from slipring.protocol.responses import Logprob
 
 _DIALECTS: dict[str, type[Dialect]] = {ChatMl.name: ChatMl, Llama3.name: Llama3}
 _LARGE_BYTES = 32_768
@@ -126,6 +127,7 @@ class _Answer:
         self._text = Utf8Stream()
         self._last: Chunk | None = None
         self._thought = 0
+        self._logprobs: list[Logprob] = []
         self.ids: list[int] = []
 
     def take(self, chunk: Chunk) -> list[Delta]:
@@ -137,18 +139,25 @@ class _Answer:
         deltas = self._parser.feed(self._text.feed(data)) if data else []
         if self._parser.is_thinking:
             self._thought += len(ids)
-        if chunk.completion_probabilities and deltas and isinstance(deltas[0], Text):
-            deltas[0].logprobs = [each.as_logprob() for each in chunk.completion_probabilities]
+        self._logprobs += [each.as_logprob() for each in chunk.completion_probabilities]
+        self._attach_logprobs(deltas)
         return deltas
+
+    def _attach_logprobs(self, deltas: list[Delta]) -> None:
+        """Give the next words the logprobs of all tokens since the last: the parser may have held some."""
+        spoken = next((delta for delta in deltas if isinstance(delta, Text)), None)
+        if spoken is not None and self._logprobs:
+            spoken.logprobs, self._logprobs = self._logprobs, []
 
     def finish(self, input_tokens: int, position: Rendered) -> list[Delta]:
         if self._last is None:
             raise ServerError("The engine ended its answer without saying so.")
         timings = self._last.timings
         cut_off = self._generates and self._last.stop_type == "limit"
+        rest = [*self._parser.feed(self._text.finish()), *self._parser.finish()]
+        self._attach_logprobs(rest)
         return [
-            *self._parser.feed(self._text.finish()),
-            *self._parser.finish(),
+            *rest,
             Finished(
                 reason="max_output_tokens" if cut_off else "stop",
                 input_tokens=input_tokens,

@@ -1,0 +1,68 @@
+"""Options of engines: ``KIND:name=value,…`` read into a dataclass that says what each option is.
+
+An option is a field made by ``option``; its type, its default, its least value and its sentence are all there
+is to know about it. Whatever cannot be used is told in one line.
+"""
+
+import dataclasses
+import math
+from typing import Any, TypeVar
+
+from slipring.errors import StartupError
+
+T = TypeVar("T")
+
+
+def option(default: object, meaning: str, *, least: int = 0) -> Any:
+    """A field of an options dataclass. ``least`` bounds numbers."""
+    return dataclasses.field(default=default, metadata={"help": meaning, "least": least})
+
+
+def read_pairs(kind: str, options: type[T], pairs: list[str]) -> dict[str, Any]:
+    """The values that ``name=value`` pairs give to the fields of an options dataclass."""
+    fields = {field.name: field for field in _options_of(options)}
+    values: dict[str, Any] = {}
+    for pair in filter(None, pairs):
+        name, separator, value = pair.partition("=")
+        if name not in fields:
+            raise StartupError(f"--engine {kind}: unknown option '{name}' (known: {', '.join(fields)})")
+        if not separator:
+            raise StartupError(f"--engine {kind}: option '{name}' needs a value, as in {name}=1")
+        values[name] = _convert(kind, fields[name], value)
+    return values
+
+
+def reference(options: type[Any]) -> str:
+    """The options as a Markdown table, for the page that explains them."""
+    rows = [
+        f"| `{field.name}` | {_shown(field.default)} | {field.metadata['help']} |"
+        for field in _options_of(options)
+    ]
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows])
+
+
+def _options_of(options: type[Any]) -> list["dataclasses.Field[Any]"]:
+    return [field for field in dataclasses.fields(options) if "help" in field.metadata]
+
+
+def _convert(kind: str, field: "dataclasses.Field[Any]", value: str) -> object:
+    if field.type is str:
+        return value
+    if field.type is bool:
+        if value not in ("true", "false"):
+            raise StartupError(f"--engine {kind}: option '{field.name}' must be true or false, not '{value}'")
+        return value == "true"
+    least = field.metadata["least"]
+    try:
+        number = int(value) if field.type is int else float(value)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number >= least):
+        raise StartupError(
+            f"--engine {kind}: option '{field.name}' must be a number >= {least}, not '{value}'"
+        )
+    return number
+
+
+def _shown(default: object) -> str:
+    return str(default).lower().removesuffix(".0") or "none"
