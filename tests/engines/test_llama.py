@@ -22,7 +22,8 @@ from slipring.engines.llama.requests import completion_body
 from slipring.engines.llama.slots import Slot
 from slipring.errors import StartupError
 from slipring.prompts.dialect import Block
-from slipring.prompts.rendering import EMPTY, Rendered
+from slipring.prompts.rendering import Preface, Rendered, Step, empty
+from slipring.protocol.requests import TEXT
 from slipring.protocol.tools import Offer
 from tests.harness import WEATHER, Running, serve
 from tests.server.raw import until
@@ -119,7 +120,8 @@ async def test_logprobs_cover_every_token_of_the_answer() -> None:
 
 
 def test_a_job_is_asked_for_as_the_client_meant_it() -> None:
-    rendered = Rendered("w", Head(), (1, 2), EMPTY.then((3,), Block.NONE).then((4, 5), Block.ASSISTANT))
+    body = empty(Block.NONE).then((3,), Block.NONE).then((4, 5), Block.ASSISTANT)
+    rendered = Rendered("w", Preface(Head(), TEXT, Step.of((1, 2))), body)
     settings = Settings(
         temperature=0.5, top_p=0.9, seed=7, logprobs=True, top_logprobs=3, presence_penalty=1.5
     )
@@ -233,7 +235,7 @@ async def test_our_tokenizer_and_the_engines_own_agree_id_for_id() -> None:
             asked = {"content": text, "add_special": False, "parse_special": False}
             async with http.post(f"{url}/tokenize", json=asked, headers=key_of(server)) as answer:
                 theirs = (await answer.json(content_type=None))["tokens"]
-            assert engine._renderer.tokenizer.encode(text) == theirs
+            assert engine._renderer.vocabulary.encode(text) == theirs
 
 
 async def test_the_child_answers_nobody_else() -> None:

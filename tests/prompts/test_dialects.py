@@ -9,10 +9,11 @@ from msgspec import Raw
 
 from slipring.core.head import Head
 from slipring.prompts.chatml import ChatMl
-from slipring.prompts.dialect import Block, Control, Dialect, Fragment
+from slipring.prompts.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
 from slipring.prompts.llama3 import Llama3
 from slipring.prompts.schemas import describe
 from slipring.protocol.items import Item
+from slipring.protocol.requests import TEXT
 from slipring.protocol.tools import Toolset
 from tests.prompts.vocabulary import call, custom_call, item, message, output
 
@@ -160,7 +161,10 @@ def toolset(*tools: dict[str, Any]) -> Toolset:
 
 
 def spelled(fragments: Iterable[Fragment]) -> str:
-    return "".join(part.token if isinstance(part, Control) else part for part in fragments)
+    parts: list[str | Control | Mark] = []
+    for fragment in fragments:
+        parts += fragment.parts if isinstance(fragment, Phrase) else [fragment]
+    return "".join(part if isinstance(part, str) else part.token for part in parts)
 
 
 def items_written(dialect: Dialect, *items: Item) -> str:
@@ -171,7 +175,7 @@ def items_written(dialect: Dialect, *items: Item) -> str:
 def test_a_whole_conversation_is_written_as_the_family_expects(dialect: Dialect, expected: str) -> None:
     head = Head("You help.", toolset(WEATHER, FILES, HOSTED))
     fragments, block = dialect.write_items(Block.NONE, CONVERSATION)
-    assert spelled([*dialect.write_head(head), *fragments, *dialect.write_prompt(block)]) == expected
+    assert spelled([*dialect.write_head(head, TEXT), *fragments, *dialect.write_prompt(block)]) == expected
 
 
 @EVERY_DIALECT
@@ -182,8 +186,8 @@ def test_what_a_client_says_is_never_a_control(dialect: Dialect) -> None:
 
 @EVERY_DIALECT
 def test_an_empty_head_writes_the_preamble_only(dialect: Dialect) -> None:
-    assert dialect.write_head(Head()) == dialect.preamble()
-    assert dialect.write_head(Head("", toolset(HOSTED))) == dialect.preamble()
+    assert dialect.write_head(Head(), TEXT) == dialect.preamble()
+    assert dialect.write_head(Head("", toolset(HOSTED)), TEXT) == dialect.preamble()
 
 
 @EVERY_DIALECT
@@ -191,9 +195,9 @@ def test_a_head_may_have_instructions_or_tools_alone(dialect: Dialect) -> None:
     tools = toolset(WEATHER)
     opening, closing = spelled(dialect.open("system")), spelled(dialect.close())
     start = spelled(dialect.preamble()) + opening
-    assert spelled(dialect.write_head(Head("Help."))) == f"{start}Help.{closing}"
-    told = dialect.describe_tools(tools.callables)
-    assert spelled(dialect.write_head(Head(None, tools))) == f"{start}{told}{closing}"
+    assert spelled(dialect.write_head(Head("Help."), TEXT)) == f"{start}Help.{closing}"
+    told = spelled([Phrase(dialect.describe_tools(tools.callables))])
+    assert spelled(dialect.write_head(Head(None, tools), TEXT)) == f"{start}{told}{closing}"
 
 
 @EVERY_DIALECT

@@ -1,6 +1,7 @@
 """Rendering by delta: whatever the steps, the tokens are those of the whole."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -10,12 +11,15 @@ from msgspec import Raw
 from slipring.core.generation import Job, Settings
 from slipring.core.head import Head
 from slipring.core.state import Carry, ResponseState
+from slipring.prompts.chatml import ChatMl
 from slipring.prompts.dialect import Block
-from slipring.prompts.rendering import EMPTY, Body, Rendered, Renderer
+from slipring.prompts.folding import FoldingRenderer
+from slipring.prompts.rendering import Body, Preface, Rendered, Step, empty
 from slipring.protocol.items import Item
+from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.stage import PLAIN, node
-from tests.prompts.vocabulary import WRITERS, call, custom_call, item, message, output, renderer
+from tests.prompts.vocabulary import VISIBLE, WRITERS, call, custom_call, item, message, output, renderer
 
 EVERY_WRITER = pytest.mark.parametrize("writer", WRITERS)
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
@@ -39,7 +43,9 @@ STEPS = st.lists(st.lists(ITEMS, max_size=4).map(tuple), min_size=1, max_size=5)
 Items = tuple[Item, ...]
 
 
-def job(items: Items = (), parent: ResponseState | None = None, head: Head = HEAD) -> Job:
+def job(
+    items: Items = (), parent: ResponseState | None = None, head: Head = HEAD, format: TextFormat = TEXT
+) -> Job:
     return Job(
         response_id="r",
         tenant="t",
@@ -48,7 +54,7 @@ def job(items: Items = (), parent: ResponseState | None = None, head: Head = HEA
         parent=parent,
         input=items,
         offer=Offer(),
-        settings=Settings(),
+        settings=Settings(format=format),
     )
 
 
@@ -65,7 +71,7 @@ def after(done: Job, position: object, *, output: Items = ()) -> ResponseState:
     )
 
 
-def whole(writer: Renderer, *items: Item, head: Head = HEAD) -> tuple[list[int], list[int]]:
+def whole(writer: FoldingRenderer, *items: Item, head: Head = HEAD) -> tuple[list[int], list[int]]:
     rendering = writer.render(job(items, head=head))
     assert rendering.fallback is None
     return rendering.context.ids(), rendering.prompt.ids()
@@ -119,9 +125,10 @@ def test_emitted_ids_are_kept_as_emitted_and_the_rest_is_written_after_them(writ
         ids: list[int] = whole(writes)[0]
         for items, emitted in turns:
             step = job(items, parent)
-            prompt = writes.render(step).prompt
+            rendering = writes.render(step)
+            prompt = rendering.prompt
             assert prompt.ids()[: len(ids)] == ids
-            spoken = prompt.spoken(emitted)
+            spoken = rendering.spoken(emitted)
             ids = prompt.ids() + emitted
             assert spoken.ids() == ids
             assert spoken.total == len(ids)
@@ -140,7 +147,7 @@ def test_emitted_ids_are_kept_as_emitted_and_the_rest_is_written_after_them(writ
 def test_an_answer_is_closed_before_the_next_message(writer: str) -> None:
     writes = renderer(writer)
     first = job((user("hello"),))
-    spoken = writes.render(first).prompt.spoken(writes.tokenizer.encode("yes"))
+    spoken = writes.render(first).spoken(writes.vocabulary.encode("yes"))
     rendering = writes.render(job((user("more"),), after(first, spoken)))
     assert (
         rendering.prompt.ids() == whole(writes, user("hello"), message("assistant", "yes"), user("more"))[1]
@@ -178,7 +185,7 @@ def test_an_unchanged_head_is_shared(writer: str) -> None:
     position = writes.render(first).context
     for head in (HEAD, Head("You help.", TOOLS)):
         rendering = writes.render(job((user("more"),), after(first, position), head))
-        assert rendering.context.head_ids is position.head_ids
+        assert rendering.context.preface is position.preface
         assert rendering.context.body.parent is position.body
         assert rendering.new_tokens == rendering.prompt.total - position.total
 
@@ -197,6 +204,43 @@ def test_a_changed_head_is_written_again_and_the_body_is_shared(writer: str, hea
     )
     assert rendering.new_tokens == rendering.prompt.total - position.body.total
     assert position.ids() == whole(writes, user("hello"))[0], "the parent is as it was"
+
+
+SCHEMA = TextFormat(kind="json_schema", echo=Raw(b"{}"), schema=b'{"type":"object"}')
+
+
+@EVERY_WRITER
+def test_a_format_of_answers_is_part_of_the_head(writer: str) -> None:
+    writes = renderer(writer)
+    first = job((user("hello"),))
+    position = writes.render(first).context
+    formatted = writes.render(job((user("more"),), after(first, position), format=SCHEMA))
+    assert formatted.fallback is None
+    assert formatted.context.body.parent is position.body
+    whole_job = job((user("hello"), user("more")), format=SCHEMA)
+    assert formatted.prompt.ids() == writes.render(whole_job).prompt.ids()
+    said = b"".join(map(writes.bytes_of, formatted.context.preface.step.ids)).decode()
+    assert '{"type":"object"}' in said
+
+
+# Contexts that are too long
+
+
+@EVERY_WRITER
+def test_the_oldest_items_are_dropped_at_borders_that_keep_calls_with_their_outputs(writer: str) -> None:
+    writes = renderer(writer)
+    added = item("additional_tools", tools=[TOOL])
+    items = (user("one"), added, call("f"), user("two"), output("2"), message("assistant", "a"), user("end"))
+    borders = [items, items[1:], (added, *items[5:]), (added, *items[6:])]
+    for earlier, kept in pairwise(borders):
+        most = len(whole(writes, *kept)[1])
+        for room in (most, len(whole(writes, *earlier)[1]) - 1):
+            shortened = writes.shorten(job(items), room)
+            assert shortened is not None
+            assert shortened.prompt.ids() == whole(writes, *kept)[1]
+            assert shortened.dropped_items == len(items) - len(kept)
+            assert shortened.fallback is not None
+    assert writes.shorten(job(items), len(whole(writes, added, user("end"))[1]) - 1) is None
 
 
 # Parents that cannot be appended to
@@ -259,21 +303,21 @@ def test_a_renderer_made_again_for_the_same_model_goes_on_with_its_positions() -
 @EVERY_WRITER
 def test_answers_end_at_the_control_tokens_that_the_vocabulary_has(writer: str) -> None:
     writes = renderer(writer)
-    known = [token for token in writes.dialect.stop if writes.tokenizer.has_control(token)]
+    known = [token for token in writes.dialect.stop if writes.vocabulary.has_control(token)]
     assert len(known) >= 2
-    assert writes.stop_ids() == {writes.tokenizer.control(token) for token in known}
+    assert writes.stop_ids() == {writes.vocabulary.control(token) for token in known}
 
 
 def test_a_dialect_whose_control_tokens_are_missing_cannot_be_written() -> None:
-    smollm2 = renderer("chatml in smollm2").tokenizer
-    writes = Renderer(renderer("llama3 in small").dialect, smollm2)
+    smollm2 = renderer("chatml in smollm2").vocabulary
+    writes = FoldingRenderer(renderer("llama3 in small").dialect, smollm2)
     assert writes.stop_ids() == frozenset()
     with pytest.raises(KeyError):
         writes.render(job())
 
 
 def chain(length: int) -> Body:
-    body = EMPTY
+    body = empty(Block.NONE)
     for number in range(length):
         body = body.then((number, number), Block.NONE)
     return body
@@ -282,8 +326,8 @@ def chain(length: int) -> Body:
 def test_a_very_long_chain_is_walked_and_dropped() -> None:
     body = chain(100_000)
     assert body.total == 200_000
-    assert [ids[0] for ids in body.pieces() if ids] == list(range(100_000))
-    rendered = Rendered("w", HEAD, (7,), body)
+    assert [step.ids[0] for step in body.steps() if step.ids] == list(range(100_000))
+    rendered = Rendered("w", Preface(HEAD, TEXT, Step.of((7,))), body)
     del body
     assert rendered.total == len(rendered.ids()) == 200_001
     del rendered  # a chain that is freed link within link would exhaust the stack here
@@ -292,5 +336,19 @@ def test_a_very_long_chain_is_walked_and_dropped() -> None:
 def test_a_step_does_not_change_what_it_continues() -> None:
     body = chain(2)
     longer = body.then([9], Block.TOOLS)
-    assert (body.total, body.block, list(body.pieces())) == (4, Block.NONE, [(), (0, 0), (1, 1)])
-    assert (longer.total, longer.block, longer.parent) == (5, Block.TOOLS, body)
+    assert (body.total, body.tail, [step.json for step in body.steps()]) == (
+        4,
+        Block.NONE,
+        [b"", b"0,0", b"1,1"],
+    )
+    assert (longer.total, longer.tail, longer.parent) == (5, Block.TOOLS, body)
+    assert longer.size_bytes > body.size_bytes
+
+
+def test_a_mark_is_one_token_where_the_vocabulary_has_it_and_text_never_becomes_one() -> None:
+    writes = renderer("chatml in small")
+    mark = writes.vocabulary.control(VISIBLE)
+    ids = writes.encode([ChatMl().write_call("f", f'{{"a":"{VISIBLE}"}}', first=True)])
+    assert ids[0] == mark
+    assert ids.count(mark) == 1
+    assert b"".join(map(writes.bytes_of, ids)).decode().count(VISIBLE) == 2

@@ -11,9 +11,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from slipring.prompts.chatml import ChatMl
 from slipring.prompts.dialect import Dialect
+from slipring.prompts.folding import FoldingRenderer
 from slipring.prompts.gguf import read_metadata
 from slipring.prompts.llama3 import Llama3
-from slipring.prompts.rendering import Renderer
 from slipring.prompts.tokenizer import Tokenizer
 from slipring.protocol.items import Item, read_item
 
@@ -102,9 +102,9 @@ WRITERS: dict[str, tuple[Dialect, Any]] = {
 }
 
 
-def renderer(writer: str) -> Renderer:
+def renderer(writer: str) -> FoldingRenderer:
     dialect, tokenizer = WRITERS[writer]
-    return Renderer(dialect, tokenizer())
+    return FoldingRenderer(dialect, tokenizer())
 
 
 def item(type: str, **fields: Any) -> Item:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 
-from slipring.prompts.dialect import Control, Dialect, Fragment
+from slipring.prompts.dialect import Control, Dialect, Fragment, Mark, Phrase
 from slipring.prompts.parser import CallFormat
 from slipring.prompts.schemas import describe, quoted
 from slipring.protocol.tools import CallableTool
 
 _START, _END = Control("<|im_start|>"), Control("<|im_end|>")
+_CALL, _CALL_END = Mark("<tool_call>"), Mark("</tool_call>")
+_OUTPUT, _OUTPUT_END = Mark("<tool_response>"), Mark("</tool_response>")
 
 
 class ChatMl(Dialect):
@@ -33,20 +35,22 @@ class ChatMl(Dialect):
     def close(self) -> list[Fragment]:
         return [_END, "\n"]
 
-    def describe_tools(self, tools: Iterable[CallableTool]) -> str:
+    def describe_tools(self, tools: Iterable[CallableTool]) -> tuple[str | Mark, ...]:
         lines = "\n".join(describe(tool) for tool in tools)
         return (
             "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
             f"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{lines}\n"
-            "</tools>\n\nFor each function call, return a json object with function name and arguments within"
-            ' <tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments":'
-            " <args-json-object>}\n</tool_call>"
+            "</tools>\n\nFor each function call, return a json object with function name and arguments"
+            " within ",
+            *(_CALL, _CALL_END, " XML tags:\n"),
+            *(_CALL, '\n{"name": <function-name>, "arguments": <args-json-object>}\n', _CALL_END),
         )
 
-    def write_call(self, name: str, arguments: str, *, first: bool) -> str:
+    def write_call(self, name: str, arguments: str, *, first: bool) -> Fragment:
         lead = "" if first else "\n"
-        return f'{lead}<tool_call>\n{{"name": {quoted(name)}, "arguments": {arguments}}}\n</tool_call>'
+        call = f'\n{{"name": {quoted(name)}, "arguments": {arguments}}}\n'
+        return Phrase((lead, _CALL, call, _CALL_END))
 
-    def write_output(self, text: str, *, first: bool) -> str:
+    def write_output(self, text: str, *, first: bool) -> Fragment:
         lead = "" if first else "\n"
-        return f"{lead}<tool_response>\n{text}\n</tool_response>"
+        return Phrase((lead, _OUTPUT, f"\n{text}\n", _OUTPUT_END))

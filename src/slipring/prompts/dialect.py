@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from slipring.core.head import Head
 from slipring.prompts.parser import CallFormat
+from slipring.prompts.schemas import describe_format
 from slipring.protocol import wire
 from slipring.protocol.items import (
     AdditionalTools,
@@ -23,6 +24,7 @@ from slipring.protocol.items import (
     Message,
     plain_text,
 )
+from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import CallableTool, Toolset
 
 
@@ -32,7 +34,19 @@ class Control(Struct, frozen=True):
     token: str
 
 
-Fragment = str | Control
+class Mark(Struct, frozen=True):
+    """A marker such as ``<tool_call>``: one token where the vocabulary has it, text where it has not."""
+
+    token: str
+
+
+class Phrase(Struct, frozen=True):
+    """Texts and marks that are encoded as one text, but for the marks that are tokens."""
+
+    parts: tuple[str | Mark, ...]
+
+
+Fragment = str | Control | Phrase
 """Each text fragment is encoded by itself, in a delta as in the whole."""
 
 
@@ -66,28 +80,31 @@ class Dialect(ABC):
         """What stands before everything."""
 
     @abstractmethod
-    def describe_tools(self, tools: Iterable[CallableTool]) -> str:
+    def describe_tools(self, tools: Iterable[CallableTool]) -> tuple[str | Mark, ...]:
         """Tool definitions, and how to call them, in words for the model."""
 
     @abstractmethod
-    def write_call(self, name: str, arguments: str, *, first: bool) -> str:
+    def write_call(self, name: str, arguments: str, *, first: bool) -> Fragment:
         """A call, inside the assistant's block; ``first`` when nothing stands before it there."""
 
     @abstractmethod
-    def write_output(self, text: str, *, first: bool) -> str:
+    def write_output(self, text: str, *, first: bool) -> Fragment:
         """A tool's output, inside its block."""
 
     tool_role: str
     """The role that tool outputs are spoken with."""
 
-    def write_head(self, head: Head) -> list[Fragment]:
-        """Instructions and tools, as the system's first block."""
-        parts = [head.instructions] if head.instructions else []
+    def write_head(self, head: Head, format: TextFormat) -> list[Fragment]:
+        """Instructions, tools and the format of answers, as the system's first block."""
+        parts: list[tuple[str | Mark, ...]] = [(head.instructions,)] if head.instructions else []
         if head.tools.callables:
             parts.append(self.describe_tools(head.tools.callables))
+        if format.kind != "text":
+            parts.append((describe_format(format),))
         if not parts:
             return self.preamble()
-        return [*self.preamble(), *self.open("system"), "\n\n".join(parts), *self.close()]
+        said = tuple(piece for part in parts for piece in ("\n\n", *part))[1:]
+        return [*self.preamble(), *self.open("system"), Phrase(said), *self.close()]
 
     def write_items(self, block: Block, items: Iterable[Item]) -> tuple[list[Fragment], Block]:
         """Write items after a context that left ``block`` open; returns what they leave open."""
@@ -113,10 +130,10 @@ class Dialect(ABC):
             return self._write_call(block, body.name, body.namespace, _as_arguments(body.input))
         if isinstance(body, CallOutput):
             opening = [] if block is Block.TOOLS else [*self._shut(block), *self.open(self.tool_role)]
-            text = self.write_output(plain_text(body.output), first=block is not Block.TOOLS)
-            return [*opening, text], Block.TOOLS
+            said = self.write_output(plain_text(body.output), first=block is not Block.TOOLS)
+            return [*opening, said], Block.TOOLS
         if isinstance(body, AdditionalTools):
-            described = self.describe_tools(Toolset.read(body.tools).callables)
+            described = Phrase(self.describe_tools(Toolset.read(body.tools).callables))
             return [*self._shut(block), *self.open("system"), described, *self.close()], Block.NONE
         return [], block  # reasoning of earlier turns, settings, and what only hosted tools understand
 

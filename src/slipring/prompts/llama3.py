@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from slipring.prompts.dialect import Control, Dialect, Fragment
+from slipring.prompts.dialect import Control, Dialect, Fragment, Mark
 from slipring.prompts.parser import CallFormat
 from slipring.prompts.schemas import describe, quoted
 from slipring.protocol.tools import CallableTool
@@ -31,18 +31,18 @@ class Llama3(Dialect):
     def close(self) -> list[Fragment]:
         return [_END]
 
-    def describe_tools(self, tools: Iterable[CallableTool]) -> str:
+    def describe_tools(self, tools: Iterable[CallableTool]) -> tuple[str | Mark, ...]:
         lines = "\n\n".join(describe(tool) for tool in tools)
         return (
             "Given the following functions, please respond with a JSON for a function call with its proper"
             " arguments that best answers the given prompt.\n\nRespond in the format"
             ' {"name": function name, "parameters": dictionary of argument name and its value}. Do not use'
-            f" variables.\n\n{lines}"
+            f" variables.\n\n{lines}",
         )
 
-    def write_call(self, name: str, arguments: str, *, first: bool) -> str:
+    def write_call(self, name: str, arguments: str, *, first: bool) -> Fragment:
         lead = "" if first else "\n"
         return f'{lead}{{"name": {quoted(name)}, "parameters": {arguments}}}'
 
-    def write_output(self, text: str, *, first: bool) -> str:
+    def write_output(self, text: str, *, first: bool) -> Fragment:
         return text if first else f"\n\n{text}"

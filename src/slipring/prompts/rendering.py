@@ -1,70 +1,120 @@
 """Rendering by delta: the token ids of a context, made by appending to those of its parent.
 
-``tokens(child) = tokens(parent) + render(delta)``. Ids that an engine emitted are kept as emitted. The head
-is kept apart from the body, so that new instructions or tools re-render the head only. A context whose parent
-was not rendered with this vocabulary and dialect is rendered from its items, and says why.
+``tokens(child) = tokens(parent) + render(delta)``. Ids that an engine emitted are kept as emitted. A context
+that cannot be appended to its parent (the parent was rendered by another model, the model's template rewrites
+what was said before) is rendered from its items, and says why. How items are written is the business of the
+two kinds of renderer, ``prompts.folding`` and ``prompts.templates``.
 """
 
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from msgspec import Struct
 
 from slipring.core.generation import Job
 from slipring.core.head import Head
-from slipring.prompts.dialect import Block, Control, Dialect, Fragment
-from slipring.prompts.tokenizer import Tokenizer
+from slipring.prompts.parser import CallFormat
+from slipring.prompts.tokenizer import Vocabulary
+from slipring.protocol import wire
 from slipring.protocol.items import Item
+from slipring.protocol.requests import TextFormat
+
+_STEP_BYTES = 400
+_TOKEN_BYTES = 11
+"""An id, and its digits with a comma."""
+
+
+class Step(Struct, frozen=True, eq=False):
+    """Some ids, and the same as JSON without its brackets: engines are sent them with every later turn."""
+
+    ids: "array[int]"
+    """Unsigned, four bytes a token; a tuple would take forty."""
+    json: bytes
+
+    @classmethod
+    def of(cls, ids: Iterable[int]) -> "Step":
+        own = array("I", ids)
+        return cls(own, wire.encode(own.tolist())[1:-1])
 
 
 class Body(Struct, frozen=True, eq=False):
     """The ids of a context without its head: what is new, and a pointer to what came before."""
 
     parent: "Body | None"
-    ids: tuple[int, ...]
+    step: Step
     total: int
-    block: Block
+    size_bytes: int
+    tail: object
+    """What the renderer has to know of all this to go on."""
 
-    def then(self, ids: Iterable[int], block: Block) -> "Body":
-        own = tuple(ids)
-        return Body(self, own, self.total + len(own), block)
+    def then(self, ids: Iterable[int], tail: object) -> "Body":
+        step = Step.of(ids)
+        count = len(step.ids)
+        size_bytes = self.size_bytes + _STEP_BYTES + _TOKEN_BYTES * count
+        return Body(self, step, self.total + count, size_bytes, tail)
 
-    def pieces(self) -> Iterator[tuple[int, ...]]:
-        """The ids of each step, oldest first."""
-        steps = []
+    def lineage(self) -> Iterator["Body"]:
+        """This body and those it continues, newest first."""
         node: Body | None = self
         while node is not None:
-            steps.append(node.ids)
+            yield node
             node = node.parent
-        return reversed(steps)
+
+    def steps(self) -> Iterator[Step]:
+        """Oldest first."""
+        return reversed([node.step for node in self.lineage()])
 
 
-EMPTY = Body(None, (), 0, Block.NONE)
+def empty(tail: object) -> Body:
+    """The body of a context that has only a head."""
+    return Body(None, Step.of(()), 0, _STEP_BYTES, tail)
+
+
+class Preface(Struct, frozen=True, eq=False):
+    """What stands before the body, as tokens."""
+
+    head: Head
+    format: TextFormat
+    step: Step
+
+    def covers(self, job: Job) -> bool:
+        """Whether a job's context begins with the very same."""
+        same_head = self.head is job.head or self.head == job.head
+        return same_head and self.format == job.settings.format
 
 
 class Rendered(Struct, frozen=True, eq=False):
     """A context as tokens. The position that a tokens engine leaves with a response."""
 
     writer: str
-    """Dialect and vocabulary that the ids belong to."""
-    head: Head
-    head_ids: tuple[int, ...]
+    """Renderer and vocabulary that the ids belong to."""
+    preface: Preface
     body: Body
 
     @property
     def total(self) -> int:
-        return len(self.head_ids) + self.body.total
+        return len(self.preface.step.ids) + self.body.total
 
-    def pieces(self) -> Iterator[tuple[int, ...]]:
-        return chain((self.head_ids,), self.body.pieces())
+    @property
+    def size_bytes(self) -> int:
+        return self.body.size_bytes + _TOKEN_BYTES * len(self.preface.step.ids)
+
+    def steps(self) -> Iterator[Step]:
+        return chain((self.preface.step,), self.body.steps())
 
     def ids(self) -> list[int]:
-        """All ids. Costs the whole context: for engines that must be sent them."""
-        return list(chain.from_iterable(self.pieces()))
+        """All ids. Costs the whole context."""
+        return list(chain.from_iterable(step.ids for step in self.steps()))
 
-    def spoken(self, ids: Iterable[int]) -> "Rendered":
-        """This context after the model has spoken, in the message that its prompt opened."""
-        return Rendered(self.writer, self.head, self.head_ids, self.body.then(ids, Block.ASSISTANT))
+    def json(self) -> bytes:
+        """All ids as a JSON array, made of ready pieces."""
+        return b"[" + b",".join(step.json for step in self.steps() if step.json) + b"]"
+
+    def then(self, ids: Iterable[int], tail: object) -> "Rendered":
+        """This context and some more."""
+        return Rendered(self.writer, self.preface, self.body.then(ids, tail))
 
 
 class Rendering(Struct, frozen=True):
@@ -77,65 +127,108 @@ class Rendering(Struct, frozen=True):
     new_tokens: int
     fallback: str | None = None
     """Why all items had to be rendered, where they had."""
+    dropped_items: int = 0
+    """Left out, the oldest first, to make the rest fit."""
+
+    def spoken(self, ids: Iterable[int]) -> Rendered:
+        """The context after the model has spoken, in the message that the prompt opened."""
+        return self.prompt.then(ids, self.prompt.body.tail)
 
 
-class Renderer:
-    """Writes contexts for one model."""
+class Rewritten(Exception):
+    """The delta cannot be appended: what stands before it would have to be written differently."""
 
-    def __init__(self, dialect: Dialect, tokenizer: Tokenizer) -> None:
-        self.dialect = dialect
-        self.tokenizer = tokenizer
-        self._writer = f"{dialect.name} {tokenizer.fingerprint}"
+
+class Renderer(ABC):
+    """Writes contexts for one model, and knows how its answers are to be read."""
+
+    calls: CallFormat
+
+    def __init__(self, name: str, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._writer = f"{name} {vocabulary.fingerprint}"
+        self._marks: dict[int, bytes] | None = None
+
+    @abstractmethod
+    def stop_ids(self) -> frozenset[int]:
+        """Control tokens that end an answer."""
+
+    @abstractmethod
+    def start(self, head: Head, format: TextFormat, items: Sequence[Item]) -> Rendered:
+        """Write a context from its very beginning."""
+
+    @abstractmethod
+    def append(self, position: Rendered, job: Job) -> Rendered:
+        """Write a job's new items after its parent's tokens, or raise ``Rewritten``."""
+
+    @abstractmethod
+    def open(self, context: Rendered) -> Rendered:
+        """Make it the model's turn to speak."""
 
     def render(self, job: Job) -> Rendering:
         """Append a job's new items to its parent's tokens, or render everything where that cannot be."""
-        position = job.parent.position if job.parent is not None else None
-        fallback: str | None = None
         if job.parent is None:
-            start, items = self._start(job.head), job.input
-        elif isinstance(position, Rendered) and position.writer == self._writer:
-            start, items = self._with_head(position, job.head), job.input
-        else:
-            start, items = self._start(job.head), tuple(job.context())
-            fallback = "the parent was not rendered by this model"
-        context = self._append(start, items)
-        opened = context.body.then(
-            self.encode(self.dialect.write_prompt(context.body.block)), Block.ASSISTANT
-        )
-        prompt = Rendered(context.writer, context.head, context.head_ids, opened)
-        kept = 0 if fallback or job.parent is None else start.body.total
-        if job.parent is not None and start is position:
-            kept += len(start.head_ids)
-        return Rendering(context, prompt, prompt.total - kept, fallback)
+            return self._in_full(job, job.input)
+        position = job.parent.position
+        if not isinstance(position, Rendered) or position.writer != self._writer:
+            return self._in_full(job, tuple(job.context()), "the parent was not rendered by this model")
+        try:
+            context = self.append(position, job)
+        except Rewritten as rewritten:
+            return self._in_full(job, tuple(job.context()), str(rewritten))
+        prompt = self.open(context)
+        kept = position.body.total
+        if context.preface is position.preface:
+            kept = position.total
+        return Rendering(context, prompt, prompt.total - kept)
 
-    def encode(self, fragments: Iterable[Fragment]) -> list[int]:
-        """Ids of fragments: control tokens by name, each text by itself."""
-        ids: list[int] = []
-        for fragment in fragments:
-            if isinstance(fragment, Control):
-                ids.append(self.tokenizer.control(fragment.token))
+    def shorten(self, job: Job, most: int) -> Rendering | None:
+        """A job's context without its oldest items, in at most so many tokens; None where not even the last
+        item fits. Calls and their outputs stay or go together, and tools that were added stay."""
+        items = tuple(job.context())
+        cuts = _cuts(items)
+        fits: Rendering | None = None
+        low, high = 0, len(cuts)
+        while low < high:
+            middle = (low + high) // 2
+            cut = cuts[middle]
+            kept = (*(item for item in items[:cut] if item.type == "additional_tools"), *items[cut:])
+            tried = self._in_full(job, kept, "the oldest items were dropped", len(items) - len(kept))
+            if tried.prompt.total <= most:
+                fits, high = tried, middle
             else:
-                ids += self.tokenizer.encode(fragment)
-        return ids
+                low = middle + 1
+        return fits
 
-    def stop_ids(self) -> frozenset[int]:
-        tokenizer = self.tokenizer
-        return frozenset(
-            tokenizer.control(token) for token in self.dialect.stop if tokenizer.has_control(token)
-        )
+    def bytes_of(self, id: int) -> bytes:
+        """What a token of an answer says; the marks of calls and thoughts say themselves."""
+        if self._marks is None:
+            self._marks = self._mark_bytes()
+        said = self._marks.get(id)
+        return said if said is not None else self.vocabulary.bytes_of(id)
 
-    def _start(self, head: Head) -> Rendered:
-        return Rendered(self._writer, head, tuple(self.encode(self.dialect.write_head(head))), EMPTY)
+    def _mark_bytes(self) -> dict[int, bytes]:
+        calls, vocabulary = self.calls, self.vocabulary
+        marks = (calls.call_open, calls.call_close, calls.think_open, calls.think_close, calls.prefix)
+        return {
+            vocabulary.control(mark): mark.encode() for mark in marks if mark and vocabulary.has_control(mark)
+        }
 
-    def _with_head(self, position: Rendered, head: Head) -> Rendered:
-        if position.head is head or position.head == head:
-            return position
-        ids = tuple(self.encode(self.dialect.write_head(head)))
-        return Rendered(self._writer, head, ids, position.body)
+    def _in_full(
+        self, job: Job, items: Sequence[Item], reason: str | None = None, dropped_items: int = 0
+    ) -> Rendering:
+        context = self.start(job.head, job.settings.format, items)
+        prompt = self.open(context)
+        return Rendering(context, prompt, prompt.total, reason, dropped_items)
 
-    def _append(self, start: Rendered, items: tuple[Item, ...]) -> Rendered:
-        fragments, block = self.dialect.write_items(start.body.block, items)
-        if not fragments and block is start.body.block:
-            return start
-        body = start.body.then(self.encode(fragments), block)
-        return Rendered(start.writer, start.head, start.head_ids, body)
+
+def _cuts(items: Sequence[Item]) -> list[int]:
+    """Where the beginning may be cut off: not between a call and its output, not behind the last item."""
+    answered = {item.call_id: index for index, item in enumerate(items) if item.type.endswith("_output")}
+    cuts, reach = [], 0
+    for index, item in enumerate(items[:-1]):
+        if item.call_id is not None:
+            reach = max(reach, answered.get(item.call_id, index))
+        if reach <= index:
+            cuts.append(index + 1)
+    return cuts

@@ -1,9 +1,10 @@
-"""Tool definitions as models are told them: one JSON object per tool, whatever kind it is."""
+"""Schemas as models are told them: tools, each as one JSON object, and the formats of answers."""
 
 from msgspec import Raw
 
 from slipring.prompts.parser import flat_name
 from slipring.protocol import wire
+from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import CallableTool, FunctionTool
 
 _NO_PARAMETERS = Raw(b'{"type":"object","properties":{}}')
@@ -34,3 +35,11 @@ def describe(tool: CallableTool) -> str:
         description = f"{description} Its input follows this format: {bytes(definition.format).decode()}"
     function = {"name": flat_name(tool), "description": description, "parameters": parameters_of(tool)}
     return wire.encode({"type": "function", "function": function}).decode()
+
+
+def describe_format(format: TextFormat) -> str:
+    """The format of answers, in words. A grammar may enforce it; the model has to know what is meant."""
+    if format.schema is None:
+        return "Answer with one JSON object and nothing else."
+    schema = format.schema.decode()
+    return f"Answer with one JSON document and nothing else. It follows this JSON schema:\n{schema}"

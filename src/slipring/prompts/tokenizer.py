@@ -1,11 +1,13 @@
-"""Tokenizers: text to token ids and ids back to bytes, in this process.
+"""Vocabularies: text to token ids and ids back to bytes.
 
-Made from a GGUF's own vocabulary or from a ``tokenizer.json``. Two kinds of input are kept apart for good:
-text, which can never become a control token whatever it says, and control tokens, which the dialect names.
+Held in this process, made from a GGUF or from a ``tokenizer.json``; engines bring others. Two kinds of input
+are kept apart for good: text, which can never become a control token whatever it says, and control tokens,
+which the dialect names.
 """
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -34,8 +36,33 @@ class UnknownVocabulary(ValueError):
     """This vocabulary cannot be built here; the engine's own tokenizer has to be asked."""
 
 
-class Tokenizer:
-    """A vocabulary, and the two ways into it."""
+class Vocabulary(ABC):
+    """Token ids and what they mean: the two ways in, text and control tokens, and the way out."""
+
+    fingerprint: str
+    """Names the vocabulary: ids made by vocabularies of one fingerprint mean the same."""
+    is_local: bool = True
+    """Whether everything is known in this process. If not, ``encode`` waits for somebody else's answer."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text. What looks like a control token in it is text like any other."""
+
+    @abstractmethod
+    def control(self, token: str) -> int:
+        """The id of a control token. ``KeyError``: this vocabulary has no such token."""
+
+    @abstractmethod
+    def has_control(self, token: str) -> bool:
+        """Whether this vocabulary has such a control token."""
+
+    @abstractmethod
+    def bytes_of(self, id: int) -> bytes:
+        """The bytes that a token stands for; a control token stands for none, unless it is visible."""
+
+
+class Tokenizer(Vocabulary):
+    """A vocabulary that is held in this process."""
 
     def __init__(
         self,
@@ -52,7 +79,6 @@ class Tokenizer:
         }
         """Visible ones, such as Qwen's ``<tool_call>``, are text once a model has written them."""
         self.fingerprint = fingerprint
-        """Names the vocabulary: ids made by tokenizers of one fingerprint mean the same."""
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
@@ -105,18 +131,15 @@ class Tokenizer:
         return cls(backend, control, hashlib.sha256(text.encode()).hexdigest(), visible=visible)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text. What looks like a control token in it is text like any other."""
         return self._backend.encode(text, add_special_tokens=False).ids if text else []
 
     def control(self, token: str) -> int:
-        """The id of a control token. ``KeyError``: this vocabulary has no such token."""
         return self._control[token]
 
     def has_control(self, token: str) -> bool:
         return token in self._control
 
     def bytes_of(self, id: int) -> bytes:
-        """The bytes that a token stands for; a control token stands for none, unless it is visible."""
         if id in self._control_bytes:
             return self._control_bytes[id]
         token = self._backend.id_to_token(id) or ""

@@ -24,6 +24,7 @@ from slipring.engines.llama.slots import Slots
 from slipring.errors import InvalidRequest, ServerError, StartupError
 from slipring.prompts.chatml import ChatMl
 from slipring.prompts.dialect import Dialect
+from slipring.prompts.folding import FoldingRenderer
 from slipring.prompts.gguf import GgufError, read_metadata
 from slipring.prompts.llama3 import Llama3
 from slipring.prompts.parser import Parser
@@ -47,7 +48,9 @@ class LlamaEngine(Engine):
         self.options = options
         path = options.model or embedded_model()
         metadata = read_file(path)
-        self._renderer = Renderer(choose_dialect(options.dialect, metadata), make_tokenizer(path, metadata))
+        self._renderer: Renderer = FoldingRenderer(
+            choose_dialect(options.dialect, metadata), make_tokenizer(path, metadata)
+        )
         self._stop_ids = self._renderer.stop_ids()
         trained: int = metadata.get(f"{metadata.get('general.architecture')}.context_length", options.context)
         self._context = min(options.context, trained)
@@ -96,7 +99,7 @@ class LlamaEngine(Engine):
                 async for chunk in chunks:
                     if deltas := answer.take(chunk):
                         yield deltas
-            position = rendering.prompt.spoken(answer.ids) if job.generate else rendering.context
+            position = rendering.spoken(answer.ids) if job.generate else rendering.context
             slot.hold(position.body, job.tenant)
             yield answer.finish(sent.total, position)
 
@@ -120,10 +123,10 @@ class _Answer:
     """What comes back for one job: ids kept as emitted, and what they say."""
 
     def __init__(self, renderer: Renderer, job: Job, stop_ids: frozenset[int]) -> None:
-        self._bytes_of = renderer.tokenizer.bytes_of
+        self._bytes_of = renderer.bytes_of
         self._generates = job.generate
         self._stop_ids = stop_ids
-        self._parser = Parser(renderer.dialect.calls, job.offer)
+        self._parser = Parser(renderer.calls, job.offer)
         self._text = Utf8Stream()
         self._last: Chunk | None = None
         self._thought = 0

@@ -31,8 +31,7 @@ def completion_body(job: Job, prompt: Rendered, slot: Slot, max_tokens: int) -> 
     }
     if (schema := constraint(job.offer, job.settings)) is not None:
         body["json_schema"] = schema
-    ids = b",".join(wire.encode(piece)[1:-1] for piece in prompt.pieces() if piece)
-    return b'{"prompt":[' + ids + b"]," + wire.encode(body)[1:]
+    return b'{"prompt":' + prompt.json() + b"," + wire.encode(body)[1:]
 
 
 def constraint(offer: Offer, settings: Settings) -> Raw | None:
