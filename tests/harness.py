@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp import WSMsgType
 
 from slipring.config import Config
-from slipring.core.generation import Capabilities, Delta, Finished, Job, Model, Text
+from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine, Level
 from slipring.server.run import Server
@@ -70,6 +70,9 @@ class PuppetEngine(Engine):
     name = "puppet"
     level = Level.ITEMS
 
+    accepts = True
+    """Whether jobs are accepted at once; if not, the first cue accepts or refuses."""
+
     def __init__(self, capabilities: Capabilities | None = None) -> None:
         self._capabilities = capabilities or Capabilities()
         self._performances: asyncio.Queue[Performance] = asyncio.Queue()
@@ -85,6 +88,8 @@ class PuppetEngine(Engine):
         self._performances.put_nowait(performance)
         done = False
         try:
+            if self.accepts:
+                yield [Accepted()]
             while not done:
                 performance.pulled.release()
                 cue = await performance.cues.get()

@@ -43,7 +43,7 @@ import slipring
 from slipring import errors
 from slipring.core.actions import Action, Load, Send, Start
 from slipring.core.cache import ConnectionCache
-from slipring.core.generation import Delta, Finished, Job, Settings, Text
+from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
 from slipring.core.limits import Limits
 from slipring.core.session import Loaded, Session
 from slipring.engines.catalog import Catalog, open_engine
@@ -386,7 +386,13 @@ def open_session() -> Session:
         return f"{prefix}_{made[prefix]}"
 
     session = Session(
-        tenant="tests", models=CATALOG, limits=Limits(), mint=mint, cache=ConnectionCache(2**20), now=0.0
+        tenant="tests",
+        models=CATALOG,
+        limits=Limits(),
+        mint=mint,
+        cache=ConnectionCache(2**20),
+        clock=lambda: 0.0,
+        now=0.0,
     )
     frame = json.dumps({"type": "response.create", "input": "hello", "store": False})
     start = session.receive(frame, 0.0)[-1]
@@ -408,6 +414,7 @@ def send(frame: Json) -> Outcome:
             pending += session.loaded(action.turn, Loaded(items=stored), 0.0)
         elif isinstance(action, Start):
             outcome.job = action.job
+            pending.append(Send(session.deltas(action.turn, [Accepted()])))
         elif isinstance(action, Send):
             for event in action.events:
                 told = json.loads(wire.encode(event))
@@ -988,7 +995,8 @@ SETTING_SAMPLES: Json = {
 
 
 async def play(job: Job) -> list[Delta]:
-    return [delta async for batch in PARALLEL.generate(job) for delta in batch]
+    deltas = [delta async for batch in PARALLEL.generate(job) for delta in batch]
+    return [delta for delta in deltas if not isinstance(delta, Accepted | Begun)]
 
 
 def shown(deltas: list[Delta]) -> list[Any]:

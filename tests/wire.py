@@ -240,6 +240,8 @@ def check_frame(raw: str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES)
     in `foreign_tool_types`.
     """
     event = _parse(raw)
+    if event.get("type") == TIMING:
+        return _check_timing(event)
     _check_event(event, _WEBSOCKET_EVENTS, foreign_tool_types)
     _lane_of(event)
     if event["type"] == "error":
@@ -255,12 +257,34 @@ def check_sse_event(
     """Check one server-sent event (not the closing `[DONE]`) and return its data parsed."""
     event = _parse(data)
     _require("stream_id" not in event, "lanes exist on the WebSocket only: stream_id over SSE")
+    if event.get("type") == TIMING:
+        return _check_timing(event)
     _check_event(event, _SSE_EVENTS, foreign_tool_types)
     _require_equal(event_name, event["type"], "name of the SSE event")
     if event["type"] == "error":
         missing = sorted({"code", "param"} - event.keys())
         _require(not missing, f"error event lacks the keys {missing}")
         _require(event["message"] != "", "error.message is empty")
+    return event
+
+
+TIMING = "slipring.timing"
+_STAGES = ["decode", "queue", "resolve", "validate", "render", "engine_queue", "prefill", "generate", "store"]
+_STAGES += ["terminal"]
+
+
+def _check_timing(event: Json) -> Json:
+    """Our own event: stages in their order, each beginning where the one before ended."""
+    timing = event["timing"]
+    names = [stage["name"] for stage in timing["stages"]]
+    _require_equal(names, [name for name in _STAGES if name in names], "order of the stages")
+    end = 0.0
+    for stage in timing["stages"]:
+        begins_there = abs(stage["start_ms"] - end) < 0.01 and stage["duration_ms"] >= 0
+        _require(begins_there, f"stage {stage} does not follow one that ended at {end}")
+        end = stage["start_ms"] + stage["duration_ms"]
+    _require(abs(timing["total_ms"] - end) < 0.1, f"total_ms {timing['total_ms']}, stages end at {end}")
+    _require(timing["response_id"].startswith("resp_"), "response_id of a timing")
     return event
 
 
@@ -614,6 +638,8 @@ class Order:
             self._see_steer(event, lane)
         elif kind == "response.created":
             self._see_created(event, lane)
+        elif kind == TIMING:
+            self._see_timing(event, lane)
         else:
             self._see_turn(event, lane)
 
@@ -632,6 +658,13 @@ class Order:
         response_id = event["response"]["id"]
         _require(response_id not in self._turns, f"second response with the id {response_id}")
         self._open[lane] = self._turns[response_id] = _Turn(event, lane)
+
+    def _see_timing(self, event: Json, lane: str | None) -> None:
+        turn = self._turns.get(event["timing"]["response_id"])
+        if turn is None or not turn.is_over:
+            raise AssertionError("a timing of a response that is not over")
+        _require_equal(turn.lane, lane, "lane of a timing")
+        turn.count(event)
 
     def _see_turn(self, event: Json, lane: str | None) -> None:
         turn = self._open.get(lane)

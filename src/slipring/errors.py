@@ -4,6 +4,7 @@
     ├── InvalidRequest              400  the request cannot be served as it stands
     │   ├── InvalidJson                  not JSON, not an object, nested too deeply
     │   ├── UnsupportedParameter         a field or value that cannot be honoured here
+    │   ├── ContextLengthExceeded        more tokens than the model can read
     │   ├── PreviousResponseNotFound     unknown, expired or somebody else's: the same answer
     │   ├── InvalidStreamId
     │   ├── LaneLimitReached
@@ -58,6 +59,17 @@ class InvalidJson(InvalidRequest):
 
 class UnsupportedParameter(InvalidRequest):
     code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {most} tokens. However, your input resulted in {tokens}"
+            " tokens. Please reduce the length of the input, or set truncation to 'auto'.",
+            param="input",
+        )
 
 
 class PreviousResponseNotFound(InvalidRequest):

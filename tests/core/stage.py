@@ -13,9 +13,9 @@ from typing import Any
 
 from msgspec import Raw
 
-from slipring.core.actions import Action, Cancel, Close, Load, Save, Send, Start
+from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start
 from slipring.core.cache import ConnectionCache, SharedScopes
-from slipring.core.generation import Capabilities, Delta, Finished, Job, Model, Text
+from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.head import Head
 from slipring.core.limits import Limits
 from slipring.core.session import Loaded, Session
@@ -73,7 +73,11 @@ class Stage:
         foreign_tools: frozenset[str] = NO_TYPES,
         on_event: Callable[[Json], None] | None = None,
         on_start: Callable[[Start], None] | None = None,
+        accepts: Callable[[Job], bool] = lambda job: True,
+        refuses: Callable[[Job], ApiError | None] = lambda job: None,
+        tells_timing: bool = False,
     ) -> None:
+        """``accepts``: whether the engine takes a job at once; if not, it waits for a delta or a failure."""
         self.world = world = world or World()
         self.tenant = tenant
         self.cache = ConnectionCache(world.limits.connection_cache_bytes, world.scopes.of(tenant))
@@ -83,7 +87,9 @@ class Stage:
             limits=world.limits,
             mint=world.mint,
             cache=self.cache,
+            clock=lambda: world.now,
             now=world.now,
+            tells_timing=tells_timing,
         )
         self.events: list[Json] = []
         self.frames: list[bytes] = []
@@ -96,6 +102,9 @@ class Stage:
         self._foreign_tools = foreign_tools
         self._on_event = on_event
         self._on_start = on_start
+        self._accepts = accepts
+        self._refuses = refuses
+        self.reports: list[Record] = []
 
     # What a client does. Each returns the events that it caused.
 
@@ -202,18 +211,28 @@ class Stage:
             elif isinstance(action, Load):
                 self.loads[action.turn] = action
             elif isinstance(action, Start):
-                self.starts[action.turn] = action
-                if self._on_start is not None:
-                    self._on_start(action)
+                self._start(action)
             elif isinstance(action, Save):
                 self.saves[action.turn] = action
             elif isinstance(action, Cancel):
                 self.cancelled.append(action.turn)
                 for work in (self.loads, self.starts, self.saves):
                     work.pop(action.turn, None)
+            elif isinstance(action, Record):
+                self.reports.append(action)
             else:
                 self.close = action
         return self.events[before:]
+
+    def _start(self, start: Start) -> None:
+        if (error := self._refuses(start.job)) is not None:
+            self._run(self.session.failed(start.turn, error, self.world.now))
+            return
+        self.starts[start.turn] = start
+        if self._accepts(start.job):
+            self._send(Send(self.session.deltas(start.turn, [Accepted()])))
+        if self._on_start is not None:
+            self._on_start(start)
 
     def _send(self, send: Send) -> None:
         for event in send.events:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from slipring.core.lanes import Lanes
+from slipring.core.stages import Stages
 from slipring.core.turn import Turn
 from slipring.errors import LaneLimitReached
 from slipring.protocol.requests import CreateRequest
@@ -12,7 +13,8 @@ from tests.core.stage import Stage, World, only_error, types
 
 
 def turn_on(lane: str | None, size_bytes: int = 10) -> Turn:
-    return Turn(CreateRequest(), tenant="t", lane=lane, size_bytes=size_bytes, mint=str.upper)
+    stages = Stages(lambda: 0.0)
+    return Turn(CreateRequest(), tenant="t", lane=lane, size_bytes=size_bytes, mint=str.upper, stages=stages)
 
 
 # The queue itself.

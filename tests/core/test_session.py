@@ -1,6 +1,8 @@
 """A session: chaining, forking, eviction, warmup, storing. Frames that are wrong and the end of a
 connection have files of their own."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Text
@@ -268,7 +270,7 @@ def test_a_failing_load_is_an_error_on_the_lane_and_no_failed_response():
 def test_a_position_that_the_engine_left_comes_back_with_the_parent():
     stage = Stage()
     stage.create()
-    slot = object()
+    slot = SimpleNamespace(size_bytes=10)
     stage.finish(position=slot)
     stage.create(previous="resp_1")
     assert stage.job().parent.position is slot

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slipring.core.actions import Start
-from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
-from slipring.errors import Unavailable
+from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text, Thought
+from slipring.errors import ApiError, ContextLengthExceeded, Unavailable
 from tests.core.stage import Json, Stage, World, call_output, context_of, message
 
 LIMITS = {
@@ -36,7 +36,9 @@ PLACES = [(who, lane) for who in range(3) for lane in LANES]
 REFUSED_ON_ARRIVAL = {"rate_limit_exceeded", "websocket_stream_limit_reached"}
 REFUSED_AT_THE_END = {"websocket_connection_limit_reached", "service_unavailable"}
 BAD_BODIES: list[Json] = [{"temperature": "hot"}, {"stream": False}]
-UNSERVABLE: list[Json] = [{"model": "nobody"}, {"background": True}]
+TOO_LONG: Json = {"seed": 666}
+"""The engine reads the job and refuses it."""
+UNSERVABLE: list[Json] = [{"model": "nobody"}, {"background": True}, TOO_LONG]
 CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
 SPEECH: list[list[Delta]] = [[Text("words")], [Thought("hm")], CALL]
 
@@ -134,6 +136,8 @@ class Model:
             left.remove(item["call_id"])
         if left and asked.request.generate:
             return f"No tool output found for function call {left[0]}."
+        if asked.request.fault == TOO_LONG:
+            return "input"
         return "background" if asked.request.fault else None
 
     def finish(self, peer: "Peer", asked: Asked, status: str, *, stored: bool) -> None:
@@ -151,13 +155,19 @@ class Model:
         )
 
 
+def refuse_too_long(job: Job) -> ApiError | None:
+    return ContextLengthExceeded(2, 1) if job.settings.seed == TOO_LONG["seed"] else None
+
+
 class Peer:
     """One connection and its client, who checks every answer."""
 
     def __init__(self, model: Model, world: World, tenant: str) -> None:
         self.model = model
         self.tenant = tenant
-        self.stage = Stage(world, tenant, on_event=self._see, on_start=self._check_job)
+        self.stage = Stage(
+            world, tenant, on_event=self._see, on_start=self._check_job, refuses=refuse_too_long
+        )
         self.opened_at = world.now
         self.deadline: float | None = None
         """Set when the connection is about to end."""

@@ -2,7 +2,8 @@
 
 import pytest
 
-from slipring.core.generation import Finished, Text
+from slipring.core.generation import Accepted, Finished, Text
+from slipring.core.stages import Stages
 from slipring.core.turn import Phase, Turn
 from slipring.errors import ServerError
 from slipring.protocol.items import user_message
@@ -12,18 +13,25 @@ from tests.core.stage import PLAIN, Stage, World, types
 DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
 
 
+def turn_on(lane: str | None = None, **fields: object) -> Turn:
+    stages = Stages(lambda: 0.0)
+    return Turn(
+        CreateRequest(**fields), tenant="t", lane=lane, size_bytes=0, mint=World().mint, stages=stages
+    )
+
+
 def begun(**fields: object) -> Turn:
-    turn = Turn(CreateRequest(**fields), tenant="t", lane=None, size_bytes=0, mint=World().mint)
+    turn = turn_on(**fields)
     turn.begin("resp_1", PLAIN, (user_message("hi"),), now=5.9)
     return turn
 
 
 def test_a_job_says_who_asks_for_what():
-    turn = Turn(CreateRequest(), tenant="t", lane="a", size_bytes=0, mint=World().mint)
+    turn = turn_on("a")
     job = turn.begin("resp_1", PLAIN, (user_message("hi"),), now=5.9)
     assert (job.response_id, job.tenant, job.model) == ("resp_1", "t", PLAIN)
     assert (job.parent, job.generate) == (None, True)
-    assert turn.phase is Phase.RUNNING
+    assert turn.phase is Phase.PREPARING
     assert turn.response is not None
     assert turn.response.created_at == 5
 
@@ -36,19 +44,19 @@ def test_a_response_that_begins_is_in_progress_and_empty():
 
 
 def test_the_opening_events_share_one_response_object():
-    created, in_progress = begun().opening()
+    created, in_progress = begun().accept([Accepted()])
     assert created.response is in_progress.response
     assert (created.sequence_number, in_progress.sequence_number) == (0, 1)
 
 
 def test_a_warmup_opens_with_created_alone():
-    assert len(begun(generate=False).opening()) == 1
+    assert len(begun(generate=False).accept([Accepted()])) == 1
 
 
 def test_an_event_that_was_said_does_not_change_later():
     """Frames may be encoded after the turn has moved on."""
     turn = begun()
-    created, in_progress = turn.opening()
+    created, in_progress = turn.accept([Accepted()])
     turn.feed([Text("hi"), DONE])
     turn.finish(now=9.0)
     assert created.response.status == in_progress.response.status == "in_progress"
@@ -57,7 +65,7 @@ def test_an_event_that_was_said_does_not_change_later():
 
 def test_finishing_closes_what_is_open_before_the_terminal_event():
     turn = begun()
-    turn.opening()
+    turn.accept([Accepted()])
     turn.feed([Text("hi"), DONE])
     closing, state = turn.finish(now=9.7)
     assert [type(event).__name__ for event in closing] == [
@@ -99,7 +107,7 @@ def test_storing_is_the_default(store):
 
 def test_a_failure_keeps_what_was_said():
     turn = begun()
-    turn.opening()
+    turn.accept([Accepted()])
     turn.feed([Text("half")])
     events = turn.fail(ServerError("Gone."))
     response = events[-1].response

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from slipring.core.generation import Delta, Finished, Job, Settings, Text
+from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
 from slipring.core.head import Head
 from slipring.engines import simulated
 from slipring.engines.simulated import SimulatedEngine
@@ -54,6 +54,8 @@ def job_for(engine: SimulatedEngine, text: str = "hello", **fields: Any) -> Job:
 
 async def run(engine: SimulatedEngine, job: Job) -> tuple[list[Delta], Finished]:
     deltas = [delta async for batch in engine.generate(job) for delta in batch]
+    assert [type(delta) for delta in deltas[:2]] == [Accepted, Begun]
+    deltas = deltas[2:]
     finished = deltas.pop()
     assert isinstance(finished, Finished)
     return deltas, finished
@@ -465,6 +467,7 @@ async def test_only_what_is_not_cached_is_read_again(monkeypatch: pytest.MonkeyP
 async def test_an_engine_that_is_told_to_stop_stops() -> None:
     engine = make(tokens_per_s=1e-6)
     batches = engine.generate(job_for(engine))
+    await anext(batches)
     pulling = asyncio.create_task(anext(batches))
     await asyncio.sleep(0)
     pulling.cancel()

@@ -670,6 +670,7 @@ class Confused(PuppetEngine):
     """Gives arguments to a call that it never began."""
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        yield []
         yield [Text("Hm."), CallArguments("{}")]
 
 

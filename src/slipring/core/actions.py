@@ -7,6 +7,7 @@ from msgspec import Struct
 from slipring.core.generation import Job
 from slipring.core.state import ResponseState
 from slipring.protocol.events import Event
+from slipring.protocol.timing import TurnReport
 
 if TYPE_CHECKING:
     from slipring.core.turn import Turn
@@ -53,4 +54,11 @@ class Close(Struct, frozen=True):
     reason: str
 
 
-Action = Send | Load | Start | Save | Cancel | Close
+class Record(Struct, frozen=True):
+    """A turn is over: take note of how it went."""
+
+    lane: str | None
+    report: TurnReport
+
+
+Action = Send | Load | Start | Save | Cancel | Close | Record

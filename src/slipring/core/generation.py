@@ -11,11 +11,28 @@ from typing import Literal
 from msgspec import Struct
 
 from slipring.core.head import Head
-from slipring.core.state import ResponseState
+from slipring.core.state import Position, ResponseState
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.responses import Logprob
 from slipring.protocol.tools import Offer
+
+
+class Accepted(Struct):
+    """The engine has read the job and will do it: only now does the response come to be.
+
+    What an engine raises before is a refusal of the request. An engine that has nothing to refuse may leave
+    this out: its first delta, whatever it is, says the same.
+    """
+
+    rendered_tokens: int = 0
+    fallback: str | None = None
+    """Why the whole context was rendered and not the delta alone."""
+    dropped_items: int = 0
+
+
+class Begun(Struct):
+    """The job has left the engine's queue. May be left out."""
 
 
 class Text(Struct, gc=False):
@@ -66,11 +83,11 @@ class Finished(Struct):
     cached_tokens: int
     output_tokens: int
     reasoning_tokens: int = 0
-    position: object = None
+    position: "Position | None" = None
     """Where the engine's own state of this context lives; handed back as ``parent.position``."""
 
 
-Delta = Text | Refused | Thought | ThoughtSummary | CallStarted | CallArguments | Finished
+Delta = Accepted | Begun | Text | Refused | Thought | ThoughtSummary | CallStarted | CallArguments | Finished
 
 
 class Capabilities(Struct, frozen=True):
@@ -119,6 +136,8 @@ class Job(Struct, frozen=True):
     offer: Offer
     settings: Settings
     generate: bool = True
+    fork: bool = False
+    """Whether another lane will go on from the parent too: what the engine holds for it is to stay there."""
 
     def context(self) -> Iterator[Item]:
         """All items, oldest first. Costs the whole history: for engines that must, and on misses."""

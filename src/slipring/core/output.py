@@ -36,6 +36,7 @@ from slipring.protocol.responses import (
     Response,
     SummaryTextPart,
 )
+from slipring.protocol.timing import TurnReport
 
 Mint = Callable[[str], str]
 """Makes a new id with a prefix: ``mint("msg")`` → ``msg_…``."""
@@ -64,6 +65,9 @@ class Output:
     def announce(self, kind: type[events.ResponseEvent], response: Response) -> Event:
         """A lifecycle event, in its place in the numbering."""
         return kind(sequence_number=self.number(), stream_id=self.stream_id, response=response)
+
+    def tell_timing(self, report: TurnReport) -> Event:
+        return events.Timing(sequence_number=self.number(), stream_id=self.stream_id, timing=report)
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
         """Take what the engine produced; returns the events that say so."""

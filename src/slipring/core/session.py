@@ -2,7 +2,7 @@
 
 Calls come in (a frame, a store's answer, an engine's deltas, the time), an eager list of actions goes out.
 It owns lanes, lineage and the connection's memory. It never waits, never reads a clock, never draws a random
-number: ids come from ``mint``, the time is an argument.
+number: ids come from ``mint``, the time is an argument, and stages are stopped by a ``clock`` that is given.
 """
 
 from typing import Protocol
@@ -10,12 +10,13 @@ from typing import Protocol
 from msgspec import UNSET, Struct
 
 from slipring.core import lineage
-from slipring.core.actions import Action, Cancel, Close, Load, Save, Send, Start
+from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start
 from slipring.core.cache import ConnectionCache
 from slipring.core.generation import Delta, Model
 from slipring.core.lanes import Lanes
 from slipring.core.limits import Limits
 from slipring.core.output import Mint
+from slipring.core.stages import Clock, Stages
 from slipring.core.state import ResponseState
 from slipring.core.turn import Phase, Turn
 from slipring.errors import (
@@ -66,6 +67,7 @@ class Session:
     __slots__ = (
         "_active_at",
         "_cache",
+        "_clock",
         "_closed",
         "_ending",
         "_finished",
@@ -74,6 +76,7 @@ class Session:
         "_mint",
         "_models",
         "_opened_at",
+        "_tells_timing",
         "tenant",
     )
 
@@ -85,9 +88,14 @@ class Session:
         limits: Limits,
         mint: Mint,
         cache: ConnectionCache,
+        clock: Clock,
         now: float,
+        tells_timing: bool = False,
     ) -> None:
+        """``tells_timing``: the client wants a ``slipring.timing`` event after each response."""
         self.tenant = tenant
+        self._clock = clock
+        self._tells_timing = tells_timing
         self._models = models
         self._limits = limits
         self._mint = mint
@@ -113,6 +121,7 @@ class Session:
         self._active_at = now
         if self._closed:
             return []
+        stages = Stages(self._clock)
         try:
             if isinstance(frame, bytes):
                 wire.require_text(frame)
@@ -121,11 +130,18 @@ class Session:
                 return self._refuse_type(request.type)
             requests.require_streaming(request)
         except ApiError as error:
-            return self._refuse_frame(frame, error, now)
-        return self.create(request, size_bytes=_size(frame), now=now)
+            return self._refuse_frame(frame, stages, error, now)
+        stages.lap("decode")
+        return self.create(request, stages, size_bytes=_size(frame), now=now)
 
     def create(
-        self, request: CreateRequest, *, size_bytes: int, now: float, error: ApiError | None = None
+        self,
+        request: CreateRequest,
+        stages: Stages,
+        *,
+        size_bytes: int,
+        now: float,
+        error: ApiError | None = None,
     ) -> list[Action]:
         """A response is asked for. It takes its place in its lane, even if only to be refused there."""
         if self._closed:
@@ -142,7 +158,13 @@ class Session:
         if self._ending is not None:
             error = self._ending.error
         turn = Turn(
-            request, tenant=self.tenant, lane=lane, size_bytes=size_bytes, mint=self._mint, error=error
+            request,
+            tenant=self.tenant,
+            lane=lane,
+            size_bytes=size_bytes,
+            mint=self._mint,
+            stages=stages,
+            error=error,
         )
         self._pin(turn)
         self._lanes.enqueue(turn)
@@ -168,11 +190,13 @@ class Session:
 
         The hot path, once per token of every answer: nothing can follow from it but events.
         """
-        return turn.feed(deltas) if turn.phase is _RUNNING else []
+        if turn.phase is _RUNNING:
+            return turn.feed(deltas)
+        return turn.accept(deltas) if turn.phase is Phase.PREPARING else []
 
     def finished(self, turn: Turn, now: float) -> list[Action]:
         """The engine is done with a turn."""
-        if turn.phase is not Phase.RUNNING:
+        if turn.phase not in (Phase.PREPARING, Phase.RUNNING):
             return []
         closing, state = turn.finish(now)
         self._finished[turn] = state
@@ -185,17 +209,19 @@ class Session:
         """A response is as durable as it was asked to be; only now may it be called complete."""
         if turn.phase is not Phase.SAVING:
             return []
+        if turn.stores:
+            turn.stages.lap("store")
         self._cache.remember(self._finished[turn], turn.lane)
-        return [Send([turn.terminal()]), *self._end(turn, now)]
+        return self._end(turn, [turn.terminal()], now)
 
     def failed(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
         """The engine or the store could not do its part."""
-        if turn.phase is Phase.LOADING:
+        if turn.phase in (Phase.LOADING, Phase.PREPARING):
             return self._reject(turn, error, now)
         if turn.phase not in (Phase.RUNNING, Phase.SAVING):
             return []
         self._evict_parent(turn)
-        return [Send(turn.fail(error)), *self._end(turn, now)]
+        return self._end(turn, turn.fail(error), now)
 
     # Time, and the end.
 
@@ -263,6 +289,7 @@ class Session:
 
     def _begin(self, turn: Turn, now: float) -> list[Action]:
         """A turn's time has come: bind its parent, from memory or from the store."""
+        turn.stages.lap("queue")
         if turn.error is not None:
             return self._drop(turn, turn.error)
         try:
@@ -284,19 +311,22 @@ class Session:
         return [Load(turn, wanted, frozenset(missing))]
 
     def _start(self, turn: Turn, now: float) -> list[Action]:
+        turn.stages.lap("resolve")
         try:
             resolved = lineage.resolve(turn.input, turn.found)
             model = self._models.find(turn.request.model)
             job = turn.begin(self._mint("resp"), model, resolved, now)
         except ApiError as error:
             return self._drop(turn, error)
-        return [Send(turn.opening()), Start(turn, job)]
+        turn.stages.lap("validate")
+        return [Start(turn, job)]
 
     def _pin(self, turn: Turn) -> None:
         """Hold a fork's parent from now on, whatever its own lane does while the fork waits."""
         previous = turn.request.previous_response_id
         if previous is not None and previous in self._cache and self._cache.lane_of(previous) != turn.lane:
             turn.parent = self._cache.find(previous)
+            turn.forks = True
 
     def _reject(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
         return self._drop(turn, error) + self._advance(now)
@@ -306,13 +336,19 @@ class Session:
         self._evict_parent(turn)
         turn.phase = Phase.ENDED
         self._lanes.release(turn)
-        return [_refuse(error, turn.lane)]
+        turn.stages.lap("terminal")
+        return [_refuse(error, turn.lane), Record(turn.lane, turn.report(error))]
 
-    def _end(self, turn: Turn, now: float) -> list[Action]:
+    def _end(self, turn: Turn, last: list[Event], now: float) -> list[Action]:
+        """A response is over, with its last events; others may go on."""
         turn.phase = Phase.ENDED
         self._finished.pop(turn, None)
         self._lanes.release(turn)
-        return self._advance(now)
+        turn.stages.lap("terminal")
+        report = turn.report()
+        if self._tells_timing:
+            last.append(turn.output.tell_timing(report))
+        return [Send(last), Record(turn.lane, report), *self._advance(now)]
 
     def _evict_parent(self, turn: Turn) -> None:
         """A continuation that fails on the lane of its parent takes the parent with it; a fork does not."""
@@ -339,7 +375,7 @@ class Session:
                 " Wait for a response to finish, or open another connection."
             )
 
-    def _refuse_frame(self, frame: bytes | str, error: ApiError, now: float) -> list[Action]:
+    def _refuse_frame(self, frame: bytes | str, stages: Stages, error: ApiError, now: float) -> list[Action]:
         """Answer a frame whose body is wrong on the lane it named, in that lane's order."""
         try:
             outline = requests.read_outline(frame)
@@ -350,7 +386,8 @@ class Session:
         request = CreateRequest(
             stream_id=outline.stream_id, previous_response_id=_text(outline.previous_response_id)
         )
-        return self.create(request, size_bytes=_size(frame), now=now, error=error)
+        stages.lap("decode")
+        return self.create(request, stages, size_bytes=_size(frame), now=now, error=error)
 
     def _refuse_type(self, kind: object) -> list[Action]:
         if isinstance(kind, str) and kind in _IGNORED_TYPES:

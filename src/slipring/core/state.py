@@ -5,7 +5,7 @@ here, to fork is to make two; nothing is copied, and memory per turn is the delt
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -36,6 +36,14 @@ class Carry(Struct, frozen=True):
     """Set by the last ``configuration_update``."""
 
 
+class Position(Protocol):
+    """Whatever an engine leaves with a response, to go on from there."""
+
+    @property
+    def size_bytes(self) -> int:
+        """The memory of the whole context, what it shares with earlier positions of the chain included."""
+
+
 class ResponseState:
     """One finished response. Immutable; ``position`` belongs to the engine."""
 
@@ -60,7 +68,7 @@ class ResponseState:
         input: tuple[Item, ...],
         output: tuple[Item, ...],
         carry: Carry,
-        position: object = None,
+        position: Position | None = None,
     ) -> None:
         self.response = response
         self.parent = parent
@@ -113,6 +121,9 @@ class ResponseState:
             own += sum(tool.size_bytes for tool in carry.tools)
         if parent is None or parent.carry.open_calls is not carry.open_calls:
             own += _CALL_BYTES * len(carry.open_calls)
+        if self.position is not None:
+            shared = parent.position.size_bytes if parent is not None and parent.position is not None else 0
+            own += max(self.position.size_bytes - shared, 0)
         return own
 
     def __repr__(self) -> str:

@@ -9,10 +9,11 @@ from enum import Enum
 from msgspec import UNSET, structs
 
 from slipring.core import lineage
-from slipring.core.generation import Delta, Finished, Job, Model, Settings
+from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Settings
 from slipring.core.head import Head
 from slipring.core.output import Mint, Output
 from slipring.core.settings import read_settings, refuse_unseen_content
+from slipring.core.stages import Stages, as_ms
 from slipring.core.state import Carry, ResponseState
 from slipring.errors import ApiError, InvalidRequest
 from slipring.protocol import events, wire
@@ -29,6 +30,7 @@ from slipring.protocol.responses import (
     TextEcho,
     Usage,
 )
+from slipring.protocol.timing import TokenCounts, TurnReport
 from slipring.protocol.tools import ToolChoice, Toolset, merged
 
 _FAILURE_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
@@ -38,6 +40,7 @@ _FAILURE_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 class Phase(Enum):
     WAITING = "in its lane's queue"
     LOADING = "its parent is being read from the store"
+    PREPARING = "the engine reads the job and may still refuse it"
     RUNNING = "the engine is at work"
     SAVING = "finished, being made durable"
     ENDED = "its terminal event is out"
@@ -47,10 +50,13 @@ class Turn:
     """One response in the making."""
 
     __slots__ = (
+        "_accepted",
         "_carry",
         "_finished",
         "_head",
+        "_spoke",
         "error",
+        "forks",
         "found",
         "input",
         "lane",
@@ -60,6 +66,7 @@ class Turn:
         "request",
         "response",
         "size_bytes",
+        "stages",
         "tenant",
     )
 
@@ -71,6 +78,7 @@ class Turn:
         lane: str | None,
         size_bytes: int,
         mint: Mint,
+        stages: Stages,
         error: ApiError | None = None,
     ) -> None:
         self.request = request
@@ -79,7 +87,10 @@ class Turn:
         self.size_bytes = size_bytes
         self.error = error
         """Set when the request could not be read: the refusal waits for its place in the lane."""
+        self.stages = stages
         self.phase = Phase.WAITING
+        self.forks = False
+        """Whether it continues a response of another lane."""
         self.parent: ResponseState | None = None
         self.input: tuple[Item, ...] = ()
         self.found: dict[str, Item] = {}
@@ -88,6 +99,8 @@ class Turn:
         self.output = Output(mint, UNSET if lane is None else lane)
         self._head = Head()
         self._carry = Carry()
+        self._accepted: Accepted | None = None
+        self._spoke = False
         self._finished: Finished | None = None
 
     @property
@@ -95,7 +108,7 @@ class Turn:
         return self.request.store is not False
 
     def begin(self, response_id: str, model: Model, items: tuple[Item, ...], now: float) -> Job:
-        """Check the request against its parent and the model; on success the response exists."""
+        """Check the request against its parent and the model; what is left is the engine's consent."""
         request, parent = self.request, self.parent
         generate = not request.warms_up
         self._require_something(items, generate=generate)
@@ -108,7 +121,7 @@ class Turn:
         offer = choice.offer(merged(head.tools.callables, carry.tools))
         self._head, self._carry = head, carry
         self.response = self._new_response(response_id, model, choice, settings, now)
-        self.phase = Phase.RUNNING
+        self.phase = Phase.PREPARING
         return Job(
             response_id=response_id,
             tenant=self.tenant,
@@ -119,10 +132,20 @@ class Turn:
             offer=offer,
             settings=settings,
             generate=generate,
+            fork=self.forks,
         )
 
-    def opening(self) -> list[Event]:
-        """The events that say the response exists and, unless it is a warmup, that it is being made."""
+    def accept(self, deltas: list[Delta]) -> list[Event]:
+        """The engine's first deltas: the response exists, and unless it is a warmup, it is being made."""
+        assert self.response is not None
+        first = deltas[0] if deltas else None
+        self.stages.lap("render")
+        told = self._opening() + self.feed(deltas)
+        self._accepted = first if isinstance(first, Accepted) else Accepted()
+        self.phase = Phase.RUNNING
+        return told
+
+    def _opening(self) -> list[Event]:
         assert self.response is not None
         created = self.output.announce(events.Created, self.response)
         if self.request.warms_up:
@@ -134,13 +157,26 @@ class Turn:
         if deltas and type(last := deltas[-1]) is Finished:
             self._finished = last
             deltas = deltas[:-1]
+        if not self._spoke:
+            deltas = self._prelude(deltas)
         return self.output.feed(deltas)
+
+    def _prelude(self, deltas: list[Delta]) -> list[Delta]:
+        """Take note of what an engine reports before it speaks; returns what it says."""
+        if any(isinstance(delta, Begun) for delta in deltas):
+            self.stages.lap("engine_queue")
+        said: list[Delta] = [delta for delta in deltas if not isinstance(delta, Accepted | Begun)]
+        if said or self._finished is not None:
+            self._spoke = True
+            self.stages.lap("prefill")
+        return said
 
     def finish(self, now: float) -> tuple[list[Event], ResponseState]:
         """The engine is done: the events that close the output, and the new state. ``terminal`` is left."""
         finished, response = self._finished, self.response
         if finished is None or response is None:
             raise RuntimeError("the engine ended its stream without a Finished delta")
+        self.stages.lap("generate")
         stopped = finished.reason == "stop"
         closing = self.output.finish("completed" if stopped else "incomplete")
         self.response = response = structs.replace(
@@ -184,6 +220,34 @@ class Turn:
         )
         closing.append(self.output.announce(events.Failed, self.response))
         return closing
+
+    def report(self, error: ApiError | None = None) -> TurnReport:
+        """What there is to say about a turn that is over; ``error``: why it was refused."""
+        accepted, finished, stages = self._accepted, self._finished, self.stages
+        previous = self.request.previous_response_id
+        report = TurnReport(
+            status="refused",
+            request_bytes=self.size_bytes,
+            stages=stages.laps,
+            total_ms=stages.total_ms,
+            previous_response_id=previous[:64] if previous is not None else UNSET,
+            error_code=error.code if error is not None else UNSET,
+        )
+        if accepted is None or self.response is None:
+            return report
+        failure = self.response.error
+        return structs.replace(
+            report,
+            status=self.response.status,
+            response_id=self.response.id,
+            model=self.response.model,
+            input_items=len(self.input),
+            send_ms=as_ms(stages.send_s),
+            tokens=_counts(accepted, finished) if finished is not None else UNSET,
+            fallback=accepted.fallback or UNSET,
+            dropped_items=accepted.dropped_items or UNSET,
+            error_code=failure.code if failure is not None else UNSET,
+        )
 
     def _require_something(self, items: tuple[Item, ...], *, generate: bool) -> None:
         if generate and not items and self.parent is None and self.request.instructions is None:
@@ -252,6 +316,15 @@ def _echo_reasoning(request: CreateRequest, effort: str | None) -> ReasoningEcho
         summary=asked.summary or asked.generate_summary,
         context=asked.context if asked.context is not None else UNSET,
         mode=asked.mode if asked.mode is not None else UNSET,
+    )
+
+
+def _counts(accepted: Accepted, finished: Finished) -> TokenCounts:
+    return TokenCounts(
+        rendered=accepted.rendered_tokens,
+        input=finished.input_tokens,
+        cached=finished.cached_tokens,
+        output=finished.output_tokens,
     )
 
 

@@ -15,6 +15,7 @@ from slipring.protocol.responses import (
     Response,
     SummaryTextPart,
 )
+from slipring.protocol.timing import TurnReport
 
 Part = OutputTextPart | RefusalPart | ReasoningTextPart
 
@@ -158,6 +159,12 @@ class CustomToolCallInputDelta(CallEvent, tag="response.custom_tool_call_input.d
 
 class CustomToolCallInputDone(CallEvent, tag="response.custom_tool_call_input.done", kw_only=True):
     input: str
+
+
+class Timing(Event, tag="slipring.timing", kw_only=True):
+    """Where the time of the response before it went. Not of the API: only for clients that asked."""
+
+    timing: TurnReport
 
 
 class ErrorBody(Struct):

@@ -15,7 +15,7 @@ from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError, Una
 from slipring.protocol import wire
 from slipring.server.http import create_response, error_response
 from slipring.server.service import Service, mint, shutting_down
-from slipring.server.websocket import serve_websocket
+from slipring.server.websocket import Connection, serve_websocket
 
 log = logging.getLogger("slipring")
 
@@ -34,6 +34,7 @@ def build_app(service: Service) -> web.Application:
     for prefix in ("/v1", ""):
         app.router.add_get(f"{prefix}/responses", _admitted(service, _open_socket))
         app.router.add_post(f"{prefix}/responses", _admitted(service, _create))
+        app.router.add_get(f"{prefix}/slipring/turns", _admitted(service, _list_turns))
         app.router.add_get(f"{prefix}/models", _admitted(service, _list_models))
         app.router.add_get(f"{prefix}/models/{{model:.+}}", _admitted(service, _show_model))
 
@@ -124,6 +125,13 @@ async def _list_models(service: Service, request: web.Request, tenant: str) -> w
 
 async def _show_model(service: Service, request: web.Request, tenant: str) -> web.Response:
     return _json(_describe(service.catalog.find(request.match_info["model"])))
+
+
+async def _list_turns(service: Service, request: web.Request, tenant: str) -> web.Response:
+    """How the recent turns of the tenant's open sockets went, each socket's newest first."""
+    sockets = [client for client in service.clients if isinstance(client, Connection)]
+    own = [socket.recent or () for socket in sockets if socket.driver.session.tenant == tenant]
+    return _json({"object": "list", "data": [report for recent in own for report in reversed(recent)]})
 
 
 def _health(service: Service) -> web.Response:

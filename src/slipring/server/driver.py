@@ -11,16 +11,19 @@ from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
-from slipring.core.actions import Action, Cancel, Close, Load, Save, Send, Start
+from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start
 from slipring.core.generation import Job
 from slipring.core.session import Loaded, Session
 from slipring.core.state import ResponseState
 from slipring.core.turn import Turn
 from slipring.errors import ApiError, ServerError
 from slipring.protocol.events import Event
-from slipring.server.service import Service, now
+from slipring.protocol.timing import TurnReport
+from slipring.server.service import Service, clock, now
 
 log = logging.getLogger("slipring")
+turns = logging.getLogger("slipring.turns")
+"""One line per turn."""
 
 
 class Sink(Protocol):
@@ -34,6 +37,19 @@ class Sink(Protocol):
 
     def close(self, code: int, reason: str) -> None:
         """End the connection once everything has been sent."""
+
+    def record(self, report: TurnReport) -> None:
+        """Take note of how a turn went. Its last events have been taken before."""
+
+
+class _Line:
+    """A line of the log that is made only if somebody reads it."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def __str__(self) -> str:
+        return self._record.report.as_line(self._record.lane)
 
 
 class Driver:
@@ -56,6 +72,9 @@ class Driver:
             elif isinstance(action, Cancel):
                 if (task := self._tasks.get(action.turn)) is not None:
                     task.cancel()
+            elif isinstance(action, Record):
+                turns.info("%s", _Line(action))
+                self.sink.record(action.report)
             elif isinstance(action, Close):
                 self.sink.close(action.code, action.reason)
 
@@ -102,10 +121,17 @@ class Driver:
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
         session, send, flush = self.session, self.sink.send, self.sink.flush
         engine = self.service.catalog.engine_of(job.model)
-        async with aclosing(engine.generate(job)) as batches:
-            async for deltas in batches:
-                send(session.deltas(turn, deltas))
-                await flush()
+        sent_s = 0.0
+        try:
+            async with aclosing(engine.generate(job)) as batches:
+                async for deltas in batches:
+                    events = session.deltas(turn, deltas)
+                    before = clock()
+                    send(events)
+                    await flush()
+                    sent_s += clock() - before
+        finally:
+            turn.stages.send_s = sent_s
         return session.finished(turn, now())
 
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:

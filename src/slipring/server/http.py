@@ -8,13 +8,16 @@ import contextlib
 
 from aiohttp import web
 
+from slipring.core.stages import Stages
 from slipring.errors import ApiError, InvalidJson, InvalidRequest, RateLimited, UnsupportedParameter
 from slipring.protocol import requests, wire
 from slipring.protocol.events import TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
+from slipring.protocol.timing import TurnReport, server_timing
+from slipring.server.betas import wants_timing
 from slipring.server.driver import Driver
 from slipring.server.outbox import Outbox
-from slipring.server.service import Service, now
+from slipring.server.service import Service, clock, now
 
 _DONE = b"data: [DONE]\n\n"
 _KEEPALIVE = b": keepalive\n\n"
@@ -40,12 +43,15 @@ async def create_response(service: Service, request: web.Request, tenant: str) -
         body = await request.read()
     except web.RequestPayloadError:
         raise InvalidJson("The request's body cannot be decompressed.") from None
+    stages = Stages(clock)
     create = read_body(body)
-    reply: _JsonReply | _SseReply = _SseReply(service, request) if create.stream else _JsonReply()
-    driver = Driver(service, service.open_exchange(tenant), reply)
+    stages.lap("decode")
+    reply: _JsonReply | _SseReply = _SseReply(service, request, stages) if create.stream else _JsonReply()
+    session = service.open_exchange(tenant, tells_timing=wants_timing(request.headers))
+    driver = Driver(service, session, reply)
     with service.serving(_Exchange(driver, reply)):
         try:
-            driver.run(driver.session.create(create, size_bytes=0, now=now()))
+            driver.run(session.create(create, stages, size_bytes=len(body), now=now()))
             return await reply.finished()
         finally:
             await driver.stop()
@@ -83,13 +89,17 @@ class _JsonReply:
         self._answer: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
 
     def send(self, events: list[Event]) -> None:
-        last = events[-1] if events else None
-        if self._answer.done():
-            return  # answered already, or the client has just gone
-        if isinstance(last, Error):
-            self._answer.set_result(refusal(last))
-        elif isinstance(last, TERMINAL):
-            self._answer.set_result(_final_response(last))
+        for event in events:
+            if self._answer.done():
+                return  # answered already, or the client has just gone
+            if isinstance(event, Error):
+                self._answer.set_result(refusal(event))
+            elif isinstance(event, TERMINAL):
+                self._answer.set_result(_final_response(event))
+
+    def record(self, report: TurnReport) -> None:
+        if self._answer.done() and not self._answer.cancelled():
+            self._answer.result().headers["Server-Timing"] = server_timing(report.stages)
 
     async def flush(self) -> None:
         return
@@ -115,8 +125,9 @@ def _final_response(event: ResponseEvent) -> web.Response:
 class _SseReply:
     """Streams events as they come. A request that is refused gets an ordinary HTTP error instead."""
 
-    def __init__(self, service: Service, request: web.Request) -> None:
+    def __init__(self, service: Service, request: web.Request, stages: Stages) -> None:
         loop = asyncio.get_running_loop()
+        self._stages = stages
         self._limits = service.config.limits
         self._request = request
         self._stream = web.StreamResponse(
@@ -140,11 +151,11 @@ class _SseReply:
                     self._opened.set_result(event)
                 return
             self._outbox.post(_block(event))
-            if isinstance(event, TERMINAL):
-                self._outbox.post(_DONE)
-                self._outbox.post(_EOF)
-                self._ended.set_result(None)
-        if not self._opened.done():
+        if any(isinstance(event, TERMINAL) for event in events):
+            self._outbox.post(_DONE)
+            self._outbox.post(_EOF)
+            self._ended.set_result(None)
+        if events and not self._opened.done():
             self._opened.set_result(None)
 
     async def flush(self) -> None:
@@ -152,6 +163,9 @@ class _SseReply:
             await self._outbox.flush()
 
     def close(self, code: int, reason: str) -> None:
+        return
+
+    def record(self, report: TurnReport) -> None:
         return
 
     def tick(self) -> None:
@@ -172,6 +186,8 @@ class _SseReply:
         error = await self._opened
         if error is not None:
             return refusal(error)
+        # Headers come first, so they know only the stages until now; the event tells all.
+        self._stream.headers["Server-Timing"] = server_timing(self._stages.laps)
         with contextlib.suppress(ConnectionError):  # the client left before the end
             await self._stream.prepare(self._request)
             self._outbox.kick()

@@ -24,6 +24,10 @@ def now() -> float:
     return _EPOCH + time.monotonic()
 
 
+clock = time.perf_counter
+"""What stages are stopped with."""
+
+
 def mint(prefix: str) -> str:
     """A new id: 128 random bits, so that ids can be neither guessed nor met twice."""
     return f"{prefix}_{secrets.token_hex(16)}"
@@ -69,18 +73,26 @@ class Service:
             scopes=SharedScopes(limits.tenant_cache_bytes, limits.process_cache_bytes),
         )
 
-    def open_session(self, tenant: str) -> Session:
+    def open_session(self, tenant: str, *, tells_timing: bool) -> Session:
         """The session of a connection that stays."""
-        limits = self.config.limits
-        return self._session(tenant, ConnectionCache(limits.connection_cache_bytes, self.scopes.of(tenant)))
+        cache = ConnectionCache(self.config.limits.connection_cache_bytes, self.scopes.of(tenant))
+        return self._session(tenant, cache, tells_timing=tells_timing)
 
-    def open_exchange(self, tenant: str) -> Session:
+    def open_exchange(self, tenant: str, *, tells_timing: bool) -> Session:
         """The session of a single request."""
-        return self._session(tenant, NoMemory())
+        return self._session(tenant, NoMemory(), tells_timing=tells_timing)
 
-    def _session(self, tenant: str, cache: ConnectionCache) -> Session:
-        limits = self.config.limits
-        return Session(tenant=tenant, models=self.catalog, limits=limits, mint=mint, cache=cache, now=now())
+    def _session(self, tenant: str, cache: ConnectionCache, *, tells_timing: bool) -> Session:
+        return Session(
+            tenant=tenant,
+            models=self.catalog,
+            limits=self.config.limits,
+            mint=mint,
+            cache=cache,
+            clock=clock,
+            now=now(),
+            tells_timing=tells_timing,
+        )
 
     @contextmanager
     def serving(self, client: Client) -> Iterator[None]:

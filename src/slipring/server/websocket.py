@@ -6,6 +6,7 @@ reading are noticed by ``tick``, which the server calls about once a second.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Coroutine
 from functools import partial
 from typing import Any
@@ -15,12 +16,15 @@ from aiohttp import WSMsgType, web
 from slipring.core.actions import Action
 from slipring.errors import ApiError
 from slipring.protocol.events import Event
+from slipring.protocol.timing import TurnReport
 from slipring.protocol.wire import encode
+from slipring.server.betas import wants_timing
 from slipring.server.driver import Driver
 from slipring.server.outbox import Outbox
 from slipring.server.service import Service, now
 
 _CLOSE_TIMEOUT_S = 5.0
+_RECENT_TURNS = 16
 _GOING_AWAY = 1001
 _INTERNAL_ERROR = _KEEPALIVE_LOST = 1011
 
@@ -39,6 +43,7 @@ class Connection:
         "_request",
         "_socket",
         "driver",
+        "recent",
     )
 
     def __init__(
@@ -51,7 +56,9 @@ class Connection:
         self._closing: asyncio.Task[None] | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
-        self.driver = Driver(service, service.open_session(tenant), self)
+        session = service.open_session(tenant, tells_timing=wants_timing(request.headers))
+        self.driver = Driver(service, session, self)
+        self.recent: deque[TurnReport] | None = None
 
     # The sink.
 
@@ -66,6 +73,11 @@ class Connection:
     def close(self, code: int, reason: str) -> None:
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(code, reason))
+
+    def record(self, report: TurnReport) -> None:
+        if self.recent is None:
+            self.recent = deque(maxlen=_RECENT_TURNS)
+        self.recent.append(report)
 
     # The reader.
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Literal
 
-from slipring.core.generation import Capabilities, Delta, Finished, Job, Model
+from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
 from slipring.engines.simulated.context import PrefixCache, Tally, tally_job
 from slipring.engines.simulated.options import Options, read_options
@@ -44,6 +44,7 @@ class SimulatedEngine(Engine):
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         tally = tally_job(job)
         cached = self._prefixes.longest(tally) if self.options.prefix_cache else 0
+        yield [Accepted(rendered_tokens=tally.new_tokens), Begun()]
         await self._prefill(tally.tokens - cached)
         self._prefixes.add(tally)
         reason: Literal["stop", "max_output_tokens"] = "stop"

@@ -25,6 +25,7 @@ from slipring.protocol.items import (
 _BYTES_PER_TOKEN = 4
 _TOKENS_PER_ITEM = 4
 _MAX_PREFIXES = 16_384
+_POSITION_BYTES = 200
 
 
 class Tally(Struct, frozen=True):
@@ -36,6 +37,15 @@ class Tally(Struct, frozen=True):
     tool_outputs: int
     boundaries: tuple[tuple[bytes, int], ...] = ()
     """Digest and length at each item border of the newest part, where a prefix may have been seen."""
+
+    @property
+    def new_tokens(self) -> int:
+        """The length of the newest part."""
+        return self.tokens - self.boundaries[0][1]
+
+    @property
+    def size_bytes(self) -> int:
+        return _POSITION_BYTES
 
     def extended(self, texts: Iterable[tuple[str, bool]]) -> "Tally":
         """This context and further items, each as its rendering and whether it is a tool's output."""
