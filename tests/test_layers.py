@@ -1,7 +1,8 @@
 """The arrows between the parts, read from the imports.
 
-    cli → server → {engines, stores, core}     engines → {core.generation, core.head, protocol}
-    stores → {core, protocol}                  core → protocol → errors
+    cli → {server, chat}                       server → {engines, stores, core}
+    stores → {core, protocol}                  engines → {core.generation, core.head, protocol}
+    chat → nothing                             core → protocol → errors
 
 ``protocol``, ``core`` and ``prompts`` are pure: no I/O, no clock, no randomness.
 """
@@ -23,7 +24,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engines": ("errors", "protocol", "core.generation", "core.head", "prompts", "engines"),
     "stores": ("errors", "protocol", "core", "stores"),
     "server": ("", "errors", "config", "protocol", "core", "engines", "stores", "server"),
-    "cli": ("", "errors", "config", "server"),
+    "chat": ("chat",),
+    "progress": (),
+    "cli": ("", "errors", "config", "progress", "server", "chat"),
     "__main__": ("cli",),
     "__init__": (),
 }

@@ -1,7 +1,7 @@
-"""The command line: ``slipring serve``.
+"""The command line: ``slipring serve`` and ``slipring chat``.
 
-Turns arguments into a ``Config``, runs what was asked for, and turns every foreseeable failure into one line
-on standard error and a non-zero exit code.
+Turns arguments into a ``Config`` or the ``Options`` of a chat, runs what was asked for, and turns every
+foreseeable failure into one line on standard error and a non-zero exit code.
 """
 
 import argparse
@@ -13,8 +13,12 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from slipring import __version__
+from slipring.chat import options as chat_options
+from slipring.chat.connection import Unreachable
+from slipring.chat.run import chat
 from slipring.config import Config, ConfigError, add_flags, from_namespace
 from slipring.errors import StartupError
+from slipring.progress import Loading
 from slipring.server.run import Server
 
 USAGE_ERROR = 2
@@ -40,18 +44,28 @@ def build_parser() -> argparse.ArgumentParser:
         "serve", help="serve the Responses API", description="Serve the Responses API.", allow_abbrev=False
     )
     add_flags(serve)
+    talk = commands.add_parser(
+        "chat",
+        help="chat in the terminal with any Responses endpoint",
+        description="Chat with a Responses endpoint over one WebSocket. Without a MESSAGE, each line of the"
+        " standard input is a turn.",
+        allow_abbrev=False,
+    )
+    chat_options.add_flags(talk)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
-        config = from_namespace(arguments, os.environ)
-        return serve(config)
+        if arguments.command == "chat":
+            options = chat_options.from_namespace(arguments, os.environ)
+            return chat(options, " ".join(arguments.message))
+        return serve(from_namespace(arguments, os.environ))
     except ConfigError as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except StartupError as error:
+    except (StartupError, Unreachable) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return STARTUP_ERROR
 
@@ -63,9 +77,21 @@ def serve(config: Config) -> int:
     )
     server = Server(config)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(server.serve(announce))
+        runner.run(_serve(server))
     print("slipring: stopped", flush=True)
     return 0
+
+
+async def _serve(server: Server) -> None:
+    engine = server.config.engine.partition(":")[0]
+    model = next(iter(server.catalog)).name
+    with Loading(sys.stderr, engine, model) as loading:
+
+        def on_ready(server: Server) -> None:
+            loading.end()
+            announce(server)
+
+        await server.serve(on_ready)
 
 
 def _loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
