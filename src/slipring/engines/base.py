@@ -30,6 +30,11 @@ class Engine(ABC):
     name: str
     level: Level
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it cannot work just now, in words for whoever looks after it; None while it can."""
+        return None
+
     async def start(self) -> None:
         """Get ready. Raises ``StartupError`` with one line for the operator when that cannot be."""
         return
@@ -44,7 +49,7 @@ class Engine(ABC):
 
     @abstractmethod
     def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        """Run a job, yielding batches of deltas; the very last delta is ``Finished``.
+        """Run a job, yielding batches of deltas; the first accepts the job, the very last is ``Finished``.
 
         A job with ``generate`` false is a warmup: prepare the context as far as the engine can, then yield
         ``Finished``. Raise an ``ApiError`` to fail the response with its message. When the generator is

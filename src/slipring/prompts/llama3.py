@@ -19,7 +19,13 @@ class Llama3(Dialect):
     stop = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
     tool_role = "ipython"
     calls = CallFormat(
-        call_open="", call_close="", think_open="", think_close="", bare_json=True, prefix="<|python_tag|>"
+        call_open="",
+        call_close="",
+        think_open="",
+        think_close="",
+        bare_json=True,
+        prefix="<|python_tag|>",
+        arguments_key="parameters",
     )
 
     def preamble(self) -> list[Fragment]:

@@ -40,6 +40,8 @@ class CallFormat(Struct, frozen=True, kw_only=True):
     think_close: str = ""
     prefix: str = ""
     """Announces bare JSON, wherever it comes."""
+    arguments_key: str = "arguments"
+    """Under which the model writes a call's arguments; both usual ones are read."""
     bare_json: bool = False
     """Before anything is said, a JSON object of a call's form, or an array of them, is a call."""
 

@@ -207,6 +207,12 @@ class Renderer(ABC):
         said = self._marks.get(id)
         return said if said is not None else self.vocabulary.bytes_of(id)
 
+    def mark_of(self, id: int) -> str:
+        """The mark that a token is, or nothing."""
+        if self._marks is None:
+            self._marks = self._mark_bytes()
+        return self._marks.get(id, b"").decode()
+
     def _mark_bytes(self) -> dict[int, bytes]:
         calls, vocabulary = self.calls, self.vocabulary
         marks = (calls.call_open, calls.call_close, calls.think_open, calls.think_close, calls.prefix)

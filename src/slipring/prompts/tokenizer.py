@@ -8,14 +8,17 @@ which the dialect names.
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
-from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
+from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Split
+from tokenizers.pre_tokenizers import Sequence as Cuts
 
 _CONTROL, _USER_DEFINED = 3, 4
+_LONGEST_SPELLING = 48
+"""Bytes. What is to be spelled is a character or two, of which one token is known."""
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -60,6 +63,10 @@ class Vocabulary(ABC):
     def bytes_of(self, id: int) -> bytes:
         """The bytes that a token stands for; a control token stands for none, unless it is visible."""
 
+    def spell(self, data: bytes, count: int, last: Sequence[int]) -> list[int] | None:
+        """Ids that, with ``last`` after them, say ``data``: exactly so many, or None if there are none."""
+        return None
+
 
 class Tokenizer(Vocabulary):
     """A vocabulary that is held in this process."""
@@ -78,6 +85,7 @@ class Tokenizer(Vocabulary):
             id: token.encode() if token in visible else b"" for token, id in control.items()
         }
         """Visible ones, such as Qwen's ``<tool_call>``, are text once a model has written them."""
+        self._words: dict[bytes, int] | None = None
         self.fingerprint = fingerprint
 
     @classmethod
@@ -148,6 +156,29 @@ class Tokenizer(Vocabulary):
         except KeyError:
             return token.encode()  # a word that was added as it is, not in the alphabet of bytes
 
+    def spell(self, data: bytes, count: int, last: Sequence[int]) -> list[int] | None:
+        ending = b"".join(map(self.bytes_of, last))
+        if not 0 < count <= len(data) - len(ending) <= _LONGEST_SPELLING or not data.endswith(ending):
+            return None
+        data = data.removesuffix(ending)
+        usual = self.encode(data.decode("utf-8", "ignore"))
+        if len(usual) == count and b"".join(map(self.bytes_of, usual)) == data:
+            return usual
+        if self._words is None:
+            ids = self._backend.get_vocab(with_added_tokens=False).values()
+            self._words = {self.bytes_of(id): id for id in ids}
+        return _split(data, count, self._words)
+
+
+def _split(data: bytes, count: int, words: Mapping[bytes, int]) -> list[int] | None:
+    """The ids of ``count`` words that are ``data`` together."""
+    if count == 1:
+        return [words[data]] if data in words else None
+    for end in range(1, len(data) - count + 2):
+        if data[:end] in words and (rest := _split(data[end:], count - 1, words)) is not None:
+            return [words[data[:end]], *rest]
+    return None
+
 
 def _can_merge(pair: tuple[str, ...], vocabulary: Mapping[str, int]) -> bool:
     """Whether both halves and the whole are words of text: a merge must not make a control token."""
@@ -156,7 +187,7 @@ def _can_merge(pair: tuple[str, ...], vocabulary: Mapping[str, int]) -> bool:
 
 def _pre_tokenizer(patterns: tuple[str, ...]) -> PreTokenizer:
     cuts: list[PreTokenizer] = [Split(Regex(pattern), behavior="isolated") for pattern in patterns]
-    return Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
+    return Cuts([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def _byte_alphabet() -> dict[str, int]:

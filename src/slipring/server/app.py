@@ -135,14 +135,16 @@ async def _list_turns(service: Service, request: web.Request, tenant: str) -> we
 
 
 def _health(service: Service) -> web.Response:
+    trouble = service.catalog.engine.trouble
     body = {
-        "status": "draining" if service.draining else "ok",
+        "status": "draining" if service.draining else "ok" if trouble is None else "degraded",
         "version": __version__,
         "engine": service.catalog.engine.name,
+        "engine_trouble": trouble,
         "store": service.store.name,
         "connections": service.sockets,
     }
-    return _json(body, status=503 if service.draining else 200)
+    return _json(body, status=200 if body["status"] == "ok" else 503)
 
 
 def _json(body: object, status: int = 200) -> web.Response:

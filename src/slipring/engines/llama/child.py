@@ -7,6 +7,7 @@ a crash of this process and of nothing else.
 
 import json
 import os
+import shutil
 import sys
 from typing import Any
 
@@ -32,11 +33,15 @@ def main() -> None:
     params.ctx_shift = False
     params.warmup = False
     params.ui = False
+    if settings["directory"]:
+        params.slot_save_path = settings["directory"] + "/"
     params.api_keys = [settings["key"]]
     params.port = 0
     server = xllamacpp.Server(params)
     print(json.dumps({"url": server.listening_address}), flush=True)
     sys.stdin.buffer.read()
+    if settings["directory"]:
+        shutil.rmtree(settings["directory"], ignore_errors=True)  # a parent that was killed cannot
     os._exit(0)  # native threads are still running; there is nothing to save
 
 

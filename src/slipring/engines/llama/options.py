@@ -1,13 +1,13 @@
 """The options of the llama engine: ``llama[:MODEL][,name=value…]``.
 
-MODEL is the path of a GGUF file, or nothing: then it is the model that comes with the package.
+MODEL is the path of a GGUF file, the address of a llama-server, or nothing: then it is the model that comes
+with the package.
 """
 
 import os
 from dataclasses import dataclass
 
 from slipring.engines.options import option, read_pairs
-from slipring.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,17 @@ class Options:
     chunk: int = option(
         256, "tokens that are prefilled at a time: a cancel waits for one such chunk", least=1
     )
+    saved_mib: int = option(1024, "memory for the KV of chains that have no slot; 0: it is not saved")
     dialect: str = option(
-        "", "how contexts are written: chatml or llama3; empty: as the model's template asks"
+        "", "how contexts are written: chatml, llama3 or template; empty: as the model's template asks"
     )
+    tokenizer: str = option("", "a `tokenizer.json` to use for the model of a llama-server elsewhere")
+    key_env: str = option("", "the variable that holds the API key of a llama-server elsewhere")
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the model is named by the address of a server."""
+        return self.model.startswith(("http://", "https://"))
 
     @property
     def thread_count(self) -> int:
@@ -34,8 +42,8 @@ class Options:
 def read_options(text: str) -> Options:
     """Read what stands behind ``llama:``; what cannot be used is named in one line."""
     model, *pairs = text.split(",")
-    if model.startswith(("http://", "https://")):
-        raise StartupError("--engine llama: a llama-server elsewhere cannot be used yet; name a GGUF file")
-    if "=" in model and not model.startswith(("/", ".")):
+    if "=" in model and not model.startswith(("/", ".", "http://", "https://")):
         model, pairs = "", [model, *pairs]
+    if model.startswith(("http://", "https://")):
+        model = model.rstrip("/").removesuffix("/v1")
     return Options(model=model, **read_pairs("llama", Options, pairs))

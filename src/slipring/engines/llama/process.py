@@ -7,26 +7,48 @@ whoever asks for one is told that the engine is not there.
 import asyncio
 import json
 import logging
+import os
 import secrets
+import shutil
 import sys
-from collections.abc import Mapping
-from typing import Any
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
+from slipring.engines.llama.models import ServedModel
+from slipring.engines.llama.options import Options
 from slipring.errors import StartupError, Unavailable
 
 log = logging.getLogger("slipring")
 
 _LOAD_TIMEOUT_S = 600.0
+_PREFIX = "slipring-kv-"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class Process:
     """A llama.cpp of our own, in a child process."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: ServedModel, options: Options, directory: Path | None, on_restart: Callable[[], None]
+    ) -> None:
+        """``directory``: where slots are saved. It belongs to this process and is removed with it."""
         self.key = secrets.token_hex(16)
         """Without it the child answers nobody: other users of the machine can reach its port."""
-        self._settings = json.dumps({**settings, "key": self.key})
+        self._directory = directory
+        self._on_restart = on_restart
+        self._settings = json.dumps(
+            {
+                "path": model.path,
+                "context": model.context,
+                "slots": model.slots,
+                "threads": options.thread_count,
+                "gpu_layers": options.gpu_layers,
+                "chunk": options.chunk,
+                "directory": str(directory) if directory is not None else "",
+                "key": self.key,
+            }
+        )
         self._child: asyncio.subprocess.Process | None = None
         self._url: str | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -43,7 +65,19 @@ class Process:
             raise Unavailable("The engine is starting again. Try again in a moment.")
         return self._url
 
+    @property
+    def trouble(self) -> str | None:
+        return "the embedded engine is starting again" if self._url is None else None
+
+    def suspect(self) -> None:
+        """It has not answered for too long: a child that hangs is ended and started again."""
+        if self._child is not None and self._child.returncode is None:
+            log.error("the embedded engine hangs; ending it")
+            self._child.kill()
+
     async def start(self) -> None:
+        if self._directory is not None:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
         await self._spawn()
         self._watch = asyncio.create_task(self._restart_when_it_dies())
 
@@ -51,6 +85,8 @@ class Process:
         if self._watch is not None:
             self._watch.cancel()
         await self._end()
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     async def _spawn(self) -> None:
         """Start the child and wait until it has loaded its model."""
@@ -81,6 +117,7 @@ class Process:
             assert self._child is not None
             code = await self._child.wait()
             self._url = None
+            self._on_restart()
             log.error("the embedded engine ended with %s; starting it again", code)
             await asyncio.sleep(pause_s)
             try:
@@ -97,6 +134,33 @@ class Process:
         if self._child is not None and self._child.returncode is None:
             self._child.kill()  # it holds nothing that has to be saved
             await self._child.wait()
+
+
+def kv_directory(limit_bytes: int) -> Path:
+    """A name for a directory of this process, in memory where that has room for the files."""
+    memory, disk = Path("/dev/shm"), Path(tempfile.gettempdir())
+    fits = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > limit_bytes
+    place = memory if fits else disk
+    _sweep(place)
+    return place / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _sweep(place: Path) -> None:
+    """Remove what processes left behind that were killed together with their engines."""
+    for left in place.glob(f"{_PREFIX}*"):
+        owner = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not _is_alive(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # somebody else's
+    return True
 
 
 async def _drain(stream: asyncio.StreamReader) -> str:

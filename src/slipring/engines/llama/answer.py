@@ -1,0 +1,114 @@
+"""What comes back for one job: the ids as emitted, what they say, and what the engine reports.
+
+llama-server streams whole characters: of a character that takes several tokens it names only the last, and
+the count. The others are found again from the bytes; where that fails the ids are not known, and the next
+turn renders from items.
+"""
+
+from slipring.core.generation import Delta, Finished, Job, Text
+from slipring.engines.llama.api import Chunk
+from slipring.errors import ServerError
+from slipring.prompts.parser import Parser
+from slipring.prompts.rendering import Rendered, Renderer, Rendering
+from slipring.prompts.utf8 import Utf8Stream
+from slipring.protocol.responses import Logprob
+
+
+class Answer:
+    """The answer to one job as it comes in."""
+
+    def __init__(self, job: Job, rendering: Rendering, renderer: Renderer, limit: int) -> None:
+        self._rendering = rendering
+        self._renderer = renderer
+        self._generates = job.generate
+        self._limit = limit
+        self._stop_ids = renderer.stop_ids()
+        self._parser = Parser(renderer.calls, job.offer)
+        self._text = Utf8Stream()
+        self._last: Chunk | None = None
+        self._predicted = 0
+        self._stopped = self._cut_off = False
+        self._thought = 0
+        self._logprobs: list[Logprob] = []
+        self._ids: list[int] | None = []
+
+    def take(self, chunk: Chunk) -> list[Delta]:
+        """Read a chunk of the stream."""
+        if chunk.prompt_progress is not None:
+            return []
+        if chunk.stop:
+            self._last = chunk
+        if not self._generates or not chunk.tokens:
+            return []
+        hidden = chunk.tokens_predicted - self._predicted - len(chunk.tokens)
+        self._predicted = chunk.tokens_predicted
+        ids = chunk.tokens if hidden <= 0 else self._found_again(chunk, hidden)
+        said = self._listen(ids, chunk) if ids is not None else self._overhear(chunk)
+        deltas = self._parser.feed(said) if said else []
+        if self._parser.is_thinking:
+            self._thought += len(chunk.tokens) + max(hidden, 0)
+        if not self._cut_off:
+            self._logprobs += [each.as_logprob() for each in chunk.completion_probabilities]
+        self._attach_logprobs(deltas)
+        return deltas
+
+    def finish(self) -> tuple[list[Delta], Rendered | None]:
+        """The end of the stream: the last deltas, and the context that the engine now holds."""
+        if self._last is None:
+            raise ServerError("The engine ended its answer without saying so.")
+        timings = self._last.timings
+        rest = [*self._parser.feed(self._text.finish()), *self._parser.finish()] if self._generates else []
+        self._attach_logprobs(rest)
+        cut_off = self._generates and (
+            self._cut_off or (not self._stopped and self._last.stop_type == "limit")
+        )
+        output_tokens = min(timings.predicted_n - self._stopped, self._limit) if self._generates else 0
+        position = self._position()
+        input_tokens = (self._rendering.prompt if self._generates else self._rendering.context).total
+        finished = Finished(
+            reason="max_output_tokens" if cut_off else "stop",
+            input_tokens=input_tokens,
+            cached_tokens=min(timings.cache_n, input_tokens),
+            output_tokens=output_tokens,
+            reasoning_tokens=min(self._thought, output_tokens),
+            position=position,
+        )
+        return [*rest, finished], position
+
+    def _position(self) -> Rendered | None:
+        if not self._generates:
+            return self._rendering.context
+        return self._rendering.spoken(self._ids) if self._ids is not None else None
+
+    def _listen(self, ids: list[int], chunk: Chunk) -> str:
+        """Keep ids as emitted; what they say."""
+        if self._stop_ids.intersection(ids):
+            self._stopped = not self._cut_off
+            ids = [id for id in ids if id not in self._stop_ids]
+        if self._ids is not None:
+            room = self._limit - len(self._ids)
+            self._cut_off = self._cut_off or len(ids) > room
+            ids = ids[:room]
+            self._ids += ids
+        if self._cut_off and not ids:
+            return ""
+        renderer = self._renderer
+        if renderer.vocabulary.is_local:
+            return self._text.feed(b"".join(map(renderer.bytes_of, ids)))
+        return "".join(renderer.mark_of(id) for id in ids) or chunk.content
+
+    def _overhear(self, chunk: Chunk) -> str:
+        """The words are known, the ids are not."""
+        self._ids = None
+        return self._text.finish() + chunk.content
+
+    def _found_again(self, chunk: Chunk, hidden: int) -> list[int] | None:
+        vocabulary = self._renderer.vocabulary
+        before = vocabulary.spell(chunk.content.encode(), hidden, chunk.tokens)
+        return None if before is None else [*before, *chunk.tokens]
+
+    def _attach_logprobs(self, deltas: list[Delta]) -> None:
+        """Give the next words the logprobs of all tokens since the last: the parser may have held some."""
+        spoken = next((delta for delta in deltas if isinstance(delta, Text)), None)
+        if spoken is not None and self._logprobs:
+            spoken.logprobs, self._logprobs = self._logprobs, []
