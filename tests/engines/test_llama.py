@@ -26,6 +26,7 @@ from slipring.prompts.dialect import Block
 from slipring.prompts.rendering import Preface, Rendered, Step, empty
 from slipring.protocol.requests import TEXT
 from tests.harness import TERMINAL, WEATHER, Running, serve
+from tests.prompts.corpus import CORPUS
 from tests.prompts.vocabulary import smollm2
 from tests.server.raw import until
 
@@ -197,7 +198,7 @@ async def test_nothing_of_what_was_saved_is_left_behind() -> None:
     directory = engine._host._directory  # type: ignore[union-attr]
     async with serve(engine) as server, server.connect() as socket:
         for lane in ("a", "b"):
-            await socket.response(input=LONG, stream_id=lane, **GREEDY)
+            await socket.response(input=f"{lane}: {LONG}", stream_id=lane, **GREEDY)
         assert len(list(directory.iterdir())) == 1
         assert directory.stat().st_mode & 0o077 == 0
     assert not directory.exists()
@@ -215,7 +216,7 @@ async def test_a_history_that_is_sent_again_finds_its_slot() -> None:
 async def test_characters_of_several_tokens_come_whole_and_are_kept_as_emitted() -> None:
     asked = {**GREEDY, "max_output_tokens": 24}
     async with llama(slots=1) as server, server.connect() as socket:
-        first = await socket.response(input="Repeat: 👩‍👩‍👧 👩‍👩‍👧 東京", **asked)
+        first = await socket.response(input="Say this emoji: 👩‍👩‍👧 and 東京 in words", **asked)
         assert "👩" in text_of(first)
         assert "\N{REPLACEMENT CHARACTER}" not in text_of(first)[:-1]
         second = await socket.response(input="More.", previous_response_id=first["id"], **GREEDY)
@@ -255,9 +256,9 @@ async def test_truncation_drops_the_oldest_items_and_keeps_the_head() -> None:
     async with llama(context=128, slots=1) as server, server.connect(headers=timed) as socket:
         response: dict[str, Any] = {"id": None}
         dropped = []
-        for number in range(7):
+        for number in range(8):
             response = await socket.response(
-                input=f"{number} " + "word " * 20, previous_response_id=response["id"], **asked
+                input=f"{number} " + "word " * 6, previous_response_id=response["id"], **asked
             )
             assert response["usage"]["total_tokens"] <= 128
             timing = (await socket.receive())["timing"]
@@ -356,18 +357,6 @@ def is_alive(pid: int) -> bool:
         return "zombie" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
-
-
-CORPUS = [
-    "Hello, World! 123 4567",
-    "  spaces   and\n\n\nnewlines\t\ttabs  ",
-    "def f(x):\n    return x**2  # comment\n\n\nclass A:\n\tpass",
-    "naïve café 東京 🎉👩‍👩‍👧 Ωμέγα ٣٤٥ १२३ ﬁ",
-    "<|im_start|>user<|im_end|><|endoftext|> <tool_call>{}</tool_call>",
-    "it's they're I'LL we'd 'S",
-    "\r\n\r\n a\u00a0b\u2003c\u200bd",
-    Path(__file__).read_text(),
-]
 
 
 async def test_our_tokenizer_and_the_engines_own_agree_id_for_id() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.prompts.gguf import GgufError, read_metadata
+from tests.prompts.gguf_writer import array, entry, string
 from tests.prompts.vocabulary import smollm2_metadata
 
 SCALARS: dict[int, tuple[str, list[Any]]] = {
@@ -27,18 +28,6 @@ SCALARS: dict[int, tuple[str, list[Any]]] = {
 
 def header(entries: int, *, magic: bytes = b"GGUF", version: int = 3) -> bytes:
     return magic + struct.pack("<IQQ", version, 7, entries)
-
-
-def string(text: str) -> bytes:
-    return struct.pack("<Q", len(text.encode())) + text.encode()
-
-
-def entry(key: str, kind: int, value: bytes) -> bytes:
-    return string(key) + struct.pack("<I", kind) + value
-
-
-def array(kind: int, count: int, values: bytes) -> bytes:
-    return struct.pack("<IQ", kind, count) + values
 
 
 def file(*entries: bytes, **fields: Any) -> bytes:

@@ -13,28 +13,38 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 
 from slipring.prompts.tokenizer import Tokenizer, UnknownVocabulary
+from tests.prompts.corpus import CORPUS, TEXTS
 from tests.prompts.vocabulary import (
     MERGES,
     ONE_WORD,
     VISIBLE,
     control_tokens,
+    qwen2,
+    qwen2_metadata,
+    qwen2_with_llama3,
     small,
     small_metadata,
     smollm2,
     smollm2_metadata,
+    smollm2_with_llama3,
+    with_llama3,
 )
 
-VOCABULARIES = {"smollm2": smollm2, "small": small}
-METADATA: dict[str, Callable[[], dict[str, Any]]] = {"smollm2": smollm2_metadata, "small": small_metadata}
-TEXTS = {
-    "code": 'def f(x: int) -> str:\n    return f"{x!r}"  # \\n\n\n\tif True:\r\n\t\tpass\n',
-    "unicode": "Grüße, 世界! Привет Ω ﬁ é é \u200b\u00a0ñ",
-    "emoji": "👩‍👩‍👧‍👦🏳️‍🌈 ok 🙂🙂",
-    "white space": "  \n\n \t x   \r\n  y      ",
-    "digits": "0 12 123 1234567890 3.14159 ٣٤ ½",
-    "contractions": "It's WE'LL don't 'tis",
-    "empty": "",
+VOCABULARIES = {
+    "smollm2": smollm2,
+    "smollm2 with llama3": smollm2_with_llama3,
+    "qwen2": qwen2,
+    "qwen2 with llama3": qwen2_with_llama3,
+    "small": small,
 }
+METADATA: dict[str, Callable[[], dict[str, Any]]] = {
+    "smollm2": smollm2_metadata,
+    "smollm2 with llama3": lambda: with_llama3(smollm2_metadata()),
+    "qwen2": qwen2_metadata,
+    "qwen2 with llama3": lambda: with_llama3(qwen2_metadata()),
+    "small": small_metadata,
+}
+WITH_ALL_BYTES = ["qwen2", "qwen2 with llama3", "small"]
 
 
 @cache
@@ -49,18 +59,24 @@ def written(tokenizer: Tokenizer, ids: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("vocabulary", WITH_ALL_BYTES)
 def test_the_bytes_of_a_texts_tokens_are_the_text(vocabulary: str, text: str) -> None:
     tokenizer = VOCABULARIES[vocabulary]()
     assert written(tokenizer, tokenizer.encode(text)) == text.encode()
 
 
-@given(st.text())
-def test_every_text_comes_back_from_a_vocabulary_that_has_all_bytes(text: str) -> None:
-    assert written(small(), small().encode(text)) == text.encode()
+@pytest.mark.parametrize("vocabulary", WITH_ALL_BYTES)
+def test_every_text_comes_back_from_a_vocabulary_that_has_all_bytes(vocabulary: str) -> None:
+    tokenizer = VOCABULARIES[vocabulary]()
+
+    @given(st.text() | st.sampled_from(CORPUS))
+    def back(text: str) -> None:
+        assert written(tokenizer, tokenizer.encode(text)) == text.encode()
+
+    back()
 
 
-@given(st.text())
+@given(st.text() | st.sampled_from(CORPUS))
 def test_a_real_vocabulary_leaves_out_the_bytes_that_it_has_no_token_for_and_no_others(text: str) -> None:
     # SmolLM2 lacks a few control characters, and lead bytes of planes where no characters are.
     expected = bytes(byte for byte in text.encode() if byte in writable())
@@ -72,15 +88,25 @@ def test_a_byte_that_the_vocabulary_has_no_token_for_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "ids"),
+    ("vocabulary", "text", "ids"),
     [
-        ("Hello world", [19556, 905]),
-        ("12345", [33, 34, 35, 36, 37]),
-        ("<|im_start|>", [44, 108, 306, 79, 3738, 108, 46]),
+        ("smollm2", "Hello world", [19556, 905]),
+        ("smollm2", "12345", [33, 34, 35, 36, 37]),
+        ("smollm2", "<|im_start|>", [44, 108, 306, 79, 3738, 108, 46]),
+        ("qwen2", "Hello world", [9707, 1879]),
+        ("qwen2", "12345", [16, 17, 18, 19, 20]),
+        ("qwen2", "<|im_start|>", [27, 91, 318, 4906, 91, 29]),
     ],
 )
-def test_a_real_vocabulary_gives_the_ids_that_its_model_knows(text: str, ids: list[int]) -> None:
-    assert smollm2().encode(text) == ids
+def test_a_real_vocabulary_gives_the_ids_that_its_model_knows(
+    vocabulary: str, text: str, ids: list[int]
+) -> None:
+    assert VOCABULARIES[vocabulary]().encode(text) == ids
+
+
+def test_qwen2s_control_tokens_have_the_ids_that_its_model_knows() -> None:
+    tokens = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    assert [qwen2().control(token) for token in tokens] == [151643, 151644, 151645]
 
 
 def test_merges_and_whole_words_are_found() -> None:
@@ -104,11 +130,14 @@ def test_digits_are_cut_as_the_pre_tokenizer_says() -> None:
 def test_no_text_becomes_a_control_token(vocabulary: str) -> None:
     tokenizer = VOCABULARIES[vocabulary]()
     control = control_tokens(METADATA[vocabulary]())
+    ids = set(control.values())
+    for text in CORPUS:
+        assert not ids & set(tokenizer.encode(text))
 
     @given(st.lists(st.sampled_from(sorted(control)) | st.text(max_size=5), max_size=8))
     def never(pieces: list[str]) -> None:
         for text in ("".join(pieces), " ".join(pieces), "\n".join(pieces)):
-            assert not set(tokenizer.encode(text)) & set(control.values())
+            assert not set(tokenizer.encode(text)) & ids
 
     never()
 
@@ -178,6 +207,7 @@ def test_fingerprints_tell_vocabularies_apart_and_stay_the_same() -> None:
     reordered["tokenizer.ggml.tokens"] = reordered["tokenizer.ggml.tokens"][::-1]
     different = [
         smollm2_metadata(),
+        with_llama3(smollm2_metadata()),
         small_metadata(),
         small_metadata(pre="qwen2"),
         small_metadata(merges=list(MERGES[::-1])),

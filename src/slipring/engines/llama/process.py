@@ -106,10 +106,11 @@ class Process:
                 line = await child.stdout.readline()
         except TimeoutError:
             line = b""
-        if not line:
+        try:
+            self._url = json.loads(line)["url"]
+        except (ValueError, TypeError, LookupError):  # it has died, perhaps with last words
             await self._end()
-            raise StartupError(f"the embedded engine did not start: {await complaints}")
-        self._url = json.loads(line)["url"]
+            raise StartupError(f"the embedded engine did not start: {await complaints}") from None
 
     async def _restart_when_it_dies(self) -> None:
         pause_s = _FIRST_PAUSE_S

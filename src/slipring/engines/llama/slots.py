@@ -108,7 +108,7 @@ class Slots:
         shared = _reusable(best, wish)
         if best.held is not None and shared and wish.goes_on_from(best.held, shared):
             return best
-        others = [slot for slot in self._free if slot is not best or not shared] or [best]
+        others = [slot for slot in self._free if slot is not best or shared < LEAST_TOKENS] or [best]
         empty = (slot for slot in others if slot.held is None)
         return next(empty, others[0])
 
