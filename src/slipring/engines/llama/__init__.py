@@ -66,6 +66,13 @@ class LlamaEngine(Engine):
         if isinstance(self._host, Process):
             await self._host.start()
         await self._api.start()
+        if not self.renderer.vocabulary.is_local:
+            await asyncio.to_thread(self._learn)
+
+    def _learn(self) -> None:
+        """Ask once for all that is later needed where nobody may wait."""
+        self.renderer.stop_ids()
+        self.renderer.mark_of(0)
 
     async def close(self) -> None:
         await self._api.close()
