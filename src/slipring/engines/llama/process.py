@@ -95,6 +95,9 @@ class Process:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            # Its threads wait for each other many times per token. By default they spin for long, and when
+            # anybody else needs a core (this process does), all come to a near stop.
+            env={"GOMP_SPINCOUNT": "1000", **os.environ},
         )
         assert child.stdin is not None
         assert child.stdout is not None

@@ -1,0 +1,139 @@
+"""What it costs to make the tokens of a turn: the whole context again, or only what is new.
+
+A coding agent's history (tool calls and outputs of 3.5 kB) grows from 2k to 150k tokens of the embedded model's
+real vocabulary. At each size the same new tool output is rendered and tokenized twice over: in full, from all
+items, as a server must that keeps only items; and by delta, appended to the parent's tokens. Last, the JSON
+array of all ids is put together, which is what an engine is sent: spliced from ready pieces, or encoded.
+
+    python benchmarks/render_cost.py
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from common import keep, spread, verdict
+
+from slipring.core.generation import Capabilities, Finished, Job, Model
+from slipring.core.stages import Stages
+from slipring.core.state import ResponseState
+from slipring.core.turn import Turn
+from slipring.engines.llama.models import embedded_model, read_file
+from slipring.prompts.chatml import ChatMl
+from slipring.prompts.folding import FoldingRenderer
+from slipring.prompts.rendering import Rendered
+from slipring.prompts.tokenizer import Tokenizer
+from slipring.protocol.items import Item, read_item
+from slipring.protocol.requests import CreateRequest
+
+BUDGET = 1.5
+SIZES = (2_000, 8_000, 20_000, 75_000, 150_000)
+MODEL = Model(name="smollm2", owner="benchmarks", capabilities=Capabilities())
+SOURCE = "\n".join(
+    f"def handler_{n}(request: Request, retries: int = {n}) -> Response:  # line {n * 7}" for n in range(60)
+)
+
+
+def item(**fields: Any) -> Item:
+    return read_item(json.dumps(fields).encode(), "input[0]")
+
+
+def exchange(number: int) -> tuple[Item, Item]:
+    """A call and what the tool said, 3.5 kB."""
+    call_id = f"call_{number}"
+    arguments = json.dumps({"path": f"src/module_{number}.py"})
+    start = number * 31 % 1000
+    text = (SOURCE[start:] + SOURCE)[:3_500]
+    return (
+        item(type="function_call", call_id=call_id, name="read_file", arguments=arguments),
+        item(type="function_call_output", call_id=call_id, output=text),
+    )
+
+
+def begun(items: tuple[Item, ...], parent: ResponseState | None) -> tuple[Turn, Job]:
+    request = CreateRequest(instructions="You mend code.", store=False)
+    stages = Stages(time.perf_counter)
+    turn = Turn(request, tenant="t", lane=None, size_bytes=0, mint=lambda prefix: prefix, stages=stages)
+    turn.parent = parent
+    return turn, turn.begin("resp", MODEL, items, now=0.0)
+
+
+def chain(renderer: FoldingRenderer, tokens: int) -> ResponseState:
+    """A chain of turns, each rendered by delta, until it has so many tokens."""
+    state: ResponseState | None = None
+    items: tuple[Item, ...] = (item(type="message", role="user", content="Mend the failing test."),)
+    number = 0
+    while True:
+        turn, job = begun(items, state)
+        position = renderer.render(job).context
+        turn.accept([Finished("stop", position.total, 0, 0, position=position)])
+        _, state = turn.finish(now=0.0)
+        if position.total >= tokens:
+            return state
+        items = exchange(number)
+        number += 1
+
+
+def forgetting(state: ResponseState) -> ResponseState:
+    """The same chain as a server has it that keeps items only."""
+    state.position = None
+    return state
+
+
+def milliseconds(work: Callable[[], object], repeats: int) -> list[float]:
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - start) * 1e3)
+    return times
+
+
+def measure(renderer: FoldingRenderer, tokens: int, repeats: int) -> dict[str, list[float]]:
+    state = chain(renderer, tokens)
+    position = state.position
+    assert isinstance(position, Rendered)
+    _, new = begun(exchange(10**6), state)
+    by_delta = renderer.render(new)
+    figures = {
+        "delta": milliseconds(lambda: renderer.render(new), repeats * 5),
+        "splice": milliseconds(by_delta.prompt.json, repeats * 5),
+        "encode": milliseconds(lambda: json.dumps(by_delta.prompt.ids()), repeats),
+    }
+    _, lost = begun(new.input, forgetting(state))
+    in_full = renderer.render(lost)
+    assert in_full.prompt.ids() == by_delta.prompt.ids(), "the two renderings differ"
+    return {"full": milliseconds(lambda: renderer.render(lost), repeats), **figures}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    renderer = FoldingRenderer(ChatMl(), Tokenizer.from_gguf(read_file(embedded_model())))
+    times: dict[int, dict[str, list[float]]] = {}
+    print("milliseconds to render and tokenize one turn, median (range)")
+    print(
+        f"{'history':>9}  {'in full':>24}  {'by delta':>22}  {'ratio':>7}  {'ids encoded':>11}  {'spliced':>8}"
+    )
+    for tokens in SIZES:
+        print(f"  {tokens:,} tokens …", end="\r", file=sys.stderr, flush=True)
+        times[tokens] = measure(renderer, tokens, arguments.repeats)
+        each = {name: spread(values) for name, values in times[tokens].items()}
+        full, delta = each["full"], each["delta"]
+        print(
+            f"{tokens:9,}  {full['median']:8.2f} ({full['low']:.2f} – {full['high']:.2f})"
+            f"  {delta['median']:7.3f} ({delta['low']:.3f} – {delta['high']:.3f})"
+            f"  {full['median'] / delta['median']:6.0f} ×"
+            f"  {each['encode']['median']:11.2f}  {each['splice']['median']:8.3f}"
+        )
+    growth = spread(times[SIZES[-1]]["delta"])["median"] / spread(times[SIZES[0]]["delta"])["median"]
+    print(f"by delta, {SIZES[-1]:,} against {SIZES[0]:,} tokens: {verdict(growth, BUDGET)}")
+    keep("render_cost", {"budget": BUDGET, "ms": times, "growth": growth})
+
+
+if __name__ == "__main__":
+    main()
