@@ -407,7 +407,9 @@ def test_models_that_cannot_be_served_are_refused_in_one_line(tmp_path: Path) ->
     (tmp_path / "not.gguf").write_bytes(b"nothing of the kind")
     with pytest.raises(StartupError, match="not a GGUF file"):
         read_file(str(tmp_path / "not.gguf"))
-    with pytest.raises(StartupError, match="no known dialect"):
-        make_renderer("", "?", smollm2(), "", "")
+    with pytest.raises(StartupError, match="has no chat template"):
+        make_renderer("", "", smollm2(), "", "")
+    with pytest.raises(StartupError, match="chat template cannot be used"):
+        make_renderer("", "{% for %}", smollm2(), "", "")
     with pytest.raises(StartupError, match="unknown dialect"):
         make_renderer("latin", "", smollm2(), "", "")

@@ -17,6 +17,8 @@ from slipring.protocol.requests import TextFormat
 class FoldingRenderer(Renderer):
     """Writes contexts in a dialect. The tail of a body is the ``Block`` that it leaves open."""
 
+    always_appends = True
+
     def __init__(self, dialect: Dialect, vocabulary: Vocabulary) -> None:
         super().__init__(dialect.name, vocabulary)
         self.dialect = dialect

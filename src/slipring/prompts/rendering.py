@@ -143,6 +143,8 @@ class Renderer(ABC):
     """Writes contexts for one model, and knows how its answers are to be read."""
 
     calls: CallFormat
+    always_appends: bool = False
+    """Whether ``append`` never asks for everything to be written again."""
 
     def __init__(self, name: str, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -164,6 +166,10 @@ class Renderer(ABC):
     @abstractmethod
     def open(self, context: Rendered) -> Rendered:
         """Make it the model's turn to speak."""
+
+    def opens_thought(self, prompt: Rendered) -> bool:
+        """Whether a prompt ends inside a thought, so that the model begins by thinking."""
+        return False
 
     def render(self, job: Job) -> Rendering:
         """Append a job's new items to its parent's tokens, or render everything where that cannot be."""

@@ -60,6 +60,10 @@ class Vocabulary(ABC):
         """Whether this vocabulary has such a control token."""
 
     @abstractmethod
+    def control_tokens(self) -> Collection[str]:
+        """The names of all control tokens."""
+
+    @abstractmethod
     def bytes_of(self, id: int) -> bytes:
         """The bytes that a token stands for; a control token stands for none, unless it is visible."""
 
@@ -146,6 +150,9 @@ class Tokenizer(Vocabulary):
 
     def has_control(self, token: str) -> bool:
         return token in self._control
+
+    def control_tokens(self) -> Collection[str]:
+        return self._control.keys()
 
     def bytes_of(self, id: int) -> bytes:
         if id in self._control_bytes:

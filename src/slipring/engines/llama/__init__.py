@@ -112,11 +112,10 @@ class LlamaEngine(Engine):
 
     async def _render(self, job: Job) -> Rendering:
         """Render, off the event loop where it is much or has to wait; refuse what does not fit."""
-        vocabulary = self.renderer.vocabulary
-        if not vocabulary.is_local or sum(len(item.raw) for item in job.input) > _LARGE_BYTES:
-            rendering = await asyncio.to_thread(self.renderer.render, job)
-        else:
+        if self._renders_at_once(job):
             rendering = self.renderer.render(job)
+        else:
+            rendering = await asyncio.to_thread(self.renderer.render, job)
         total, context = rendering.prompt.total, self.model.context
         if job.settings.truncation == "auto":
             reserve = min(job.settings.max_output_tokens or context // 8, context // 2)
@@ -130,6 +129,14 @@ class LlamaEngine(Engine):
         if total >= context:
             raise ContextLengthExceeded(total, context)
         return rendering
+
+    def _renders_at_once(self, job: Job) -> bool:
+        """Whether rendering is sure to be short: a little that is appended, by a renderer that never has to
+        write everything again, with a vocabulary that is here."""
+        renderer = self.renderer
+        if not renderer.vocabulary.is_local or sum(len(item.raw) for item in job.input) > _LARGE_BYTES:
+            return False
+        return job.parent is None or (renderer.always_appends and isinstance(job.parent.position, Rendered))
 
     def _constraint(self, job: Job) -> dict[str, object]:
         """What keeps an answer to its form, as a field of the request."""

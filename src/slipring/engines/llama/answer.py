@@ -23,7 +23,8 @@ class Answer:
         self._generates = job.generate
         self._limit = limit
         self._stop_ids = renderer.stop_ids()
-        self._parser = Parser(renderer.calls, job.offer)
+        starts_thinking = renderer.opens_thought(rendering.prompt)
+        self._parser = Parser(renderer.calls, job.offer, starts_thinking=starts_thinking)
         self._text = Utf8Stream()
         self._last: Chunk | None = None
         self._predicted = 0

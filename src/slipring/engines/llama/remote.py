@@ -7,7 +7,7 @@ run in threads where their vocabulary is not local.
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -80,9 +80,13 @@ class RemoteVocabulary(Vocabulary):
 
     is_local = False
 
-    def __init__(self, where: Callable[[], tuple[str, str]], name: str) -> None:
-        """``where`` gives address and key; ``name`` tells this vocabulary from others."""
+    def __init__(
+        self, where: Callable[[], tuple[str, str]], name: str, control: Mapping[str, int] | None = None
+    ) -> None:
+        """``where`` gives address and key; ``name`` tells this vocabulary from others; ``control`` are the
+        control tokens that are known."""
         self._where = where
+        self._control = dict(control or {})
         self.fingerprint = sha256(name.encode()).hexdigest()
         self._tokenize_short = lru_cache(maxsize=4096)(self._tokenize)
         self._find_control = lru_cache(maxsize=256)(self._ask_control)
@@ -94,14 +98,21 @@ class RemoteVocabulary(Vocabulary):
             ids += tokenize(piece, False)
         return ids
 
+    def learn_control(self, names: Iterable[str]) -> None:
+        """Find out which of these are control tokens."""
+        self._control |= {name: id for name in names if (id := self._find_control(name)) is not None}
+
     def control(self, token: str) -> int:
-        found = self._find_control(token)
+        found = self._control[token] if token in self._control else self._find_control(token)
         if found is None:
             raise KeyError(token)
         return found
 
     def has_control(self, token: str) -> bool:
-        return self._find_control(token) is not None
+        return token in self._control or self._find_control(token) is not None
+
+    def control_tokens(self) -> Collection[str]:
+        return self._control.keys()
 
     def bytes_of(self, id: int) -> bytes:
         raise NotImplementedError("what a token says is told by the engine, with the token")
