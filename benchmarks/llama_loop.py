@@ -1,9 +1,9 @@
 """An agent loop on the embedded model: continued over a WebSocket, against full history over HTTP.
 
-Twelve turns, each a forced tool call, then the tool's output. One conversation sends `previous_response_id` and
-the new item; the other sends all items again, streamed, over one kept-alive connection. Both run on the same
-server with a slot each, and the engine's own prompt cache works for both: it finds the longest beginning that
-a slot still holds. What differs is what has to be sent, parsed, rendered and tokenized, and whether the
+Twelve turns, each a forced tool call, then the tool's output. One conversation sends `previous_response_id`
+and the new item; the other sends all items again, streamed, over one kept-alive connection. Both run on the
+same server with a slot each, and the engine's own prompt cache works for both: it finds the longest beginning
+that a slot still holds. What differs is what has to be sent, parsed, rendered and tokenized, and whether the
 tokens of earlier answers are the ones that the engine has seen. Turns of the two alternate.
 
     python benchmarks/llama_loop.py
@@ -131,18 +131,20 @@ class Repeated:
 async def play(url: str) -> dict[str, list[dict[str, float]]]:
     """One loop of each kind, turn about."""
     seen: dict[str, list[dict[str, float]]] = {"websocket": [], "http": []}
-    async with aiohttp.ClientSession() as http:
-        async with http.ws_connect(f"{url}/responses", max_msg_size=0) as ws:
-            continued, repeated = Continued(ws), Repeated(http, url)
-            for number in range(TURNS):
-                print(f"  turn {number + 1} of {TURNS} …", end="\r", file=sys.stderr, flush=True)
-                by_id = await continued.turn(number)
-                in_full = await repeated.turn(number)
-                said = [turn.response["output"][0]["arguments"] for turn in (by_id, in_full)]
-                if said[0] != said[1]:
-                    print(f"  turn {number + 1}: answers differ: {said}", file=sys.stderr)
-                seen["websocket"].append(by_id.figures())
-                seen["http"].append(in_full.figures())
+    async with (
+        aiohttp.ClientSession() as http,
+        http.ws_connect(f"{url}/responses", max_msg_size=0) as ws,
+    ):
+        continued, repeated = Continued(ws), Repeated(http, url)
+        for number in range(TURNS):
+            print(f"  turn {number + 1} of {TURNS} …", end="\r", file=sys.stderr, flush=True)
+            by_id = await continued.turn(number)
+            in_full = await repeated.turn(number)
+            said = [turn.response["output"][0]["arguments"] for turn in (by_id, in_full)]
+            if said[0] != said[1]:
+                print(f"  turn {number + 1}: answers differ: {said}", file=sys.stderr)
+            seen["websocket"].append(by_id.figures())
+            seen["http"].append(in_full.figures())
     return seen
 
 
@@ -151,10 +153,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", default="", help="a GGUF file; empty: the embedded model")
     arguments = parser.parse_args()
-    loops = []
     with slipring(f"llama:{arguments.model},slots=2,context=4096", "--log-level", "error") as server:
-        for _ in range(arguments.repeats):
-            loops.append(asyncio.run(play(server.url)))
+        loops = [asyncio.run(play(server.url)) for _ in range(arguments.repeats)]
     show(loops)
     keep("llama_loop", {"turns": TURNS, "loops": loops})
 

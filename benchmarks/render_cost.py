@@ -1,9 +1,10 @@
 """What it costs to make the tokens of a turn: the whole context again, or only what is new.
 
-A coding agent's history (tool calls and outputs of 3.5 kB) grows from 2k to 150k tokens of the embedded model's
-real vocabulary. At each size the same new tool output is rendered and tokenized twice over: in full, from all
-items, as a server must that keeps only items; and by delta, appended to the parent's tokens. Last, the JSON
-array of all ids is put together, which is what an engine is sent: spliced from ready pieces, or encoded.
+A coding agent's history (tool calls and outputs of 3.5 kB) grows from 2k to 150k tokens of the embedded
+model's real vocabulary. At each size the same new tool output is rendered and tokenized twice over: in full,
+from all items, as a server must that keeps only items; and by delta, appended to the parent's tokens. Last,
+the JSON array of all ids is put together, which is what an engine is sent: spliced from ready pieces, or
+encoded.
 
     python benchmarks/render_cost.py
 """
@@ -116,9 +117,7 @@ def main() -> None:
     renderer = FoldingRenderer(ChatMl(), Tokenizer.from_gguf(read_file(embedded_model())))
     times: dict[int, dict[str, list[float]]] = {}
     print("milliseconds to render and tokenize one turn, median (range)")
-    print(
-        f"{'history':>9}  {'in full':>24}  {'by delta':>22}  {'ratio':>7}  {'ids encoded':>11}  {'spliced':>8}"
-    )
+    print("  history                   in full                by delta    ratio  ids encoded   spliced")
     for tokens in SIZES:
         print(f"  {tokens:,} tokens …", end="\r", file=sys.stderr, flush=True)
         times[tokens] = measure(renderer, tokens, arguments.repeats)

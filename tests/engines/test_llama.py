@@ -24,6 +24,7 @@ from slipring.engines.llama.requests import completion_body
 from slipring.errors import StartupError
 from slipring.prompts.dialect import Block
 from slipring.prompts.rendering import Preface, Rendered, Step, empty
+from slipring.prompts.templates import TemplateRenderer
 from slipring.protocol.requests import TEXT
 from tests.harness import TERMINAL, WEATHER, Running, serve
 from tests.prompts.corpus import CORPUS
@@ -83,6 +84,22 @@ async def test_the_same_words_follow_a_continuation_and_a_full_history() -> None
 
 def text_of(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+async def test_the_models_own_template_is_continued_by_delta() -> None:
+    engine = LlamaEngine(Options(slots=1, context=512, dialect="template"))
+    assert isinstance(engine.renderer, TemplateRenderer)
+    timed = {"OpenAI-Beta": "slipring_timing=v1"}
+    async with serve(engine) as server, server.connect(headers=timed) as socket:
+        first = await socket.response(input=ASK, instructions="Be brief.", **GREEDY)
+        assert "fallback" not in (await socket.receive())["timing"]
+        second = await socket.response(
+            input="And of Italy?", instructions="Be brief.", previous_response_id=first["id"], **GREEDY
+        )
+        timing = (await socket.receive())["timing"]
+        assert "fallback" not in timing
+        assert timing["tokens"]["rendered"] < timing["tokens"]["input"] / 2
+        assert cached(second) >= first["usage"]["total_tokens"]
 
 
 async def test_a_required_call_fits_its_schema() -> None:

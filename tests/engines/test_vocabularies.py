@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-from slipring.engines.llama.process import Process
+from slipring.engines.llama.process import ChildSettings, Process
 from slipring.prompts.tokenizer import Tokenizer
 from tests.prompts.corpus import CORPUS
 from tests.prompts.gguf_writer import write_hollow_model
@@ -49,9 +49,8 @@ def cut_as(pre: str) -> dict[str, Any]:
 async def llama_cpp(metadata: dict[str, Any], path: Path) -> AsyncIterator[Encode]:
     """llama.cpp's tokenizer for a vocabulary."""
     write_hollow_model(path, metadata)
-    process = Process(
-        {"path": str(path), "context": 64, "slots": 1, "threads": 1, "gpu_layers": 0, "chunk": 32}
-    )
+    settings = ChildSettings(path=str(path), context=64, slots=1, threads=1, chunk=32)
+    process = Process(settings, on_restart=lambda: None)
     await process.start()
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {process.key}"}) as http:
 

@@ -18,7 +18,7 @@ from slipring.engines.llama.answer import Answer
 from slipring.engines.llama.api import Api
 from slipring.engines.llama.grammar import grammar_of, schema_of
 from slipring.engines.llama.options import Options, read_options
-from slipring.engines.llama.process import Process, kv_directory
+from slipring.engines.llama.process import ChildSettings, Process, kv_directory
 from slipring.engines.llama.remote import External
 from slipring.engines.llama.requests import completion_body
 from slipring.engines.llama.shelf import Shelf
@@ -46,7 +46,18 @@ class LlamaEngine(Engine):
         else:
             self.model = models.from_file(options, lambda: (self._host.url, self._host.key))
             directory = kv_directory(limit_bytes) if limit_bytes else None
-            self._host = Process(self.model, options, directory, self._on_restart)
+            self._host = Process(
+                ChildSettings(
+                    path=self.model.path,
+                    context=self.model.context,
+                    slots=self.model.slots,
+                    threads=options.thread_count,
+                    gpu_layers=options.gpu_layers,
+                    chunk=options.chunk,
+                    directory=str(directory or ""),
+                ),
+                on_restart=lambda: self._slots.forget(),
+            )
         self.renderer = self.model.renderer
         self._api = Api(self._host)
         self._slots = Slots(self.model.slots, Shelf(self._api, limit_bytes, directory))
@@ -147,9 +158,6 @@ class LlamaEngine(Engine):
             return {"grammar": grammar} if grammar is not None else {}
         schema = schema_of(job, self.renderer.calls)
         return {"json_schema": schema} if schema is not None else {}
-
-    def _on_restart(self) -> None:
-        self._slots.forget()
 
 
 def _key_from(variable: str) -> str:

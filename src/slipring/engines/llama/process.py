@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from slipring.engines.llama.models import ServedModel
-from slipring.engines.llama.options import Options
+from msgspec import Struct, structs
+
 from slipring.errors import StartupError, Unavailable
 
 log = logging.getLogger("slipring")
@@ -26,29 +26,29 @@ _PREFIX = "slipring-kv-"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
+class ChildSettings(Struct, frozen=True):
+    """What the child is told."""
+
+    path: str
+    context: int
+    slots: int
+    threads: int
+    gpu_layers: int = 0
+    chunk: int = 256
+    directory: str = ""
+    """Where slots are saved. It belongs to the child and is removed with it."""
+
+
 class Process:
     """A llama.cpp of our own, in a child process."""
 
-    def __init__(
-        self, model: ServedModel, options: Options, directory: Path | None, on_restart: Callable[[], None]
-    ) -> None:
-        """``directory``: where slots are saved. It belongs to this process and is removed with it."""
+    def __init__(self, settings: ChildSettings, on_restart: Callable[[], None]) -> None:
+        """``on_restart`` is told when all that the child held is lost."""
         self.key = secrets.token_hex(16)
         """Without it the child answers nobody: other users of the machine can reach its port."""
-        self._directory = directory
         self._on_restart = on_restart
-        self._settings = json.dumps(
-            {
-                "path": model.path,
-                "context": model.context,
-                "slots": model.slots,
-                "threads": options.thread_count,
-                "gpu_layers": options.gpu_layers,
-                "chunk": options.chunk,
-                "directory": str(directory) if directory is not None else "",
-                "key": self.key,
-            }
-        )
+        self._directory = Path(settings.directory) if settings.directory else None
+        self._settings = json.dumps({**structs.asdict(settings), "key": self.key})
         self._child: asyncio.subprocess.Process | None = None
         self._url: str | None = None
         self._watch: asyncio.Task[None] | None = None
