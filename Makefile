@@ -41,6 +41,8 @@ bench: .venv/.dev ## the measurements of benchmarks/, one after the other
 	$(BIN)/python benchmarks/stream_cost.py
 	$(BIN)/python benchmarks/continuation_cost.py
 	$(BIN)/python benchmarks/idle_connections.py
+	$(BIN)/python benchmarks/render_cost.py
+	$(BIN)/python benchmarks/llama_loop.py
 
 clean: ## remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1037,3 +1037,8 @@ async def test_a_schema_without_values_fails_as_the_page_says() -> None:
 def test_the_page_tells_of_every_setting_of_an_engine() -> None:
     assert SETTINGS.keys() == set(Settings.__struct_fields__)
     assert {row.status for row in SETTINGS.values()} == {"honoured", "ignored", "refused"}
+
+
+def test_the_llama_engine_is_described_setting_by_setting() -> None:
+    described = {name for row in listed("Llama engine") for name in row.replace("`", "").split(", ")}
+    assert described == {field.name for field in structs.fields(Settings)}

@@ -1,6 +1,6 @@
 """Where a turn's time goes, and who is told."""
 
-from slipring.core.generation import Accepted, Begun, Finished, Text
+from slipring.core.generation import Accepted, Begun, Finished, Prefilled, Text
 from slipring.errors import ContextLengthExceeded, ServerError
 from tests.core.stage import Json, Stage, only_error, types
 from tests.wire import TIMING
@@ -46,6 +46,17 @@ def test_every_stage_has_its_own_time():
     assert report["tokens"] == {"rendered": 5, "input": 9, "cached": 4, "output": 2}
     assert report["fallback"] == "why"
     assert (report["status"], report["total_ms"], report["input_items"]) == ("completed", 31_000, 1)
+
+
+def test_reading_the_context_ends_with_the_first_token_though_it_says_nothing():
+    stage = Stage(tells_timing=True)
+    stage.create()
+    stage.world.now += 2
+    assert stage.say(Prefilled()) == []
+    stage.world.now += 3
+    *_, timing = stage.finish(Text("a"))
+    took = {each["name"]: each["duration_ms"] for each in timing["timing"]["stages"]}
+    assert (took["prefill"], took["generate"]) == (2000, 3000)
 
 
 def test_waiting_in_a_lane_is_a_stage():

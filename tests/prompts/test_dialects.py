@@ -1,7 +1,9 @@
 """What each dialect writes, to the letter."""
 
 import json
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +12,14 @@ from msgspec import Raw
 from slipring.core.head import Head
 from slipring.prompts.chatml import ChatMl
 from slipring.prompts.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
+from slipring.prompts.folding import FoldingRenderer
 from slipring.prompts.llama3 import Llama3
 from slipring.prompts.schemas import describe
+from slipring.prompts.tokenizer import Tokenizer
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT
 from slipring.protocol.tools import Toolset
-from tests.prompts.vocabulary import call, custom_call, item, message, output
+from tests.prompts.vocabulary import call, custom_call, item, message, output, small_metadata
 
 WEATHER = {
     "type": "function",
@@ -256,3 +260,22 @@ def test_a_definition_is_one_line_of_json_whatever_kind_of_tool_it_is() -> None:
 def test_controls_of_a_dialect_are_among_what_ends_an_answer(dialect: Dialect) -> None:
     (end,) = [part for part in dialect.close() if isinstance(part, Control)]
     assert end.token in dialect.stop
+
+
+def test_the_dialect_of_the_documentation_is_a_dialect() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(source.splitlines()) <= 45
+    names: dict[str, Any] = {}
+    exec(source, names)
+    metadata = small_metadata()
+    control = ["<bos>", "<start_of_turn>", "<end_of_turn>"]
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *control]
+    metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 3, 3, 3]
+    writes = FoldingRenderer(names["Gemma"](), Tokenizer.from_gguf(metadata))
+    assert writes.stop_ids() == {writes.vocabulary.control("<end_of_turn>")}
+    for cut in range(len(CONVERSATION) + 1):
+        start = writes.start(Head("Help."), TEXT, CONVERSATION[:cut])
+        fragments, block = writes.dialect.write_items(start.body.tail, CONVERSATION[cut:])
+        whole = writes.start(Head("Help."), TEXT, CONVERSATION)
+        assert start.then(writes.encode(fragments), block).ids() == whole.ids()

@@ -448,8 +448,10 @@ async def test_health_tells_what_is_running() -> None:
             "status": "ok",
             "version": __version__,
             "engine": "simulated",
+            "engine_trouble": None,
             "store": "memory",
             "connections": 0,
+            "render_fallbacks": {},
         }
         async with server.connect():
             assert (await send(server, "GET", "/health"))[1]["connections"] == 1

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from slipring.core.generation import Accepted
+
 from tests.harness import PuppetEngine, Running, read_sse, serve
 from tests.wire import TIMING
 
@@ -117,3 +119,17 @@ async def test_time_spent_on_a_client_is_counted_apart() -> None:
         performance.finish()
         await socket.until("response.completed")
         assert (await socket.receive())["timing"]["send_ms"] > 0
+
+
+async def test_contexts_that_were_rendered_in_full_are_counted_by_reason() -> None:
+    engine = PuppetEngine()
+    engine.accepts = False
+    async with serve(engine) as server, server.connect() as socket:
+        for reason in ("the head changed", None, "the head changed"):
+            await socket.create(input="hello", store=False)
+            performance = await engine.next()
+            performance.emit(Accepted(7, reason))
+            performance.finish()
+            await socket.until("response.completed")
+        async with server.http.get(server.url.removesuffix("/v1") + "/health") as answer:
+            assert (await answer.json())["render_fallbacks"] == {"the head changed": 2}

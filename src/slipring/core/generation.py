@@ -32,7 +32,11 @@ class Accepted(Struct):
 
 
 class Begun(Struct):
-    """The job has left the engine's queue. May be left out."""
+    """The job has left the engine's queue. Optional."""
+
+
+class Prefilled(Struct):
+    """The context has been read, and the first token is there, though it may say nothing yet. Optional."""
 
 
 class Text(Struct, gc=False):
@@ -87,7 +91,18 @@ class Finished(Struct):
     """Where the engine's own state of this context lives; handed back as ``parent.position``."""
 
 
-Delta = Accepted | Begun | Text | Refused | Thought | ThoughtSummary | CallStarted | CallArguments | Finished
+Delta = (
+    Accepted
+    | Begun
+    | Prefilled
+    | Text
+    | Refused
+    | Thought
+    | ThoughtSummary
+    | CallStarted
+    | CallArguments
+    | Finished
+)
 
 
 class Capabilities(Struct, frozen=True):

@@ -9,7 +9,7 @@ from enum import Enum
 from msgspec import UNSET, structs
 
 from slipring.core import lineage
-from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Settings
+from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Prefilled, Settings
 from slipring.core.head import Head
 from slipring.core.output import Mint, Output
 from slipring.core.settings import read_settings, refuse_unseen_content
@@ -54,7 +54,7 @@ class Turn:
         "_carry",
         "_finished",
         "_head",
-        "_spoke",
+        "_prefilled",
         "error",
         "forks",
         "found",
@@ -100,7 +100,7 @@ class Turn:
         self._head = Head()
         self._carry = Carry()
         self._accepted: Accepted | None = None
-        self._spoke = False
+        self._prefilled = False
         self._finished: Finished | None = None
 
     @property
@@ -157,7 +157,7 @@ class Turn:
         if deltas and type(last := deltas[-1]) is Finished:
             self._finished = last
             deltas = deltas[:-1]
-        if not self._spoke:
+        if not self._prefilled:
             deltas = self._prelude(deltas)
         return self.output.feed(deltas)
 
@@ -165,9 +165,9 @@ class Turn:
         """Take note of what an engine reports before it speaks; returns what it says."""
         if any(isinstance(delta, Begun) for delta in deltas):
             self.stages.lap("engine_queue")
-        said: list[Delta] = [delta for delta in deltas if not isinstance(delta, Accepted | Begun)]
-        if said or self._finished is not None:
-            self._spoke = True
+        said: list[Delta] = [delta for delta in deltas if not isinstance(delta, Accepted | Begun | Prefilled)]
+        if said or self._finished is not None or any(isinstance(delta, Prefilled) for delta in deltas):
+            self._prefilled = True
             self.stages.lap("prefill")
         return said
 

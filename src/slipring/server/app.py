@@ -143,6 +143,7 @@ def _health(service: Service) -> web.Response:
         "engine_trouble": trouble,
         "store": service.store.name,
         "connections": service.sockets,
+        "render_fallbacks": service.render_fallbacks,
     }
     return _json(body, status=200 if body["status"] == "ok" else 503)
 

@@ -74,6 +74,7 @@ class Driver:
                     task.cancel()
             elif isinstance(action, Record):
                 turns.info("%s", _Line(action))
+                self.service.count(action.report)
                 self.sink.record(action.report)
             elif isinstance(action, Close):
                 self.sink.close(action.code, action.reason)

@@ -3,16 +3,20 @@
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import UNSET
 
 from slipring.config import Config
 from slipring.core.cache import ConnectionCache, NoMemory, SharedScopes
 from slipring.core.session import Session
 from slipring.engines.catalog import Catalog
 from slipring.errors import ApiError, Unavailable
+from slipring.protocol.timing import TurnReport
 from slipring.server.auth import Keyring
 from slipring.stores.base import Store
 
@@ -59,6 +63,8 @@ class Service:
     scopes: SharedScopes
     clients: set[Client] = field(default_factory=set)
     sockets: int = 0
+    render_fallbacks: Counter[str] = field(default_factory=Counter)
+    """How often a context was rendered in full though its parent was at hand, by reason."""
     draining: bool = False
     _quiet: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -93,6 +99,10 @@ class Service:
             now=now(),
             tells_timing=tells_timing,
         )
+
+    def count(self, report: TurnReport) -> None:
+        if report.fallback is not UNSET:
+            self.render_fallbacks[report.fallback] += 1
 
     @contextmanager
     def serving(self, client: Client) -> Iterator[None]:

@@ -5,7 +5,7 @@ the count. The others are found again from the bytes; where that fails the ids a
 turn renders from items.
 """
 
-from slipring.core.generation import Delta, Finished, Job, Text
+from slipring.core.generation import Delta, Finished, Job, Prefilled, Text
 from slipring.engines.llama.api import Chunk
 from slipring.errors import ServerError
 from slipring.prompts.parser import Parser
@@ -41,6 +41,7 @@ class Answer:
             self._last = chunk
         if not self._generates or not chunk.tokens:
             return []
+        first: list[Delta] = [Prefilled()] if not self._predicted else []
         hidden = chunk.tokens_predicted - self._predicted - len(chunk.tokens)
         self._predicted = chunk.tokens_predicted
         ids = chunk.tokens if hidden <= 0 else self._found_again(chunk, hidden)
@@ -51,7 +52,7 @@ class Answer:
         if not self._cut_off:
             self._logprobs += [each.as_logprob() for each in chunk.completion_probabilities]
         self._attach_logprobs(deltas)
-        return deltas
+        return first + deltas
 
     def finish(self) -> tuple[list[Delta], Rendered | None]:
         """The end of the stream: the last deltas, and the context that the engine now holds."""
