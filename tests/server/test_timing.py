@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from slipring.core.generation import Accepted
-
 from tests.harness import PuppetEngine, Running, read_sse, serve
 from tests.wire import TIMING
 
