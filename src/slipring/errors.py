@@ -39,10 +39,19 @@ class ApiError(Exception):
     type = "server_error"
     code = "server_error"
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.retry_after_s = retry_after_s
+        """When another attempt makes sense, where that is known."""
         if code is not None:
             self.code = code
 

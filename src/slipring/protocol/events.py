@@ -3,6 +3,8 @@
 ``response.output_text.delta`` is ``OutputTextDelta``. ``stream_id`` is left out on the default lane.
 """
 
+import math
+
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.errors import ApiError
@@ -174,10 +176,16 @@ class ErrorBody(Struct):
     code: str
     message: str
     param: str | None
+    headers: dict[str, str] | UnsetType = UNSET
+    """On a socket, what would be headers over HTTP."""
 
     @classmethod
     def of(cls, error: ApiError) -> "ErrorBody":
-        return cls(type=error.type, code=error.code, message=error.message, param=error.param)
+        seconds = error.retry_after_s
+        headers = UNSET if seconds is None else {"retry-after": str(math.ceil(seconds))}
+        return cls(
+            type=error.type, code=error.code, message=error.message, param=error.param, headers=headers
+        )
 
 
 class Error(Event, tag="error", kw_only=True):

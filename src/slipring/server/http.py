@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 
 from aiohttp import web
+from msgspec import UNSET, structs
 
 from slipring.core.stages import Stages
 from slipring.errors import ApiError, InvalidJson, InvalidRequest, RateLimited, UnsupportedParameter
@@ -33,8 +34,9 @@ def error_response(error: ApiError) -> web.Response:
 
 def refusal(event: Error) -> web.Response:
     """What is an event on a socket, as an answer over HTTP."""
-    body = wire.encode({"error": event.error})
-    return web.Response(status=event.status, body=body, content_type="application/json")
+    body = wire.encode({"error": structs.replace(event.error, headers=UNSET)})
+    headers = event.error.headers if event.error.headers is not UNSET else {}
+    return web.Response(status=event.status, body=body, content_type="application/json", headers=headers)
 
 
 async def create_response(service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
