@@ -691,10 +691,11 @@ COMES = st.tuples(st.sampled_from(KINDS), st.sampled_from("ab"), st.integers(0, 
 ENDS = st.tuples(st.just("end"), st.sampled_from([True, True, False]), st.integers(0, 5))
 LEAVES = st.tuples(st.just("cancel"), st.none(), st.integers(0, 5))
 TROUBLES = st.one_of(
-    st.tuples(st.just("fail"), st.sampled_from(["save", "restore", None]), st.none()),
+    st.tuples(st.just("fail"), st.sampled_from(["save", "restore", None, None]), st.none()),
     st.tuples(st.just("hold"), st.sampled_from(["save", "restore"]), st.none()),
     st.tuples(st.just("release"), st.none(), st.none()),
-    st.tuples(st.just("forget"), st.none(), st.none()),
+    st.tuples(st.just("release"), st.none(), st.none()),
+    st.tuples(st.just("forget"), st.none(), st.integers(0, 9)),
 )
 EVENTS = st.tuples(st.one_of(COMES, COMES, ENDS, ENDS, LEAVES, TROUBLES), st.integers(0, 6))
 """What happens, and how many times the loop goes round before anything else does."""
@@ -754,7 +755,7 @@ class Schedule:
             fake.hold(what)
         elif kind == "release":
             self.release()
-        elif kind == "forget":
+        elif kind == "forget" and not which:
             self.engine.slots.forget()
             fake.slots = [() for _ in fake.slots]
 
