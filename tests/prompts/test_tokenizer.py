@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 
-from slipring.prompts.tokenizer import Tokenizer, UnknownVocabulary
+from slipring.prompts.tokenizer import Tokenizer, UnknownVocabulary, _split
 from tests.prompts.corpus import CORPUS, TEXTS
 from tests.prompts.vocabulary import (
     MERGES,
@@ -296,3 +296,80 @@ def test_a_tokenizer_json_of_another_kind_is_refused_by_name() -> None:
     sentencepiece = tokenizers.Tokenizer(models.BPE(vocab={"▁": 0, "a": 1, "▁a": 2}, merges=[("▁", "a")]))
     with pytest.raises(UnknownVocabulary, match="bytes"):
         Tokenizer.from_json(sentencepiece.to_str())
+
+
+# Spelling: ids that were emitted and not told
+
+
+@pytest.mark.parametrize("vocabulary", ["smollm2", "qwen2", "small"])
+@pytest.mark.parametrize("text", ["👩‍👩‍👧", "👍🏽", "東京", " 東", "é", "﷽", "🇫🇷"])
+def test_tokens_of_a_character_are_found_again_from_the_last(vocabulary: str, text: str) -> None:
+    tokenizer = VOCABULARIES[vocabulary]()
+    ids = tokenizer.encode(text)
+    for kept in range(1, len(ids)):
+        assert tokenizer.spell(text.encode(), len(ids) - kept, ids[-kept:]) == ids[:-kept]
+
+
+def test_a_spelling_that_is_not_the_usual_one_is_found_by_its_count() -> None:
+    last = small().encode("o")
+    usual = small().encode("hell")
+    assert small().spell(b"hello", len(usual), last) == usual
+    spelled = small().spell(b"hello", 4, last)
+    assert spelled is not None
+    assert (len(spelled), written(small(), spelled)) == (4, b"hell")
+
+
+@pytest.mark.parametrize(
+    ("data", "count", "last"),
+    [
+        ("東京".encode(), 0, "京"),
+        ("東京".encode(), -1, "京"),
+        ("東京".encode(), 4, "京"),
+        ("東京".encode(), 1, "都"),
+        ("東京".encode(), 1, "京"),
+        (b"", 1, ""),
+        (b"", 0, ""),
+        (b"o", 1, "o"),
+        (b"xy" * 40, 40, ""),
+    ],
+    ids=["none", "fewer", "too many", "another end", "no such word", "empty", "nothing", "no room", "long"],
+)
+def test_what_cannot_be_spelled_is_not_guessed(data: bytes, count: int, last: str) -> None:
+    assert small().spell(data, count, small().encode(last)) is None
+
+
+def test_no_spelling_holds_a_control_token() -> None:
+    halt, end = small().control(ONE_WORD), small().control("<|im_end|>")
+    assert small().spell(ONE_WORD.encode(), 1, []) is None, "one word, but not of text"
+    spelled = small().spell(ONE_WORD.encode(), 2, [end])
+    assert spelled is not None
+    assert halt not in spelled
+    assert written(small(), spelled) == ONE_WORD.encode()
+    visible = small().spell(VISIBLE.encode(), len(VISIBLE), [])
+    assert visible is not None
+    assert small().control(VISIBLE) not in visible
+
+
+@given(st.text(max_size=6), st.integers(-1, 30), st.text(max_size=2))
+def test_a_spelling_says_what_was_said_in_so_many_tokens(text: str, count: int, last: str) -> None:
+    ending = qwen2().encode(last)
+    ids = qwen2().spell(text.encode() + last.encode(), count, ending)
+    if ids is not None:
+        assert (len(ids), written(qwen2(), ids)) == (count, text.encode())
+
+
+def test_a_spelling_that_there_is_not_is_given_up_soon() -> None:
+    words = {b"a" * size: size for size in range(1, 20)}
+    lookups = 0
+
+    class Counted(dict[bytes, int]):
+        def __contains__(self, word: object) -> bool:
+            nonlocal lookups
+            lookups += 1
+            return super().__contains__(word)
+
+    assert _split(b"a" * 47 + b"b", 24, Counted(words)) is None
+    assert lookups < 48**3, "every rest is tried once, not once for every way that leads to it"
+    found = _split(b"a" * 48, 24, Counted(words))
+    assert found is not None
+    assert (sum(found), len(found)) == (48, 24)

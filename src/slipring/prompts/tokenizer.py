@@ -8,7 +8,7 @@ which the dialect names.
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -164,27 +164,39 @@ class Tokenizer(Vocabulary):
             return token.encode()  # a word that was added as it is, not in the alphabet of bytes
 
     def spell(self, data: bytes, count: int, last: Sequence[int]) -> list[int] | None:
-        ending = b"".join(map(self.bytes_of, last))
+        ending = self._said(last)
         if not 0 < count <= len(data) - len(ending) <= _LONGEST_SPELLING or not data.endswith(ending):
             return None
-        data = data.removesuffix(ending)
+        # Several spellings may fit. What is most likely is the usual one of the whole.
         usual = self.encode(data.decode("utf-8", "ignore"))
-        if len(usual) == count and b"".join(map(self.bytes_of, usual)) == data:
-            return usual
+        known = [id for id in last if self.bytes_of(id)]
+        if len(usual) == count + len(known) and usual[count:] == known and self._said(usual) == data:
+            return usual[:count]
         if self._words is None:
             ids = self._backend.get_vocab(with_added_tokens=False).values()
             self._words = {self.bytes_of(id): id for id in ids}
-        return _split(data, count, self._words)
+        return _split(data.removesuffix(ending), count, self._words)
+
+    def _said(self, ids: Iterable[int]) -> bytes:
+        return b"".join(map(self.bytes_of, ids))
 
 
 def _split(data: bytes, count: int, words: Mapping[bytes, int]) -> list[int] | None:
     """The ids of ``count`` words that are ``data`` together."""
-    if count == 1:
-        return [words[data]] if data in words else None
-    for end in range(1, len(data) - count + 2):
-        if data[:end] in words and (rest := _split(data[end:], count - 1, words)) is not None:
-            return [words[data[:end]], *rest]
-    return None
+    hopeless: set[tuple[int, int]] = set()  # so many bytes in so many words: tried once, and not again
+
+    def split(rest: bytes, count: int) -> list[int] | None:
+        if count == 1:
+            return [words[rest]] if rest in words else None
+        if (len(rest), count) in hopeless:
+            return None
+        for end in range(1, len(rest) - count + 2):
+            if rest[:end] in words and (ids := split(rest[end:], count - 1)) is not None:
+                return [words[rest[:end]], *ids]
+        hopeless.add((len(rest), count))
+        return None
+
+    return split(data, count)
 
 
 def _can_merge(pair: tuple[str, ...], vocabulary: Mapping[str, int]) -> bool:

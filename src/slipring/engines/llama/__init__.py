@@ -111,15 +111,16 @@ class LlamaEngine(Engine):
                 n_predict=min(limit + 1, room) if job.generate else 0,
                 **constraint,
             )
-            slot.hold(wish.sure_of(slot), job.tenant)
+            slot.doubt(job.tenant, wish.sure_of(slot))
             answer = Answer(job, rendering, self.renderer, limit)
             async with aclosing(self._api.complete(body)) as chunks:
                 async for chunk in chunks:
+                    slot.tenant = job.tenant  # it has begun, and has left nothing of anybody else's
                     if deltas := answer.take(chunk):
                         yield deltas
             last, held = answer.finish()
             slot.hold(held or sent, job.tenant)
-            yield last
+        yield last  # whoever takes long to read it has given the slot back
 
     async def _render(self, job: Job) -> Rendering:
         """Render, off the event loop where it is much or has to wait; refuse what does not fit."""

@@ -42,13 +42,14 @@ class Answer:
         if not self._generates or not chunk.tokens:
             return []
         first: list[Delta] = [Prefilled()] if not self._predicted else []
-        hidden = chunk.tokens_predicted - self._predicted - len(chunk.tokens)
-        self._predicted = chunk.tokens_predicted
-        ids = chunk.tokens if hidden <= 0 else self._found_again(chunk, hidden)
-        said = self._listen(ids, chunk) if ids is not None else self._overhear(chunk)
+        room = max(self._limit - self._predicted, 0)
+        hidden = max(chunk.tokens_predicted - self._predicted - len(chunk.tokens), 0)
+        self._predicted += hidden + len(chunk.tokens)
+        ids = self._found_again(chunk, hidden) if hidden else chunk.tokens
+        said = self._listen(ids, chunk, room) if ids is not None else self._overhear(chunk, room)
         deltas = self._parser.feed(said) if said else []
         if self._parser.is_thinking:
-            self._thought += len(chunk.tokens) + max(hidden, 0)
+            self._thought += len(chunk.tokens) + hidden
         if not self._cut_off:
             self._logprobs += [each.as_logprob() for each in chunk.completion_probabilities]
         self._attach_logprobs(deltas)
@@ -82,27 +83,32 @@ class Answer:
             return self._rendering.context
         return self._rendering.spoken(self._ids) if self._ids is not None else None
 
-    def _listen(self, ids: list[int], chunk: Chunk) -> str:
-        """Keep ids as emitted; what they say."""
-        if self._stop_ids.intersection(ids):
-            self._stopped = not self._cut_off
-            ids = [id for id in ids if id not in self._stop_ids]
+    def _listen(self, ids: list[int], chunk: Chunk, room: int) -> str:
+        """Keep ids as emitted, as many as there is room for; what they say."""
+        ids = self._until_stop(ids)
+        self._cut_off = self._cut_off or len(ids) > room
+        ids = ids[:room]
         if self._ids is not None:
-            room = self._limit - len(self._ids)
-            self._cut_off = self._cut_off or len(ids) > room
-            ids = ids[:room]
             self._ids += ids
-        if self._cut_off and not ids:
+        if not ids:
             return ""
         renderer = self._renderer
         if renderer.vocabulary.is_local:
             return self._text.feed(b"".join(map(renderer.bytes_of, ids)))
         return "".join(renderer.mark_of(id) for id in ids) or chunk.content
 
-    def _overhear(self, chunk: Chunk) -> str:
+    def _overhear(self, chunk: Chunk, room: int) -> str:
         """The words are known, the ids are not."""
         self._ids = None
-        return self._text.finish() + chunk.content
+        self._until_stop(chunk.tokens)
+        self._cut_off = self._cut_off or not room
+        return self._text.finish() + chunk.content if room else ""
+
+    def _until_stop(self, ids: list[int]) -> list[int]:
+        if self._stop_ids.isdisjoint(ids):
+            return ids
+        self._stopped = not self._cut_off
+        return [id for id in ids if id not in self._stop_ids]
 
     def _found_again(self, chunk: Chunk, hidden: int) -> list[int] | None:
         vocabulary = self._renderer.vocabulary

@@ -155,6 +155,8 @@ class Api:
             raise ServerError("The engine has said nothing for too long.") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Unavailable("The engine is gone; it will be back.") from error
+        except msgspec.DecodeError as error:
+            raise ServerError("The engine's answer cannot be read.") from error
 
 
 def _read_fault(body: bytes) -> _Fault | None:

@@ -6,8 +6,9 @@ there is anything in them. They are bounded in bytes; past the bound, those that
 
 import logging
 import secrets
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -51,10 +52,16 @@ class Shelf:
         self._directory = directory
         self._saved: OrderedDict[Saved, None] = OrderedDict()  # least recently used first
         self._used_bytes = 0
+        self._readers: Counter[Saved] = Counter()
         self._spare_names: list[str] = []
         self._prefix = secrets.token_hex(6)  # others may save to the same place
         self._named = 0
         self.restored = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is saved at all."""
+        return self._limit_bytes > 0
 
     def best(self, tenant: str, shared: Callable[[Rendered], int]) -> tuple[Saved | None, int]:
         """The tenant's context that has most of what is wanted, and how much."""
@@ -66,11 +73,11 @@ class Shelf:
 
     async def save(self, slot: int, held: Rendered | None, tenant: str | None) -> Saved | None:
         """Save what a slot holds, unless it lies here already or is not worth it."""
-        if held is None or tenant is None or not self._limit_bytes or held.total < LEAST_TOKENS:
+        if held is None or tenant is None or not self.is_open or held.total < LEAST_TOKENS:
             return None
         for saved in self._saved:
             if saved.held.body is held.body and saved.held.preface is held.preface:
-                self.touch(saved)
+                self._saved.move_to_end(saved)
                 return saved
         name = self._spare_names.pop() if self._spare_names else self._new_name()
         try:
@@ -80,7 +87,7 @@ class Shelf:
             log.info("the engine saves no contexts: those without a slot will be prefilled again")
             return None
         except ApiError as error:
-            self._spare_names.append(name)
+            self._discard(name)
             log.warning("a context could not be saved and will be prefilled again: %s", error.message)
             return None
         saved = Saved(name, held, tenant, size_bytes)
@@ -102,9 +109,20 @@ class Shelf:
         self.restored += 1
         return True
 
-    def touch(self, saved: Saved) -> None:
+    @contextmanager
+    def kept(self, saved: Saved) -> Iterator[None]:
+        """Keep a file for one who is to read it, even if its context has to make room meanwhile."""
         if saved in self._saved:
             self._saved.move_to_end(saved)
+        self._readers[saved] += 1
+        try:
+            yield
+        finally:
+            self._readers[saved] -= 1
+            if not self._readers[saved]:
+                del self._readers[saved]
+                if saved not in self._saved:
+                    self._discard(saved.name)
 
     def clear(self) -> None:
         for saved in list(self._saved):
@@ -113,9 +131,14 @@ class Shelf:
     def _drop(self, saved: Saved) -> None:
         del self._saved[saved]
         self._used_bytes -= saved.size_bytes
-        self._spare_names.append(saved.name)
+        if saved not in self._readers:
+            self._discard(saved.name)
+
+    def _discard(self, name: str) -> None:
+        """Let a file go. From now on its name may be given to another one."""
+        self._spare_names.append(name)
         if self._directory is not None:
-            (self._directory / saved.name).unlink(missing_ok=True)
+            (self._directory / name).unlink(missing_ok=True)
 
     def _new_name(self) -> str:
         self._named += 1

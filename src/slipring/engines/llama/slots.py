@@ -7,7 +7,6 @@ work wait in order.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -29,27 +28,31 @@ class Wish(Struct, frozen=True):
     def shared(self, held: Rendered) -> int:
         """How many tokens of what is held somewhere can be reused."""
         if self.parent is not None:
-            return shared_tokens(self.parent, held)
+            return shared_tokens(self.prompt, held)
         return common_tokens(self.prompt, held)
 
-    def goes_on_from(self, held: Rendered, shared: int) -> bool:
+    def goes_on_from(self, held: Rendered) -> bool:
         """Whether nothing that is worth keeping is lost when this job goes on where that is held."""
         if self.fork:
             return False
+        if self.parent is not None:
+            # Its own chain, of no more use to anybody even where a new head leaves nothing to reuse.
+            return shared_tokens(self.parent, held) == held.total
         # A client that sends its whole history again has no use for the end of what it sent before.
-        return shared == held.total or (self.parent is None and 2 * shared > held.total)
+        return 2 * common_tokens(self.prompt, held) > held.total
 
     def sure_of(self, slot: "Slot") -> Rendered | None:
         """What will be in a slot however this job ends: a cancel leaves what was there, and more or less."""
         if self.parent is None or slot.held is None or slot.tenant != self.tenant:
             return None
-        return self.parent if shared_tokens(self.parent, slot.held) == self.parent.total else None
+        kept = Rendered(self.prompt.writer, self.prompt.preface, self.parent.body)
+        return kept if self.shared(slot.held) >= kept.total else None
 
 
 class Slot:
     """A place for one context in the engine."""
 
-    __slots__ = ("copied", "held", "number", "tenant")
+    __slots__ = ("held", "is_copied", "number", "tenant")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -57,12 +60,28 @@ class Slot:
         """The context whose KV lies here, as far as that is known. The engine itself compares tokens, so a
         wrong belief costs time and nothing else."""
         self.tenant: str | None = None
-        """Whose it is. The engine reuses any common beginning, so nobody else's slot may be reused."""
-        self.copied: asyncio.Event | None = None
-        """While its context is being copied elsewhere: set when that is done."""
+        """Whose all of it is, for sure. The engine reuses any common beginning, so what may be somebody
+        else's, or nobody knows whose, must not be reused."""
+        self.is_copied = False
+        """Whether its context is just being copied elsewhere."""
 
     def hold(self, context: Rendered | None, tenant: str | None) -> None:
         self.held, self.tenant = context, tenant
+
+    def doubt(self, tenant: str, sure: Rendered | None = None) -> None:
+        """The engine is about to be asked to fill it for a tenant. Until it says that it has begun, what lies
+        here may still be what lay here before."""
+        self.hold(sure, tenant if self.tenant == tenant else None)
+
+
+class _Turn:
+    """A job that waits for its slot."""
+
+    __slots__ = ("slot", "wish")
+
+    def __init__(self, wish: Wish) -> None:
+        self.wish = wish
+        self.slot: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
 
 
 class Slots:
@@ -71,13 +90,14 @@ class Slots:
     def __init__(self, count: int, shelf: Shelf) -> None:
         self._all = [Slot(number) for number in range(count)]
         self._free = list(self._all)  # least recently used first
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: list[_Turn] = []
+        self._moves: set[asyncio.Task[None]] = set()
         self._shelf = shelf
 
     def forget(self) -> None:
-        """The engine has lost everything."""
-        for slot in self._all:
-            slot.hold(None, None)
+        """The engine has lost everything. What jobs at work still say of their slots is of no interest."""
+        self._all = [Slot(slot.number) for slot in self._all]
+        self._free = [self._all[slot.number] for slot in self._free]
         self._shelf.clear()
 
     @asynccontextmanager
@@ -85,92 +105,122 @@ class Slots:
         """A slot for one job, with as much of its context in it as there is anywhere."""
         slot = await self._take(wish)
         try:
-            await self._prepare(slot, wish)
             yield slot
         finally:
             self._give_back(slot)
 
     async def _take(self, wish: Wish) -> Slot:
-        while True:
-            best = max(self._all, key=lambda slot: _reusable(slot, wish))
-            if best.copied is not None and _reusable(best, wish) >= LEAST_TOKENS:
-                await best.copied.wait()  # a matter of milliseconds, and worth a prefill
-            elif self._free:
-                break
-            else:
-                await self._turn()
-        slot = self._choose(wish)
-        self._free.remove(slot)
-        return slot
-
-    def _choose(self, wish: Wish) -> Slot:
-        best = max(self._free, key=lambda slot: _reusable(slot, wish))
-        shared = _reusable(best, wish)
-        if best.held is not None and shared and wish.goes_on_from(best.held, shared):
-            return best
-        others = [slot for slot in self._free if slot is not best or shared < LEAST_TOKENS] or [best]
-        empty = (slot for slot in others if slot.held is None)
-        return next(empty, others[0])
-
-    async def _prepare(self, slot: Slot, wish: Wish) -> None:
-        """Bring the KV that a job can reuse into its slot, and save what it would push out."""
-        own = _reusable(slot, wish)
-        if slot.held is not None and own and wish.goes_on_from(slot.held, own):
-            return
-        source = max(self._free, key=lambda other: _reusable(other, wish), default=None)
-        elsewhere = _reusable(source, wish) if source is not None else 0
-        saved = self._shelf.best(wish.tenant, wish.shared)
-        if source is not None and elsewhere > max(own, saved[1]) and elsewhere >= LEAST_TOKENS:
-            copy = await self._copy_out(source)
-            saved = (copy, elsewhere) if copy is not None else saved
-        if saved[0] is not None:
-            self._shelf.touch(saved[0])  # it must not have to make room for what comes now
-        await self._shelf.save(slot.number, slot.held, slot.tenant)
-        if saved[0] is not None and saved[1] > own:
-            await self._restore(saved[0], slot)
-
-    async def _copy_out(self, source: Slot) -> Saved | None:
-        """Save another slot's context. Nobody may take it meanwhile."""
-        source.copied = asyncio.Event()
-        self._free.remove(source)
-        try:
-            return await self._shelf.save(source.number, source.held, source.tenant)
-        finally:
-            source.copied.set()
-            source.copied = None
-            self._give_back(source)
-
-    async def _restore(self, saved: Saved, slot: Slot) -> None:
-        slot.hold(None, saved.tenant)
-        if await self._shelf.restore(saved, slot.number):
-            slot.hold(saved.held, saved.tenant)
-
-    async def _turn(self) -> None:
-        turn = asyncio.get_running_loop().create_future()
+        turn = _Turn(wish)
         self._waiting.append(turn)
+        self._serve()
         try:
-            await turn
+            return await turn.slot
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._call_next()  # it was this one's turn: pass it on
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            if not turn.slot.cancelled() and turn.slot.exception() is None:
+                self._give_back(turn.slot.result())  # it came with the cancel
             raise
 
     def _give_back(self, slot: Slot) -> None:
-        self._free.append(slot)
-        self._call_next()
+        self._free.append(self._all[slot.number])
+        self._serve()
 
-    def _call_next(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+    def _serve(self) -> None:
+        """Give the free slots to those who wait, in order."""
+        for turn in list(self._waiting):
+            if not self._free:
                 return
+            if turn.slot.done() or self._should_wait(turn.wish):
+                continue
+            self._waiting.remove(turn)
+            slot = self._choose(turn.wish)
+            self._free.remove(slot)
+            self._hand_over(slot, turn)
+
+    def _should_wait(self, wish: Wish) -> bool:
+        """Whether a copy is being made of what a job wants: a matter of milliseconds, and worth a prefill."""
+        most = max((_reusable(slot, wish) for slot in self._all if slot.is_copied), default=0)
+        return most >= LEAST_TOKENS and most > max(_reusable(slot, wish) for slot in self._free)
+
+    def _choose(self, wish: Wish) -> Slot:
+        in_place = [slot for slot in self._free if _goes_on_in(slot, wish)]
+        best = max(in_place or self._free, key=lambda slot: _reusable(slot, wish))
+        if in_place:
+            return best
+        is_source = _reusable(best, wish) >= LEAST_TOKENS
+        others = [slot for slot in self._free if slot is not best or not is_source] or [best]
+        empty = (slot for slot in others if slot.held is None)
+        return next(empty, others[0])
+
+    def _hand_over(self, slot: Slot, turn: _Turn) -> None:
+        if _goes_on_in(slot, turn.wish):
+            turn.slot.set_result(slot)
+            return
+        source = self._source(slot, turn.wish)
+        if source is not None:
+            self._free.remove(source)
+            source.is_copied = True
+        move = asyncio.get_running_loop().create_task(self._move(slot, source, turn))
+        self._moves.add(move)
+        move.add_done_callback(self._moves.discard)
+
+    def _source(self, slot: Slot, wish: Wish) -> Slot | None:
+        """Another slot, with more of what is wanted than there is in this one and among what is saved."""
+        if not self._shelf.is_open or not self._free:
+            return None
+        source = max(self._free, key=lambda other: _reusable(other, wish))
+        _, saved = self._shelf.best(wish.tenant, wish.shared)
+        return source if _reusable(source, wish) > max(_reusable(slot, wish), saved) else None
+
+    async def _move(self, slot: Slot, source: Slot | None, turn: _Turn) -> None:
+        """Prepare a slot for a job. Should the job leave, this goes on: what the engine has been asked to do
+        with a slot it will do, and nobody else may have the slot before."""
+        try:
+            if source is not None:
+                await self._copy_out(source)
+            await self._prepare(slot, turn.wish)
+        except Exception as error:
+            if not turn.slot.done():
+                turn.slot.set_exception(error)
+        finally:
+            if turn.slot.done():
+                self._give_back(slot)
+            else:
+                turn.slot.set_result(slot)
+
+    async def _copy_out(self, source: Slot) -> None:
+        """Save another slot's context. Nobody may take it meanwhile."""
+        try:
+            await self._shelf.save(source.number, source.held, source.tenant)
+        finally:
+            source.is_copied = False
+            self._give_back(source)
+
+    async def _prepare(self, slot: Slot, wish: Wish) -> None:
+        """Bring the saved KV that a job can reuse into its slot, and save what it would push out."""
+        saved, shared = self._shelf.best(wish.tenant, wish.shared)
+        if saved is None or shared <= _reusable(slot, wish):
+            await self._shelf.save(slot.number, slot.held, slot.tenant)
+            return
+        with self._shelf.kept(saved):
+            await self._shelf.save(slot.number, slot.held, slot.tenant)
+            await self._restore(saved, slot)
+
+    async def _restore(self, saved: Saved, slot: Slot) -> None:
+        slot.doubt(saved.tenant)
+        if await self._shelf.restore(saved, slot.number):
+            slot.hold(saved.held, saved.tenant)
 
 
 def _reusable(slot: Slot, wish: Wish) -> int:
     if slot.held is None or slot.tenant != wish.tenant:
         return 0
     return wish.shared(slot.held)
+
+
+def _goes_on_in(slot: Slot, wish: Wish) -> bool:
+    return slot.held is not None and slot.tenant == wish.tenant and wish.goes_on_from(slot.held)
 
 
 def shared_tokens(one: Rendered, other: Rendered) -> int:
