@@ -153,6 +153,8 @@ class Job(Struct, frozen=True):
     generate: bool = True
     fork: bool = False
     """Whether another lane will go on from the parent too: what the engine holds for it is to stay there."""
+    cache_key: str | None = None
+    """The client's `prompt_cache_key`: jobs that share one are likely to share a beginning."""
 
     def context(self) -> Iterator[Item]:
         """All items, oldest first. Costs the whole history: for engines that must, and on misses."""

@@ -56,6 +56,7 @@ class ResponseState:
         "parent",
         "position",
         "response",
+        "root_id",
         "size_bytes",
     )
 
@@ -77,6 +78,8 @@ class ResponseState:
         self.output = output
         self.carry = carry
         self.position = position
+        self.root_id: str = parent.root_id if parent is not None else response.id
+        """The first response of the chain."""
         self.depth: int = parent.depth + 1 if parent is not None else 1
         self.size_bytes = self._measure()
 

@@ -133,6 +133,7 @@ class Turn:
             settings=settings,
             generate=generate,
             fork=self.forks,
+            cache_key=request.prompt_cache_key,
         )
 
     def accept(self, deltas: list[Delta]) -> list[Event]:

@@ -1,0 +1,223 @@
+"""A server that somebody else runs, over HTTP: how it is reached, with which key, and what its refusals mean.
+
+Knows nothing of what is sent: engines give bodies as ready bytes and read payloads.
+"""
+
+import asyncio
+import hmac
+import os
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from slipring.core.generation import Job
+from slipring.engines.gate import Policy, Retryable
+from slipring.engines.options import option
+from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
+
+_SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
+_JSON = {"Content-Type": "application/json"}
+_LONGEST_LINE = 64 * 2**20
+_DONE = b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamOptions(Policy):
+    """What is the same for every server elsewhere."""
+
+    url: str = ""
+    key_env: str = option("", "the variable that holds the server's API key")
+    key_file: str = option("", "a file that holds the server's API key")
+    affinity: str = option(
+        "x-session-id", "headers, separated by `;`, that carry a key which is the same along a chain"
+    )
+
+
+def read_key(kind: str, options: UpstreamOptions) -> str:
+    """The key for a server, from where it may be: never from the command line, which everybody can read."""
+    if options.key_env:
+        key = os.environ.get(options.key_env, "")
+        if not key:
+            raise StartupError(f"--engine {kind}: the variable {options.key_env} (key_env) is empty")
+        return key
+    if options.key_file:
+        try:
+            return Path(options.key_file).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise StartupError(
+                f"--engine {kind}: cannot read {options.key_file} (key_file): {error.strerror}"
+            ) from None
+    return ""
+
+
+def affinity_key(job: Job) -> str:
+    """The same for all turns of a chain, or of all chains that name one `prompt_cache_key`; tells nothing."""
+    root = job.parent.root_id if job.parent is not None else job.response_id
+    said = f"{job.tenant}\0{job.cache_key if job.cache_key is not None else root}"
+    return hmac.new(_SECRET, said.encode(), "sha256").hexdigest()[:32]
+
+
+def tenant_salt(tenant: str) -> str:
+    """Keeps a tenant's prefixes apart in caches that take a salt."""
+    return hmac.new(_SECRET, f"salt\0{tenant}".encode(), "sha256").hexdigest()[:32]
+
+
+class Upstream:
+    """One such server."""
+
+    def __init__(self, kind: str, options: UpstreamOptions, headers: Mapping[str, str] | None = None) -> None:
+        """``headers`` go with every request, after the key's own."""
+        self.url = options.url.rstrip("/")
+        self._options = options
+        key = read_key(kind, options)
+        self.headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
+        self._affinity = [name.strip() for name in options.affinity.split(";") if name.strip()]
+        self._http: aiohttp.ClientSession | None = None
+
+    @property
+    def http(self) -> aiohttp.ClientSession:
+        assert self._http is not None, "not started"
+        return self._http
+
+    async def start(self) -> None:
+        # How long an answer may take to begin is the gate's business, and silence is looked for below.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._options.connect_timeout_s)
+        self._http = aiohttp.ClientSession(
+            headers=self.headers,
+            timeout=timeout,
+            connector=aiohttp.TCPConnector(limit=0),
+            read_bufsize=2**18,
+            max_line_size=2**20,
+        )
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+    def affinity_headers(self, job: Job) -> dict[str, str]:
+        return dict.fromkeys(self._affinity, affinity_key(job))
+
+    async def get(self, path: str) -> Any:
+        """Ask for a JSON document."""
+        async with self._speaking(), self.http.get(self.url + path) as answer:
+            body = await answer.read()
+            if answer.status != 200:
+                raise refusal(answer.status, body, answer.headers)
+            try:
+                return msgspec.json.decode(body)
+            except msgspec.DecodeError as error:
+                raise ServerError("The engine's answer cannot be read.") from error
+
+    async def events(
+        self, path: str, pieces: Sequence[bytes], headers: Mapping[str, str]
+    ) -> AsyncGenerator[bytes, None]:
+        """POST a body in pieces and yield the payloads of the SSE stream that answers. To stop reading is to
+        cancel."""
+        data = b"".join(pieces)
+        async with (
+            self._speaking(),
+            self.http.post(self.url + path, data=data, headers={**_JSON, **headers}) as answer,
+        ):
+            if answer.status != 200:
+                raise refusal(answer.status, await answer.read(), answer.headers)
+            async for payload in _payloads(answer.content, self._options.idle_timeout_s):
+                yield payload
+
+    @asynccontextmanager
+    async def _speaking(self) -> AsyncIterator[None]:
+        """What goes wrong on the way, in our terms."""
+        try:
+            yield
+        except TimeoutError as error:
+            if isinstance(error, aiohttp.ClientError):
+                raise Retryable("The engine cannot be reached.") from error
+            raise ServerError("The engine has said nothing for too long.") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Retryable("The engine cannot be reached.") from error
+
+
+async def _payloads(content: aiohttp.StreamReader, idle_timeout_s: float) -> AsyncGenerator[bytes, None]:
+    """The data of server-sent events, one event at a time; ends with ``[DONE]`` or with the stream."""
+    async for line in _lines(content, idle_timeout_s):
+        if line.startswith(b"data:"):
+            payload = line[5:].strip()
+            if payload == _DONE:
+                return
+            yield payload
+
+
+async def _lines(content: aiohttp.StreamReader, idle_timeout_s: float) -> AsyncGenerator[bytes, None]:
+    """Lines of any length up to a bound: the reader's own are bounded by its buffer."""
+    rest = b""
+    chunk = await content.readany()
+    while chunk:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+        if len(rest) > _LONGEST_LINE:
+            raise ServerError("The engine's answer cannot be read.")
+        async with asyncio.timeout(idle_timeout_s):
+            chunk = await content.readany()
+    if rest:
+        yield rest
+
+
+class _Fault(msgspec.Struct):
+    message: str = ""
+    code: str | int | None = None
+    param: str | None = None
+
+
+class _Refused(msgspec.Struct):
+    error: _Fault | str | None = None
+    message: str = ""
+    detail: Any = None
+
+
+_refused = msgspec.json.Decoder(_Refused)
+
+
+def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
+    """A server's refusal as the client is told it, with its status."""
+    said = _words(body)[:500]
+    error: ApiError
+    if status in (401, 403):
+        # Not the client's key is wrong, but ours.
+        return ServerError("The engine refuses this server's key.")
+    if status == 429:
+        return RateLimited(said or "The engine is busy.", retry_after_s=_seconds(headers.get("Retry-After")))
+    if status in (408, 409, 500, 502, 503, 504):
+        error = Retryable("The engine has failed." if status == 500 else "The engine is not available.")
+        error.retry_after_s = _seconds(headers.get("Retry-After"))
+        return error
+    if 400 <= status < 500:
+        error = InvalidRequest(f"The engine refused the request: {said or status}", code="engine_refused")
+        error.status = status
+        return error
+    return ServerError()
+
+
+def _words(body: bytes) -> str:
+    """What an error body says, in any of the usual forms."""
+    try:
+        refused = _refused.decode(body)
+    except msgspec.DecodeError:
+        return ""
+    if isinstance(refused.error, _Fault):
+        return refused.error.message
+    if isinstance(refused.error, str):
+        return refused.error
+    return refused.message or (refused.detail if isinstance(refused.detail, str) else "")
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return max(float(text), 0.0) if text else None
+    except ValueError:
+        return None

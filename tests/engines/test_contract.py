@@ -1,0 +1,232 @@
+"""One contract for every engine that talks to a server elsewhere, each against a partner that speaks its wire.
+
+To add an engine: write its ``Partner`` and list it in ``PARTNERS``.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Stop, Think
+from tests.harness import WEATHER, Running, serve
+
+PARTNERS: dict[str, Callable[[], Partner]] = {}
+EVERY = pytest.mark.parametrize("kind", PARTNERS)
+ASK = {"input": "hello", "store": False}
+ARGUMENTS = '{"city": "Rome"}'
+
+
+@asynccontextmanager
+async def playing(kind: str, **options: Any) -> AsyncIterator[tuple[Partner, Running]]:
+    partner = PARTNERS[kind]()
+    await partner.start()
+    try:
+        patient = {"first_token_timeout_s": 10.0, "idle_timeout_s": 10.0, "retries": 0}
+        async with serve(partner.engine(**{**patient, **options})) as server:
+            yield partner, server
+    finally:
+        await partner.close()
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return "".join(
+        part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"]
+    )
+
+
+@EVERY
+async def test_text_is_streamed_and_counted(kind: str) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Say(("Hel", "lo", " you")), Stop(input_tokens=9, cached_tokens=4, output_tokens=3))
+        events = await socket.turn(**ASK)
+        assert [event["delta"] for event in events if event["type"].endswith("text.delta")] == [
+            "Hel",
+            "lo",
+            " you",
+        ]
+        response = events[-1]["response"]
+        assert text_of(response) == "Hello you"
+        assert response["status"] == "completed"
+        usage = response["usage"]
+        assert usage["output_tokens"] == 3
+        assert usage["input_tokens_details"]["cached_tokens"] == 4
+
+
+@EVERY
+async def test_reasoning_becomes_a_reasoning_item(kind: str) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        if not partner.can_think:
+            pytest.skip("this wire has no reasoning")
+        partner.script(Think(("let me", " see")), Say(("Yes",)), Stop())
+        response = await socket.response(**ASK)
+        reasoning, message = response["output"]
+        assert reasoning["type"] == "reasoning"
+        assert "let me see" in json.dumps(reasoning)
+        assert text_of({"output": [message]}) == "Yes"
+
+
+@EVERY
+async def test_calls_come_one_by_one_and_their_outputs_go_back(kind: str) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Call("get_weather", ARGUMENTS), Call("get_weather", '{"city": "Oslo"}'), Stop())
+        first = await socket.response(**ASK, tools=[WEATHER])
+        assert [(item["type"], item["name"], item["arguments"]) for item in first["output"]] == [
+            ("function_call", "get_weather", ARGUMENTS),
+            ("function_call", "get_weather", '{"city": "Oslo"}'),
+        ]
+        outputs = [
+            {"type": "function_call_output", "call_id": item["call_id"], "output": f"sunny {number}"}
+            for number, item in enumerate(first["output"])
+        ]
+        partner.script(Say(("It is sunny.",)), Stop())
+        second = await socket.response(
+            input=outputs, previous_response_id=first["id"], tools=[WEATHER], store=False
+        )
+        assert text_of(second) == "It is sunny."
+
+
+@EVERY
+async def test_text_and_calls_may_come_together(kind: str) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Say(("I will look.",)), Call("get_weather", ARGUMENTS), Stop())
+        response = await socket.response(**ASK, tools=[WEATHER])
+        assert [item["type"] for item in response["output"]] == ["message", "function_call"]
+
+
+@EVERY
+async def test_an_answer_that_is_cut_off_is_incomplete(kind: str) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Say(("Hel", "lo")), Stop("length", output_tokens=2))
+        response = await socket.response(**ASK, max_output_tokens=2)
+        assert response["status"] == "incomplete"
+        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+@EVERY
+async def test_a_client_that_leaves_cancels_the_request(kind: str) -> None:
+    async with playing(kind) as (partner, server):
+        partner.script(Say(("one",)), Stall())
+        async with server.connect(abandoned=True) as socket:
+            await socket.create(**ASK)
+            await socket.until("response.output_text.delta")
+        await asyncio.wait_for(partner.left.wait(), 10)
+
+
+@EVERY
+async def test_silence_ends_the_answer_once(kind: str) -> None:
+    async with playing(kind, idle_timeout_s=0.2) as (partner, server), server.connect() as socket:
+        partner.script(Say(("one",)), Stall())
+        response = await socket.response(**ASK)
+        assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+        assert text_of(response) == "one"
+        assert (await socket.response(**ASK))["status"] == "completed"
+
+
+@EVERY
+async def test_an_answer_that_never_begins_is_given_up(kind: str) -> None:
+    async with playing(kind, first_token_timeout_s=0.2) as (partner, server), server.connect() as socket:
+        partner.script(Stall())
+        response = await socket.response(**ASK)
+        assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+
+
+@EVERY
+@pytest.mark.parametrize("fault", [Garbage(), HangUp()])
+async def test_a_stream_that_breaks_fails_the_response_once(kind: str, fault: Any) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Say(("one", "two")), fault)
+        response = await socket.response(**ASK)
+        assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
+        assert (await socket.response(**ASK))["status"] == "completed"
+
+
+@EVERY
+@pytest.mark.parametrize("fault", [Refuse(503), HangUp()])
+async def test_what_fails_before_the_first_token_is_tried_again(kind: str, fault: Any) -> None:
+    async with playing(kind, retries=2) as (partner, server), server.connect() as socket:
+        partner.script(fault)
+        partner.script(fault)
+        partner.script(Say(("there",)), Stop())
+        response = await socket.response(**ASK)
+        assert (response["status"], text_of(response)) == ("completed", "there")
+        assert len(partner.requests) >= 3
+
+
+@EVERY
+async def test_a_refusal_is_told_with_its_words(kind: str) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Refuse(400, "temperature must be cooler"))
+        response = await socket.response(**ASK)
+        assert (response["status"], response["error"]["code"]) == ("failed", "invalid_prompt")
+        assert "temperature must be cooler" in response["error"]["message"]
+        partner.script(Refuse(429, "slow down", {"Retry-After": "7"}))
+        response = await socket.response(**ASK)
+        assert (response["status"], response["error"]["code"]) == ("failed", "rate_limit_exceeded")
+
+
+@EVERY
+async def test_our_own_key_is_never_the_clients_trouble(kind: str) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Refuse(401, "Incorrect API key: sk-secret"))
+        response = await socket.response(**ASK)
+        assert response["error"]["code"] == "server_error"
+        assert "sk-secret" not in json.dumps(response)
+
+
+@EVERY
+async def test_an_engine_that_keeps_failing_is_closed(kind: str) -> None:
+    async with playing(kind, failures_to_close=2) as (partner, server), server.connect() as socket:
+        for _ in range(2):
+            partner.script(Refuse(503))
+            assert (await socket.response(**ASK))["status"] == "failed"
+        refused = await socket.error(**ASK)
+        assert refused["status"] == 503
+        assert "retry-after" in refused["error"]["headers"]
+        async with server.http.get(server.url.removesuffix("/v1") + "/health") as answer:
+            assert (answer.status, (await answer.json())["status"]) == (503, "degraded")
+
+
+@EVERY
+async def test_jobs_past_the_bound_are_refused_with_429(kind: str) -> None:
+    bounds = {"max_jobs": 1, "max_waiting": 0}
+    async with playing(kind, **bounds) as (partner, server):
+        partner.script(Say(("one",)), Stall())
+        async with server.connect(abandoned=True) as first, server.connect() as second:
+            await first.create(**ASK)
+            await first.until("response.output_text.delta")
+            refused = await second.error(**ASK)
+            assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert refused["error"]["headers"] == {"retry-after": "1"}
+            status, _ = await server.post(**ASK)
+            assert status == 429
+
+
+@EVERY
+async def test_a_chain_has_one_affinity_key_and_others_have_others(kind: str) -> None:
+    async with playing(kind, affinity="x-session-id;x-route") as (partner, server):
+        async with server.connect() as socket:
+            first = await socket.response(**ASK)
+            await socket.response(input="more", previous_response_id=first["id"], store=False)
+            await socket.response(**ASK)
+            await socket.response(**ASK, prompt_cache_key="k")
+            await socket.response(**ASK, prompt_cache_key="k")
+        keys = [headers["x-session-id"] for headers in partner.headers]
+        assert keys == [headers["x-route"] for headers in partner.headers]
+        assert keys[0] == keys[1] != keys[2]
+        assert keys[3] == keys[4] not in (keys[0], keys[2])
+
+
+@EVERY
+async def test_a_slow_reader_holds_the_engine_back_and_loses_nothing(kind: str) -> None:
+    words = tuple(f"w{number} " + "x" * 2000 for number in range(300))
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Say(words), Stop())
+        await socket.create(**ASK)
+        await socket.until("response.created")
+        await asyncio.sleep(0)
+        events = await socket.until("response.completed")
+        assert text_of(events[-1]["response"]) == "".join(words)
