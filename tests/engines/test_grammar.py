@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from slipring.core.generation import Job, Settings
 from slipring.core.head import Head
-from slipring.engines.llama.grammar import grammar_of, schema_of
+from slipring.engines.llama.grammar import constrains_calls, grammar_of, schema_of
 from slipring.errors import InvalidRequest
 from slipring.prompts.chatml import ChatMl
 from slipring.prompts.folding import FoldingRenderer
@@ -67,6 +67,13 @@ def test_an_answer_is_free_where_nothing_constrains_it() -> None:
     assert grammar_of(job_with(LOOSE, PATCH), renderer("chatml in smollm2")) is None
 
 
+def test_grammars_constrain_calls_or_documents() -> None:
+    document = schema_format(CITY)
+    assert constrains_calls(job_with(STRICT))
+    assert constrains_calls(job_with(STRICT, required=True, format=document))
+    assert not constrains_calls(job_with(STRICT, format=document))
+
+
 def test_a_required_call_is_a_call_and_nothing_else() -> None:
     job = job_with(STRICT, required=True)
     assert allows(job, CALL)
@@ -110,7 +117,9 @@ def test_bare_json_calls_are_constrained_from_their_first_brace() -> None:
     assert allows(job, call, llama3())
     assert allows(job, "", llama3())
     assert allows(job, "It is {warm}.", llama3())
-    assert not allows(job, '{"name": "weather", "parameters": {"town": 1}}', llama3())
+    assert allows(job, "\n It is {warm}.", llama3())
+    for lead in ("", " ", "\n\n"):
+        assert not allows(job, f'{lead}{{"name": "weather", "parameters": {{"town": 1}}}}', llama3())
     assert not allows(job_with(STRICT, required=True), "It is warm.", llama3())
 
 

@@ -16,7 +16,7 @@ from slipring.engines.base import Engine, Level
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import Answer
 from slipring.engines.llama.api import Api
-from slipring.engines.llama.grammar import grammar_of, schema_of
+from slipring.engines.llama.grammar import constrains_calls, grammar_of, schema_of
 from slipring.engines.llama.options import Options, read_options
 from slipring.engines.llama.process import ChildSettings, Process, kv_directory
 from slipring.engines.llama.remote import External
@@ -94,6 +94,7 @@ class LlamaEngine(Engine):
         rendering = await self._render(job)
         sent = rendering.prompt if job.generate else rendering.context
         constraint = self._constraint(job)
+        trusted = "grammar" in constraint and constrains_calls(job)
         yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
         room = self.model.context - sent.total
         limit = min(job.settings.max_output_tokens or room, room) if job.generate else 0
@@ -112,7 +113,7 @@ class LlamaEngine(Engine):
                 **constraint,
             )
             slot.hold(wish.sure_of(slot), job.tenant)
-            answer = Answer(job, rendering, self.renderer, limit)
+            answer = Answer(job, rendering, self.renderer, limit, trusted=trusted)
             async with aclosing(self._api.complete(body)) as chunks:
                 async for chunk in chunks:
                     if deltas := answer.take(chunk):

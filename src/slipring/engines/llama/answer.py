@@ -15,16 +15,18 @@ from slipring.protocol.responses import Logprob
 
 
 class Answer:
-    """The answer to one job as it comes in."""
+    """The answer to one job as it comes in. ``trusted``: a grammar keeps its calls to their form."""
 
-    def __init__(self, job: Job, rendering: Rendering, renderer: Renderer, limit: int) -> None:
+    def __init__(
+        self, job: Job, rendering: Rendering, renderer: Renderer, limit: int, *, trusted: bool
+    ) -> None:
         self._rendering = rendering
         self._renderer = renderer
         self._generates = job.generate
         self._limit = limit
         self._stop_ids = renderer.stop_ids()
         starts_thinking = renderer.opens_thought(rendering.prompt)
-        self._parser = Parser(renderer.calls, job.offer, starts_thinking=starts_thinking)
+        self._parser = Parser(renderer.calls, job.offer, starts_thinking=starts_thinking, trusted=trusted)
         self._text = Utf8Stream()
         self._last: Chunk | None = None
         self._predicted = 0

@@ -40,6 +40,11 @@ def grammar_of(job: Job, renderer: Renderer) -> str | None:
     return None
 
 
+def constrains_calls(job: Job) -> bool:
+    """Whether the grammar of a job, if it has one, keeps calls to their form: one of a document does not."""
+    return job.offer.required or job.settings.format.kind == "text"
+
+
 def schema_of(job: Job, calls: CallFormat) -> dict[str, Any] | None:
     """The same as one JSON schema, for engines without llguidance: one call, only where it is required."""
     if job.offer.required:
@@ -87,7 +92,7 @@ class _Writer:
         self._write_calls(tools)
         opening = self._calls.call_open
         if not opening:
-            self._rules.append(r"TEXT: /([^{][\s\S]*)?/")
+            self._rules.append(r"TEXT: /(\s*[^{\s][\s\S]*)?/")
             return self._finish(f"{self._thought()}(one{_more('one', most)} | TEXT)")
         self._rules.append(r"TEXT: /[\s\S]*/")
         if self._vocabulary.has_control(opening):
