@@ -16,12 +16,12 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, NoReturn, get_origin, get_type_hints
 
 from slipring.core.limits import Limits
+from slipring.models import ModelEntry, ModelsError, read_models
 
 __all__ = [
     "LOG_LEVELS",
     "Config",
     "ConfigError",
-    "ModelEntry",
     "add_flags",
     "from_namespace",
     "load",
@@ -36,12 +36,7 @@ _FILE_FLAG = "--config"
 _FILE_VARIABLE = f"{_PREFIX}CONFIG"
 _LIMITS = "limits"
 _MODELS = "models"
-_LIMITS_THAT_MAY_BE_ZERO = (
-    "idle_timeout_s",
-    "ping_interval_s",
-    "age_grace_s",
-    "drain_timeout_s",
-)
+_LIMITS_THAT_MAY_BE_ZERO = ("idle_timeout_s", "ping_interval_s", "age_grace_s", "drain_timeout_s")
 
 
 class ConfigError(ValueError):
@@ -82,27 +77,6 @@ _POSITIVE = _Rule("must be finite and above 0", lambda number: 0 < number < math
 _NOT_NEGATIVE = _Rule("must be finite and not below 0", lambda number: 0 <= number < math.inf)
 
 _RULES = {str: _NOT_EMPTY, bool: _ANY, tuple: _NO_EMPTY_ENTRY}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelEntry:
-    """A model of the `[models]` table: what clients call it, and what stands behind it."""
-
-    name: str
-    engine: str
-    model: str = ""
-    """The engine's own name for it; empty: the engine's first model."""
-    aliases: tuple[str, ...] = ()
-    defaults: tuple[tuple[str, Any], ...] = ()
-    """Settings for requests that do not name them, as pairs."""
-
-
-_DEFAULT_RULES: dict[str, tuple[type, _Rule]] = {
-    "temperature": (float, _Rule("must be from 0 to 2", lambda number: 0 <= number <= 2)),
-    "top_p": (float, _Rule("must be from 0 to 1", lambda number: 0 <= number <= 1)),
-    "max_output_tokens": (int, _Rule("must be above 0", lambda number: number > 0)),
-    "effort": (str, _NOT_EMPTY),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +359,10 @@ def _from_file(path: str) -> dict[str, Any]:
     document = _document(path)
     values: dict[str, Any] = {}
     if _MODELS in document:
-        values[_MODELS] = _model_entries(document.pop(_MODELS), path)
+        try:
+            values[_MODELS] = read_models(document.pop(_MODELS))
+        except ModelsError as error:
+            raise ConfigError(f"{error} in {path}") from None
     for key, given in _entries(document, path):
         dotted = ".".join(key)
         if key not in settings:
@@ -424,55 +401,6 @@ def _entries(document: dict[str, Any], path: str) -> Iterator[tuple[tuple[str, .
             yield from (((key, inner), inner_value) for inner, inner_value in value.items())
         else:
             raise ConfigError(f"{key} in {path}: must be a table")
-
-
-# --- The models table ------------------------------------------------------------------------
-
-
-def _model_entries(table: object, path: str) -> tuple[ModelEntry, ...]:
-    if not isinstance(table, dict) or not table:
-        raise ConfigError(f"{_MODELS} in {path}: must be a table of tables")
-    entries = tuple(_model_entry(name, given, path) for name, given in table.items())
-    names = [name for entry in entries for name in (entry.name, *entry.aliases)]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"{_MODELS} in {path}: the name {name!r} is given twice")
-    return entries
-
-
-def _model_entry(name: str, given: object, path: str) -> ModelEntry:
-    origin = f"{_MODELS}.{name} in {path}"
-    if not isinstance(given, dict):
-        raise ConfigError(f"{origin}: must be a table")
-    unknown = given.keys() - {"engine", "model", "aliases", "defaults"}
-    if unknown:
-        raise ConfigError(f"{origin}: unknown key {min(unknown)!r}")
-    engine, model, aliases = given.get("engine", ""), given.get("model", ""), given.get("aliases", [])
-    if not isinstance(engine, str) or not engine.strip():
-        raise ConfigError(f"{origin}: 'engine' must be a string and not empty")
-    if not isinstance(model, str):
-        raise ConfigError(f"{origin}: 'model' must be a string")
-    if not isinstance(aliases, list) or not _NO_EMPTY_ENTRY.holds(aliases):
-        raise ConfigError(f"{origin}: 'aliases' must be a list of strings, none of them empty")
-    defaults = _model_defaults(given.get("defaults", {}), f"{_MODELS}.{name}.defaults in {path}")
-    return ModelEntry(name, engine.strip(), model.strip(), tuple(aliases), defaults)
-
-
-def _model_defaults(given: object, origin: str) -> tuple[tuple[str, Any], ...]:
-    if not isinstance(given, dict):
-        raise ConfigError(f"{origin}: must be a table")
-    checked = []
-    for key, value in given.items():
-        if key not in _DEFAULT_RULES:
-            raise ConfigError(f"{origin}: unknown key {key!r} (known: {', '.join(_DEFAULT_RULES)})")
-        kind, rule = _DEFAULT_RULES[key]
-        normal = _normalised(kind, value)
-        if type(normal) is not kind:
-            raise ConfigError(f"{origin}: {key!r} must be {_NOUNS[kind]}")
-        if not rule.holds(normal):
-            raise ConfigError(f"{origin}: {key!r} {rule.demand}")
-        checked.append((key, normal))
-    return tuple(checked)
 
 
 # --- The reference table ---------------------------------------------------------------------

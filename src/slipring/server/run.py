@@ -13,11 +13,12 @@ from typing import get_args
 
 from aiohttp import web
 
-from slipring.config import Config, ModelEntry
+from slipring.config import Config
 from slipring.core.generation import Defaults
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine
 from slipring.errors import StartupError
+from slipring.models import ModelEntry
 from slipring.protocol.items import Effort
 from slipring.server.app import build_app
 from slipring.server.service import Service, shutting_down
