@@ -54,7 +54,7 @@ async def test_python_snippets_run_as_they_stand(where: str, code: str) -> None:
         )
         output, complaint = await process.communicate()
     assert process.returncode == 0, complaint.decode()
-    assert output.strip()
+    assert output.strip() or "print(" not in code
 
 
 @pytest.mark.parametrize(("where", "command"), commands())
