@@ -1,0 +1,308 @@
+"""What slipring adds to a turn in front of each kind of engine, against calling the same engine directly.
+
+The engine is `instant_upstream.py`: it answers at once with a tool call in sixty pieces, and puts a digest
+of all tool outputs it was sent into the arguments. An agent loop of twenty-five turns, 3.5 kB of tool output
+each, runs over slipring's WebSocket, by id; beside it, turn about, the same conversation calls the engine
+itself as a careful client would (kept-alive connection, all that the wire needs). A wrong digest ends the run.
+Each loop runs at two lengths of history. What is told: the difference of the medians, CPU of the slipring
+process per turn, and how the difference grows with the history.
+
+    python benchmarks/engine_overhead.py
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from common import Loop, Process, connected, keep, slipring, spread, started
+from instant_upstream import digest
+
+from slipring.engines.llama.models import control_tokens, embedded_model, read_file
+from slipring.prompts.tokenizer import Tokenizer
+
+TURNS = 25
+ASK = {"role": "user", "content": "Mend the failing test."}
+TOOL = {
+    "type": "function",
+    "name": "run",
+    "description": "Run a command.",
+    "parameters": {"type": "object", "properties": {"digest": {"type": "string"}}},
+    "strict": False,
+}
+BUDGETS = {"added_ms": 2.0, "cpu_ms": 2.5, "growth_ms_per_10_kB": 0.02}
+
+
+def output_text(number: int) -> str:
+    return (f"{number}: " + "def handler(request): return request.body  # line of code\n" * 60)[:3500]
+
+
+class Conversation(ABC):
+    """One way to hold the conversation. ``outputs`` are the tool outputs so far."""
+
+    def __init__(self) -> None:
+        self.outputs: list[str] = []
+
+    @abstractmethod
+    async def turn(self, new: list[str]) -> str:
+        """Bring the new outputs and return the arguments of the call that answers."""
+
+    async def timed(self, new: list[str]) -> float:
+        self.outputs += new
+        start = time.perf_counter()
+        arguments = await self.turn(new)
+        took = (time.perf_counter() - start) * 1e3
+        if json.loads(arguments)["digest"] != digest(self.outputs):
+            raise RuntimeError("the engine did not see the whole history")
+        return took
+
+
+class ThroughSlipring(Conversation):
+    def __init__(self, loop: Loop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._latest: dict[str, Any] | None = None
+
+    async def turn(self, new: list[str]) -> str:
+        create: dict[str, Any] = {"tools": [TOOL], "store": False, "input": [ASK]}
+        if self._latest is None and new:
+            create["input"] = [ASK, *_exchanges(new)]
+        elif self._latest is not None:
+            (call,) = self._latest["output"]
+            create["previous_response_id"] = self._latest["id"]
+            create["input"] = [
+                {"type": "function_call_output", "call_id": call["call_id"], "output": new[0]},
+                *_exchanges(new[1:]),
+            ]
+        self._latest, _ = await self._loop.turn(**create)
+        return str(self._latest["output"][0]["arguments"])
+
+
+def _exchanges(outputs: list[str]) -> list[dict[str, Any]]:
+    items = []
+    for number, text in enumerate(outputs):
+        call = {"type": "function_call", "call_id": f"h{number}", "name": "run", "arguments": "{}"}
+        items += [call, {"type": "function_call_output", "call_id": f"h{number}", "output": text}]
+    return items
+
+
+class Direct(Conversation):
+    """Over HTTP, with what the wire needs."""
+
+    path = ""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        super().__init__()
+        self._http = http
+        self._url = url + self.path
+
+    async def payloads(self, body: bytes) -> list[Any]:
+        headers = {"Content-Type": "application/json"}
+        async with self._http.post(self._url, data=body, headers=headers) as answer:
+            lines = [line async for line in answer.content if line.startswith(b"data: {")]
+        return [json.loads(line[6:]) for line in lines]
+
+
+class DirectChat(Direct):
+    path = "/v1/chat/completions"
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        super().__init__(http, url)
+        self._messages: list[dict[str, Any]] = [ASK]
+
+    async def turn(self, new: list[str]) -> str:
+        for text in new:
+            function = {"name": "run", "arguments": "{}"}
+            call = {"id": f"c{len(self._messages)}", "type": "function", "function": function}
+            self._messages += [
+                {"role": "assistant", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": call["id"], "content": text},
+            ]
+        tool = {"type": "function", "function": {"name": "run", "parameters": TOOL["parameters"]}}
+        body = {"model": "instant", "messages": self._messages, "tools": [tool], "stream": True}
+        chunks = await self.payloads(json.dumps(body).encode())
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+        return "".join(
+            call["function"]["arguments"] for each in deltas for call in each.get("tool_calls", [])
+        )
+
+
+class DirectResponses(Direct):
+    path = "/v1/responses"
+
+    async def turn(self, new: list[str]) -> str:
+        body = {
+            "model": "instant",
+            "input": [ASK, *_exchanges(self.outputs)],
+            "tools": [TOOL],
+            "stream": True,
+        }
+        events = await self.payloads(json.dumps(body).encode())
+        return str(events[-1]["response"]["output"][0]["arguments"])
+
+
+class DirectTokens(Direct):
+    """Sends ids that were made before: what is measured is the engine's own answer to them."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        super().__init__(http, url)
+        self._tokenizer = Tokenizer.from_gguf(read_file(embedded_model()))
+        self._ids: list[int] = []
+
+    async def timed(self, new: list[str]) -> float:
+        for text in new:
+            self._ids += self._tokenizer.encode(f"<tool_response>\n{text}\n</tool_response>")
+        return await super().timed(new)
+
+    async def turn(self, new: list[str]) -> str:
+        said: list[int] = []
+        for chunk in await self.payloads(json.dumps(self.body()).encode()):
+            said = self.read(said, chunk)
+        text = b"".join(map(self._tokenizer.bytes_of, said)).decode()
+        return json.dumps(
+            json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))["arguments"]
+        )
+
+    @abstractmethod
+    def body(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def read(self, said: list[int], chunk: Any) -> list[int]: ...
+
+
+class DirectVllm(DirectTokens):
+    path = "/v1/completions"
+
+    def body(self) -> dict[str, Any]:
+        return {"model": "instant", "prompt": self._ids, "stream": True, "return_token_ids": True}
+
+    def read(self, said: list[int], chunk: Any) -> list[int]:
+        return said + [id for choice in chunk["choices"] for id in choice["token_ids"]]
+
+
+class DirectSglang(DirectTokens):
+    path = "/generate"
+
+    def body(self) -> dict[str, Any]:
+        return {"input_ids": self._ids, "stream": True}
+
+    def read(self, said: list[int], chunk: Any) -> list[int]:
+        return list(chunk["output_ids"])
+
+
+class DirectSocket(Conversation):
+    """The same Responses wire over a WebSocket, by id."""
+
+    def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        super().__init__()
+        self._through = ThroughSlipring(Loop(ws))
+
+    async def turn(self, new: list[str]) -> str:
+        return await self._through.turn(new)
+
+
+Make = Callable[[aiohttp.ClientSession, str], Any]
+HTTP: dict[str, tuple[str, Make]] = {
+    "chat": ("chat:{url}/v1", DirectChat),
+    "responses over SSE": ("responses:{url}/v1,transport=sse", DirectResponses),
+    "vllm": ("vllm:{url},tokenizer={tokenizer},dialect=chatml", DirectVllm),
+    "sglang": ("sglang:{url},tokenizer={tokenizer},dialect=chatml", DirectSglang),
+}
+
+
+async def loops(
+    server: Process, through: Conversation, direct: Conversation, before: int
+) -> dict[str, list[float]]:
+    """Both conversations, turn about, after so many exchanges of history."""
+    past = [output_text(number) for number in range(before)]
+    figures: dict[str, list[float]] = {"through": [], "direct": [], "cpu": []}
+    await through.timed(past)
+    await direct.timed(past)
+    for number in range(TURNS):
+        new = [output_text(before + number)]
+        cpu = server.cpu_s()
+        figures["through"].append(await through.timed(new))
+        figures["cpu"].append((server.cpu_s() - cpu) * 1e3)
+        figures["direct"].append(await direct.timed(new))
+    return figures
+
+
+async def measure(
+    server: Process, upstream: str, make: Make | None, before: int, repeats: int
+) -> dict[str, list[float]]:
+    figures: dict[str, list[float]] = {"through": [], "direct": [], "cpu": []}
+    for _ in range(repeats):
+        async with connected(server.url) as loop, aiohttp.ClientSession() as http:
+            if make is not None:
+                each = await loops(server, ThroughSlipring(loop), make(http, upstream), before)
+            else:
+                async with http.ws_connect(f"{upstream}/v1/responses", max_msg_size=0) as ws:
+                    each = await loops(server, ThroughSlipring(loop), DirectSocket(ws), before)
+        for name, values in each.items():
+            figures[name] += values
+    return figures
+
+
+def write_tokenizer(directory: Path) -> Path:
+    """The embedded model's vocabulary as a ``tokenizer.json``."""
+    metadata = read_file(embedded_model())
+    document = json.loads(Tokenizer.from_gguf(metadata)._backend.to_str())
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    document["added_tokens"] = [
+        {"id": id, "content": token, **plain} for token, id in control_tokens(metadata).items()
+    ]
+    path = directory / "tokenizer.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--long", type=int, default=85, help="exchanges of history before the long loop")
+    arguments = parser.parse_args()
+    kinds: dict[str, tuple[str, Make | None]] = {
+        **HTTP,
+        "responses over a WebSocket": ("responses:{url}/v1,transport=websocket", None),
+    }
+    results: dict[str, Any] = {}
+    upstream_file = str(Path(__file__).with_name("instant_upstream.py"))
+    with started(upstream_file) as upstream, tempfile.TemporaryDirectory() as directory:
+        tokenizer = write_tokenizer(Path(directory))
+        for kind, (spec, make) in kinds.items():
+            print(f"{kind} …", file=sys.stderr, flush=True)
+            engine = spec.format(url=upstream.url, tokenizer=tokenizer)
+            with slipring(engine, "--log-level", "error") as server:
+                results[kind] = {
+                    before: asyncio.run(measure(server, upstream.url, make, before, arguments.repeats))
+                    for before in (0, arguments.long)
+                }
+            show(kind, results[kind])
+    keep("engine_overhead", {"budgets": BUDGETS, "turns": TURNS, "ms": results})
+
+
+def show(kind: str, results: dict[int, dict[str, list[float]]]) -> None:
+    added = {}
+    for before, figures in results.items():
+        medians = {name: statistics.median(values) for name, values in figures.items()}
+        added[before] = medians["through"] - medians["direct"]
+        cpu = spread(figures["cpu"])
+        print(
+            f"{kind}, {before} exchanges before: directly {medians['direct']:.2f} ms, through slipring"
+            f" {medians['through']:.2f} ms, added {added[before]:.2f} ms; CPU {cpu['median']:.2f} ms"
+        )
+    short, long = added
+    growth = (added[long] - added[short]) / ((long - short) * 0.35)
+    print(f"{kind}: grows by {growth:.3f} ms per 10 kB of history")
+
+
+if __name__ == "__main__":
+    main()
