@@ -3,7 +3,7 @@
 The engine is `instant_upstream.py`: it answers at once with a tool call in sixty pieces, and puts a digest
 of all tool outputs it was sent into the arguments. An agent loop of twenty-five turns, 3.5 kB of tool output
 each, runs over slipring's WebSocket, by id; beside it, turn about, the same conversation calls the engine
-itself as a careful client would (kept-alive connection, all that the wire needs). A wrong digest ends the run.
+itself as a careful client would (kept-alive connection, what the wire needs). A wrong digest ends the run.
 Each loop runs at two lengths of history. What is told: the difference of the medians, CPU of the slipring
 process per turn, and how the difference grows with the history.
 

@@ -100,7 +100,16 @@ class Server:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
-        await self.start()
+        starting, told = asyncio.create_task(self.start()), asyncio.create_task(stopping.wait())
+        await asyncio.wait([starting, told], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():  # a model may load for minutes
+            starting.cancel()
+            await asyncio.wait([starting])
+            return
+        try:
+            await starting
+        finally:
+            told.cancel()
         on_ready(self)
         await stopping.wait()
         await self.stop()
