@@ -25,7 +25,24 @@ def _llama(rest: str) -> Engine:
     return LlamaEngine.from_options(rest)
 
 
-KINDS: dict[str, Callable[[str], Engine]] = {"llama": _llama, "simulated": _simulated}
+def _vllm(rest: str) -> Engine:
+    from slipring.engines.vllm import VllmEngine
+
+    return VllmEngine.from_options(rest)
+
+
+def _sglang(rest: str) -> Engine:
+    from slipring.engines.sglang import SglangEngine
+
+    return SglangEngine.from_options(rest)
+
+
+KINDS: dict[str, Callable[[str], Engine]] = {
+    "llama": _llama,
+    "simulated": _simulated,
+    "sglang": _sglang,
+    "vllm": _vllm,
+}
 
 
 def open_engine(spec: str) -> Engine:

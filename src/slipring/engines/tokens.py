@@ -58,15 +58,24 @@ def _renders_at_once(job: Job, renderer: Renderer) -> bool:
 class Speech:
     """What a model says, piece by piece: deltas, with the logprobs of the words, and how much was thought."""
 
-    def __init__(self, job: Job, rendering: Rendering, renderer: Renderer) -> None:
-        self._opens_thought = renderer.opens_thought(rendering.prompt)
-        self._parser = Parser(renderer.calls, job.offer, starts_thinking=self._opens_thought)
+    def __init__(
+        self, job: Job, rendering: Rendering, renderer: Renderer, *, constrained: bool = False
+    ) -> None:
+        """``constrained``: whether the engine keeps the answer to a JSON schema."""
+        starts_thinking = renderer.opens_thought(rendering.prompt)
+        self._parser = Parser(renderer.calls, job.offer, starts_thinking=starts_thinking)
+        # A schema may forbid the thought that the prompt has opened, or hold only after it.
+        self._thoughtless = Parser(renderer.calls, job.offer) if constrained and starts_thinking else None
         self._logprobs: list[Logprob] = []
         self.characters = Utf8Stream()
         self.thought_tokens = 0
 
     def say(self, text: str, tokens: int, logprobs: list[Logprob]) -> list[Delta]:
         """Take the text that so many tokens have completed."""
+        if self._thoughtless is not None and text.strip():
+            if text.lstrip().startswith("{"):
+                self._parser = self._thoughtless
+            self._thoughtless = None
         deltas = self._parser.feed(text) if text else []
         if self._parser.is_thinking:
             self.thought_tokens += tokens
@@ -103,12 +112,14 @@ class Piece(Struct):
 class Answer:
     """The answer to one job as it comes in, id by id."""
 
-    def __init__(self, job: Job, rendering: Rendering, renderer: Renderer) -> None:
+    def __init__(
+        self, job: Job, rendering: Rendering, renderer: Renderer, *, constrained: bool = False
+    ) -> None:
         self._rendering = rendering
         self._renderer = renderer
         self._generates = job.generate
         self._stop_ids = renderer.stop_ids()
-        self._speech = Speech(job, rendering, renderer)
+        self._speech = Speech(job, rendering, renderer, constrained=constrained)
         self._ids: list[int] = []
         self._begun = False
         self._reason: Literal["stop", "length"] | None = None
