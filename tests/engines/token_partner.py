@@ -1,6 +1,7 @@
 """What partners by token ids share: a real vocabulary, scripts as ids, and a look at every prompt."""
 
 import asyncio
+import codecs
 import json
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -47,7 +48,7 @@ def tokenizer_directory() -> str:
 def decoded(ids: Iterable[int]) -> str:
     """What ids say, control tokens by name."""
     pieces = (_NAMES[id].encode() if id in _NAMES else TOKENIZER.bytes_of(id) for id in ids)
-    return b"".join(pieces).decode()
+    return b"".join(pieces).decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,7 @@ class TokenPartner(Partner):
 def _actions(script: tuple[Any, ...]) -> list[Any]:
     """A script as chunks: one per word, and the end as a stop token of its own or with the last word."""
     actions: list[Any] = []
+    characters = codecs.getincrementaldecoder("utf-8")("replace")  # told once they are whole
     for step in script:
         if isinstance(step, Say):
             actions += [_chunk(word) for word in step.words]
@@ -175,7 +177,7 @@ def _actions(script: tuple[Any, ...]) -> list[Any]:
             written = f'{{"name": "{step.name}", "arguments": {step.arguments}}}'
             actions += map(_chunk, ("<tool_call>\n", written[:9], written[9:], "\n</tool_call>"))
         elif isinstance(step, Ids):
-            text = b"".join(map(TOKENIZER.bytes_of, step.ids)).decode("utf-8", "ignore")
+            text = characters.decode(b"".join(map(TOKENIZER.bytes_of, step.ids)))
             actions.append(Chunk(list(step.ids), text))
         elif isinstance(step, Stop) and step.reason == "length":
             actions[-1] = Chunk(actions[-1].ids, actions[-1].text, "length")

@@ -33,7 +33,7 @@ class SglangEngine(TokenServer):
         path = self.options.tokenizer
         if not path:
             path = next(filter(None, map(self._told_path, _TOLD_BY)), "")
-            if not Path(path).is_dir():
+            if not path or not Path(path).is_dir():
                 where = f"the server's is {path}, which is not here" if path else "the server names none"
                 raise StartupError(f"--engine sglang: name the model's tokenizer with tokenizer= ({where})")
         return read_tokenizer(self.name, path)
