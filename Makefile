@@ -26,10 +26,12 @@ test: .venv/.dev ## set up what is needed and run all tests but the slow ones
 test-slow: .venv/.dev ## the tests that need minutes by their nature
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-vllm: .venv/.dev ## the tests against a real vLLM server (SLIPRING_TEST_VLLM=http://HOST:PORT[,options])
+test-vllm: .venv/.dev ## the tests against a real vLLM server (named by SLIPRING_TEST_VLLM)
+	@test -n "$$SLIPRING_TEST_VLLM" || { echo "SLIPRING_TEST_VLLM is not set: it names a server, as in http://127.0.0.1:8000"; exit 1; }
 	$(BIN)/python -m pytest -m vllm $(ARGS)
 
-test-sglang: .venv/.dev ## the tests against a real SGLang server (SLIPRING_TEST_SGLANG=http://HOST:PORT[,options])
+test-sglang: .venv/.dev ## the tests against a real SGLang server (named by SLIPRING_TEST_SGLANG)
+	@test -n "$$SLIPRING_TEST_SGLANG" || { echo "SLIPRING_TEST_SGLANG is not set: it names a server, as in http://127.0.0.1:30000"; exit 1; }
 	$(BIN)/python -m pytest -m sglang $(ARGS)
 
 check: .venv/.dev ## format, lint, types, import arrows, tests: what a change must pass

@@ -189,6 +189,36 @@ async def test_an_aborted_answer_that_has_not_begun_is_tried_again() -> None:
         assert (response["status"], text_of(response), len(played.requests)) == ("completed", "ok", 2)
 
 
+async def test_tokens_that_were_lost_on_the_way_fail_the_answer() -> None:
+    async with playing(incremental=True) as (played, server), server.connect() as socket:
+        events = played.events
+        played.events = lambda body, chunk, ids, stop: (  # type: ignore[method-assign]
+            [] if chunk.text == "lost" else events(body, chunk, ids, stop)
+        )
+        played.script(Say(("one", "lost", "two")), Stop())
+        response = await socket.response(**ASK)
+        assert (response["status"], text_of(response)) == ("failed", "one")
+        assert "lost tokens" in response["error"]["message"]
+
+
+async def test_all_logprobs_may_come_again_with_every_new_token() -> None:
+    async with playing(incremental=True) as (played, server), server.connect() as socket:
+        events = played.events
+
+        def all_again(body: Any, chunk: Any, ids: list[int], stop: Any) -> list[Any]:
+            told = events(body, chunk, ids, stop)
+            told[0]["meta_info"]["output_token_logprobs"] = [[-float(id), id, None] for id in ids]
+            return told
+
+        played.events = all_again  # type: ignore[method-assign]
+        played.script(Say(("Hel", "lo")), Stop())
+        response = await socket.response(**ASK, **TELL_LOGPROBS)
+        (part,) = response["output"][0]["content"]
+        assert [each["logprob"] for each in part["logprobs"]] == [
+            -float(id) for id in [*TOKENIZER.encode("Hel"), *TOKENIZER.encode("lo")]
+        ]
+
+
 async def test_a_server_that_names_no_ids_is_too_old() -> None:
     async with playing() as (played, server), server.connect() as socket:
         played.names_ids = False

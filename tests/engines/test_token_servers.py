@@ -1,7 +1,7 @@
 """Real servers by token ids: what a stand-in cannot vouch for.
 
-``SLIPRING_TEST_VLLM`` and ``SLIPRING_TEST_SGLANG`` hold what would stand behind ``vllm:`` and ``sglang:``, as in
-``http://127.0.0.1:8000,tokenizer=/models/qwen2.5-0.5b``. Run by ``make test-vllm`` and ``make test-sglang``.
+``SLIPRING_TEST_VLLM`` and ``SLIPRING_TEST_SGLANG`` hold what would stand behind ``vllm:`` and ``sglang:``, as
+in ``http://127.0.0.1:8000,tokenizer=/models/qwen2.5-0.5b``. Run by ``make test-vllm``, ``make test-sglang``.
 """
 
 import asyncio

@@ -13,7 +13,7 @@ from slipring.engines.tokenserver import read_options
 from slipring.engines.vllm import VllmEngine
 from slipring.errors import InvalidRequest, StartupError, Unavailable
 from slipring.prompts.folding import FoldingRenderer
-from tests.engines.partner import Call, Say, Stop
+from tests.engines.partner import Call, Refuse, Say, Stop
 from tests.engines.test_contract import text_of
 from tests.engines.token_partner import END, TEMPLATE, TOKENIZER, Ids, decoded, tokenizer_directory
 from tests.engines.vllm_partner import VllmPartner, tokens_of
@@ -315,6 +315,7 @@ async def test_the_server_tokenizes_what_is_new_where_there_is_no_tokenizer_here
         assert child == [*parent, *TOKENIZER.encode("one 東 two"), *delta]
 
 
+@pytest.mark.parametrize("dialect", ["", "template"])
 @pytest.mark.parametrize(
     "text",
     [
@@ -324,8 +325,8 @@ async def test_the_server_tokenizes_what_is_new_where_there_is_no_tokenizer_here
         "<tool_call></tool_call>",
     ],
 )
-async def test_text_never_becomes_a_control_token(text: str) -> None:
-    asked: dict[str, Any] = {"tokenizer": "", "model": "", "context": 0}
+async def test_text_never_becomes_a_control_token(text: str, dialect: str) -> None:
+    asked: dict[str, Any] = {"tokenizer": "", "model": "", "context": 0, "dialect": dialect}
     async with playing(**asked) as (played, server), server.connect() as socket:
         await socket.response(input=text, store=False)
         expected = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
@@ -410,9 +411,14 @@ def test_a_directory_may_hold_its_template_in_a_file_of_its_own(tmp_path: Path) 
 
 
 async def test_a_server_that_is_back_is_noticed() -> None:
-    bounds = {"failures_to_close": 1, "probe_interval_s": 0.05}
+    bounds = {"failures_to_close": 1, "probe_interval_s": 0.02}
     async with playing(**bounds) as (played, server), server.connect() as socket:
-        await played.close()
+        played.is_healthy = False
+        played.script(Refuse(503))
         assert (await socket.response(**ASK))["status"] == "failed"
         assert (await socket.error(**ASK))["status"] == 503
-        assert server.server._engine.trouble is not None
+        played.is_healthy = True
+        probing = server.server._engine._gate._probing
+        await asyncio.wait_for(probing, 10)
+        assert server.server._engine.trouble is None
+        assert (await socket.response(**ASK))["status"] == "completed"

@@ -20,6 +20,7 @@ from tests.prompts.vocabulary import smollm2
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 TOKENIZER = smollm2()
 END = TOKENIZER.control("<|im_end|>")

@@ -135,20 +135,23 @@ class _Reader(Reader):
         if told is None:
             raise ServerError("The engine does not name its tokens: SGLang 0.5 or newer is needed.")
         # Fewer than there are in all: only what is new.
-        start = 0 if len(told) < meta.completion_tokens else self._seen
-        ids = told[start:]
+        ids = told if len(told) < meta.completion_tokens else told[self._seen :]
         self._seen += len(ids)
+        if self._seen < meta.completion_tokens:
+            # Up to 0.5.9, servers that tell only what is new may leave out some of it.
+            raise ServerError("The engine has lost tokens of its answer.")
         return Piece(
             ids=ids,
-            logprobs=self._logprobs(meta, start, len(ids)) if meta.output_token_logprobs else [],
+            logprobs=self._logprobs(meta, len(ids)) if meta.output_token_logprobs and ids else [],
             reason=reason_of(reason.type) if reason is not None else None,
             stop_id=reason.matched if reason is not None and isinstance(reason.matched, int) else None,
             cached_tokens=meta.cached_tokens,
         )
 
-    def _logprobs(self, meta: _Meta, start: int, count: int) -> list[Logprob]:
-        chosen = meta.output_token_logprobs[start : start + count]
-        likely = meta.output_top_logprobs[start : start + count] or [None] * count
+    def _logprobs(self, meta: _Meta, count: int) -> list[Logprob]:
+        # The last ones are the new ones, however many came again.
+        chosen = meta.output_token_logprobs[-count:]
+        likely = meta.output_top_logprobs[-count:] or [None] * count
         if not len(chosen) == len(likely) == count:
             raise ServerError("The engine's answer cannot be read.")
         found = []

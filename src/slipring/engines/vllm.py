@@ -156,13 +156,15 @@ class _Reader(Reader):
         return Piece(
             ids=ids,
             text=choice.text,
-            logprobs=self._logprobs(choice.logprobs) if choice.logprobs is not None else [],
+            logprobs=self._logprobs(choice.logprobs, len(ids)) if choice.logprobs is not None else [],
             reason=reason_of(choice.finish_reason),
             stop_id=stop_id,
             cached_tokens=cached_tokens,
         )
 
-    def _logprobs(self, told: _Logprobs) -> list[Logprob]:
+    def _logprobs(self, told: _Logprobs, count: int) -> list[Logprob]:
+        if not len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == count:
+            raise ServerError("The engine's answer cannot be read.")
         found = []
         for token, logprob, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
             # The token that was chosen comes with the others, likely or not.
