@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from slipring.engines.catalog import KINDS, open_engine
 from slipring.engines.tokenserver import read_options
 from slipring.engines.vllm import VllmEngine
 from slipring.errors import InvalidRequest, StartupError, Unavailable
@@ -393,6 +394,17 @@ def test_what_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
         VllmEngine.from_options(f"http://127.0.0.1:9,model=m,context=9,tokenizer={tmp_path}")
     with pytest.raises(StartupError, match="the variable NO_SUCH_KEY"):
         VllmEngine.from_options("http://127.0.0.1:9,key_env=NO_SUCH_KEY")
+
+
+def test_dependencies_that_are_missing_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(rest: str) -> Any:
+        raise ModuleNotFoundError(name="tokenizers")
+
+    monkeypatch.setitem(KINDS, "vllm", make)
+    with pytest.raises(
+        StartupError, match=r"tokenizers is not installed \(pip install 'slipring\[tokens\]'\)"
+    ):
+        open_engine("vllm:http://127.0.0.1:9")
 
 
 async def test_a_server_that_is_no_vllm_is_told_in_one_line() -> None:

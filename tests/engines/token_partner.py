@@ -1,6 +1,7 @@
 """What partners by token ids share: a real vocabulary, scripts as ids, and a look at every prompt."""
 
 import asyncio
+import atexit
 import codecs
 import json
 from abc import abstractmethod
@@ -31,6 +32,7 @@ _NAMES = {TOKENIZER.control(name): name for name in TOKENIZER.control_tokens()}
 @cache
 def _directory() -> TemporaryDirectory[str]:
     directory = TemporaryDirectory(prefix="slipring-tokenizer-")
+    atexit.register(directory.cleanup)
     described = json.loads(TOKENIZER._backend.to_str())
     described["added_tokens"] = [
         {"id": id, "content": name, "special": True} for id, name in sorted(_NAMES.items())

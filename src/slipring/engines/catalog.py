@@ -44,6 +44,9 @@ KINDS: dict[str, Callable[[str], Engine]] = {
     "vllm": _vllm,
 }
 
+EXTRAS = {"sglang": "tokens", "vllm": "tokens"}
+"""What an engine's dependencies are installed by, where it is not its own name."""
+
 
 def open_engine(spec: str) -> Engine:
     """Make the engine that ``spec`` names. It is not started yet."""
@@ -52,7 +55,11 @@ def open_engine(spec: str) -> Engine:
     if make is None:
         known = ", ".join(KINDS)
         raise StartupError(f"--engine {spec}: unknown engine '{kind}' (known: {known})")
-    return make(rest)
+    try:
+        return make(rest)
+    except ModuleNotFoundError as error:
+        extra = f"pip install 'slipring[{EXTRAS.get(kind, kind)}]'"
+        raise StartupError(f"--engine {kind}: {error.name} is not installed ({extra})") from None
 
 
 class Catalog:

@@ -120,8 +120,6 @@ class TokenServer(Engine):
         rendering = await render(job, self.renderer, self.served.context)
         sent = rendering.prompt if job.generate else rendering.context
         schema = schema_of(job, self.renderer.calls) if job.generate else None
-        request = self.write(job, sent, self._limit(job, sent), schema)
-        answer = Answer(job, rendering, self.renderer, constrained=schema is not None)
         with self._gate.ticket(job.tenant) as ticket:
             yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
             await ticket.turn()
@@ -129,6 +127,9 @@ class TokenServer(Engine):
             if not sent.total:  # a warmup of nothing, which no server takes
                 yield [Finished("stop", 0, 0, 0, position=sent)]
                 return
+            # Not before its turn: a request holds all ids as text.
+            request = self.write(job, sent, self._limit(job, sent), schema)
+            answer = Answer(job, rendering, self.renderer, constrained=schema is not None)
             async with aclosing(self._gate.stream(lambda: self._attempt(request))) as pieces:
                 async for piece in pieces:
                     if deltas := answer.take(piece):
@@ -143,9 +144,9 @@ class TokenServer(Engine):
     def write(self, job: Job, sent: Rendered, limit: int, schema: dict[str, Any] | None) -> Request:
         """A request for at most so many tokens after ``sent``."""
 
-    def ask(self, path: str, body: object = None) -> Any:
-        """Wait for an answer: at start, and in threads that render."""
-        return ask(self.options.url, self._key, path, body)
+    def ask(self, path: str) -> Any:
+        """Wait for an answer, at start."""
+        return ask(self.options.url, self._key, path)
 
     def ask_at_start(self, path: str, read: Callable[[Any], T]) -> T:
         """What the server says, read; what is wrong with it, in one line."""
@@ -196,7 +197,7 @@ class TokenServer(Engine):
                 except msgspec.DecodeError as error:
                     raise ServerError("The engine's answer cannot be read.") from error
                 ended = ended or piece.reason is not None
-                if piece.ids or piece.reason or piece.cached_tokens is not None:
+                if piece.ids or ended:
                     yield piece
         if not ended:
             raise Retryable("The engine ended its answer without saying so.")

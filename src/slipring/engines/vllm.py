@@ -76,8 +76,6 @@ class VllmEngine(TokenServer):
 
     def _told_manner(self) -> Manner:
         """What the server tells about the model's template, if it was started so that it does."""
-        if self.options.dialect and self.options.tokenizer:
-            return Manner()
         try:
             return Manner.of(self.ask("/tokenizer_info"))
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
