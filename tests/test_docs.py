@@ -4,24 +4,33 @@ import asyncio
 import re
 import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
 from slipring import __version__
 from slipring.cli import build_parser
 from slipring.config import from_namespace
-from slipring.engines import llama, simulated
+from slipring.engines import tokenserver
 from slipring.engines.catalog import open_engine
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.options import Options, read_options
 from slipring.engines.options import reference
+from slipring.engines.simulated.options import Options as SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from tests.harness import serve
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+READERS: dict[str, Callable[[str], Any]] = {
+    "llama": read_options,
+    "sglang": partial(tokenserver.read_options, "sglang"),
+    "vllm": partial(tokenserver.read_options, "vllm"),
+}
+"""Of engines whose models and servers need not be here for an example of them."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -76,10 +85,12 @@ def test_commands_exist(where: str, command: str) -> None:
             return
         arguments.config = None  # the file of an example need not be here
         kind, _, rest = from_namespace(arguments, environ).engine.partition(":")
-        if kind == "llama":
-            read_options(rest)  # the model of an example need not be here
+        if kind in READERS:
+            READERS[kind](rest)
         else:
             open_engine(f"{kind}:{rest}")
+    elif program == "vllm":
+        assert words[1] == "serve"  # somebody else's: only what it is asked to do
     elif program == "python":
         assert (ROOT / words[1]).exists() or words[1] == "-m"
     else:
@@ -106,9 +117,9 @@ def test_the_changelog_knows_this_version() -> None:
     assert f"\n## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize("engine", [llama, simulated])
-def test_the_options_of_engines_are_documented(engine: ModuleType) -> None:
-    table = reference(engine.options.Options)
+@pytest.mark.parametrize("options", [Options, SimulatedOptions, tokenserver.Options])
+def test_the_options_of_engines_are_documented(options: type[Any]) -> None:
+    table = reference(options)
     assert table in (ROOT / "docs" / "engines.md").read_text(), f"docs/engines.md lacks this table:\n{table}"
 
 

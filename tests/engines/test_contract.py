@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 
 from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Stop, Think
+from tests.engines.sglang_partner import SglangPartner
+from tests.engines.vllm_partner import VllmPartner
 from tests.harness import WEATHER, Running, serve
 
-PARTNERS: dict[str, Callable[[], Partner]] = {}
+PARTNERS: dict[str, Callable[[], Partner]] = {"sglang": SglangPartner, "vllm": VllmPartner}
 EVERY = pytest.mark.parametrize("kind", PARTNERS)
 ASK = {"input": "hello", "store": False}
 ARGUMENTS = '{"city": "Rome"}'

@@ -10,7 +10,8 @@ from msgspec import Raw
 
 from slipring.core.generation import Job, Settings
 from slipring.core.head import Head
-from slipring.engines.llama.grammar import constrains_calls, grammar_of, schema_of
+from slipring.engines.constraint import schema_of
+from slipring.engines.llama.grammar import constrains_calls, grammar_of
 from slipring.errors import InvalidRequest
 from slipring.prompts.chatml import ChatMl
 from slipring.prompts.folding import FoldingRenderer

@@ -18,9 +18,10 @@ from slipring.core.generation import Settings
 from slipring.core.head import Head
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.api import Chunk
-from slipring.engines.llama.models import make_renderer, read_file
+from slipring.engines.llama.models import read_file
 from slipring.engines.llama.options import Options, read_options
 from slipring.engines.llama.requests import completion_body
+from slipring.engines.renderers import Manner, make_renderer
 from slipring.errors import StartupError
 from slipring.prompts.dialect import Block
 from slipring.prompts.rendering import Preface, Rendered, Step, empty
@@ -425,8 +426,8 @@ def test_models_that_cannot_be_served_are_refused_in_one_line(tmp_path: Path) ->
     with pytest.raises(StartupError, match="not a GGUF file"):
         read_file(str(tmp_path / "not.gguf"))
     with pytest.raises(StartupError, match="has no chat template"):
-        make_renderer("", "", smollm2(), "", "")
+        make_renderer("llama", "", Manner(), smollm2())
     with pytest.raises(StartupError, match="chat template cannot be used"):
-        make_renderer("", "{% for %}", smollm2(), "", "")
+        make_renderer("llama", "", Manner("{% for %}"), smollm2())
     with pytest.raises(StartupError, match="unknown dialect"):
-        make_renderer("latin", "", smollm2(), "", "")
+        make_renderer("llama", "latin", Manner(), smollm2())

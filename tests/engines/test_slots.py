@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from slipring.core.generation import Capabilities, Finished, Job, Model, Settings
 from slipring.core.head import Head
+from slipring.engines.gate import Places
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.api import Api, Chunk, Progress, Unsupported
 from slipring.engines.llama.remote import External
@@ -530,6 +531,7 @@ async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_te
     engine.model = SimpleNamespace(context=999, llguidance=False)  # type: ignore[assignment]
     engine._api = Completes(External("", ""))
     engine._slots = Slots(1, Shelf(FakeEngine(1), 0))
+    engine._places = Places(1, 8)
     end, begun, gone = Chunk(stop=True), Chunk(prompt_progress=Progress(0)), Unavailable("gone")
     told: list[tuple[str, list[Chunk | ApiError], bool]] = [
         ("a", [end], False),

@@ -25,7 +25,27 @@ def _llama(rest: str) -> Engine:
     return LlamaEngine.from_options(rest)
 
 
-KINDS: dict[str, Callable[[str], Engine]] = {"llama": _llama, "simulated": _simulated}
+def _vllm(rest: str) -> Engine:
+    from slipring.engines.vllm import VllmEngine
+
+    return VllmEngine.from_options(rest)
+
+
+def _sglang(rest: str) -> Engine:
+    from slipring.engines.sglang import SglangEngine
+
+    return SglangEngine.from_options(rest)
+
+
+KINDS: dict[str, Callable[[str], Engine]] = {
+    "llama": _llama,
+    "simulated": _simulated,
+    "sglang": _sglang,
+    "vllm": _vllm,
+}
+
+EXTRAS = {"sglang": "tokens", "vllm": "tokens"}
+"""What an engine's dependencies are installed by, where it is not its own name."""
 
 
 def open_engine(spec: str) -> Engine:
@@ -35,7 +55,11 @@ def open_engine(spec: str) -> Engine:
     if make is None:
         known = ", ".join(KINDS)
         raise StartupError(f"--engine {spec}: unknown engine '{kind}' (known: {known})")
-    return make(rest)
+    try:
+        return make(rest)
+    except ModuleNotFoundError as error:
+        extra = f"pip install 'slipring[{EXTRAS.get(kind, kind)}]'"
+        raise StartupError(f"--engine {kind}: {error.name} is not installed ({extra})") from None
 
 
 class Entry(Struct, frozen=True):

@@ -51,17 +51,64 @@ class Retryable(Unavailable):
     """The engine could not be reached or is overloaded: another attempt may succeed."""
 
 
-class Gate:
-    """The way to one engine."""
+class Places:
+    """Places for so many jobs at once, and a bounded queue for them in which tenants take turns."""
 
-    def __init__(self, name: str, policy: Policy, probe: Probe) -> None:
-        """``probe`` returns if the engine answers, and raises if it does not."""
-        self._name = name
-        self._policy = policy
-        self._probe = probe
+    def __init__(self, max_jobs: int, max_waiting: int) -> None:
+        self._max_jobs = max_jobs
+        self._max_waiting = max_waiting
         self._running = 0
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # tenants in turn
         self._waiters = 0
+
+    @contextmanager
+    def ticket(self, tenant: str) -> Iterator["Ticket"]:
+        """A claim to a place. Refused at once where there will be none."""
+        if self._running >= self._max_jobs and self._waiters >= self._max_waiting:
+            raise RateLimited("The engine is busy, and too many requests wait for it.", retry_after_s=1.0)
+        ticket = Ticket(self, tenant)
+        try:
+            yield ticket
+        finally:
+            ticket.give_back()
+
+    def _enter(self, tenant: str) -> asyncio.Future[None] | None:
+        """Take a place, or the end of the tenant's queue."""
+        if self._running < self._max_jobs:
+            self._running += 1
+            return None
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        self._waiters += 1
+        return turn
+
+    def _leave(self) -> None:
+        """A place is free: the next tenant's first waiter has it."""
+        if not self._waiting:
+            self._running -= 1
+            return
+        tenant, queue = next(iter(self._waiting.items()))
+        queue[0].set_result(None)
+        self._waiting.move_to_end(tenant)
+        self._unqueue(tenant, queue[0])
+
+    def _unqueue(self, tenant: str, turn: asyncio.Future[None]) -> None:
+        queue = self._waiting[tenant]
+        queue.remove(turn)
+        self._waiters -= 1
+        if not queue:
+            del self._waiting[tenant]
+
+
+class Gate(Places):
+    """The way to one engine that others run."""
+
+    def __init__(self, name: str, policy: Policy, probe: Probe) -> None:
+        """``probe`` returns if the engine answers, and raises if it does not."""
+        super().__init__(policy.max_jobs, policy.max_waiting)
+        self._name = name
+        self._policy = policy
+        self._probe = probe
         self._failures = 0
         self._probing: asyncio.Task[None] | None = None
         self._retry_after_s = policy.probe_interval_s
@@ -79,18 +126,12 @@ class Gate:
 
     @contextmanager
     def ticket(self, tenant: str) -> Iterator["Ticket"]:
-        """A claim to a place. Refused at once where there will be none."""
         if self._probing is not None:
             raise Unavailable(
                 "The engine does not answer. Try again later.", retry_after_s=self._retry_after_s
             )
-        if self._running >= self._policy.max_jobs and self._waiters >= self._policy.max_waiting:
-            raise RateLimited("The engine is busy, and too many requests wait for it.", retry_after_s=1.0)
-        ticket = Ticket(self, tenant)
-        try:
+        with super().ticket(tenant) as ticket:
             yield ticket
-        finally:
-            ticket.give_back()
 
     async def stream(self, attempt: Callable[[], AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
         """What an attempt yields; it is repeated where it fails before it has yielded anything."""
@@ -118,35 +159,6 @@ class Gate:
                 async for item in items:
                     yield item
                 return
-
-    # Places.
-
-    def _enter(self, tenant: str) -> asyncio.Future[None] | None:
-        """Take a place, or the end of the tenant's queue."""
-        if self._running < self._policy.max_jobs:
-            self._running += 1
-            return None
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
-        self._waiters += 1
-        return turn
-
-    def _leave(self) -> None:
-        """A place is free: the next tenant's first waiter has it."""
-        if not self._waiting:
-            self._running -= 1
-            return
-        tenant, queue = next(iter(self._waiting.items()))
-        queue[0].set_result(None)
-        self._waiting.move_to_end(tenant)
-        self._unqueue(tenant, queue[0])
-
-    def _unqueue(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        queue = self._waiting[tenant]
-        queue.remove(turn)
-        self._waiters -= 1
-        if not queue:
-            del self._waiting[tenant]
 
     # Health.
 
@@ -181,12 +193,12 @@ class Gate:
 class Ticket:
     """One job's claim."""
 
-    __slots__ = ("_gate", "_tenant", "_turn")
+    __slots__ = ("_places", "_tenant", "_turn")
 
-    def __init__(self, gate: Gate, tenant: str) -> None:
-        self._gate = gate
+    def __init__(self, places: Places, tenant: str) -> None:
+        self._places = places
         self._tenant = tenant
-        self._turn = gate._enter(tenant)
+        self._turn = places._enter(tenant)
 
     async def turn(self) -> None:
         """Wait until the job may run."""
@@ -196,9 +208,9 @@ class Ticket:
 
     def give_back(self) -> None:
         if self._turn is None or self._turn.done():
-            self._gate._leave()
+            self._places._leave()
         else:
-            self._gate._unqueue(self._tenant, self._turn)
+            self._places._unqueue(self._tenant, self._turn)
 
 
 def _jittered(seconds: float) -> float:

@@ -5,7 +5,6 @@ continuation is prefilled from where its parent ended. What the engine reports a
 told.
 """
 
-import asyncio
 import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -13,20 +12,21 @@ from pathlib import Path
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Job, Model
 from slipring.engines.base import Engine, Level
+from slipring.engines.constraint import schema_of
+from slipring.engines.gate import Places
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import Answer
 from slipring.engines.llama.api import Api
-from slipring.engines.llama.grammar import constrains_calls, grammar_of, schema_of
+from slipring.engines.llama.grammar import constrains_calls, grammar_of
 from slipring.engines.llama.options import Options, read_options
 from slipring.engines.llama.process import ChildSettings, Process, kv_directory
 from slipring.engines.llama.remote import External
 from slipring.engines.llama.requests import completion_body
 from slipring.engines.llama.shelf import Shelf
 from slipring.engines.llama.slots import Slots, Wish
-from slipring.errors import ContextLengthExceeded, StartupError
+from slipring.engines.tokens import learn, render
+from slipring.errors import StartupError
 from slipring.prompts.rendering import Rendered, Rendering
-
-_LARGE_BYTES = 32_768
 
 
 class LlamaEngine(Engine):
@@ -60,6 +60,7 @@ class LlamaEngine(Engine):
             )
         self.renderer = self.model.renderer
         self._api = Api(self._host)
+        self._places = Places(self.model.slots, options.max_waiting)
         self._slots = Slots(self.model.slots, Shelf(self._api, limit_bytes, directory))
 
     @classmethod
@@ -77,13 +78,7 @@ class LlamaEngine(Engine):
         if isinstance(self._host, Process):
             await self._host.start()
         await self._api.start()
-        if not self.renderer.vocabulary.is_local:
-            await asyncio.to_thread(self._learn)
-
-    def _learn(self) -> None:
-        """Ask once for all that is later needed where nobody may wait."""
-        self.renderer.stop_ids()
-        self.renderer.mark_of(0)
+        await learn(self.renderer)
 
     async def close(self) -> None:
         await self._api.close()
@@ -91,11 +86,20 @@ class LlamaEngine(Engine):
             await self._host.close()
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        rendering = await self._render(job)
-        sent = rendering.prompt if job.generate else rendering.context
+        rendering = await render(job, self.renderer, self.model.context)
         constraint = self._constraint(job, rendering)
-        trusted = "grammar" in constraint and constrains_calls(job)
-        yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
+        with self._places.ticket(job.tenant) as ticket:
+            yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
+            await ticket.turn()
+            async with aclosing(self._answer(job, rendering, constraint)) as batches:
+                async for deltas in batches:
+                    yield deltas
+
+    async def _answer(
+        self, job: Job, rendering: Rendering, constraint: dict[str, object]
+    ) -> AsyncGenerator[list[Delta], None]:
+        """Have an answer made in a slot."""
+        sent = rendering.prompt if job.generate else rendering.context
         room = self.model.context - sent.total
         limit = min(job.settings.max_output_tokens or room, room) if job.generate else 0
         position = job.parent.position if job.parent is not None else None
@@ -113,6 +117,7 @@ class LlamaEngine(Engine):
                 **constraint,
             )
             slot.doubt(job.tenant, wish.sure_of(slot))
+            trusted = "grammar" in constraint and constrains_calls(job)
             answer = Answer(job, rendering, self.renderer, limit, trusted=trusted)
             async with aclosing(self._api.complete(body)) as chunks:
                 async for chunk in chunks:
@@ -122,34 +127,6 @@ class LlamaEngine(Engine):
             last, held = answer.finish()
             slot.hold(held or sent, job.tenant)
         yield last  # whoever takes long to read it has given the slot back
-
-    async def _render(self, job: Job) -> Rendering:
-        """Render, off the event loop where it is much or has to wait; refuse what does not fit."""
-        if self._renders_at_once(job):
-            rendering = self.renderer.render(job)
-        else:
-            rendering = await asyncio.to_thread(self.renderer.render, job)
-        total, context = rendering.prompt.total, self.model.context
-        if job.settings.truncation == "auto":
-            reserve = min(job.settings.max_output_tokens or context // 8, context // 2)
-            if total + reserve > context:
-                # More than needed is dropped: a chain that dropped a little every turn would have to be
-                # prefilled every turn.
-                most = context - max(reserve, context // 4)
-                shortened = await asyncio.to_thread(self.renderer.shorten, job, most)
-                if shortened is not None:
-                    return shortened
-        if total >= context:
-            raise ContextLengthExceeded(total, context)
-        return rendering
-
-    def _renders_at_once(self, job: Job) -> bool:
-        """Whether rendering is sure to be short: a little that is appended, by a renderer that never has to
-        write everything again, with a vocabulary that is here."""
-        renderer = self.renderer
-        if not renderer.vocabulary.is_local or sum(len(item.raw) for item in job.input) > _LARGE_BYTES:
-            return False
-        return job.parent is None or (renderer.always_appends and isinstance(job.parent.position, Rendered))
 
     def _constraint(self, job: Job, rendering: Rendering) -> dict[str, object]:
         """What keeps an answer to its form, as a field of the request."""

@@ -5,15 +5,11 @@ the count. The others are found again from the bytes; where that fails the ids a
 turn renders from items.
 """
 
-from msgspec import structs
-
-from slipring.core.generation import Delta, Finished, Job, Prefilled, Text
+from slipring.core.generation import Delta, Finished, Job, Prefilled
 from slipring.engines.llama.api import Chunk
+from slipring.engines.tokens import Speech
 from slipring.errors import ServerError
-from slipring.prompts.parser import Parser
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
-from slipring.prompts.utf8 import Utf8Stream
-from slipring.protocol.responses import Logprob
 
 
 class Answer:
@@ -27,18 +23,10 @@ class Answer:
         self._generates = job.generate
         self._limit = limit
         self._stop_ids = renderer.stop_ids()
-        starts_thinking = renderer.opens_thought(rendering.prompt)
-        calls = renderer.calls
-        if trusted and calls.call_open:
-            # The grammar knows calls by their mark: what comes without it has not been checked.
-            calls = structs.replace(calls, bare_json=False, prefix="")
-        self._parser = Parser(calls, job.offer, starts_thinking=starts_thinking, trusted=trusted)
-        self._text = Utf8Stream()
+        self._speech = Speech(job, rendering, renderer, trusted=trusted)
         self._last: Chunk | None = None
         self._predicted = 0
         self._stopped = self._cut_off = False
-        self._thought = 0
-        self._logprobs: list[Logprob] = []
         self._ids: list[int] | None = []
 
     def take(self, chunk: Chunk) -> list[Delta]:
@@ -55,21 +43,15 @@ class Answer:
         self._predicted += hidden + len(chunk.tokens)
         ids = self._found_again(chunk, hidden) if hidden else chunk.tokens
         said = self._listen(ids, chunk, room) if ids is not None else self._overhear(chunk, room)
-        deltas = self._parser.feed(said) if said else []
-        if self._parser.is_thinking:
-            self._thought += len(chunk.tokens) + hidden
-        if not self._cut_off:
-            self._logprobs += [each.as_logprob() for each in chunk.completion_probabilities]
-        self._attach_logprobs(deltas)
-        return first + deltas
+        logprobs = [] if self._cut_off else [each.as_logprob() for each in chunk.completion_probabilities]
+        return first + self._speech.say(said, len(chunk.tokens) + hidden, logprobs)
 
     def finish(self) -> tuple[list[Delta], Rendered | None]:
         """The end of the stream: the last deltas, and the context that the engine now holds."""
         if self._last is None:
             raise ServerError("The engine ended its answer without saying so.")
         timings = self._last.timings
-        rest = [*self._parser.feed(self._text.finish()), *self._parser.finish()] if self._generates else []
-        self._attach_logprobs(rest)
+        rest = self._speech.finish() if self._generates else []
         cut_off = self._generates and (
             self._cut_off or (not self._stopped and self._last.stop_type == "limit")
         )
@@ -81,7 +63,7 @@ class Answer:
             input_tokens=input_tokens,
             cached_tokens=min(timings.cache_n, input_tokens),
             output_tokens=output_tokens,
-            reasoning_tokens=min(self._thought, output_tokens),
+            reasoning_tokens=min(self._speech.thought_tokens, output_tokens),
             position=position,
         )
         return [*rest, finished], position
@@ -102,7 +84,7 @@ class Answer:
             return ""
         renderer = self._renderer
         if renderer.vocabulary.is_local:
-            return self._text.feed(b"".join(map(renderer.bytes_of, ids)))
+            return self._speech.characters.feed(b"".join(map(renderer.bytes_of, ids)))
         return "".join(renderer.mark_of(id) for id in ids) or chunk.content
 
     def _overhear(self, chunk: Chunk, room: int) -> str:
@@ -110,7 +92,7 @@ class Answer:
         self._ids = None
         self._until_stop(chunk.tokens)
         self._cut_off = self._cut_off or not room
-        return self._text.finish() + chunk.content if room else ""
+        return self._speech.characters.finish() + chunk.content if room else ""
 
     def _until_stop(self, ids: list[int]) -> list[int]:
         if self._stop_ids.isdisjoint(ids):
@@ -122,9 +104,3 @@ class Answer:
         vocabulary = self._renderer.vocabulary
         before = vocabulary.spell(chunk.content.encode(), hidden, chunk.tokens)
         return None if before is None else [*before, *chunk.tokens]
-
-    def _attach_logprobs(self, deltas: list[Delta]) -> None:
-        """Give the next words the logprobs of all tokens since the last: the parser may have held some."""
-        spoken = next((delta for delta in deltas if isinstance(delta, Text)), None)
-        if spoken is not None and self._logprobs:
-            spoken.logprobs, self._logprobs = self._logprobs, []

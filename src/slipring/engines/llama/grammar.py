@@ -6,12 +6,12 @@ here first: what cannot be enforced is refused by name, before the response exis
 """
 
 import json
-import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
 from slipring.core.generation import Job
+from slipring.engines.constraint import ANY_OBJECT
 from slipring.errors import InvalidRequest
 from slipring.prompts.parser import CallFormat, flat_name
 from slipring.prompts.rendering import Renderer
@@ -21,7 +21,6 @@ from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import CallableTool, FunctionTool
 
 _MOST_CALLS = 16
-_ANY_OBJECT = b'{"type":"object"}'
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As chat templates write JSON, which is what models have read."""
 
@@ -46,31 +45,6 @@ def grammar_of(job: Job, renderer: Renderer, *, opens_thought: bool = False) -> 
 def constrains_calls(job: Job) -> bool:
     """Whether the grammar of a job, if it has one, keeps calls to their form: one of a document does not."""
     return job.offer.required or job.settings.format.kind == "text"
-
-
-def schema_of(job: Job, calls: CallFormat) -> dict[str, Any] | None:
-    """The same as one JSON schema, for engines without llguidance: one call, only where it is required."""
-    if job.offer.required:
-        forms = [
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": flat_name(tool)},
-                    calls.arguments_key: _moved(tool, f"anyOf/{number}/properties/{calls.arguments_key}/"),
-                },
-                "required": ["name", calls.arguments_key],
-                "additionalProperties": False,
-            }
-            for number, tool in enumerate(job.offer.tools)
-        ]
-        return {"anyOf": forms}
-    format = job.settings.format
-    return json.loads(format.schema or _ANY_OBJECT) if format.kind != "text" else None
-
-
-def _moved(tool: CallableTool, place: str) -> Any:
-    """A tool's schema with references that are right where it will stand."""
-    return json.loads(re.sub(rb'("\$ref"\s*:\s*"#/)', rb"\g<1>" + place.encode(), bytes(parameters_of(tool))))
 
 
 def is_strict(tool: CallableTool) -> bool:
@@ -108,7 +82,7 @@ class _Writer:
         return self._finish(f"{self._thought()}(TEXT | lead rest{_more('one', most)})")
 
     def document(self, format: TextFormat) -> str:
-        schema = format.schema or _ANY_OBJECT
+        schema = format.schema or ANY_OBJECT
         strict = json.loads(bytes(format.echo)).get("strict") is True
         self._rules.append(f"document: %json {_enforceable(schema, strict, 'text.format.schema')}")
         return self._finish(f"{self._thought()}document")
@@ -181,7 +155,7 @@ def _enforceable(schema: bytes, strict: bool, param: str) -> str:
     if complaint is None:
         return _laid_out(schema, False)
     if not strict:
-        return _laid_out(schema, True) if _complaint(schema, True) is None else _ANY_OBJECT.decode()
+        return _laid_out(schema, True) if _complaint(schema, True) is None else ANY_OBJECT.decode()
     raise InvalidRequest(f"Invalid '{param}': this schema cannot be enforced: {complaint}", param=param)
 
 

@@ -1,6 +1,5 @@
 """Which model is served and how contexts are written for it: from a GGUF file, or as a server tells."""
 
-import datetime
 import importlib.util
 import mmap
 import re
@@ -12,23 +11,13 @@ from msgspec import Struct
 
 from slipring.engines.llama.options import Options
 from slipring.engines.llama.remote import RemoteVocabulary, describe, understands_llguidance
+from slipring.engines.renderers import Manner, make_renderer, read_tokenizer
 from slipring.errors import StartupError
-from slipring.prompts.chatml import ChatMl
-from slipring.prompts.dialect import Dialect
-from slipring.prompts.folding import FoldingRenderer
 from slipring.prompts.gguf import GgufError, read_metadata
-from slipring.prompts.jinja import TemplateError
-from slipring.prompts.llama3 import Llama3
 from slipring.prompts.rendering import Renderer
-from slipring.prompts.templates import TemplateRenderer
 from slipring.prompts.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary
 
-_DIALECTS: dict[str, type[Dialect]] = {ChatMl.name: ChatMl, Llama3.name: Llama3}
 _QUANTIZATION = re.compile(r"[-._]i?q\d\w*$|[-._](f16|f32|bf16)$")
-
-_TEMPLATE = "template"
-_TOKEN_LIKE = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]")
-"""What looks like the name of a control token in a template."""
 
 Where = Callable[[], tuple[str, str]]
 """Address and key of the engine, once it runs."""
@@ -57,14 +46,14 @@ def from_file(options: Options, where: Where) -> ServedModel:
     except UnknownVocabulary:
         name = f"{path} {metadata.get('general.name')}"
         vocabulary = RemoteVocabulary(where, name, control_tokens(metadata))
-    template = str(metadata.get("tokenizer.chat_template", ""))
+    manner = Manner(str(metadata.get("tokenizer.chat_template", "")), *_ends_from(metadata))
     trained: int = metadata.get(f"{metadata.get('general.architecture')}.context_length", options.context)
     return ServedModel(
         name=name_of(path),
         path=path,
         context=min(options.context, trained),
         slots=options.slots,
-        renderer=make_renderer(options.dialect, template, vocabulary, *_ends_from(metadata)),
+        renderer=make_renderer("llama", options.dialect, manner, vocabulary),
         llguidance=True,
     )
 
@@ -76,19 +65,20 @@ def from_server(options: Options, key: str) -> ServedModel:
     try:
         model, settings = told["model"], told["default_generation_settings"]
         path = str(told.get("model_path") or model["id"])
-        template = str(told.get("chat_template", ""))
-        bos, eos = str(told.get("bos_token", "")), str(told.get("eos_token", ""))
-        vocabulary: Vocabulary | None = _named_tokenizer(options.tokenizer)
-        if vocabulary is None:
+        manner = Manner.of(told)
+        vocabulary: Vocabulary
+        if options.tokenizer:
+            vocabulary, _ = read_tokenizer("llama", options.tokenizer)
+        else:
             asked = RemoteVocabulary(lambda: (url, key), f"{path} {model.get('meta', {}).get('n_vocab')}")
-            asked.learn_control({bos, eos, *_TOKEN_LIKE.findall(template)} - {""})
+            asked.learn_control(manner.token_names())
             vocabulary = asked
         return ServedModel(
             name=name_of(str(told.get("model_alias") or path)),
             path="",
             context=int(settings["n_ctx"]),
             slots=int(told["total_slots"]),
-            renderer=make_renderer(options.dialect, template, vocabulary, bos, eos),
+            renderer=make_renderer("llama", options.dialect, manner, vocabulary),
             llguidance=understands_llguidance(url, key),
         )
     except (LookupError, TypeError, ValueError):
@@ -125,40 +115,10 @@ def read_file(path: str) -> dict[str, Any]:
         raise StartupError(f"--engine llama: cannot read {path}: {error}") from None
 
 
-def make_renderer(name: str, template: str, vocabulary: Vocabulary, bos: str, eos: str) -> Renderer:
-    """The renderer of the dialect that was named, of the one whose marks are in the model's template, or of
-    the template itself."""
-    known = (*_DIALECTS, _TEMPLATE)
-    if name and name not in known:
-        raise StartupError(f"--engine llama: unknown dialect '{name}' (known: {', '.join(known)})")
-    if not name and "<|start_header_id|>" in template:
-        name = Llama3.name
-    elif not name and "<|im_start|>" in template:
-        name = ChatMl.name
-    if name in _DIALECTS:
-        return FoldingRenderer(_DIALECTS[name](), vocabulary)
-    if not template:
-        raise StartupError("--engine llama: the model has no chat template; name its dialect with dialect=")
-    try:
-        today = datetime.date.today()
-        return TemplateRenderer(template, vocabulary, bos_token=bos, eos_token=eos, today=today)
-    except TemplateError as error:
-        raise StartupError(f"--engine llama: the model's chat template cannot be used: {error}") from None
-
-
 def control_tokens(metadata: dict[str, Any]) -> dict[str, int]:
     """The control tokens of a GGUF's vocabulary, user-defined ones included."""
     tokens, types = metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type", [])
     return {token: id for id, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind in (3, 4)}
-
-
-def _named_tokenizer(path: str) -> Tokenizer | None:
-    if not path:
-        return None
-    try:
-        return Tokenizer.from_json(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, LookupError) as error:
-        raise StartupError(f"--engine llama: cannot use the tokenizer {path}: {error}") from None
 
 
 def _ends_from(metadata: dict[str, Any]) -> tuple[str, str]:

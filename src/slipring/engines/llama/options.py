@@ -22,6 +22,9 @@ class Options:
     chunk: int = option(
         256, "tokens that are prefilled at a time: a cancel waits for one such chunk", least=1
     )
+    max_waiting: int = option(
+        256, "jobs that may wait for a slot, tenants in turn; more are refused with 429"
+    )
     saved_mib: int = option(1024, "memory for the KV of chains that have no slot; 0: it is not saved")
     dialect: str = option(
         "", "how contexts are written: chatml, llama3 or template; empty: as the model's template asks"

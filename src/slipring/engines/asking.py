@@ -1,0 +1,126 @@
+"""Questions to servers that wait for their answers, and vocabularies that only a server knows.
+
+They are asked at start, before anybody is served, and by renderers, which run in threads where their
+vocabulary is not local.
+"""
+
+import json
+import re
+import urllib.error
+import urllib.request
+from abc import abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from hashlib import sha256
+from itertools import pairwise
+from typing import Any
+
+from slipring.errors import StartupError, Unavailable
+from slipring.prompts.tokenizer import Vocabulary
+
+_TIMEOUT_S = 30.0
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_SHORT = 200
+
+MARKS = (
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
+    *("<tools>", "</tools>", "<|python_tag|>"),
+)
+"""What models write around calls and thoughts: words in one vocabulary, tokens in the next."""
+
+
+def ask(url: str, key: str, path: str, body: object = None) -> Any:
+    """Wait for an answer in JSON. ``OSError`` or ``ValueError``: there is none that can be used."""
+    headers = {"Content-Type": "application/json"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data=data, headers=headers)
+    with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
+        return json.loads(answer.read())
+
+
+@contextmanager
+def at_start(kind: str, url: str, like: str) -> Iterator[None]:
+    """What goes wrong while a server is asked at start, in one line. ``like``: what it should be."""
+    try:
+        yield
+    except urllib.error.HTTPError as error:
+        raise StartupError(f"--engine {kind}: {url} answers with {error.code} {error.reason}") from None
+    except OSError as error:
+        said = getattr(error, "reason", error)
+        raise StartupError(f"--engine {kind}: cannot reach {url}: {said}") from None
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise StartupError(f"--engine {kind}: {url} does not answer like {like}") from None
+
+
+class AskedVocabulary(Vocabulary):
+    """A vocabulary behind a server's tokenizer. Only what is new is ever sent there."""
+
+    is_local = False
+
+    def __init__(self, name: str, control: Mapping[str, int] | None = None) -> None:
+        """``name`` tells this vocabulary from others; ``control`` are the control tokens that are known."""
+        self._control = dict(control or {})
+        self.fingerprint = sha256(name.encode()).hexdigest()
+        self._short = lru_cache(maxsize=4096)(self._tokenize_text)
+        self._find_control = lru_cache(maxsize=256)(self._ask_control)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for piece in self._pieces(text):
+            ids += self._short(piece) if len(piece) <= _SHORT else self._tokenize_text(piece)
+        return ids
+
+    def learn_control(self, names: Iterable[str]) -> None:
+        """Find out which of these are control tokens."""
+        self._control |= {name: id for name in names if (id := self._find_control(name)) is not None}
+
+    def control(self, token: str) -> int:
+        found = self._control[token] if token in self._control else self._find_control(token)
+        if found is None:
+            raise KeyError(token)
+        return found
+
+    def has_control(self, token: str) -> bool:
+        return token in self._control or self._find_control(token) is not None
+
+    def control_tokens(self) -> Collection[str]:
+        return self._control.keys()
+
+    def bytes_of(self, id: int) -> bytes:
+        raise NotImplementedError("what a token says is told by the engine, with the token")
+
+    @abstractmethod
+    def _pieces(self, text: str) -> list[str]:
+        """A text in pieces in none of which the server's tokenizer finds a control token."""
+
+    @abstractmethod
+    def _tokenize_text(self, text: str) -> tuple[int, ...]:
+        """The ids of such a piece."""
+
+    @abstractmethod
+    def _ask_control(self, token: str) -> int | None:
+        """The id of a control token, if it is one."""
+
+
+@contextmanager
+def tokenizing() -> Iterator[None]:
+    """What goes wrong while a server tokenizes."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise Unavailable("The engine's tokenizer is gone; it will be back.") from error
+
+
+def starts_of(tokens: Iterable[str], *patterns: str) -> "re.Pattern[str]":
+    """Finds where a token is spelled, also within another. What has one character cannot be taken apart."""
+    ways = [re.escape(token) for token in sorted(tokens) if len(token) > 1]
+    return re.compile(f"(?={'|'.join([*ways, *patterns]) or '(?!)'})")
+
+
+def apart(text: str, starts: "re.Pattern[str]") -> list[str]:
+    """A text in pieces, cut within every token that it spells."""
+    cuts = [0, *(match.start() + 1 for match in starts.finditer(text)), len(text)]
+    return [text[start:end] for start, end in pairwise(cuts) if start < end]

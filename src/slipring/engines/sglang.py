@@ -1,0 +1,165 @@
+"""The sglang engine: an SGLang server elsewhere, by token ids over its native ``/generate``."""
+
+import urllib.error
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from slipring.core.generation import Job, Settings
+from slipring.engines.renderers import Manner, read_tokenizer
+from slipring.engines.tokens import Piece
+from slipring.engines.tokenserver import Fault, Reader, Request, TokenServer, raise_fault, reason_of
+from slipring.engines.upstream import tenant_salt
+from slipring.errors import ServerError, StartupError
+from slipring.prompts.rendering import Rendered
+from slipring.prompts.tokenizer import Vocabulary
+from slipring.protocol import wire
+from slipring.protocol.responses import Logprob, TopLogprob
+
+_TOLD_BY = ("/model_info", "/get_model_info")
+"""The newer name, and that of older servers."""
+
+
+class SglangEngine(TokenServer):
+    """A model in SGLang."""
+
+    name = "sglang"
+    maker = "an SGLang server"
+
+    def find_vocabulary(self) -> tuple[Vocabulary, Manner]:
+        path = self.options.tokenizer
+        if not path:
+            path = next(filter(None, map(self._told_path, _TOLD_BY)), "")
+            if not path or not Path(path).is_dir():
+                where = f"the server's is {path}, which is not here" if path else "the server names none"
+                raise StartupError(f"--engine sglang: name the model's tokenizer with tokenizer= ({where})")
+        return read_tokenizer(self.name, path)
+
+    def write(self, job: Job, sent: Rendered, limit: int, schema: dict[str, Any] | None) -> Request:
+        settings = job.settings
+        sampling: dict[str, Any] = {
+            "max_new_tokens": limit,
+            "stop_token_ids": sorted(self.renderer.stop_ids()),
+            "skip_special_tokens": False,
+            **_sampling(settings),
+        }
+        if schema is not None:
+            sampling["json_schema"] = wire.encode(schema).decode()
+        # Caches of prefixes are kept apart by the extra key.
+        body: dict[str, Any] = {
+            "stream": True,
+            "sampling_params": sampling,
+            "extra_key": tenant_salt(job.tenant),
+        }
+        if settings.logprobs and job.generate:
+            body |= {"return_logprob": True, "top_logprobs_num": settings.top_logprobs}
+        pieces = [b'{"input_ids":', sent.json(), b",", wire.encode(body)[1:]]
+        headers = self._upstream.affinity_headers(job)
+        return Request("/generate", pieces, headers, partial(_Reader, self))
+
+    def _told_path(self, question: str) -> str:
+        def read(told: dict[str, Any]) -> str:
+            return str(told.get("tokenizer_path") or told.get("model_path") or "")
+
+        try:
+            return read(self.ask(question))
+        except urllib.error.HTTPError:
+            return ""
+        except (OSError, ValueError, AttributeError):
+            return self.ask_at_start(question, read)
+
+
+def _sampling(settings: Settings) -> dict[str, Any]:
+    """Sampling as the API means it: nothing is narrowed but by what the client asked for."""
+    asked: dict[str, Any] = {
+        "temperature": settings.temperature if settings.temperature is not None else 1.0,
+        "top_p": settings.top_p if settings.top_p is not None else 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": settings.presence_penalty or 0.0,
+        "frequency_penalty": settings.frequency_penalty or 0.0,
+    }
+    if settings.seed is not None:
+        asked["sampling_seed"] = settings.seed
+    return asked
+
+
+_Likely = tuple[float | None, int, str | None]
+"""Logprob, id, and the text if it was asked for."""
+
+
+class _Reason(Struct):
+    type: str
+    matched: int | str | list[int] | None = None
+    message: str = ""
+    status_code: int | None = None
+
+
+class _Meta(Struct):
+    completion_tokens: int
+    cached_tokens: int | None = None
+    finish_reason: _Reason | None = None
+    output_token_logprobs: list[_Likely] = []
+    output_top_logprobs: list[list[_Likely] | None] = []
+
+
+class _Chunk(Struct):
+    output_ids: list[int] | None = None
+    meta_info: _Meta | None = None
+    error: Fault | None = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+
+
+class _Reader(Reader):
+    """Reads a stream whose chunks tell everything so far, or only what is new, as the server was started."""
+
+    def __init__(self, engine: SglangEngine) -> None:
+        self._engine = engine
+        self._seen = 0
+
+    def read(self, payload: bytes) -> Piece:
+        chunk = _chunk.decode(payload)
+        raise_fault(chunk.error)
+        meta, told = chunk.meta_info, chunk.output_ids
+        if meta is None:
+            raise ServerError("The engine's answer cannot be read.")
+        reason = meta.finish_reason
+        if reason is not None and reason.type == "abort":
+            raise_fault(Fault(reason.message), reason.status_code)
+        if told is None:
+            raise ServerError("The engine does not name its tokens: SGLang 0.5 or newer is needed.")
+        # Fewer than there are in all: only what is new.
+        ids = told if len(told) < meta.completion_tokens else told[self._seen :]
+        self._seen += len(ids)
+        if self._seen < meta.completion_tokens:
+            # Up to 0.5.9, servers that tell only what is new may leave out some of it.
+            raise ServerError("The engine has lost tokens of its answer.")
+        return Piece(
+            ids=ids,
+            logprobs=self._logprobs(meta, len(ids)) if meta.output_token_logprobs and ids else [],
+            reason=reason_of(reason.type) if reason is not None else None,
+            stop_id=reason.matched if reason is not None and isinstance(reason.matched, int) else None,
+            cached_tokens=meta.cached_tokens,
+        )
+
+    def _logprobs(self, meta: _Meta, count: int) -> list[Logprob]:
+        # The last ones are the new ones, however many came again.
+        chosen = meta.output_token_logprobs[-count:]
+        likely = meta.output_top_logprobs[-count:] or [None] * count
+        if not len(chosen) == len(likely) == count:
+            raise ServerError("The engine's answer cannot be read.")
+        found = []
+        for one, others in zip(chosen, likely, strict=True):
+            this = self._named(one)
+            found.append(Logprob(this.token, this.logprob, this.bytes, list(map(self._named, others or []))))
+        return found
+
+    def _named(self, likely: _Likely) -> TopLogprob:
+        logprob, id, _ = likely
+        return self._engine.top_logprob(id, logprob if logprob is not None else 0.0)

@@ -1,0 +1,173 @@
+"""What engines by token ids share: how a job becomes ids, and how ids become an answer.
+
+``Answer`` is for servers that name every id they emit. It keeps the ids as emitted, so that the next turn
+appends to exactly what the model has read and said.
+"""
+
+import asyncio
+from typing import Literal
+
+from msgspec import Struct, structs
+
+from slipring.core.generation import CallArguments, Delta, Finished, Job, Prefilled, Text
+from slipring.errors import ContextLengthExceeded, ServerError
+from slipring.prompts.parser import Parser
+from slipring.prompts.rendering import Rendered, Renderer, Rendering
+from slipring.prompts.utf8 import Utf8Stream
+from slipring.protocol.responses import Logprob
+
+_LARGE_BYTES = 32_768
+
+
+async def learn(renderer: Renderer) -> None:
+    """Ask once for all that is later needed where nobody may wait."""
+    if not renderer.vocabulary.is_local:
+        await asyncio.to_thread(renderer.stop_ids)
+        await asyncio.to_thread(renderer.mark_of, 0)
+
+
+async def render(job: Job, renderer: Renderer, context: int) -> Rendering:
+    """Render, off the event loop where it is much or has to wait; refuse what does not fit in ``context``."""
+    if _renders_at_once(job, renderer):
+        rendering = renderer.render(job)
+    else:
+        rendering = await asyncio.to_thread(renderer.render, job)
+    total = rendering.prompt.total
+    if job.settings.truncation == "auto":
+        reserve = min(job.settings.max_output_tokens or context // 8, context // 2)
+        if total + reserve > context:
+            # More than needed is dropped: a chain that dropped a little every turn would have to be
+            # prefilled every turn.
+            most = context - max(reserve, context // 4)
+            shortened = await asyncio.to_thread(renderer.shorten, job, most)
+            if shortened is not None:
+                return shortened
+    if total >= context:
+        raise ContextLengthExceeded(total, context)
+    return rendering
+
+
+def _renders_at_once(job: Job, renderer: Renderer) -> bool:
+    """Whether rendering is sure to be short: a little that is appended, by a renderer that never has to
+    write everything again, with a vocabulary that is here."""
+    if not renderer.vocabulary.is_local or sum(len(item.raw) for item in job.input) > _LARGE_BYTES:
+        return False
+    return job.parent is None or (renderer.always_appends and isinstance(job.parent.position, Rendered))
+
+
+class Speech:
+    """What a model says, piece by piece: deltas, with the logprobs of the words, and how much was thought."""
+
+    def __init__(
+        self,
+        job: Job,
+        rendering: Rendering,
+        renderer: Renderer,
+        *,
+        constrained: bool = False,
+        trusted: bool = False,
+    ) -> None:
+        """``constrained``: the engine keeps the answer to a JSON schema; ``trusted``: a grammar keeps its
+        calls to their form."""
+        starts_thinking = renderer.opens_thought(rendering.prompt)
+        calls = renderer.calls
+        if trusted and calls.call_open:
+            # The grammar knows calls by their mark: what comes without it has not been checked.
+            calls = structs.replace(calls, bare_json=False, prefix="")
+        self._parser = Parser(calls, job.offer, starts_thinking=starts_thinking, trusted=trusted)
+        # A schema may forbid the thought that the prompt has opened, or hold only after it.
+        self._thoughtless = Parser(renderer.calls, job.offer) if constrained and starts_thinking else None
+        self._logprobs: list[Logprob] = []
+        self.characters = Utf8Stream()
+        self.thought_tokens = 0
+
+    def say(self, text: str, tokens: int, logprobs: list[Logprob]) -> list[Delta]:
+        """Take the text that so many tokens have completed."""
+        if self._thoughtless is not None and text.strip():
+            if text.lstrip().startswith("{"):
+                self._parser = self._thoughtless
+            self._thoughtless = None
+        deltas = self._parser.feed(text) if text else []
+        if self._parser.is_thinking:
+            self.thought_tokens += tokens
+        self._logprobs += logprobs
+        return self._with_logprobs(deltas)
+
+    def finish(self) -> list[Delta]:
+        return self._with_logprobs([*self._parser.feed(self.characters.finish()), *self._parser.finish()])
+
+    def _with_logprobs(self, deltas: list[Delta]) -> list[Delta]:
+        """Give the next words the logprobs of all tokens since the last: the parser may have held some."""
+        spoken = next((delta for delta in deltas if isinstance(delta, Text)), None)
+        if spoken is not None and self._logprobs:
+            spoken.logprobs, self._logprobs = self._logprobs, []
+        elif self._parser.is_thinking or any(isinstance(delta, CallArguments) for delta in deltas):
+            self._logprobs = []  # of thoughts and calls nobody is told any
+        return deltas
+
+
+class Piece(Struct):
+    """A piece of a server's stream, in the terms of all that name their ids."""
+
+    ids: list[int] = []
+    text: str = ""
+    """What the ids say, where the vocabulary is not here."""
+    logprobs: list[Logprob] = []
+    """One for each id, where they were asked for."""
+    reason: Literal["stop", "length"] | None = None
+    stop_id: int | None = None
+    """The id that ended the answer, where it ended by one."""
+    cached_tokens: int | None = None
+
+
+class Answer:
+    """The answer to one job as it comes in, id by id."""
+
+    def __init__(
+        self, job: Job, rendering: Rendering, renderer: Renderer, *, constrained: bool = False
+    ) -> None:
+        self._rendering = rendering
+        self._renderer = renderer
+        self._generates = job.generate
+        self._stop_ids = renderer.stop_ids()
+        self._speech = Speech(job, rendering, renderer, constrained=constrained)
+        self._ids: list[int] = []
+        self._begun = False
+        self._reason: Literal["stop", "length"] | None = None
+        self._cached_tokens = 0
+
+    def take(self, piece: Piece) -> list[Delta]:
+        self._reason = piece.reason or self._reason
+        if piece.cached_tokens is not None:
+            self._cached_tokens = piece.cached_tokens
+        if not self._generates or not piece.ids:
+            return []
+        first: list[Delta] = [] if self._begun else [Prefilled()]
+        self._begun = True
+        count = len(piece.ids) - (piece.ids[-1] == piece.stop_id)
+        kept = [number for number in range(count) if piece.ids[number] not in self._stop_ids]
+        ids = [piece.ids[number] for number in kept]
+        self._ids += ids
+        logprobs = [piece.logprobs[number] for number in kept] if piece.logprobs else []
+        return first + self._speech.say(self._words(ids, piece.text), len(ids), logprobs)
+
+    def finish(self) -> list[Delta]:
+        """The end of the stream: the last deltas."""
+        if self._reason is None:
+            raise ServerError("The engine ended its answer without saying so.")
+        rendering = self._rendering
+        sent = rendering.prompt if self._generates else rendering.context
+        finished = Finished(
+            reason="max_output_tokens" if self._generates and self._reason == "length" else "stop",
+            input_tokens=sent.total,
+            cached_tokens=min(self._cached_tokens, sent.total),
+            output_tokens=len(self._ids),
+            reasoning_tokens=min(self._speech.thought_tokens, len(self._ids)),
+            position=rendering.spoken(self._ids) if self._generates else rendering.context,
+        )
+        return [*(self._speech.finish() if self._generates else []), finished]
+
+    def _words(self, ids: list[int], told: str) -> str:
+        if not self._renderer.vocabulary.is_local:
+            return told
+        return self._speech.characters.feed(b"".join(map(self._renderer.bytes_of, ids)))

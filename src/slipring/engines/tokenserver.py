@@ -1,0 +1,226 @@
+"""Engines in front of servers elsewhere that are sent token ids and name the ids they emit.
+
+What differs between such servers is how a request is written and how a stream is read; their engines add
+just that.
+"""
+
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
+from slipring.engines.asking import ask, at_start
+from slipring.engines.base import Engine, Level
+from slipring.engines.constraint import schema_of
+from slipring.engines.gate import Gate, Retryable
+from slipring.engines.options import option, read_pairs
+from slipring.engines.renderers import Manner, make_renderer
+from slipring.engines.tokens import Answer, Piece, learn, render
+from slipring.engines.upstream import Upstream, UpstreamOptions, read_key, refusal
+from slipring.errors import ServerError, StartupError
+from slipring.prompts.rendering import Rendered
+from slipring.prompts.tokenizer import Vocabulary
+from slipring.protocol import wire
+from slipring.protocol.responses import TopLogprob
+
+_REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(UpstreamOptions):
+    """Which server, and how contexts are written for its model."""
+
+    tokenizer: str = option(
+        "", "the model's `tokenizer.json`, or a directory that holds it and `tokenizer_config.json`"
+    )
+    dialect: str = option(
+        "", "how contexts are written: chatml, llama3 or template; empty: as the model's template asks"
+    )
+    model: str = option("", "the model's name at the server; empty: the first that it serves")
+    context: int = option(0, "tokens of context; 0: as the server says")
+
+
+def read_options(kind: str, text: str) -> Options:
+    """Read what stands behind ``KIND:``; what cannot be used is named in one line."""
+    url, *pairs = text.split(",")
+    if not url.startswith(("http://", "https://")):
+        raise StartupError(f"--engine {kind}: name its address, as in {kind}:http://127.0.0.1:8000")
+    return Options(url=url.rstrip("/").removesuffix("/v1"), **read_pairs(kind, Options, pairs))
+
+
+class Served(NamedTuple):
+    """A model as its server describes it."""
+
+    name: str
+    context: int
+    root: str
+    """Where it was loaded from."""
+
+
+class Request(NamedTuple):
+    """A request that is ready to be sent, as often as it takes."""
+
+    path: str
+    pieces: Sequence[bytes]
+    headers: dict[str, str]
+    read: Callable[[], "Reader"]
+    """Makes what reads one answer to it."""
+
+
+class Reader(Protocol):
+    """Reads the stream that answers one request."""
+
+    def read(self, payload: bytes) -> Piece:
+        """What a payload says. Raises what a server's own report of a failure means."""
+
+
+class TokenServer(Engine):
+    """One such server and its model."""
+
+    level = Level.TOKENS
+    maker: ClassVar[str]
+    """What it should be, in words."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._key = read_key(self.name, options)
+        self._upstream = Upstream(self.name, options)
+        self._gate = Gate(f"{self.maker} at {options.url}", options, self._probe)
+        self.served = self._find_model()
+        vocabulary, manner = self.find_vocabulary()
+        self.renderer = make_renderer(self.name, options.dialect, manner, vocabulary)
+
+    @classmethod
+    def from_options(cls, text: str) -> "TokenServer":
+        return cls(read_options(cls.name, text))
+
+    @property
+    def trouble(self) -> str | None:
+        return self._gate.trouble
+
+    def models(self) -> Sequence[Model]:
+        capabilities = Capabilities(logprobs=True)
+        return [Model(name=self.served.name, owner=self.name, capabilities=capabilities)]
+
+    async def start(self) -> None:
+        await self._upstream.start()
+        await learn(self.renderer)
+
+    async def close(self) -> None:
+        await self._gate.close()
+        await self._upstream.close()
+
+    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        rendering = await render(job, self.renderer, self.served.context)
+        sent = rendering.prompt if job.generate else rendering.context
+        schema = schema_of(job, self.renderer.calls) if job.generate else None
+        with self._gate.ticket(job.tenant) as ticket:
+            yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
+            await ticket.turn()
+            yield [Begun()]
+            if not sent.total:  # a warmup of nothing, which no server takes
+                yield [Finished("stop", 0, 0, 0, position=sent)]
+                return
+            # Not before its turn: a request holds all ids as text.
+            request = self.write(job, sent, self._limit(job, sent), schema)
+            answer = Answer(job, rendering, self.renderer, constrained=schema is not None)
+            async with aclosing(self._gate.stream(lambda: self._attempt(request))) as pieces:
+                async for piece in pieces:
+                    if deltas := answer.take(piece):
+                        yield deltas
+        yield answer.finish()  # whoever takes long to read it has given the place back
+
+    @abstractmethod
+    def find_vocabulary(self) -> tuple[Vocabulary, Manner]:
+        """The model's vocabulary, and how contexts are written for it."""
+
+    @abstractmethod
+    def write(self, job: Job, sent: Rendered, limit: int, schema: dict[str, Any] | None) -> Request:
+        """A request for at most so many tokens after ``sent``."""
+
+    def ask(self, path: str) -> Any:
+        """Wait for an answer, at start."""
+        return ask(self.options.url, self._key, path)
+
+    def ask_at_start(self, path: str, read: Callable[[Any], T]) -> T:
+        """What the server says, read; what is wrong with it, in one line."""
+        with at_start(self.name, self.options.url, self.maker):
+            return read(self.ask(path))
+
+    def top_logprob(self, id: int, logprob: float) -> TopLogprob:
+        """What a token of a vocabulary that is here says, and how likely it was."""
+        said = self.renderer.bytes_of(id)
+        return TopLogprob(said.decode("utf-8", "replace"), logprob, list(said))
+
+    def _limit(self, job: Job, sent: Rendered) -> int:
+        """How much may be said. A warmup says one token, which nobody hears: servers prefill for no less."""
+        room = self.served.context - sent.total
+        return min(job.settings.max_output_tokens or room, room) if job.generate else 1
+
+    def _find_model(self) -> Served:
+        options = self.options
+        if options.model and options.context:
+            return Served(options.model, options.context, options.model)
+        return self.ask_at_start("/v1/models", self._choose_model)
+
+    def _choose_model(self, told: Any) -> Served:
+        options = self.options
+        cards = [card for card in told["data"] if options.model in ("", card["id"])]
+        if not cards:
+            raise StartupError(f"--engine {self.name}: {options.url} serves no model '{options.model}'")
+        card = cards[0]
+        context = options.context or int(card.get("max_model_len") or 0)
+        if not context:
+            raise StartupError(f"--engine {self.name}: {options.url} names no context; give it with context=")
+        return Served(card["id"], context, str(card.get("root") or card["id"]))
+
+    async def _probe(self) -> None:
+        # Its body may be empty.
+        async with self._upstream.http.get(f"{self._upstream.url}/health") as answer:
+            answer.raise_for_status()
+
+    async def _attempt(self, request: Request) -> AsyncGenerator[Piece, None]:
+        """Send a request once. What it yields first is the beginning, or the end, of the answer."""
+        reader = request.read()
+        ended = False
+        events = self._upstream.events(request.path, request.pieces, request.headers)
+        async with aclosing(events) as payloads:
+            async for payload in payloads:
+                try:
+                    piece = reader.read(payload)
+                except msgspec.DecodeError as error:
+                    raise ServerError("The engine's answer cannot be read.") from error
+                ended = ended or piece.reason is not None
+                if piece.ids or ended:
+                    yield piece
+        if not ended:
+            raise Retryable("The engine ended its answer without saying so.")
+
+
+class Fault(Struct):
+    """A failure that a server reports within a stream."""
+
+    message: str = ""
+    code: int | str | None = None
+
+
+def raise_fault(fault: Fault | None, status: int | None = None) -> None:
+    """A failure within a stream means what it would have meant instead of one."""
+    if fault is not None:
+        status = status or (fault.code if isinstance(fault.code, int) else 500)
+        raise refusal(status, wire.encode({"message": fault.message}), {})
+
+
+def reason_of(name: str | None) -> Literal["stop", "length"] | None:
+    """Why an answer ended. Any end that is not one of these is a failure."""
+    if name is None:
+        return None
+    if name not in _REASONS:
+        raise ServerError(f"The engine broke off its answer: {name[:100]}")
+    return _REASONS[name]
