@@ -12,10 +12,10 @@ import pytest
 from slipring import __version__
 from slipring.cli import build_parser
 from slipring.config import from_namespace
-from slipring.engines import llama, simulated
+from slipring.engines import llama, responses, simulated
 from slipring.engines.catalog import open_engine
 from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options, read_options
+from slipring.engines.llama.options import Options
 from slipring.engines.options import reference
 from slipring.engines.simulated.script import read_script
 from tests.harness import serve
@@ -76,8 +76,9 @@ def test_commands_exist(where: str, command: str) -> None:
             return
         arguments.config = None  # the file of an example need not be here
         kind, _, rest = from_namespace(arguments, environ).engine.partition(":")
-        if kind == "llama":
-            read_options(rest)  # the model of an example need not be here
+        if kind in ("llama", "responses"):
+            module = llama if kind == "llama" else responses
+            module.options.read_options(rest)  # the model or server of an example need not be here
         else:
             open_engine(f"{kind}:{rest}")
     elif program == "python":
@@ -106,7 +107,7 @@ def test_the_changelog_knows_this_version() -> None:
     assert f"\n## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize("engine", [llama, simulated])
+@pytest.mark.parametrize("engine", [llama, responses, simulated])
 def test_the_options_of_engines_are_documented(engine: ModuleType) -> None:
     table = reference(engine.options.Options)
     assert table in (ROOT / "docs" / "engines.md").read_text(), f"docs/engines.md lacks this table:\n{table}"

@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 
 from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Stop, Think
+from tests.engines.responses_partner import ResponsesPartner
 from tests.harness import WEATHER, Running, serve
 
-PARTNERS: dict[str, Callable[[], Partner]] = {}
+PARTNERS: dict[str, Callable[[], Partner]] = {
+    "responses-sse": lambda: ResponsesPartner("sse"),
+    "responses-ws": lambda: ResponsesPartner("websocket"),
+}
 EVERY = pytest.mark.parametrize("kind", PARTNERS)
 ASK = {"input": "hello", "store": False}
 ARGUMENTS = '{"city": "Rome"}'

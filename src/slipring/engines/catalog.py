@@ -25,7 +25,17 @@ def _llama(rest: str) -> Engine:
     return LlamaEngine.from_options(rest)
 
 
-KINDS: dict[str, Callable[[str], Engine]] = {"llama": _llama, "simulated": _simulated}
+def _responses(rest: str) -> Engine:
+    from slipring.engines.responses import ResponsesEngine
+
+    return ResponsesEngine.from_options(rest)
+
+
+KINDS: dict[str, Callable[[str], Engine]] = {
+    "llama": _llama,
+    "simulated": _simulated,
+    "responses": _responses,
+}
 
 
 def open_engine(spec: str) -> Engine:
