@@ -12,11 +12,17 @@ from typing import Any
 import pytest
 
 from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Stop, Think
+from tests.engines.responses_partner import ResponsesPartner
 from tests.engines.sglang_partner import SglangPartner
 from tests.engines.vllm_partner import VllmPartner
 from tests.harness import WEATHER, Running, serve
 
-PARTNERS: dict[str, Callable[[], Partner]] = {"sglang": SglangPartner, "vllm": VllmPartner}
+PARTNERS: dict[str, Callable[[], Partner]] = {
+    "responses-sse": lambda: ResponsesPartner("sse"),
+    "responses-ws": lambda: ResponsesPartner("websocket"),
+    "sglang": SglangPartner,
+    "vllm": VllmPartner,
+}
 EVERY = pytest.mark.parametrize("kind", PARTNERS)
 ASK = {"input": "hello", "store": False}
 ARGUMENTS = '{"city": "Rome"}'

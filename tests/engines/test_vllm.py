@@ -430,7 +430,7 @@ async def test_a_server_that_is_back_is_noticed() -> None:
         assert (await socket.response(**ASK))["status"] == "failed"
         assert (await socket.error(**ASK))["status"] == 503
         played.is_healthy = True
-        probing = server.server._engine._gate._probing
+        probing = server.server.catalog.engines[0]._gate._probing
         await asyncio.wait_for(probing, 10)
-        assert server.server._engine.trouble is None
+        assert server.server.catalog.engines[0].trouble is None
         assert (await socket.response(**ASK))["status"] == "completed"

@@ -37,9 +37,16 @@ def _sglang(rest: str) -> Engine:
     return SglangEngine.from_options(rest)
 
 
+def _responses(rest: str) -> Engine:
+    from slipring.engines.responses import ResponsesEngine
+
+    return ResponsesEngine.from_options(rest)
+
+
 KINDS: dict[str, Callable[[str], Engine]] = {
     "llama": _llama,
     "simulated": _simulated,
+    "responses": _responses,
     "sglang": _sglang,
     "vllm": _vllm,
 }

@@ -1,0 +1,102 @@
+"""Items as an upstream is sent them: their own bytes, cut where they name something of ours.
+
+Ids that we have minted never go there: the upstream would look for what it has never made. Calls and their
+outputs are held together by ``call_id``, which is ours in a context that is sent whole, and the upstream's in
+what is added to a response of its own.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from slipring.core.generation import Job
+from slipring.engines.responses.positions import Position, upstream_call_id
+from slipring.protocol import wire
+from slipring.protocol.items import Item, Reasoning
+
+_NAMED = frozenset(
+    {
+        *("message", "reasoning", "function_call", "function_call_output"),
+        *("custom_tool_call", "custom_tool_call_output"),
+    }
+)
+"""Items whose ids an upstream can do without. Others keep theirs: they are not of our making."""
+_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def added(job: Job, *, keep_reasoning: bool) -> list[bytes]:
+    """What is new, for an upstream that has the rest."""
+    own_calls = {item.call_id for item in job.input if item.type in ("function_call", "custom_tool_call")}
+    pieces = []
+    for item in job.input:
+        if item.type in _OUTPUTS and item.call_id is not None and item.call_id not in own_calls:
+            there = upstream_call_id(job, item.call_id)
+            if there != item.call_id:
+                pieces.append(_rewritten(item.raw, call_id=there))
+                continue
+        pieces += _sent(item, keep_reasoning)
+    return pieces
+
+
+def everything(job: Job, *, keep_reasoning: bool) -> list[bytes]:
+    """The whole context, for an upstream that has nothing of it."""
+    pieces: list[bytes] = []
+    nodes = list(job.parent.chain()) if job.parent is not None else []
+    for node in reversed(nodes):
+        for item in node.input:
+            pieces += _sent(item, keep_reasoning)
+        position = node.position
+        if isinstance(position, Position) and position.thoughts:
+            pieces += _with_thoughts(node.output, position.thoughts)
+        else:
+            for item in node.output:
+                pieces += _sent(item, keep_reasoning)
+    for item in job.input:
+        pieces += _sent(item, keep_reasoning)
+    return pieces
+
+
+def without_id(raw: bytes) -> bytes:
+    """An item without its id; everything in it keeps its bytes."""
+    return _rewritten(raw, id=None)
+
+
+def _with_thoughts(output: tuple[Item, ...], thoughts: tuple[tuple[int, bytes], ...]) -> Iterator[bytes]:
+    """A response's items with its reasoning as only the upstream can read it, each in its place."""
+    rest = list(thoughts)
+    said = [item for item in output if item.type != "reasoning"]
+    for number, item in enumerate(said):
+        while rest and rest[0][0] <= number:
+            yield rest.pop(0)[1]
+        yield _without_our_id(item)
+    yield from (raw for _, raw in rest)
+
+
+def _sent(item: Item, keep_reasoning: bool) -> list[bytes]:
+    if item.type == "reasoning" and not keep_reasoning:
+        body = item.body()
+        if isinstance(body, Reasoning) and not body.encrypted_content:
+            return []
+    return [_without_our_id(item)]
+
+
+def _without_our_id(item: Item) -> bytes:
+    if item.id is None or item.type not in _NAMED:
+        return item.raw
+    ours = f'{{"type":"{item.type}","id":"{item.id}",'.encode()
+    if item.raw.startswith(ours):
+        # Our own writing: the id is cut out, and nothing is read.
+        return b'{"type":"' + item.type.encode() + b'",' + item.raw[len(ours) :]
+    return without_id(item.raw)
+
+
+def _rewritten(raw: bytes, **changes: str | None) -> bytes:
+    """An item with some of its fields changed, or gone; the values of the others keep their bytes."""
+    fields = _fields.decode(raw)
+    for name, value in {"id": None, **changes}.items():
+        if value is None:
+            fields.pop(name, None)
+        else:
+            fields[name] = wire.raw(value)
+    return wire.encode(fields)

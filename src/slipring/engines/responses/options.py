@@ -1,0 +1,66 @@
+"""The options of the responses engine: ``responses:URL[,name=value…]``.
+
+URL is the base of a Responses API, as clients are given it: ``/v1`` is added where there is no path. A query
+is kept and goes with every request.
+"""
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit, urlunsplit
+
+from slipring.engines.options import option, read_pairs
+from slipring.engines.upstream import UpstreamOptions
+from slipring.errors import StartupError
+
+_CHOICES = {
+    "transport": ("auto", "websocket", "sse"),
+    "reasoning": ("drop", "encrypted", "text"),
+    "summary": ("", "auto", "concise", "detailed"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(UpstreamOptions):
+    """Which server, and how it is spoken to."""
+
+    query: str = ""
+    model: str = option("", "the model there; empty: all that the server lists, the first by default")
+    transport: str = option(
+        "auto", "websocket, sse, or auto: a WebSocket, and SSE from then on where the server refuses it"
+    )
+    max_sockets: int = option(
+        256, "WebSockets open at once, not fewer than `max_jobs`; the one idle longest makes room", least=1
+    )
+    socket_idle_s: float = option(600.0, "seconds after which an idle WebSocket is closed")
+    socket_max_age_s: float = option(3300.0, "age from which a WebSocket takes no more turns")
+    lanes: bool = option(True, "whether forks share their parent's WebSocket, each on a `stream_id`")
+    chain: bool = option(
+        False, "whether the server is to store responses and be sent only what is new, also by SSE"
+    )
+    reasoning: str = option(
+        "drop",
+        "earlier reasoning in a context that is sent whole: drop, encrypted (asked for and kept) or text",
+    )
+    summary: str = option("", "the reasoning summary to ask for: auto, concise or detailed")
+    key_header: str = option(
+        "", "the header that carries the bare key, as `api-key` for Azure; empty: Bearer"
+    )
+
+
+def read_options(text: str) -> Options:
+    """Read what stands behind ``responses:``; what cannot be used is named in one line."""
+    address, *pairs = text.split(",")
+    url = urlsplit(address)
+    if url.scheme not in ("http", "https") or not url.netloc:
+        raise StartupError(
+            "--engine responses: needs the address of a server, as in responses:https://host/v1"
+        )
+    values = read_pairs("responses", Options, pairs)
+    for name, choices in _CHOICES.items():
+        if values.get(name, choices[0]) not in choices:
+            known = ", ".join(filter(None, choices))
+            raise StartupError(f"--engine responses: option '{name}' must be one of {known}")
+    base = urlunsplit((url.scheme, url.netloc, url.path.rstrip("/") or "/v1", "", ""))
+    options = Options(url=base, query=url.query, **values)
+    if options.max_sockets < options.max_jobs:
+        raise StartupError("--engine responses: option 'max_sockets' must not be less than 'max_jobs'")
+    return options

@@ -1,0 +1,165 @@
+"""The pool: which sockets to an upstream are open, and how many may be.
+
+A socket is opened for a chain and serves nothing else, so that its affinity headers are right and nobody
+shares it with another tenant. It is closed when nobody can continue what was made on it, when it has been
+idle for long, when it is old, or when another needs the place.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import aiohttp
+
+from slipring.core.generation import Job
+from slipring.engines.gate import Retryable
+from slipring.engines.responses.options import Options
+from slipring.engines.responses.positions import Position
+from slipring.engines.responses.sockets import Lane, Socket
+from slipring.engines.upstream import Upstream, refusal
+from slipring.errors import ApiError
+
+_BETA = {"OpenAI-Beta": "responses_websockets=2026-02-06"}
+_LONGEST_MESSAGE = 64 * 2**20
+_SILENCE_S = 20.0
+_TICK_S = 1.0
+_CLOSE_S = 2.0
+_FAILING = frozenset({401, 408, 425, 429})
+"""Statuses of an upgrade that say nothing about whether there could be one."""
+
+
+class NoSockets(Exception):
+    """The upstream does not speak over WebSockets."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A lane that was taken for a job."""
+
+    socket: Socket
+    lane: Lane
+
+
+class Pool:
+    """All sockets to one upstream."""
+
+    def __init__(self, upstream: Upstream, path: str, options: Options) -> None:
+        self._upstream = upstream
+        self._url = upstream.url + path
+        self._options = options
+        self._lanes = options.lanes
+        self._sockets: dict[Socket, None] = {}
+        """Open ones, the one used longest ago first."""
+        self._opening = 0
+        self._closings: set[asyncio.Task[object]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._sockets)
+
+    async def start(self) -> None:
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        for socket in self._sockets:
+            socket.drop()
+        self._forget_closed()
+        if self._closings:
+            await asyncio.wait(self._closings)  # bounded in time
+
+    def forbid_lanes(self) -> None:
+        """The upstream takes none."""
+        self._lanes = False
+
+    def resume(self, position: Position, *, fork: bool) -> Route | None:
+        """The way to a response that the upstream still has on a socket; None: there is none."""
+        socket = position.socket
+        if socket is None or not self._is_usable(socket):
+            return None
+        lane = socket.take_for(position, fork=fork, lanes=self._lanes)
+        if lane is None:
+            return None
+        del self._sockets[socket]
+        self._sockets[socket] = None
+        return Route(socket, lane)
+
+    async def open(self, job: Job) -> Route:
+        """A new socket."""
+        self._make_room()
+        self._opening += 1
+        try:
+            ws = await self._connect(self._upstream.affinity_headers(job))
+        finally:
+            self._opening -= 1
+        socket = Socket(ws, _now())
+        self._sockets[socket] = None
+        return Route(socket, socket.take_first())
+
+    async def _connect(self, headers: Mapping[str, str]) -> aiohttp.ClientWebSocketResponse:
+        try:
+            async with asyncio.timeout(self._options.connect_timeout_s):
+                return await self._upstream.http.ws_connect(
+                    self._url,
+                    headers={**_BETA, **headers},
+                    autoping=False,
+                    max_msg_size=_LONGEST_MESSAGE,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
+                )
+        except aiohttp.WSServerHandshakeError as error:
+            fault = refusal(error.status, b"", error.headers or {})
+            if error.status < 500 and error.status not in _FAILING:
+                raise NoSockets(fault) from error
+            raise fault from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Retryable("The engine cannot be reached.") from error
+
+    def _is_usable(self, socket: Socket) -> bool:
+        if _now() - socket.opened_at > self._options.socket_max_age_s:
+            socket.retired = True
+        return socket in self._sockets and socket.is_alive and not socket.retired
+
+    def _make_room(self) -> None:
+        """Close idle sockets until there is a place. There are some: no more jobs run than there may be
+        sockets."""
+        self._forget_closed()
+        for socket in list(self._sockets):
+            if len(self._sockets) + self._opening < self._options.max_sockets:
+                return
+            if not socket.is_wanted:
+                socket.drop()
+                self._forget_closed()
+
+    def _forget_closed(self) -> None:
+        for socket in list(self._sockets):
+            if socket.closing is not None:
+                del self._sockets[socket]
+                self._closings.add(socket.closing)
+                socket.closing.add_done_callback(self._closings.discard)
+
+    async def _keep(self) -> None:
+        """Look after sockets that nobody uses."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = _now()
+            for socket in self._sockets:
+                if socket.is_wanted:
+                    continue
+                is_stale = socket.is_free or now - socket.used_at > self._options.socket_idle_s
+                if is_stale or not self._is_usable(socket):
+                    socket.drop()
+                else:
+                    socket.ping(now, _SILENCE_S)
+            self._forget_closed()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

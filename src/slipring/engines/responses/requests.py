@@ -1,0 +1,98 @@
+"""A job as a create request: bytes that are put together, never encoded again.
+
+Instructions, tools and items go as the client wrote them. What the client did not ask for is not sent, so
+that the upstream's defaults hold.
+"""
+
+from slipring.core.generation import Job, Settings
+from slipring.engines.responses.options import Options
+from slipring.protocol import wire
+from slipring.protocol.items import AdditionalTools
+from slipring.protocol.tools import CallableTool, Offer, Toolset, merged
+
+_LOGPROBS = "message.output_text.logprobs"
+_ENCRYPTED = "reasoning.encrypted_content"
+
+
+def create_body(
+    job: Job,
+    model: str,
+    options: Options,
+    items: list[bytes],
+    *,
+    opening: dict[str, object],
+    previous_id: str | None = None,
+) -> bytes:
+    """The request. ``opening`` are the fields that the transport wants; they come first."""
+    fields = {**opening, "model": model, "store": options.chain}
+    if previous_id is not None:
+        fields["previous_response_id"] = previous_id
+    if not job.generate:
+        fields["generate"] = False
+    fields |= _settings(job.settings, options)
+    if job.cache_key is not None:
+        fields["prompt_cache_key"] = job.cache_key
+    choice = _tool_choice(job.offer, _available(job))
+    if choice is not None:
+        fields["tool_choice"] = choice
+    pieces = [wire.encode(fields)[:-1]]
+    if job.head.instructions is not None:
+        pieces.append(b',"instructions":' + bytes(job.head.instructions_json))
+    if job.head.tools.raw != b"[]":
+        pieces.append(b',"tools":' + job.head.tools.raw)
+    pieces.append(b',"input":[' + b",".join(items) + b"]}")
+    return b"".join(pieces)
+
+
+def _settings(settings: Settings, options: Options) -> dict[str, object]:
+    asked: dict[str, object] = {
+        "max_output_tokens": settings.max_output_tokens,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "presence_penalty": settings.presence_penalty,
+        "frequency_penalty": settings.frequency_penalty,
+        "seed": settings.seed,
+        "top_logprobs": settings.top_logprobs or None,
+        "parallel_tool_calls": None if settings.parallel_tool_calls else False,
+        "truncation": "auto" if settings.truncation == "auto" else None,
+        "text": {"format": settings.format.echo} if settings.format.kind != "text" else None,
+        "reasoning": _given({"effort": settings.effort, "summary": options.summary or None}) or None,
+        "include": _include(settings, options) or None,
+    }
+    return _given(asked)
+
+
+def _given(fields: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _include(settings: Settings, options: Options) -> list[str]:
+    wished = {_LOGPROBS: settings.logprobs, _ENCRYPTED: options.reasoning == "encrypted"}
+    return [name for name, is_wished in wished.items() if is_wished]
+
+
+def _available(job: Job) -> tuple[CallableTool, ...]:
+    """All tools of the context, before any choice among them."""
+    tools = job.parent.carry.tools if job.parent is not None else ()
+    for item in job.input:
+        if item.type == "additional_tools":
+            body = item.body()
+            assert isinstance(body, AdditionalTools)
+            tools = merged(tools, Toolset.read(body.tools).callables)
+    return merged(job.head.tools.callables, tools)
+
+
+def _tool_choice(offer: Offer, available: tuple[CallableTool, ...]) -> object:
+    """The choice that leaves this offer of what is there; None: the default does."""
+    if not available:
+        return None
+    if not offer.tools:
+        return "none"
+    if len(offer.tools) == len(available):
+        return "required" if offer.required else None
+    named = [
+        _given({"type": tool.kind, "name": tool.name, "namespace": tool.namespace}) for tool in offer.tools
+    ]
+    if offer.required and len(named) == 1:
+        return named[0]
+    return {"type": "allowed_tools", "mode": "required" if offer.required else "auto", "tools": named}
