@@ -1,4 +1,4 @@
-"""One contract for every engine that talks to a server elsewhere, each against a partner that speaks its wire.
+"""One contract for every engine that talks to a server elsewhere, each against a partner of its wire.
 
 To add an engine: write its ``Partner`` and list it in ``PARTNERS``.
 """
@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.engines.chat_partner import ChatPartner
 from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Stop, Think
 from tests.harness import WEATHER, Running, serve
 
-PARTNERS: dict[str, Callable[[], Partner]] = {}
+PARTNERS: dict[str, Callable[[], Partner]] = {
+    "chat": ChatPartner,
+}
 EVERY = pytest.mark.parametrize("kind", PARTNERS)
 ASK = {"input": "hello", "store": False}
 ARGUMENTS = '{"city": "Rome"}'

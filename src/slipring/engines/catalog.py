@@ -25,7 +25,13 @@ def _llama(rest: str) -> Engine:
     return LlamaEngine.from_options(rest)
 
 
-KINDS: dict[str, Callable[[str], Engine]] = {"llama": _llama, "simulated": _simulated}
+def _chat(rest: str) -> Engine:
+    from slipring.engines.chat import ChatEngine
+
+    return ChatEngine.from_options(rest)
+
+
+KINDS: dict[str, Callable[[str], Engine]] = {"llama": _llama, "simulated": _simulated, "chat": _chat}
 
 
 def open_engine(spec: str) -> Engine:
