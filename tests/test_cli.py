@@ -61,8 +61,7 @@ async def launched(
     process = await asyncio.create_subprocess_exec(
         *command,
         "serve",
-        "--port",
-        "0",
+        *("--port", "0", "--log-level", "warning"),
         *arguments,
         env=environment(**variables),
         stdout=asyncio.subprocess.PIPE,

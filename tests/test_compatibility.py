@@ -363,7 +363,7 @@ def test_the_page_lists_what_the_server_knows() -> None:
 # What the server does ----------------------------------------------------------------------------
 
 NOTE = {"type": "custom", "name": "take_note", "description": "Write it down"}
-CATALOG = Catalog(open_engine("simulated"))
+CATALOG = Catalog.of_engine(open_engine("simulated"))
 STORED_ITEM = items.read_item(b'{"type":"message","id":"msg_stored","role":"user","content":"x"}', "input[0]")
 GOOD: Json = {"input": "hello", "store": False, "tools": [WEATHER, NOTE]}
 

@@ -83,7 +83,7 @@ def serve(config: Config) -> int:
 
 
 async def _serve(server: Server) -> None:
-    engine = server.config.engine.partition(":")[0]
+    engine = ", ".join(engine.name for engine in server.catalog.engines)
     model = next(iter(server.catalog)).name
     with Loading(sys.stderr, engine, model) as loading:
 
@@ -111,7 +111,7 @@ def announce(server: Server) -> None:
     lines = [
         f"slipring {__version__} serves {url}",
         f"  websocket  {url.replace('http', 'ws', 1)}/responses",
-        f"  engine     {config.engine}",
+        f"  engine     {', '.join(dict.fromkeys(model.engine for model in config.models)) or config.engine}",
         f"  model      {models}",
         f"  store      {server.service.store.name}",
         f"  API keys   {keys}",

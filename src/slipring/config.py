@@ -16,6 +16,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, NoReturn, get_origin, get_type_hints
 
 from slipring.core.limits import Limits
+from slipring.models import ModelEntry, ModelsError, read_models
 
 __all__ = [
     "LOG_LEVELS",
@@ -34,12 +35,8 @@ _PREFIX = "SLIPRING_"
 _FILE_FLAG = "--config"
 _FILE_VARIABLE = f"{_PREFIX}CONFIG"
 _LIMITS = "limits"
-_LIMITS_THAT_MAY_BE_ZERO = (
-    "idle_timeout_s",
-    "ping_interval_s",
-    "age_grace_s",
-    "drain_timeout_s",
-)
+_MODELS = "models"
+_LIMITS_THAT_MAY_BE_ZERO = ("idle_timeout_s", "ping_interval_s", "age_grace_s", "drain_timeout_s")
 
 
 class ConfigError(ValueError):
@@ -140,6 +137,7 @@ class Config:
             "metavar": "LEVEL",
         },
     )
+    models: tuple[ModelEntry, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
 
@@ -259,7 +257,7 @@ def _limit_setting(declared: Field[Any], hint: Any) -> _Setting:
 def _all_settings() -> Iterator[_Setting]:
     hints = get_type_hints(Config)
     for declared in fields(Config):
-        if declared.name != _LIMITS:
+        if declared.name not in (_LIMITS, _MODELS):
             yield _plain_setting(declared, hints[declared.name])
     hints = get_type_hints(Limits)
     for declared in fields(Limits):
@@ -358,8 +356,14 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _from_file(path: str) -> dict[str, Any]:
     settings = {setting.key: setting for setting in _SETTINGS}
-    values = {}
-    for key, given in _entries(_document(path), path):
+    document = _document(path)
+    values: dict[str, Any] = {}
+    if _MODELS in document:
+        try:
+            values[_MODELS] = read_models(document.pop(_MODELS))
+        except ModelsError as error:
+            raise ConfigError(f"{error} in {path}") from None
+    for key, given in _entries(document, path):
         dotted = ".".join(key)
         if key not in settings:
             raise ConfigError(f"{dotted!r} in {path}: unknown key")

@@ -50,7 +50,7 @@ class Stream:
             generate=generate,
         )
         self.rendering = by.render(job)
-        self.answer = Answer(job, self.rendering, by, limit)
+        self.answer = Answer(job, self.rendering, by, limit, trusted=False)
         self.said = 0
         self.deltas: list[Delta] = []
 

@@ -1,4 +1,4 @@
-"""One contract for every engine that talks to a server elsewhere, each against a partner of its wire.
+"""One contract for every engine in front of a server elsewhere, each against a partner that speaks its wire.
 
 To add an engine: write its ``Partner`` and list it in ``PARTNERS``.
 """

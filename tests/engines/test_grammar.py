@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from slipring.core.generation import Job, Settings
 from slipring.core.head import Head
-from slipring.engines.llama.grammar import grammar_of, schema_of
+from slipring.engines.llama.grammar import constrains_calls, grammar_of, schema_of
 from slipring.errors import InvalidRequest
 from slipring.prompts.chatml import ChatMl
 from slipring.prompts.folding import FoldingRenderer
@@ -67,6 +67,13 @@ def test_an_answer_is_free_where_nothing_constrains_it() -> None:
     assert grammar_of(job_with(LOOSE, PATCH), renderer("chatml in smollm2")) is None
 
 
+def test_grammars_constrain_calls_or_documents() -> None:
+    document = schema_format(CITY)
+    assert constrains_calls(job_with(STRICT))
+    assert constrains_calls(job_with(STRICT, required=True, format=document))
+    assert not constrains_calls(job_with(STRICT, format=document))
+
+
 def test_a_required_call_is_a_call_and_nothing_else() -> None:
     job = job_with(STRICT, required=True)
     assert allows(job, CALL)
@@ -110,7 +117,9 @@ def test_bare_json_calls_are_constrained_from_their_first_brace() -> None:
     assert allows(job, call, llama3())
     assert allows(job, "", llama3())
     assert allows(job, "It is {warm}.", llama3())
-    assert not allows(job, '{"name": "weather", "parameters": {"town": 1}}', llama3())
+    assert allows(job, "\n It is {warm}.", llama3())
+    for lead in ("", " ", "\n\n"):
+        assert not allows(job, f'{lead}{{"name": "weather", "parameters": {{"town": 1}}}}', llama3())
     assert not allows(job_with(STRICT, required=True), "It is warm.", llama3())
 
 
@@ -199,3 +208,18 @@ def test_engines_without_llguidance_get_one_schema() -> None:
     assert added["parameters"]["properties"]["name"] == {"$ref": "#/anyOf/1/properties/parameters/$defs/name"}
     assert schema_of(job_with(STRICT), calls) is None
     assert schema_of(job_with(format=schema_format(PERSON)), calls) == PERSON
+
+
+def test_a_thought_that_the_prompt_opened_is_ended_first() -> None:
+    grammar = grammar_of(job_with(STRICT, required=True), renderer("chatml in smollm2"), opens_thought=True)
+    assert grammar is not None
+    matcher = LLMatcher(LLTokenizer("byte"), grammar)
+    thought = f"hm <tool_call> maybe</think>\n\n{CALL}"
+    assert matcher.try_consume_tokens(list(thought.encode())) == len(thought)
+    assert "start: thought one" in (
+        grammar_of(job_with(STRICT, required=True), with_marks(), opens_thought=True) or ""
+    )
+
+
+def test_a_list_of_bare_calls_is_not_free_text() -> None:
+    assert not allows(job_with(STRICT), '[{"name": "weather", "parameters": {}}]', llama3())

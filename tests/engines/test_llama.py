@@ -43,7 +43,7 @@ async def llama(slots: int = 2, context: int = 1024, **settings: Any) -> AsyncIt
 
 
 def process_of(server: Running) -> Any:
-    return server.service.catalog.engine._host
+    return server.service.catalog.engines[0]._host
 
 
 def key_of(server: Running) -> dict[str, str]:
@@ -335,7 +335,7 @@ async def test_a_killed_child_fails_one_turn_and_comes_back() -> None:
 async def health(server: Running) -> tuple[int, str, str | None]:
     async with server.http.get(server.url.removesuffix("/v1") + "/health") as answer:
         body = await answer.json()
-        return answer.status, body["status"], body["engine_trouble"]
+        return answer.status, body["status"], body["engines"][0]["trouble"]
 
 
 async def test_a_child_that_hangs_is_ended_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:

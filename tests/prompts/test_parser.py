@@ -39,16 +39,16 @@ NONE = Offer()
 
 
 def merged(deltas: Iterable[Delta]) -> list[Delta]:
-    """Adjacent pieces of text, or of thought, as one."""
+    """Adjacent pieces of text, of thought, or of a call's arguments, as one."""
     whole: list[Delta] = []
     for delta in deltas:
         last = whole[-1] if whole else None
         if isinstance(delta, Text | Thought):
             assert delta.text, "an empty delta"
-            if isinstance(last, Text | Thought) and type(last) is type(delta):
-                whole[-1] = type(delta)(last.text + delta.text)
-                continue
-        whole.append(delta)
+        if isinstance(last, Text | Thought | CallArguments) and type(last) is type(delta):
+            whole[-1] = type(last)(last.text + delta.text)
+        else:
+            whole.append(delta)
     return whole
 
 
@@ -59,8 +59,9 @@ def parsed(
     *,
     thinking: bool = True,
     starts_thinking: bool = False,
+    trusted: bool = False,
 ) -> list[Delta]:
-    parser = Parser(format, offer, thinking=thinking, starts_thinking=starts_thinking)
+    parser = Parser(format, offer, thinking=thinking, starts_thinking=starts_thinking, trusted=trusted)
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
     return merged(deltas + parser.finish())
 
@@ -559,3 +560,251 @@ def test_calls_are_read_as_written(wanted: list[tuple[str, object]], indent: int
         read = [json.loads(delta.text) for delta in deltas if isinstance(delta, CallArguments)]
         assert read == [values for _, values in wanted]
         assert len(deltas) == 2 * len(wanted)
+
+
+BARE = CallFormat(bare_json=True)
+CALLED = CallFormat(call_open="<tool_call>", call_close="</tool_call>", arguments_key="parameters")
+
+
+def trusted(pieces: Iterable[str], format: CallFormat = QWEN, offer: Offer = OFFER) -> list[Delta]:
+    """As read by a parser that trusts calls. A call without a piece of arguments has empty ones."""
+    whole: list[Delta] = []
+    for delta in parsed(pieces, format, offer, trusted=True):
+        if whole and isinstance(whole[-1], CallStarted) and not isinstance(delta, CallArguments):
+            whole.append(CallArguments(""))
+        whole.append(delta)
+    return [*whole, CallArguments("")] if whole and isinstance(whole[-1], CallStarted) else whole
+
+
+def check_trusted(text: str, expected: list[Delta], format: CallFormat = QWEN, offer: Offer = OFFER) -> None:
+    assert trusted([text], format, offer) == expected
+    assert trusted(text, format, offer) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("f", "{}", call("f", "{}")),
+        ("f", ' { "a" : [1, {"b": {}}, []] } ', call("f", '{ "a" : [1, {"b": {}}, []] }')),
+        ("f", '{"a": "}{][\\"}{\\\\", "}": "</tool_call>"}', None),
+        ("f", '{"a": "\\\\\\"\\\\"}', None),
+        ("g", '{"é": "\\u00e9 \\ud83d\\ude00 💩"}', None),
+        ("files__read", '{"a": -1.5e3, "b": [true, false, null]}', None),
+        ("read", "{}", call("read", "{}", "files")),
+        ("patch", '{"input": ""}', custom_call("patch", "")),
+        ("patch", '{ "input" : "a}{\\"b" }', custom_call("patch", 'a}{"b')),
+        ("patch", '{"input": "\\"\\\\\\/\\b\\f\\n\\r\\t"}', custom_call("patch", '"\\/\b\f\n\r\t')),
+        ("patch", '{"input": "\\\\u0041\\u0041é"}', custom_call("patch", "\\u0041Aé")),
+        ("patch", '{"input": "\\ud83d\\ude00💩\\uD83D\\uDE00"}', custom_call("patch", "😀💩😀")),
+    ],
+)
+def test_trusted_calls_are_what_untrusted_ones_are(name: str, arguments: str, expected: list[Delta] | None):
+    for format, key, before, after in (
+        (QWEN, "arguments", "<think>x</think>\nHm\n<tool_call>\n", "\n</tool_call>"),
+        (CALLED, "parameters", "<tool_call>", "</tool_call>"),
+        (MISTRAL, "arguments", "Hm [TOOL_CALLS]", "\n"),
+        (BARE, "arguments", "", ""),
+        (LLAMA, "arguments", " \n", "\n"),
+    ):
+        for source in (
+            f'{{"name": "{name}", "{key}": {arguments}}}',
+            f'{{ "name"\n:"{name}" ,\t"{key}"  :{arguments} }}',
+        ):
+            text = f"{before}{source}{after}"
+            whole = parsed([text], format)
+            assert isinstance(whole[-2], CallStarted)
+            assert expected is None or whole[-2:] == expected
+            check_trusted(text, whole, format)
+            check_trusted(f"{text}\n{text}", parsed([f"{text}\n{text}"], format), format)
+
+
+def test_trusted_arguments_come_as_they_are_written():
+    parser = Parser(QWEN, OFFER, trusted=True)
+    assert parser.feed('Hm \n<tool_call>\n{"name": "files__read", "arguments": ') == [Text("Hm")]
+    assert parser.feed("{") == [CallStarted("function", "read", "files"), CallArguments("{")]
+    assert parser.feed('"a": "x') == [CallArguments('"a": "x')]
+    assert parser.feed("\\") == [CallArguments("\\")]
+    assert parser.feed('"}') == [CallArguments('"}')]
+    assert parser.feed('"}}\n</tool') == [CallArguments('"}')]
+    assert not parser.is_thinking
+    assert parser.feed('_call>\n<tool_call>{"name": "g", "arguments": {}') == [
+        *(CallStarted("function", "g"), CallArguments("{"), CallArguments("}")),
+    ]
+    assert parser.feed("}</tool_call>") == []
+    assert parser.finish() == []
+
+
+def test_trusted_bare_arguments_come_as_they_are_written():
+    parser = Parser(BARE, OFFER, trusted=True)
+    assert parser.feed('{"name": "f"') == []
+    assert parser.feed(', "arguments": {"a') == [
+        *(CallStarted("function", "f"), CallArguments("{"), CallArguments('"a')),
+    ]
+    assert parser.feed('": {}}}; {"name": "patch", "arguments": {"input": "') == [
+        *(CallArguments('": {}}'), CallStarted("custom", "patch")),
+    ]
+    assert parser.feed("a\\n\\ud83d") == [CallArguments("a\n")]
+    assert parser.feed("\\ude0") == []
+    assert parser.feed("0b") == [CallArguments("😀b")]
+    assert parser.feed('"}}') == []
+    assert parser.finish() == []
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("\\ud83d", "\ufffd"),
+        ("\\ude00\\ud83d", "\ufffd\ufffd"),
+        ("\\ud83d\\ud83d\\ude00", "\ufffd😀"),
+        ("\\ud83d\\n", "\ufffd\n"),
+        ("\\ud83dx\\u12", "\ufffdx\\u12"),
+        ("\\ud83d\\u12 \\x", "\ufffd\\u12 \\x"),
+        ("line\nbreak", "line\nbreak"),
+    ],
+)
+def test_trusted_input_that_is_no_json_after_all_is_read_as_far_as_it_goes(written: str, read: str):
+    text = f'{{"name": "patch", "arguments": {{"input": "{written}"}}}}'
+    check_trusted(text, custom_call("patch", read), BARE)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"arguments": {"a": 1}, "name": "f"}',
+        '{"name": "f", "parameters": {"a": 1}}',
+        '{"id": "1", "name": "f", "arguments": {"a": 1}}',
+        '{"name": "\\u0066", "arguments": {"a": 1}}',
+        '{"name": "f", "arguments": "{\\"a\\": 1}"}',
+        f"[{F}]",
+        f"[{F}, {G}]",
+        '{"name": "g"}',
+        '{"name": "patch", "arguments": "a"}',
+        '{"name": "patch", "arguments": {"code": "a"}}',
+        '{"name": "patch", "arguments": {"input": 1}}',
+        '{"name": "unknown", "arguments": {}}',
+        '{"name": "f ", "arguments": {}}',
+        '{"name": " f", "arguments": {}}',
+        '{"na me": "f", "arguments": {}}',
+        '{"name": "f", "arguments": [1]}',
+        '{"name": "f',
+        "f(1)",
+        "",
+        10_000 * " " + '{"x": 1}',
+    ],
+)
+def test_what_does_not_begin_in_the_trusted_form_is_read_as_ever(body: str):
+    for format, text in (
+        (QWEN, f"Hm\n<tool_call>{body}</tool_call>\n<tool_call>{G}</tool_call>"),
+        (QWEN, f"<tool_call>{body}"),
+        (BARE, f"{body}\n{G}"),
+    ):
+        check_trusted(text, parsed([text], format), format)
+
+
+@pytest.mark.parametrize("text", [F, f"[{F}]", f" {F}", f"<|python_tag|>{F}", f"Hm <|python_tag|>{F}"])
+def test_only_calls_as_the_format_marks_them_are_trusted(text: str):
+    parser = Parser(BOTH, OFFER, trusted=True)
+    assert merged([delta for piece in text[:-1] for delta in parser.feed(piece)]) in ([], [Text("Hm")])
+    check_trusted(text, parsed([text], BOTH), BOTH)
+
+
+def test_names_that_json_would_escape_are_not_trusted():
+    offer = Offer(tools=(function('f"'), function("a b")))
+    for name in ('f\\"', "a b", "a\\u0020b", "ab"):
+        text = f'{{"name": "{name}", "arguments": {{}}}}'
+        check_trusted(text, parsed([text], BARE, offer), BARE, offer)
+
+
+@pytest.mark.parametrize(
+    "rest", [', "id": 1}', "]", "}.", '} {"name"', "} </tool_cal </tool_call>", "}</tool _call>", " x"]
+)
+def test_what_breaks_the_trusted_form_behind_the_arguments_is_text(rest: str):
+    text = f'<tool_call>{{"name": "f", "arguments": {{"a": 1}}{rest}'
+    check_trusted(text, [*CALL_F, Text(rest)])
+    check_trusted(f"{text}\n<tool_call>{G}</tool_call>", [*CALL_F, Text(rest), *CALL_G])
+
+
+def test_trusted_calls_may_be_cut_off_anywhere():
+    value = '{"a": ["}\\"", {"b": 1}]}'
+    start = '<tool_call>\n{"name": "f", "arguments": '
+    text = f"{start}{value}}}\n</tool_call>"
+    for end in range(len(text)):
+        cut = text[:end]
+        got = cut[len(start) : len(start) + len(value)]
+        check_trusted(cut, call("f", got) if got else [Text(cut)] if cut else [])
+        check_trusted(f"Hm\n{cut}", [Text("Hm"), *call("f", got)] if got else [Text(f"Hm\n{cut}")])
+
+
+def test_trusted_input_may_be_cut_off_anywhere():
+    start = '{"name": "patch", "arguments": {"input": "'
+    written, ends = "a\\n\\ud83d\\ude00b", {0: "", 1: "a", 3: "a\n", 15: "a\n😀", 16: "a\n😀b"}
+    for end in range(len(written) + 1):
+        said = ends[max(known for known in ends if known <= end)]
+        check_trusted(start + written[:end], custom_call("patch", said), BARE)
+    for rest in ('"', '"}', '" }\n'):
+        check_trusted(start + written + rest, custom_call("patch", "a\n😀b"), BARE)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f'{{"a": "{ALIKE * "x"}"}}',
+        f'{{"a": "{ALIKE // 10 * "</tool_call>"}"}}',
+        f'{{"a": {ALIKE * "["}{ALIKE * "]"}}}',
+        f'{{"a": "{ALIKE * "{"}"}}',
+        '{"a": "' + ALIKE * "\\\\" + '"}',
+        ALIKE * " " + "{}" + ALIKE * "\n",
+    ],
+)
+def test_long_trusted_calls(value: str):
+    check_trusted(f'<tool_call>{{"name": "f", "arguments": {value}}}</tool_call>', call("f", value.strip()))
+
+
+def test_long_trusted_input():
+    written = ALIKE // 10 * "\\ud83d\\ude00x"
+    text = f'{{"name": "patch", "arguments": {{"input": "{written}"}}}}'
+    check_trusted(text, custom_call("patch", ALIKE // 10 * "😀x"), BARE)
+
+
+@given(outputs, st.lists(st.integers(0, 1000), max_size=6), formats, st.booleans())
+def test_any_split_gives_the_same_where_calls_are_trusted(
+    text: str, cuts: list[int], format: CallFormat, inside: bool
+):
+    whole = parsed([text], format, starts_thinking=inside, trusted=True)
+    assert parsed(split(text, cuts), format, starts_thinking=inside, trusted=True) == whole
+    assert parsed(text, format, starts_thinking=inside, trusted=True) == whole
+
+
+@given(st.text('a{}<>"; bx,:', max_size=40))
+def test_any_split_gives_the_same_with_trust_and_markers_that_overlap(text: str):
+    text = f'{{a{{"name": "f", "arguments": {{{text}'
+    assert parsed(text, ODD, trusted=True) == parsed([text], ODD, trusted=True)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["f", "files__read", "patch"]), arguments), min_size=1, max_size=3),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([None, 1]),
+    st.integers(0, 1000),
+)
+def test_trusted_calls_are_read_as_written_and_up_to_where_they_are_cut(
+    wanted: list[tuple[str, object]], marked: bool, ascii: bool, indent: int | None, end: int
+):
+    sources = [
+        json.dumps(
+            {"name": name, "arguments": {"input": str(values)} if name == "patch" else values},
+            indent=indent,
+            ensure_ascii=ascii,
+        )
+        for name, values in wanted
+    ]
+    text = "\n".join(f"<tool_call>\n{source}\n</tool_call>" if marked else source for source in sources)
+    format = QWEN if marked else BARE
+    whole = parsed([text], format)
+    check_trusted(text, whole, format)
+    cut = trusted(text[: end % len(text)], format)
+    got = [delta.text for delta in cut if isinstance(delta, CallArguments)]
+    full = [delta.text for delta in whole if isinstance(delta, CallArguments)]
+    assert got[:-1] == full[: len(got[:-1])]
+    assert all(mine.startswith(part) for mine, part in zip(full, got, strict=False))

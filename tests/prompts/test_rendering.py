@@ -2,6 +2,7 @@
 
 import json
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -247,9 +248,9 @@ def test_the_oldest_items_are_dropped_at_borders_that_keep_calls_with_their_outp
 
 
 def foreign_positions(writer: str) -> list[object]:
-    """None, an upstream's id, and positions of all other writers."""
+    """None, another engine's, and positions of all other writers."""
     others = [renderer(other).render(job()).context for other in WRITERS if other != writer]
-    return [None, "resp_1", *others]
+    return [None, SimpleNamespace(size_bytes=9), *others]
 
 
 @EVERY_WRITER

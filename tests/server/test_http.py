@@ -447,8 +447,7 @@ async def test_health_tells_what_is_running() -> None:
         assert body == {
             "status": "ok",
             "version": __version__,
-            "engine": "simulated",
-            "engine_trouble": None,
+            "engines": [{"name": "simulated", "trouble": None}],
             "store": "memory",
             "connections": 0,
             "render_fallbacks": {},

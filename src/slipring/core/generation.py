@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from slipring.core.head import Head
 from slipring.core.state import Position, ResponseState
-from slipring.protocol.items import Item
+from slipring.protocol.items import Effort, Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.responses import Logprob
 from slipring.protocol.tools import Offer
@@ -113,6 +113,15 @@ class Capabilities(Struct, frozen=True):
     files: bool = False
 
 
+class Defaults(Struct, frozen=True):
+    """What a model is asked for where a request says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_output_tokens: int | None = None
+    effort: Effort | None = None
+
+
 class Model(Struct, frozen=True):
     """A model as clients name it."""
 
@@ -120,6 +129,9 @@ class Model(Struct, frozen=True):
     owner: str
     capabilities: Capabilities
     created: int = 0
+    own_name: str = ""
+    """What its engine calls it, where that is another name."""
+    defaults: Defaults = Defaults()
 
 
 class Settings(Struct, frozen=True):

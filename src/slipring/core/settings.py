@@ -3,13 +3,16 @@
 A field that cannot be honoured is refused by name. ``docs/compatibility.md`` says the same for people.
 """
 
-from slipring.core.generation import Capabilities, Settings
+from typing import TypeVar
+
+from slipring.core.generation import Capabilities, Model, Settings
 from slipring.core.state import Carry
 from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import requests
 from slipring.protocol.items import CallOutput, InputFile, InputImage, Item, Message
 from slipring.protocol.requests import TEXT, CreateRequest
 
+T = TypeVar("T", int, float)
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = frozenset(
     {
@@ -25,8 +28,9 @@ INCLUDABLE = frozenset(
 )
 
 
-def read_settings(request: CreateRequest, carry: Carry, capabilities: Capabilities) -> Settings:
-    """The settings of an answer: what the request says, else what the chain carries."""
+def read_settings(request: CreateRequest, carry: Carry, model: Model) -> Settings:
+    """The settings of an answer: what the request says, else what the chain carries, else the model's own."""
+    capabilities, defaults = model.capabilities, model.defaults
     refuse_unsupported(request)
     include = _read_include(request)
     logprobs = LOGPROBS in include or bool(request.top_logprobs)
@@ -41,18 +45,22 @@ def read_settings(request: CreateRequest, carry: Carry, capabilities: Capabiliti
     parallel = request.parallel_tool_calls
     return Settings(
         format=asked or carry.format or TEXT,
-        max_output_tokens=request.max_output_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
+        max_output_tokens=_or(request.max_output_tokens, defaults.max_output_tokens),
+        temperature=_or(request.temperature, defaults.temperature),
+        top_p=_or(request.top_p, defaults.top_p),
         presence_penalty=request.presence_penalty,
         frequency_penalty=request.frequency_penalty,
         seed=request.seed,
         logprobs=logprobs,
         top_logprobs=request.top_logprobs or 0,
         parallel_tool_calls=True if parallel is None else parallel,
-        effort=effort or carry.effort,
+        effort=effort or carry.effort or defaults.effort,
         truncation=request.truncation or "disabled",
     )
+
+
+def _or(asked: T | None, default: T | None) -> T | None:
+    return default if asked is None else asked
 
 
 def refuse_unsupported(request: CreateRequest) -> None:

@@ -114,7 +114,7 @@ class Turn:
         self._require_something(items, generate=generate)
         self.input = items
         carry = lineage.join(parent, items, complete=generate)
-        settings = read_settings(request, carry, model.capabilities)
+        settings = read_settings(request, carry, model)
         refuse_unseen_content(items, model.capabilities)
         head = self._read_head()
         choice = ToolChoice.read(request.tool_choice)
@@ -290,13 +290,13 @@ class Turn:
             store=self.stores,
             metadata=request.metadata or {},
             truncation=request.truncation or "disabled",
-            temperature=_or(request.temperature, 1.0),
-            top_p=_or(request.top_p, 1.0),
+            temperature=_or(settings.temperature, 1.0),
+            top_p=_or(settings.top_p, 1.0),
             top_logprobs=request.top_logprobs or 0,
             presence_penalty=_or(request.presence_penalty, 0.0),
             frequency_penalty=_or(request.frequency_penalty, 0.0),
             service_tier="default",
-            max_output_tokens=request.max_output_tokens,
+            max_output_tokens=settings.max_output_tokens,
             max_tool_calls=request.max_tool_calls,
             prompt_cache_key=request.prompt_cache_key,
             safety_identifier=request.safety_identifier,

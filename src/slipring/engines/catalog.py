@@ -1,14 +1,14 @@
 """Which engines there are, and which model is served by which.
 
-An engine is named on the command line as ``KIND`` or ``KIND:REST``. Modules load only when they are chosen,
-so that an engine's dependencies are needed only by those who use it.
+An engine is named as ``KIND`` or ``KIND:REST``. Modules load only when they are chosen, so that an engine's
+dependencies are needed only by those who use it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from msgspec import structs
+from msgspec import Struct, structs
 
-from slipring.core.generation import Model
+from slipring.core.generation import Defaults, Model
 from slipring.engines.base import Engine
 from slipring.errors import ModelNotFound, StartupError
 
@@ -44,28 +44,77 @@ def open_engine(spec: str) -> Engine:
     return make(rest)
 
 
+class Entry(Struct, frozen=True):
+    """A model as it is configured."""
+
+    name: str
+    engine: str
+    own_name: str = ""
+    """The engine's own name for it; empty: the engine's first model."""
+    aliases: tuple[str, ...] = ()
+    defaults: Defaults = Defaults()
+
+
 class Catalog:
     """The models that clients can name, and the engine behind each."""
 
-    def __init__(self, engine: Engine, names: Sequence[str] = ()) -> None:
-        """Serve an engine's models; with ``names``, its default model under these names instead."""
-        self.engine = engine
+    def __init__(self, served: Iterable[tuple[Model, Engine]], aliases: dict[str, str] | None = None) -> None:
+        """Models with their engines, the default one first; ``aliases`` are further names for them."""
+        self._served = {model.name: (model, engine) for model, engine in served}
+        self._aliases = aliases or {}
+        self._default = next(iter(self._served))
+
+    @classmethod
+    def of_engine(cls, engine: Engine, names: Sequence[str] = ()) -> "Catalog":
+        """All models of one engine; with ``names``, its default model under these names instead."""
         served = list(engine.models())
         if names:
-            served = [structs.replace(served[0], name=name) for name in names]
-        self._models = {model.name: model for model in served}
-        self._default = served[0]
+            served = [_renamed(served[0], name) for name in names]
+        return cls((model, engine) for model in served)
+
+    @classmethod
+    def of_entries(cls, entries: Sequence[Entry]) -> "Catalog":
+        """The models of a configuration; entries that name the same engine share it."""
+        engines: dict[str, Engine] = {}
+        served = []
+        for entry in entries:
+            if entry.engine not in engines:
+                engines[entry.engine] = open_engine(entry.engine)
+            engine = engines[entry.engine]
+            model = _renamed(_own_model(engine, entry), entry.name)
+            served.append((structs.replace(model, defaults=entry.defaults), engine))
+        return cls(served, {alias: entry.name for entry in entries for alias in entry.aliases})
 
     def __iter__(self) -> Iterator[Model]:
-        return iter(self._models.values())
+        return (model for model, _ in self._served.values())
+
+    @property
+    def engines(self) -> list[Engine]:
+        """Every engine once."""
+        return list(dict.fromkeys(engine for _, engine in self._served.values()))
 
     def find(self, name: str | None) -> Model:
-        if name is None:
-            return self._default
-        model = self._models.get(name)
-        if model is None:
-            raise ModelNotFound(name, self._models)
-        return model
+        wanted = self._default if name is None else self._aliases.get(name, name)
+        if wanted not in self._served:
+            raise ModelNotFound(wanted, [*self._served, *self._aliases])
+        return self._served[wanted][0]
 
     def engine_of(self, model: Model) -> Engine:
-        return self.engine
+        return self._served[model.name][1]
+
+
+def _own_model(engine: Engine, entry: Entry) -> Model:
+    """The engine's model that an entry names, or its first."""
+    models = {model.name: model for model in engine.models()}
+    if not entry.own_name:
+        return next(iter(models.values()))
+    if entry.own_name not in models:
+        known = ", ".join(models)
+        raise StartupError(
+            f"models.{entry.name}: {engine.name} has no model '{entry.own_name}' (it has: {known})"
+        )
+    return models[entry.own_name]
+
+
+def _renamed(model: Model, name: str) -> Model:
+    return structs.replace(model, name=name, own_name=model.own_name or model.name)

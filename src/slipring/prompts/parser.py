@@ -4,13 +4,13 @@ Owns the reading of every dialect whose calls are JSON (``CallFormat`` says how 
 by which a model addresses tools (``flat_name``). Three promises:
 
 - Nothing is lost. A call is held back until it is complete; one that is malformed, unclosed or names no
-  offered tool becomes text as the model wrote it. Dropped are markers that did their work, and white space
-  next to them.
-- The pieces do not matter: any split of a text gives the same deltas, but for how text is cut.
+  offered tool becomes text as the model wrote it. One that is trusted to be well formed is given as it comes
+  (``slipring.prompts.trusted``). Dropped are markers that did their work, and white space next to them.
+- The pieces do not matter: any split of a text gives the same deltas, but for how text and trusted arguments
+  are cut.
 - Time is linear in the text, memory in what is held back.
 """
 
-import re
 from collections import Counter, deque
 from enum import Enum
 from typing import Final
@@ -19,15 +19,14 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
+from slipring.prompts.scanner import SPACE, SPACES, Scanner, skip
+from slipring.prompts.trusted import Openings, TrustedCall
 from slipring.protocol.tools import CallableTool, Offer
 from slipring.protocol.wire import given
 
-_SPACE: Final = " \t\r\n"
-_SEPARATORS: Final = _SPACE + ";,"
+_SEPARATORS: Final = SPACE + ";,"
 _PIECE: Final = 4096
 """Longer pieces are cut, so that searching the rest after every marker stays cheap."""
-_DEEPEST: Final = 200
-"""How far the JSON of a call may nest. Deeper ones are text: no client's parser would thank us."""
 
 
 class CallFormat(Struct, frozen=True, kw_only=True):
@@ -74,16 +73,16 @@ _string = msgspec.json.Decoder(str)
 class _Directory:
     """The offered tools by the names a model may use, and the reading of calls to them."""
 
-    __slots__ = ("_tools",)
+    __slots__ = ("tools",)
 
     def __init__(self, offer: Offer) -> None:
         # A tool may be offered twice (``allowed_tools`` naming it and its namespace); that is no ambiguity.
         tools = {(tool.namespace, tool.name): tool for tool in offer.tools}.values()
-        self._tools = _unambiguous([(tool.name, tool) for tool in tools])
-        self._tools |= _unambiguous([(flat_name(tool), tool) for tool in tools])
+        self.tools = _unambiguous([(tool.name, tool) for tool in tools])
+        self.tools |= _unambiguous([(flat_name(tool), tool) for tool in tools])
 
     def __bool__(self) -> bool:
-        return bool(self._tools)
+        return bool(self.tools)
 
     def calls(self, text: str, *, announced: bool) -> list[Delta]:
         """The calls that a JSON text makes; none if any of it is not a valid call."""
@@ -95,7 +94,7 @@ class _Directory:
             return []
 
     def _call(self, call: _Written, *, announced: bool) -> tuple[Delta, Delta]:
-        tool = self._tools[call.name]
+        tool = self.tools[call.name]
         arguments = given(call.arguments) or given(call.parameters)
         if arguments is not None:
             text = _custom_input(arguments) if tool.kind == "custom" else _arguments(arguments)
@@ -157,79 +156,6 @@ class _Markers:
         return 0
 
 
-_IN_STRING: Final = re.compile(r'[^"\\\x00-\x1f]*')
-_BETWEEN: Final = re.compile(r"[ \t\r\n,:0-9+\-.eEtrufalsn]*")
-_SPACES: Final = re.compile(r"[ \t\r\n]*")
-_CLOSERS: Final = {"{": "}", "[": "]"}
-
-
-class _Scanner:
-    """Finds the end of a JSON object, or array of objects, that comes in pieces.
-
-    It knows strings and brackets, enough to say early that most of what is not JSON is not; whether the rest
-    is, its parser says.
-    """
-
-    __slots__ = ("_closers", "_escaped", "_expected", "complete", "in_string")
-
-    def __init__(self) -> None:
-        self.complete = False
-        self.in_string = False
-        self._closers: list[str] = []
-        self._escaped = False
-        self._expected = "{["
-
-    def feed(self, text: str) -> int:
-        """Read on; returns how far. Short of the end: the value is complete, or this is no JSON."""
-        at, stuck = 0, False
-        while at < len(text) and not stuck and not self.complete:
-            before = at
-            at = self._read_string(text, at) if self.in_string else self._read_structure(text, at)
-            stuck = at < len(text) and at == before
-        return at
-
-    def _read_string(self, text: str, at: int) -> int:
-        if self._escaped:
-            self._escaped = text[at] not in '"\\/bfnrtu'
-            return at if self._escaped else at + 1
-        at = _skip(_IN_STRING, text, at)
-        if at == len(text):
-            return at
-        if text[at] == '"':
-            self.in_string = False
-        elif text[at] == "\\":
-            self._escaped = True
-        else:
-            return at
-        return at + 1
-
-    def _read_structure(self, text: str, at: int) -> int:
-        at = _skip(_SPACES if self._expected else _BETWEEN, text, at)
-        if at == len(text) or (self._expected and text[at] not in self._expected):
-            return at
-        return at + 1 if self._take(text[at]) else at
-
-    def _take(self, character: str) -> bool:
-        closers = self._closers
-        self._expected = ""
-        if character == '"':
-            self.in_string = True
-        elif character in _CLOSERS and len(closers) < _DEEPEST:
-            self._expected = '"}' if character == "{" else "" if closers else "{"
-            closers.append(_CLOSERS[character])
-        elif closers and character == closers[-1]:
-            closers.pop()
-            self.complete = not closers
-        else:
-            return False
-        return True
-
-
-def _skip(pattern: re.Pattern[str], text: str, at: int) -> int:
-    match = pattern.match(text, at)
-    return match.end() if match else at
-
-
 class _State(Enum):
     SPEAKING = 0
     THINKING = 1
@@ -237,13 +163,25 @@ class _State(Enum):
     """Between ``call_open`` and ``call_close``."""
     BARE = 3
     """In JSON that ends by itself."""
+    TRUSTED = 4
+    """In a call that is given as it comes."""
 
 
 class Parser:
-    """Reads one answer. ``starts_thinking``: the prompt ended with the marker that opens a thought."""
+    """Reads one answer.
+
+    ``starts_thinking``: the prompt ended with the marker that opens a thought. ``trusted``: calls are written
+    as grammars write them, after ``call_open`` or, in a format without, as bare JSON.
+    """
 
     def __init__(
-        self, format: CallFormat, offer: Offer, *, thinking: bool = True, starts_thinking: bool = False
+        self,
+        format: CallFormat,
+        offer: Offer,
+        *,
+        thinking: bool = True,
+        starts_thinking: bool = False,
+        trusted: bool = False,
     ) -> None:
         self._format = format
         self._directory = _Directory(offer)
@@ -268,7 +206,10 @@ class Parser:
         self._announced = False
         self._held: list[str] = []  # the call at hand: its marker, then its pieces
         self._resume = 0  # how many of these to give up if what looked like a string was none
-        self._scanner = _Scanner()
+        self._scanner = Scanner()
+        self._openings = Openings(self._directory.tools if trusted else {}, format.arguments_key)
+        self._trusted = TrustedCall(self._openings, "")
+        self._otherwise = _State.BARE  # how the call at hand is read if it is not of the trusted form
 
     @property
     def is_thinking(self) -> bool:
@@ -315,6 +256,8 @@ class Parser:
                 return self._read_marked()
             case _State.BARE:
                 return self._read_bare()
+            case _State.TRUSTED:
+                return self._read_trusted()
 
     @property
     def _last(self) -> bool:
@@ -351,22 +294,22 @@ class Parser:
         self._fresh = True
 
     def _skip_gap(self, text: str) -> str:
-        rest = text.lstrip(_SEPARATORS if self._listed else _SPACE)
+        rest = text.lstrip(_SEPARATORS if self._listed else SPACE)
         self._widen(text[: len(text) - len(rest)])
         return rest
 
     def _widen(self, gap: str) -> None:
         if self._fresh and not self._gap:
-            gap = gap.lstrip(_SPACE)
+            gap = gap.lstrip(SPACE)
         if gap:
             self._gap.append(gap)
 
     def _tell(self, text: str) -> None:
         """Text or thought that came. White space at its end waits for what comes next."""
         if self._fresh and not self._gap:
-            text = text.lstrip(_SPACE)
+            text = text.lstrip(SPACE)
         marker_may_come = self.is_thinking or bool(self._markers)
-        said = text.rstrip(_SPACE) if marker_may_come else text
+        said = text.rstrip(SPACE) if marker_may_come else text
         if said:
             self._say(said)
             self._fresh = False
@@ -389,7 +332,35 @@ class Parser:
         self._announced = bool(marker)
         self._held = [marker]
         self._resume = 0
-        self._scanner = _Scanner()
+        self._scanner = Scanner()
+        if self._openings and marker == self._format.call_open:
+            self._trusted = TrustedCall(
+                self._openings, self._format.call_close if state is _State.MARKED else ""
+            )
+            self._otherwise = state
+            self._state = _State.TRUSTED
+        return True
+
+    def _read_trusted(self) -> bool:
+        call = self._trusted
+        started = call.started
+        read, deltas = call.feed(self._pending)
+        self._pending = self._pending[read:]
+        self._deltas += deltas
+        if call.started and not started:
+            self._enter(_State.TRUSTED)
+        if call.complete:
+            if self._otherwise is _State.BARE:
+                self._bare = self._listed = True
+            self._enter(_State.SPEAKING)
+            return True
+        if call.follows and (call.started or not self._last):
+            return False
+        if call.started:
+            self._held = call.held
+            return self._give_up()
+        self._pending = "".join(call.held) + self._pending
+        self._state = self._otherwise
         return True
 
     def _read_bare(self) -> bool:
@@ -407,7 +378,7 @@ class Parser:
         body, marker, rest = self._call_close.cut(self._pending, last=self._last)
         read = self._scanner.feed(body)
         if self._scanner.complete:
-            read = _skip(_SPACES, body, read)
+            read = skip(SPACES, body, read)
         self._held.append(body[:read])
         if read < len(body):
             self._pending = body[read:] + marker + rest

@@ -135,17 +135,18 @@ async def _list_turns(service: Service, request: web.Request, tenant: str) -> we
 
 
 def _health(service: Service) -> web.Response:
-    trouble = service.catalog.engine.trouble
+    engines = [{"name": engine.name, "trouble": engine.trouble} for engine in service.catalog.engines]
+    in_trouble = [engine for engine in engines if engine["trouble"] is not None]
+    serves = not service.draining and len(in_trouble) < len(engines)
     body = {
-        "status": "draining" if service.draining else "ok" if trouble is None else "degraded",
+        "status": "draining" if service.draining else "degraded" if in_trouble else "ok",
         "version": __version__,
-        "engine": service.catalog.engine.name,
-        "engine_trouble": trouble,
+        "engines": engines,
         "store": service.store.name,
         "connections": service.sockets,
         "render_fallbacks": service.render_fallbacks,
     }
-    return _json(body, status=200 if body["status"] == "ok" else 503)
+    return _json(body, status=200 if serves else 503)
 
 
 def _json(body: object, status: int = 200) -> web.Response:

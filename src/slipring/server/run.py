@@ -9,13 +9,17 @@ import ipaddress
 import signal
 import socket
 from collections.abc import Callable
+from typing import get_args
 
 from aiohttp import web
 
 from slipring.config import Config
+from slipring.core.generation import Defaults
 from slipring.engines.base import Engine
-from slipring.engines.catalog import Catalog, open_engine
+from slipring.engines.catalog import Catalog, Entry, open_engine
 from slipring.errors import StartupError
+from slipring.models import ModelEntry
+from slipring.protocol.items import Effort
 from slipring.server.app import build_app
 from slipring.server.service import Service, shutting_down
 from slipring.stores.base import Store
@@ -31,9 +35,8 @@ class Server:
     def __init__(self, config: Config, *, engine: Engine | None = None, store: Store | None = None) -> None:
         """A server as configured; an ``engine`` or ``store`` of your own takes the place of the named one."""
         self.config = config
-        self._engine = engine or open_engine(config.engine)
+        self.catalog = _catalog(config, engine)
         self._store = store or open_store(config.store, config.limits)
-        self.catalog = Catalog(self._engine, config.model)
         self.service = Service.assemble(config, self.catalog, self._store)
         self._runner: web.AppRunner | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -51,7 +54,8 @@ class Server:
         listener = _listen(self.config.host, self.config.port)
         try:
             await self._store.start()
-            await self._engine.start()
+            for engine in self.catalog.engines:
+                await engine.start()
             # A vanished client must end its request, hence cancellation.
             runner = web.AppRunner(
                 build_app(self.service),
@@ -63,8 +67,7 @@ class Server:
             await web.SockSite(runner, listener, backlog=1024).start()
         except BaseException:
             listener.close()
-            await self._engine.close()
-            await self._store.close()
+            await self._let_go()
             raise
         self._runner = runner
         self.port = listener.getsockname()[1]
@@ -83,8 +86,7 @@ class Server:
         await self._until_quiet(grace_s + 2 * _TICK_S)
         self._ticker.cancel()
         await self._runner.cleanup()
-        await self._engine.close()
-        await self._store.close()
+        await self._let_go()
 
     async def serve(self, on_ready: Callable[["Server"], None]) -> None:
         """Serve until the process is told to stop."""
@@ -103,6 +105,11 @@ class Server:
         await stopping.wait()
         await self.stop()
 
+    async def _let_go(self) -> None:
+        for engine in self.catalog.engines:
+            await engine.close()
+        await self._store.close()
+
     async def _until_quiet(self, timeout_s: float) -> None:
         waits = [asyncio.create_task(self.service.quiet()), asyncio.create_task(self._hurry.wait())]
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -114,6 +121,20 @@ class Server:
             await asyncio.sleep(_TICK_S)
             for client in list(self.service.clients):
                 client.tick()
+
+
+def _catalog(config: Config, engine: Engine | None) -> Catalog:
+    if engine is None and config.models:
+        return Catalog.of_entries([_entry(model) for model in config.models])
+    return Catalog.of_engine(engine or open_engine(config.engine), config.model)
+
+
+def _entry(model: ModelEntry) -> Entry:
+    given = dict(model.defaults)
+    if given.get("effort") not in (None, *get_args(Effort)):
+        known = ", ".join(get_args(Effort))
+        raise StartupError(f"models.{model.name}.defaults: 'effort' must be one of {known}")
+    return Entry(model.name, model.engine, model.model, model.aliases, Defaults(**given))
 
 
 def refuse_open_door(config: Config) -> None:

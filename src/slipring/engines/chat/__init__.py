@@ -55,9 +55,7 @@ class ChatEngine(Engine):
         await self._upstream.close()
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        # A model that is served under another name is the default one.
-        name = job.model.name if job.model.name in self._names else self._names[0]
-        request = write_request(job, name, self.options, self._writer)
+        request = write_request(job, self.options, self._writer)
         accepted = Accepted(fallback=request.fallback)
         if not job.generate and not (self.options.warmup and request.has_messages):
             yield [accepted]

@@ -43,7 +43,7 @@ class Request(Struct, frozen=True):
     """Why all items had to be written, where they had."""
 
 
-def write_request(job: Job, model: str, options: Options, writer: Writer) -> Request:
+def write_request(job: Job, options: Options, writer: Writer) -> Request:
     """The request for a job; what cannot be asked for is refused."""
     if job.settings.truncation == "auto":
         raise UnsupportedParameter(
@@ -70,7 +70,7 @@ def write_request(job: Job, model: str, options: Options, writer: Writer) -> Req
             fields["tool_choice"] = choice
         fields["tools"] = Raw(box.json)
     pieces = [
-        b'{"model":' + wire.encode(model) + b',"messages":[',
+        b'{"model":' + wire.encode(job.model.own_name or job.model.name) + b',"messages":[',
         b",".join(messages),
         b"]," + wire.encode(fields)[1:],
     ]

@@ -16,7 +16,7 @@ from slipring.engines.base import Engine, Level
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import Answer
 from slipring.engines.llama.api import Api
-from slipring.engines.llama.grammar import grammar_of, schema_of
+from slipring.engines.llama.grammar import constrains_calls, grammar_of, schema_of
 from slipring.engines.llama.options import Options, read_options
 from slipring.engines.llama.process import ChildSettings, Process, kv_directory
 from slipring.engines.llama.remote import External
@@ -93,7 +93,8 @@ class LlamaEngine(Engine):
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         rendering = await self._render(job)
         sent = rendering.prompt if job.generate else rendering.context
-        constraint = self._constraint(job)
+        constraint = self._constraint(job, rendering)
+        trusted = "grammar" in constraint and constrains_calls(job)
         yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
         room = self.model.context - sent.total
         limit = min(job.settings.max_output_tokens or room, room) if job.generate else 0
@@ -112,7 +113,7 @@ class LlamaEngine(Engine):
                 **constraint,
             )
             slot.doubt(job.tenant, wish.sure_of(slot))
-            answer = Answer(job, rendering, self.renderer, limit)
+            answer = Answer(job, rendering, self.renderer, limit, trusted=trusted)
             async with aclosing(self._api.complete(body)) as chunks:
                 async for chunk in chunks:
                     slot.tenant = job.tenant  # it has begun, and has left nothing of anybody else's
@@ -150,12 +151,14 @@ class LlamaEngine(Engine):
             return False
         return job.parent is None or (renderer.always_appends and isinstance(job.parent.position, Rendered))
 
-    def _constraint(self, job: Job) -> dict[str, object]:
+    def _constraint(self, job: Job, rendering: Rendering) -> dict[str, object]:
         """What keeps an answer to its form, as a field of the request."""
         if not job.generate:
             return {}
         if self.model.llguidance:
-            grammar = grammar_of(job, self.renderer)
+            grammar = grammar_of(
+                job, self.renderer, opens_thought=self.renderer.opens_thought(rendering.prompt)
+            )
             return {"grammar": grammar} if grammar is not None else {}
         schema = schema_of(job, self.renderer.calls)
         return {"json_schema": schema} if schema is not None else {}

@@ -5,6 +5,8 @@ the count. The others are found again from the bytes; where that fails the ids a
 turn renders from items.
 """
 
+from msgspec import structs
+
 from slipring.core.generation import Delta, Finished, Job, Prefilled, Text
 from slipring.engines.llama.api import Chunk
 from slipring.errors import ServerError
@@ -15,16 +17,22 @@ from slipring.protocol.responses import Logprob
 
 
 class Answer:
-    """The answer to one job as it comes in."""
+    """The answer to one job as it comes in. ``trusted``: a grammar keeps its calls to their form."""
 
-    def __init__(self, job: Job, rendering: Rendering, renderer: Renderer, limit: int) -> None:
+    def __init__(
+        self, job: Job, rendering: Rendering, renderer: Renderer, limit: int, *, trusted: bool
+    ) -> None:
         self._rendering = rendering
         self._renderer = renderer
         self._generates = job.generate
         self._limit = limit
         self._stop_ids = renderer.stop_ids()
         starts_thinking = renderer.opens_thought(rendering.prompt)
-        self._parser = Parser(renderer.calls, job.offer, starts_thinking=starts_thinking)
+        calls = renderer.calls
+        if trusted and calls.call_open:
+            # The grammar knows calls by their mark: what comes without it has not been checked.
+            calls = structs.replace(calls, bare_json=False, prefix="")
+        self._parser = Parser(calls, job.offer, starts_thinking=starts_thinking, trusted=trusted)
         self._text = Utf8Stream()
         self._last: Chunk | None = None
         self._predicted = 0

@@ -26,10 +26,13 @@ _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 """As chat templates write JSON, which is what models have read."""
 
 
-def grammar_of(job: Job, renderer: Renderer) -> str | None:
-    """The grammar that the answer to a job has to follow, or None where it is free."""
+def grammar_of(job: Job, renderer: Renderer, *, opens_thought: bool = False) -> str | None:
+    """The grammar that the answer to a job has to follow, or None where it is free.
+
+    ``opens_thought``: the prompt ends inside a thought, which the model has to end first.
+    """
     offer, format = job.offer, job.settings.format
-    writer = _Writer(renderer.calls, renderer.vocabulary, renderer.stop_ids())
+    writer = _Writer(renderer.calls, renderer.vocabulary, renderer.stop_ids(), opens_thought=opens_thought)
     most_calls = _MOST_CALLS if job.settings.parallel_tool_calls else 1
     if offer.required:
         return writer.required_calls(offer.tools, most_calls)
@@ -38,6 +41,11 @@ def grammar_of(job: Job, renderer: Renderer) -> str | None:
     if any(is_strict(tool) for tool in offer.tools):
         return writer.text_or_calls(offer.tools, most_calls)
     return None
+
+
+def constrains_calls(job: Job) -> bool:
+    """Whether the grammar of a job, if it has one, keeps calls to their form: one of a document does not."""
+    return job.offer.required or job.settings.format.kind == "text"
 
 
 def schema_of(job: Job, calls: CallFormat) -> dict[str, Any] | None:
@@ -72,7 +80,10 @@ def is_strict(tool: CallableTool) -> bool:
 class _Writer:
     """Writes grammars for one model."""
 
-    def __init__(self, calls: CallFormat, vocabulary: Vocabulary, stop_ids: Iterable[int]) -> None:
+    def __init__(
+        self, calls: CallFormat, vocabulary: Vocabulary, stop_ids: Iterable[int], *, opens_thought: bool
+    ) -> None:
+        self._opens_thought = opens_thought
         self._calls = calls
         self._vocabulary = vocabulary
         self._rules = [f"stop: <[{','.join(map(str, sorted(stop_ids)))}]>"]
@@ -87,16 +98,13 @@ class _Writer:
         self._write_calls(tools)
         opening = self._calls.call_open
         if not opening:
-            self._rules.append(r"TEXT: /([^{][\s\S]*)?/")
+            self._rules.append(r"TEXT: /(\s*[^{\[\s][\s\S]*)?/")
             return self._finish(f"{self._thought()}(one{_more('one', most)} | TEXT)")
         self._rules.append(r"TEXT: /[\s\S]*/")
         if self._vocabulary.has_control(opening):
             return self._finish(f"{self._thought()}TEXT (one{_more('one', most)})?")
         # Text can say the mark like any other word: what follows its first occurrence is a call.
-        escaped = "".join(
-            f"\\{character}" if character in "/\\.[](){}*+?|^$" else character for character in opening
-        )
-        self._rules.append(rf"lead[lazy]: /[\s\S]*{escaped}/")
+        self._rules.append(rf"lead[lazy]: /[\s\S]*{_escaped(opening)}/")
         return self._finish(f"{self._thought()}(TEXT | lead rest{_more('one', most)})")
 
     def document(self, format: TextFormat) -> str:
@@ -127,15 +135,18 @@ class _Writer:
     def _thought(self) -> str:
         """What a model that thinks writes before it answers."""
         opening, closing = self._calls.think_open, self._calls.think_close
-        if not opening or not self._vocabulary.has_control(opening):
+        if self._opens_thought and not self._vocabulary.has_control(closing):
+            self._rules += [rf"thought[lazy]: /[\s\S]*{_escaped(closing)}/", r"SPACE: /\s*/"]
+            return "thought SPACE "
+        if not self._opens_thought and not (opening and self._vocabulary.has_control(opening)):
             return ""
-        if not any(rule.startswith("thought:") for rule in self._rules):
-            self._rules += [
-                rf"thought: {self._mark(opening)} THOUGHT {self._mark(closing)} SPACE",
-                r"THOUGHT: /[\s\S]*/",
-                r"SPACE: /\s*/",
-            ]
-        return "thought? "
+        lead = "" if self._opens_thought else f"{self._mark(opening)} "
+        self._rules += [
+            rf"thought: {lead}THOUGHT {self._mark(closing)} SPACE",
+            r"THOUGHT: /[\s\S]*/",
+            r"SPACE: /\s*/",
+        ]
+        return "thought " if self._opens_thought else "thought? "
 
     def _mark(self, token: str) -> str:
         if self._vocabulary.has_control(token):
@@ -147,6 +158,11 @@ class _Writer:
         if (complaint := _grammar_complaint(grammar)) is not None:
             raise RuntimeError(f"a grammar of our own cannot be compiled: {complaint}")
         return grammar
+
+
+def _escaped(text: str) -> str:
+    """A text as a regular expression that matches nothing else."""
+    return "".join(f"\\{character}" if character in "/\\.[](){}*+?|^$" else character for character in text)
 
 
 def _literal(text: str) -> str:
