@@ -8,7 +8,7 @@ from msgspec import Raw, Struct
 from slipring.core.generation import Job, Settings
 from slipring.engines.chat.messages import History, Writer, refuse_unsendable
 from slipring.engines.chat.options import Options
-from slipring.engines.chat.tools import EMPTY, Toolbox, choose, toolbox
+from slipring.engines.chat.tools import EMPTY, Toolbox, offered_tools, toolbox
 from slipring.engines.upstream import affinity_key
 from slipring.errors import UnsupportedParameter
 from slipring.protocol import wire
@@ -53,8 +53,7 @@ def write_request(job: Job, options: Options, writer: Writer) -> Request:
     before, fallback = _position(job, writer)
     refuse_unsendable(job.input, images=options.images, new=True)
     history = _write_history(job, before, options, writer)
-    tools, choice = choose(job)
-    box = toolbox(tools, before.toolbox if before is not None else EMPTY)
+    box = toolbox(offered_tools(job.offer), before.toolbox if before is not None else EMPTY)
     messages = history.json()
     if job.head.instructions is not None:
         messages.insert(0, b'{"role":"system","content":' + bytes(job.head.instructions_json) + b"}")
@@ -66,8 +65,8 @@ def write_request(job: Job, options: Options, writer: Writer) -> Request:
     }
     if box.tools:
         fields["parallel_tool_calls"] = job.settings.parallel_tool_calls
-        if choice is not None:
-            fields["tool_choice"] = choice
+        if job.offer.required:
+            fields["tool_choice"] = "required"
         fields["tools"] = Raw(box.json)
     pieces = [
         b'{"model":' + wire.encode(job.model.own_name or job.model.name) + b',"messages":[',

@@ -5,13 +5,11 @@ from typing import Any
 
 from msgspec import UNSET, Struct, UnsetType
 
-from slipring.core.generation import Job
 from slipring.errors import InvalidRequest
 from slipring.prompts.parser import flat_name
 from slipring.prompts.schemas import description_of, parameters_of
 from slipring.protocol import wire
-from slipring.protocol.items import AdditionalTools
-from slipring.protocol.tools import CallableTool, FunctionTool, Toolset, merged
+from slipring.protocol.tools import CallableTool, FunctionTool, Offer
 
 Tools = tuple[CallableTool, ...]
 
@@ -71,30 +69,11 @@ def _definition(tool: CallableTool) -> _Definition:
     )
 
 
-def choose(job: Job) -> tuple[Tools, object]:
-    """The tools to send, and ``tool_choice`` where it has to say something.
+def offered_tools(offer: Offer) -> Tools:
+    """The tools to send: those on offer, each once, and no others.
 
-    A model can call only what it is told of, whatever its server makes of ``tool_choice``: so a narrower
-    offer is a shorter list. But one tool that must be called is named, and the list stays as it is in the
-    server's cache.
+    A model can call only what it is told of, whatever its server makes of ``tool_choice``; llama-server, for
+    one, does not understand a choice that names a function. So a narrower offer is a shorter list, though
+    the server then reads its prompt anew.
     """
-    offered = {(tool.namespace, tool.name) for tool in job.offer.tools}
-    if not offered:
-        return (), None
-    tools = _all_tools(job)
-    if job.offer.required and len(offered) == 1:
-        return tools, {"type": "function", "function": {"name": flat_name(job.offer.tools[0])}}
-    if len(offered) < len(tools):
-        tools = tuple(tool for tool in tools if (tool.namespace, tool.name) in offered)
-    return tools, "required" if job.offer.required else None
-
-
-def _all_tools(job: Job) -> Tools:
-    """The head's tools, and those that items brought."""
-    added = job.parent.carry.tools if job.parent is not None else ()
-    for item in job.input:
-        if item.type == "additional_tools":
-            body = item.body()
-            assert isinstance(body, AdditionalTools)
-            added = merged(added, Toolset.read(body.tools).callables)
-    return merged(job.head.tools.callables, added)
+    return tuple({(tool.namespace, tool.name): tool for tool in offer.tools}.values())
