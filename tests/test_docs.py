@@ -12,7 +12,7 @@ import pytest
 from slipring import __version__
 from slipring.cli import build_parser
 from slipring.config import from_namespace
-from slipring.engines import llama, simulated
+from slipring.engines import chat, llama, simulated
 from slipring.engines.catalog import open_engine
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.options import Options, read_options
@@ -78,6 +78,8 @@ def test_commands_exist(where: str, command: str) -> None:
         kind, _, rest = from_namespace(arguments, environ).engine.partition(":")
         if kind == "llama":
             read_options(rest)  # the model of an example need not be here
+        elif kind == "chat":
+            chat.options.read_options(rest)  # nor its server
         else:
             open_engine(f"{kind}:{rest}")
     elif program == "python":
@@ -106,7 +108,7 @@ def test_the_changelog_knows_this_version() -> None:
     assert f"\n## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize("engine", [llama, simulated])
+@pytest.mark.parametrize("engine", [llama, chat, simulated])
 def test_the_options_of_engines_are_documented(engine: ModuleType) -> None:
     table = reference(engine.options.Options)
     assert table in (ROOT / "docs" / "engines.md").read_text(), f"docs/engines.md lacks this table:\n{table}"
