@@ -358,6 +358,8 @@ def test_a_cache_key_is_never_the_clients_own() -> None:
     key = body_of(asked, send_cache_key=True)["prompt_cache_key"]
     assert key
     assert "mine" not in key
+    salt = body_of(asked, send_cache_salt=True)["cache_salt"]
+    assert salt == body_of(job(), send_cache_salt=True)["cache_salt"] != key
 
 
 def test_items_that_do_not_fit_cannot_be_dropped() -> None:
@@ -688,7 +690,7 @@ def test_counts_are_as_told_or_zero() -> None:
 
 
 def test_logprobs_come_with_their_words() -> None:
-    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX))
+    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX), logprobs=True)
     token = {"token": "yes", "logprob": -0.5, "bytes": None, "top_logprobs": []}
     half = {**token, "token": "\\xf0", "top_logprobs": [{"token": "no", "logprob": -1.0, "bytes": [110]}]}
     silent = {"delta": {"content": ""}, "logprobs": {"content": [half]}}
@@ -898,3 +900,34 @@ async def test_models_can_change_along_a_chain() -> None:
         await socket.response(input="more", previous_response_id=first["id"], model="b", store=False)
         assert [each["model"] for each in partner.requests] == ["a", "b"]
         assert [each["content"] for each in partner.requests[1]["messages"]] == ["hello", "ok", "more"]
+
+
+async def test_an_error_instead_of_the_first_token_is_tried_again() -> None:
+    async with playing(retries=1) as (partner, server), server.connect() as socket:
+        partner.script(Send({"error": {"message": "Provider returned error", "code": 502}}))  # type: ignore[arg-type]
+        response = await socket.response(**ASK)
+        assert (response["status"], len(partner.requests)) == ("completed", 2)
+
+
+async def test_images_go_along_a_chain() -> None:
+    shown = [{"type": "input_text", "text": "Look."}, {"type": "input_image", "image_url": IMAGE}]
+    async with playing(images=True) as (partner, server), server.connect() as socket:
+        first = await socket.response(input=[{"role": "user", "content": shown}], store=False)
+        await socket.response(input="And?", previous_response_id=first["id"], store=False)
+        assert partner.requests[1]["messages"][0] == partner.requests[0]["messages"][0]
+        assert partner.requests[1]["messages"][0]["content"][1]["image_url"] == {"url": IMAGE}
+
+
+async def test_added_tools_and_updates_hold_for_the_turns_that_follow() -> None:
+    added = [
+        {"type": "additional_tools", "role": "developer", "tools": [ADD]},
+        {"type": "configuration_update", "reasoning": {"effort": "high"}},
+        {"role": "user", "content": "go"},
+    ]
+    async with playing() as (partner, server), server.connect() as socket:
+        first = await socket.response(input=added, tools=[WEATHER], store=False)
+        await socket.response(input="on", tools=[WEATHER], previous_response_id=first["id"], store=False)
+        for sent in partner.requests:
+            assert [tool["function"]["name"] for tool in sent["tools"]] == ["get_weather", "add"]
+            assert sent["reasoning_effort"] == "high"
+        assert [each["content"] for each in partner.requests[1]["messages"]] == ["go", "ok", "on"]

@@ -65,7 +65,9 @@ class ChatEngine(Engine):
             yield [accepted]
             await ticket.turn()
             yield [Begun()]
-            answer = Answer(request.position, think_tags=self.options.think_tags)
+            answer = Answer(
+                request.position, logprobs=job.settings.logprobs, think_tags=self.options.think_tags
+            )
             async with aclosing(self._gate.stream(lambda: self._ask(job, request))) as chunks:
                 async for chunk in chunks:
                     if (deltas := answer.take(chunk)) and job.generate:

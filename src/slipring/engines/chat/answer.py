@@ -27,9 +27,10 @@ _THINK_TAGS = CallFormat(think_open="<think>", think_close="</think>")
 class Answer:
     """The answer to one job as it comes in."""
 
-    def __init__(self, position: Written, *, think_tags: bool = False) -> None:
-        """``position`` is left with the response when it is done."""
+    def __init__(self, position: Written, *, logprobs: bool = False, think_tags: bool = False) -> None:
+        """``position`` is left with the response when it is done; ``logprobs``: they were asked for."""
         self._position = position
+        self._wants_logprobs = logprobs
         self._calls = Calls(position.toolbox.names)
         self._parser = Parser(_THINK_TAGS, Offer()) if think_tags else None
         self._begun = False
@@ -85,7 +86,7 @@ class Answer:
         )
 
     def _take_choice(self, choice: Choice, deltas: list[Delta]) -> None:
-        if choice.logprobs is not None:
+        if choice.logprobs is not None and self._wants_logprobs:
             self._logprobs += [each.as_logprob() for each in choice.logprobs.content or ()]
         if choice.delta is not None:
             self._tell(self._said(choice.delta), deltas)

@@ -31,7 +31,7 @@ _string = msgspec.json.Decoder(str)
 class _Call:
     """One call as it grows."""
 
-    __slots__ = ("id", "is_over", "is_started", "name", "pieces", "said", "tool", "whole_at")
+    __slots__ = ("id", "is_over", "is_started", "name", "partial_at", "pieces", "said", "tool")
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -40,20 +40,19 @@ class _Call:
         self.pieces: list[str] = []
         self.said = 0
         self.is_started = self.is_over = False
-        self.whole_at = -1
+        self.partial_at = 0
         """How many pieces there were when it was last found not to be whole."""
 
     @property
     def is_whole(self) -> bool:
         """Whether the arguments are a JSON object."""
-        if self.whole_at == len(self.pieces) or not self.pieces or not self.pieces[-1].rstrip().endswith("}"):
+        if self.partial_at == len(self.pieces) or not self.pieces[-1].rstrip().endswith("}"):
             return False
-        self.whole_at = len(self.pieces)
         try:
             _object.decode("".join(self.pieces))
         except (ValueError, RecursionError):
+            self.partial_at = len(self.pieces)
             return False
-        self.whole_at = -1
         return True
 
 

@@ -27,7 +27,6 @@ class CallPiece(Struct):
 class ContentPart(Struct):
     """Of servers that send content in parts: text, or thinking that holds parts itself."""
 
-    type: str = "text"
     text: str | None = None
     thinking: "str | list[ContentPart] | None" = None
 

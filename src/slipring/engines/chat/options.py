@@ -33,6 +33,9 @@ class Options(UpstreamOptions):
     send_cache_key: bool = option(
         False, "whether `prompt_cache_key` is sent: the affinity key, never a client's own"
     )
+    send_cache_salt: bool = option(
+        False, "whether `cache_salt` is sent, which keeps tenants apart in the prefix cache of vLLM"
+    )
     warmup: bool = option(False, "whether a warmup asks the server, for one token that is thrown away")
 
 

@@ -9,7 +9,7 @@ from slipring.core.generation import Job, Settings
 from slipring.engines.chat.messages import History, Writer, refuse_unsendable
 from slipring.engines.chat.options import Options
 from slipring.engines.chat.tools import EMPTY, Toolbox, offered_tools, toolbox
-from slipring.engines.upstream import affinity_key
+from slipring.engines.upstream import affinity_key, tenant_salt
 from slipring.errors import UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.requests import TextFormat
@@ -109,6 +109,7 @@ def _sampling(job: Job, options: Options) -> dict[str, Any]:
         "logprobs": True if settings.logprobs else None,
         "top_logprobs": settings.top_logprobs or None,
         "prompt_cache_key": affinity_key(job) if options.send_cache_key else None,
+        "cache_salt": tenant_salt(job.tenant) if options.send_cache_salt else None,
     }
     return {name: value for name, value in asked.items() if value is not None}
 
