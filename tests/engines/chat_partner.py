@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
@@ -139,8 +138,7 @@ class Stream:
         self.partner.stalled.set()
         transport = self.request.transport
         while transport is not None and not transport.is_closing():
-            with suppress(TimeoutError):
-                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)
         self.partner.left.set()
         raise Hung
 
