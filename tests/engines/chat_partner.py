@@ -137,7 +137,7 @@ class Stream:
     async def stall(self, step: Stall) -> None:
         self.partner.stalled.set()
         transport = self.request.transport
-        while transport is not None and not transport.is_closing():
+        while transport is not None and not transport.is_closing():  # noqa: ASYNC110 - nothing else tells
             await asyncio.sleep(0.02)
         self.partner.left.set()
         raise Hung
