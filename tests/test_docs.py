@@ -14,7 +14,7 @@ import pytest
 from slipring import __version__
 from slipring.cli import build_parser
 from slipring.config import from_namespace
-from slipring.engines import responses, tokenserver
+from slipring.engines import chat, responses, tokenserver
 from slipring.engines.catalog import open_engine
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.options import Options, read_options
@@ -26,6 +26,7 @@ from tests.harness import serve
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 READERS: dict[str, Callable[[str], Any]] = {
+    "chat": chat.options.read_options,
     "llama": read_options,
     "responses": responses.options.read_options,
     "sglang": partial(tokenserver.read_options, "sglang"),
@@ -118,9 +119,13 @@ def test_the_changelog_knows_this_version() -> None:
     assert f"\n## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize(
-    "options", [Options, SimulatedOptions, tokenserver.Options, responses.options.Options]
-)
+OPTIONS = [
+    *(Options, SimulatedOptions, tokenserver.Options),
+    *(responses.options.Options, chat.options.Options),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
 def test_the_options_of_engines_are_documented(options: type[Any]) -> None:
     table = reference(options)
     assert table in (ROOT / "docs" / "engines.md").read_text(), f"docs/engines.md lacks this table:\n{table}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.engines.chat_partner import ChatPartner
 from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Stop, Think
 from tests.engines.responses_partner import ResponsesPartner
 from tests.engines.sglang_partner import SglangPartner
@@ -18,6 +19,7 @@ from tests.engines.vllm_partner import VllmPartner
 from tests.harness import WEATHER, Running, serve
 
 PARTNERS: dict[str, Callable[[], Partner]] = {
+    "chat": ChatPartner,
     "responses-sse": lambda: ResponsesPartner("sse"),
     "responses-ws": lambda: ResponsesPartner("websocket"),
     "sglang": SglangPartner,

@@ -25,6 +25,12 @@ def _llama(rest: str) -> Engine:
     return LlamaEngine.from_options(rest)
 
 
+def _chat(rest: str) -> Engine:
+    from slipring.engines.chat import ChatEngine
+
+    return ChatEngine.from_options(rest)
+
+
 def _vllm(rest: str) -> Engine:
     from slipring.engines.vllm import VllmEngine
 
@@ -45,6 +51,7 @@ def _responses(rest: str) -> Engine:
 
 KINDS: dict[str, Callable[[str], Engine]] = {
     "llama": _llama,
+    "chat": _chat,
     "simulated": _simulated,
     "responses": _responses,
     "sglang": _sglang,

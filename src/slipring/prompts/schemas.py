@@ -27,13 +27,22 @@ def quoted(name: str) -> str:
     return wire.encode(name).decode()
 
 
-def describe(tool: CallableTool) -> str:
-    """A tool's definition as one line of JSON, in the form that chat templates made common."""
+def description_of(tool: CallableTool) -> str:
+    """What a tool is for; of a custom tool, also the format of its input, which no schema tells."""
     definition = tool.definition
     description = definition.description if isinstance(definition.description, str) else ""
     if not isinstance(definition, FunctionTool) and isinstance(definition.format, Raw):
         description = f"{description} Its input follows this format: {bytes(definition.format).decode()}"
-    function = {"name": flat_name(tool), "description": description, "parameters": parameters_of(tool)}
+    return description
+
+
+def describe(tool: CallableTool) -> str:
+    """A tool's definition as one line of JSON, in the form that chat templates made common."""
+    function = {
+        "name": flat_name(tool),
+        "description": description_of(tool),
+        "parameters": parameters_of(tool),
+    }
     return wire.encode({"type": "function", "function": function}).decode()
 
 

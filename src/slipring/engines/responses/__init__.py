@@ -48,8 +48,6 @@ class ResponsesEngine(Engine):
         self.options = options
         headers = _key_headers(options)
         self._models = models.served(options, headers)
-        self._names = {model.name for model in self._models}
-        self._default = self._models[0].name
         self._keeps_reasoning = options.reasoning == "text"
         query = f"?{options.query}" if options.query else ""
         self._path, self._probe_path = f"/responses{query}", f"/models{query}"
@@ -202,7 +200,7 @@ class ResponsesEngine(Engine):
     def _body(
         self, job: Job, items: list[bytes], opening: dict[str, object], parent: Position | None
     ) -> bytes:
-        model = self.options.model or (job.model.name if job.model.name in self._names else self._default)
+        model = job.model.own_name or job.model.name
         previous_id = parent.upstream_id if parent is not None else None
         return create_body(job, model, self.options, items, opening=opening, previous_id=previous_id)
 

@@ -1,0 +1,188 @@
+"""Calls in the making: pieces that servers send interleaved, told one call after the other.
+
+The first call that is not over is told as it comes; the others wait. A call is over when its arguments are a
+whole JSON object and another has begun, or when the answer is over.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import Struct
+
+from slipring.core.generation import CallArguments, CallStarted, Delta
+from slipring.engines.chat.chunks import CallPiece
+from slipring.errors import ServerError
+from slipring.protocol.tools import CallableTool
+
+_LONGEST_NAME = 256
+
+
+class _Input(Struct):
+    """The arguments of a custom tool's call."""
+
+    input: str
+
+
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_input = msgspec.json.Decoder(_Input | str)
+_string = msgspec.json.Decoder(str)
+
+
+class _Call:
+    """One call as it grows."""
+
+    __slots__ = ("id", "is_over", "is_started", "name", "partial_at", "pieces", "said", "tool")
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+        self.name = ""
+        self.tool: CallableTool | None = None
+        self.pieces: list[str] = []
+        self.said = 0
+        self.is_started = self.is_over = False
+        self.partial_at = 0
+        """How many pieces there were when it was last found not to be whole."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments are a JSON object."""
+        if self.partial_at == len(self.pieces) or not self.pieces[-1].rstrip().endswith("}"):
+            return False
+        try:
+            _object.decode("".join(self.pieces))
+        except (ValueError, RecursionError):
+            self.partial_at = len(self.pieces)
+            return False
+        return True
+
+
+class Calls:
+    """The calls of one answer."""
+
+    def __init__(self, names: Mapping[str, CallableTool]) -> None:
+        """``names``: the tools that the model was told of, by the names it was told."""
+        self._names = names
+        self._calls: list[_Call] = []
+        self._at: dict[int, _Call] = {}
+        self._current = 0
+
+    @property
+    def any(self) -> bool:
+        return bool(self._calls)
+
+    def take(self, piece: CallPiece) -> list[Delta]:
+        """Take a piece; what can be told now."""
+        call = self._find(piece)
+        function = piece.function
+        if function is not None and not call.is_over:
+            text = _text_of(function.arguments)
+            # A name comes before arguments, in pieces or whole, and then once or again and again.
+            if (
+                function.name
+                and not call.pieces
+                and not (call.name in self._names and function.name == call.name)
+            ):
+                call.name += function.name
+            if text:
+                call.pieces.append(text)
+        return self._advance()
+
+    def settle(self) -> tuple[bool, list[Delta]]:
+        """Whether something else can be told now, as all calls so far are whole; and what ends them."""
+        if not all(call.is_over or call.is_whole for call in self._calls):
+            return False, []
+        return True, self.finish(cut_off=False)
+
+    def finish(self, *, cut_off: bool) -> list[Delta]:
+        """No more comes: tell all the rest."""
+        deltas: list[Delta] = []
+        for call in self._calls[self._current :]:
+            if not call.name and not call.pieces and cut_off:
+                continue
+            self._tell(call, deltas)
+            self._end(call, deltas, cut_off=cut_off)
+        self._current = len(self._calls)
+        return deltas
+
+    def _find(self, piece: CallPiece) -> _Call:
+        call = self._known(piece)
+        if call is None:
+            call = _Call(piece.id or "")
+            self._calls.append(call)
+        if piece.index is not None:
+            self._at[piece.index] = call
+        return call
+
+    def _known(self, piece: CallPiece) -> _Call | None:
+        """The call that a piece belongs to: by its index, else by its id, else the last one."""
+        named = piece.function is not None and bool(piece.function.name)
+        if piece.index is not None:
+            call = self._at.get(piece.index)
+            # Servers are known that give every call the same index.
+            is_new = call is not None and call.pieces and named and piece.id and piece.id != call.id
+            return None if is_new else call
+        if piece.id:
+            return next((call for call in reversed(self._calls) if call.id == piece.id), None)
+        last = self._calls[-1] if self._calls else None
+        return None if last is not None and last.pieces and named else last
+
+    def _advance(self) -> list[Delta]:
+        deltas: list[Delta] = []
+        while self._current < len(self._calls):
+            call = self._calls[self._current]
+            self._tell(call, deltas)
+            if self._current == len(self._calls) - 1 or not call.is_whole:
+                break
+            self._end(call, deltas, cut_off=False)
+            self._current += 1
+        return deltas
+
+    def _tell(self, call: _Call, deltas: list[Delta]) -> None:
+        """What has come of the current call and was not told. Its name is whole once arguments come."""
+        if not call.pieces:
+            return
+        if not call.is_started:
+            self._start(call, deltas)
+        if call.tool is None or call.tool.kind == "function":
+            if call.said < len(call.pieces):
+                deltas.append(CallArguments("".join(call.pieces[call.said :])))
+            call.said = len(call.pieces)
+
+    def _start(self, call: _Call, deltas: list[Delta]) -> None:
+        if not 1 <= len(call.name) <= _LONGEST_NAME:
+            raise ServerError("The engine called a tool without naming it.")
+        call.is_started = True
+        call.tool = tool = self._names.get(call.name)
+        if tool is None:
+            # Not a tool that was offered; whether it is there is for the client to say.
+            deltas.append(CallStarted("function", call.name))
+        else:
+            deltas.append(CallStarted(tool.kind, tool.name, tool.namespace))
+
+    def _end(self, call: _Call, deltas: list[Delta], *, cut_off: bool) -> None:
+        if not call.is_started:
+            self._start(call, deltas)
+        call.is_over = True
+        text = "".join(call.pieces)
+        if call.tool is not None and call.tool.kind == "custom":
+            deltas.append(CallArguments(_custom_input(text)))
+        elif not text and not cut_off:
+            deltas.append(CallArguments("{}"))
+
+
+def _text_of(arguments: msgspec.Raw) -> str:
+    data = bytes(arguments)
+    if data.startswith(b'"'):
+        return _string.decode(data)
+    return "" if data == b"null" else data.decode()
+
+
+def _custom_input(text: str) -> str:
+    """The one string that a custom tool takes; what does not hold one is taken as it is."""
+    for ending in ("", '"}'):  # the second for a call that was cut off
+        try:
+            value = _input.decode(text + ending)
+        except (ValueError, RecursionError):
+            continue
+        return value if isinstance(value, str) else value.input
+    return text

@@ -1,0 +1,139 @@
+"""The stream of a Chat Completions server: chunks, read as tolerantly as servers differ, and errors."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from slipring.engines.upstream import refusal
+from slipring.errors import ApiError, ServerError
+from slipring.protocol.responses import Logprob, TopLogprob
+
+
+class FunctionPiece(Struct):
+    name: str | None = None
+    arguments: Raw = Raw(b"null")
+    """A piece of text; from some servers, the whole object."""
+
+
+class CallPiece(Struct):
+    index: int | None = None
+    id: str | None = None
+    function: FunctionPiece | None = None
+
+
+class ContentPart(Struct):
+    """Of servers that send content in parts: text, or thinking that holds parts itself."""
+
+    text: str | None = None
+    thinking: "str | list[ContentPart] | None" = None
+
+
+class ReasoningDetail(Struct):
+    text: str | None = None
+    summary: str | None = None
+
+
+class ChunkDelta(Struct):
+    content: str | list[ContentPart] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_details: list[ReasoningDetail] | None = None
+    refusal: str | None = None
+    tool_calls: list[CallPiece] | None = None
+
+    @property
+    def thought(self) -> str:
+        """Reasoning, which servers send under different names and some under two at once."""
+        plain = self.reasoning_content or self.reasoning
+        if plain or not self.reasoning_details:
+            return plain or ""
+        return "".join(detail.text or detail.summary or "" for detail in self.reasoning_details)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.content or self.refusal or self.tool_calls or self.thought)
+
+
+class TokenLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+    top_logprobs: "list[TokenLogprob] | None" = None
+
+    def as_logprob(self) -> Logprob:
+        top = [TopLogprob(each.token, each.logprob, each.bytes or []) for each in self.top_logprobs or ()]
+        return Logprob(self.token, self.logprob, self.bytes or [], top)
+
+
+class Logprobs(Struct):
+    content: list[TokenLogprob] | None = None
+
+
+class Choice(Struct):
+    index: int = 0
+    delta: ChunkDelta | None = None
+    finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        silent = self.delta is None or self.delta.is_empty
+        return silent and not self.finish_reason and self.logprobs is None
+
+
+class PromptDetails(Struct):
+    cached_tokens: int | None = None
+
+
+class CompletionDetails(Struct):
+    reasoning_tokens: int | None = None
+
+
+class Usage(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
+
+
+class Chunk(Struct):
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    error: dict[str, Any] | str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing: the role alone, or a sign of life."""
+        return self.usage is None and all(choice.is_empty for choice in self.choices or ())
+
+
+_chunk = msgspec.json.Decoder(Chunk)
+
+
+async def read_chunks(payloads: AsyncGenerator[bytes, None]) -> AsyncGenerator[Chunk, None]:
+    """The chunks that say something; an error among them is raised."""
+    async with aclosing(payloads):
+        async for payload in payloads:
+            try:
+                chunk = _chunk.decode(payload)
+            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+                raise ServerError("The engine's answer cannot be read.") from error
+            if chunk.error:
+                raise _told(chunk.error, payload)
+            if not chunk.is_empty:
+                yield chunk
+
+
+def _told(error: dict[str, Any] | str, payload: bytes) -> ApiError:
+    """An error in the stream, as if it had come instead of the stream."""
+    if isinstance(error, str):
+        return refusal(500, payload, {})
+    code = str(error.get("code"))
+    status = int(code) if code.isdecimal() else 0
+    if not 400 <= status < 600:
+        words = f"{error.get('type')} {code}".lower()
+        status = 429 if "rate_limit" in words else 400 if "invalid" in words or "length" in words else 500
+    return refusal(status, payload, {})

@@ -1,0 +1,271 @@
+"""Items as the messages of Chat Completions, each written once.
+
+What an assistant thought, said and called, and the outputs of these calls, belong together: an *exchange*.
+Until something else follows, an exchange may grow; whatever stands before it is never written again. So a
+context is a chain of ready pieces and a tail, and the same items give the same bytes however they were spread
+over turns.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from msgspec import UNSET, Struct, UnsetType
+
+from slipring.errors import UnsupportedParameter
+from slipring.prompts.messages import short_id
+from slipring.protocol import wire
+from slipring.protocol.items import (
+    Body,
+    CallOutput,
+    CustomToolCall,
+    FunctionCall,
+    InputFile,
+    InputImage,
+    Item,
+    Message,
+    Part,
+    Reasoning,
+    plain_text,
+)
+
+_STEP_BYTES = 300
+_URLS = ("data:", "http://", "https://")
+
+
+class _Function(Struct):
+    name: str
+    arguments: str
+
+
+class _ToolCall(Struct):
+    id: str
+    function: _Function
+    type: str = "function"
+
+
+class _ImageUrl(Struct):
+    url: str
+    detail: str | UnsetType = UNSET
+
+
+class _ImagePart(Struct, tag_field="type", tag="image_url"):
+    image_url: _ImageUrl
+
+
+class _TextPart(Struct, tag_field="type", tag="text"):
+    text: str
+
+
+Content = str | list[_TextPart | _ImagePart]
+
+
+class _ChatMessage(Struct):
+    role: str
+    content: Content | None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[_ToolCall] | UnsetType = UNSET
+    tool_call_id: str | UnsetType = UNSET
+
+
+class History(Struct, frozen=True, eq=False):
+    """The messages of a context: those written for one step, and a pointer to those before."""
+
+    before: "History | None"
+    pieces: tuple[bytes, ...]
+    """JSON of this step's messages that nothing can change any more, without brackets."""
+    tail: tuple[Item, ...]
+    """The exchange that may still grow."""
+    tail_json: bytes
+    size_bytes: int
+
+    def json(self) -> list[bytes]:
+        """All messages, oldest first, in pieces to be joined by commas."""
+        steps: list[History] = []
+        node: History | None = self
+        while node is not None:
+            steps.append(node)
+            node = node.before
+        pieces = [piece for step in reversed(steps) for piece in step.pieces]
+        return [*pieces, self.tail_json] if self.tail_json else pieces
+
+
+class Writer:
+    """Writes messages for one kind of server."""
+
+    def __init__(self, *, send_reasoning: bool = False) -> None:
+        self._send_reasoning = send_reasoning
+
+    def extend(self, before: History | None, items: Iterable[Item]) -> History:
+        """The messages of a context and of some more items; only these are written."""
+        tail = before.tail if before is not None else ()
+        units = list(_units((*tail, *items)))
+        written = [b""] * len(units)
+        first = 0
+        if before is not None and tail and len(units[0].items) == len(tail):
+            written[0], first = before.tail_json, 1
+        for number in range(first, len(units)):
+            written[number] = self._write(units[number])
+        own = _STEP_BYTES + sum(map(len, written[first:]))
+        ends_open = bool(units) and units[-1].is_exchange
+        return History(
+            before=before,
+            pieces=tuple(filter(None, written[:-1] if ends_open else written)),
+            tail=tuple(units[-1].items) if ends_open else (),
+            tail_json=written[-1] if ends_open else b"",
+            size_bytes=own + (before.size_bytes if before is not None else 0),
+        )
+
+    def _write(self, unit: "_Unit") -> bytes:
+        messages = self._exchange(unit.bodies) if unit.is_exchange else list(_message(unit.bodies[0]))
+        return wire.encode(messages)[1:-1]
+
+    def _exchange(self, bodies: Sequence[Body]) -> list[_ChatMessage]:
+        """One assistant's message and the outputs of its calls.
+
+        Calls that have no output here are left out: servers refuse them. They were cut off, or are answered
+        later; then the answer is told as a user's words, as nothing else may stand there.
+        """
+        outputs = [body for body in bodies if isinstance(body, CallOutput)]
+        answered = {output.call_id for output in outputs}
+        calls = {
+            body.call_id: body
+            for body in bodies
+            if isinstance(body, FunctionCall | CustomToolCall) and body.call_id in answered
+        }
+        return [
+            *self._speech(bodies, calls.values()),
+            *(_tool_message(output) for output in outputs if output.call_id in calls),
+            *(_late_output(output) for output in outputs if output.call_id not in calls),
+            *(message for output in outputs for message in _seen(output)),
+        ]
+
+    def _speech(
+        self, bodies: Sequence[Body], calls: Iterable[FunctionCall | CustomToolCall]
+    ) -> Iterator[_ChatMessage]:
+        said = "\n".join(filter(None, (plain_text(b.content) for b in bodies if isinstance(b, Message))))
+        thought = ""
+        if self._send_reasoning:
+            thoughts = (plain_text(b.content or ()) for b in bodies if isinstance(b, Reasoning))
+            thought = "\n".join(filter(None, thoughts))
+        called = [_tool_call(call) for call in calls]
+        if said or thought or called:
+            yield _ChatMessage(
+                role="assistant",
+                content=said or (None if called else ""),
+                reasoning_content=thought or UNSET,
+                tool_calls=called or UNSET,
+            )
+
+
+class _Unit(Struct):
+    """Items that are written together: one message of a user or system, or an exchange."""
+
+    items: list[Item]
+    bodies: list[Body]
+    is_exchange: bool
+
+    def takes(self, body: Body) -> bool:
+        """Whether an item belongs to this too: an assistant that speaks after outputs begins anew."""
+        if not self.is_exchange or _is_user_side(body):
+            return False
+        return isinstance(body, CallOutput) or not isinstance(self.bodies[-1], CallOutput)
+
+
+def _units(items: Iterable[Item]) -> Iterator[_Unit]:
+    unit: _Unit | None = None
+    for item in items:
+        body = item.body()
+        if not isinstance(body, Message | Reasoning | FunctionCall | CustomToolCall | CallOutput):
+            continue  # tools and settings have their own place in a request; the rest is not for models
+        if unit is not None and unit.takes(body):
+            unit.items.append(item)
+            unit.bodies.append(body)
+            continue
+        if unit is not None:
+            yield unit
+        unit = _Unit([item], [body], not _is_user_side(body))
+    if unit is not None:
+        yield unit
+
+
+def _is_user_side(body: Body) -> bool:
+    return isinstance(body, Message) and body.role != "assistant"
+
+
+def _message(body: Body) -> Iterator[_ChatMessage]:
+    assert isinstance(body, Message)
+    # Few servers know the developer's role; all know the system's.
+    yield _ChatMessage(role="user" if body.role == "user" else "system", content=_content(body.content))
+
+
+def _content(content: str | list[Part]) -> Content:
+    """Text as one string, unless there is something to see."""
+    if isinstance(content, str) or not any(isinstance(part, InputImage) for part in content):
+        return plain_text(content)
+    return [
+        _image(part) if isinstance(part, InputImage) else _TextPart(plain_text((part,))) for part in content
+    ]
+
+
+def _image(part: InputImage) -> _ImagePart:
+    return _ImagePart(_ImageUrl(part.image_url or "", part.detail or UNSET))
+
+
+def _tool_call(call: FunctionCall | CustomToolCall) -> _ToolCall:
+    name = f"{call.namespace}__{call.name}" if call.namespace else call.name
+    if isinstance(call, CustomToolCall):
+        arguments = wire.encode({"input": call.input}).decode()
+    else:
+        arguments = call.arguments if call.arguments.strip() else "{}"
+    return _ToolCall(short_id(call.call_id), _Function(name, arguments))
+
+
+def _tool_message(output: CallOutput) -> _ChatMessage:
+    return _ChatMessage(role="tool", content=plain_text(output.output), tool_call_id=short_id(output.call_id))
+
+
+def _late_output(output: CallOutput) -> _ChatMessage:
+    said = f"The output of an earlier tool call:\n{plain_text(output.output)}"
+    return _ChatMessage(role="user", content=said)
+
+
+def _seen(output: CallOutput) -> Iterator[_ChatMessage]:
+    """Images that a tool returned, as a user shows them: the message of a tool is text."""
+    images = [part for part in output.output if isinstance(part, InputImage)]
+    if images:
+        lead = _TextPart(f"Returned by the tool call {short_id(output.call_id)}:")
+        yield _ChatMessage(role="user", content=[lead, *map(_image, images)])
+
+
+def refuse_unsendable(items: Iterable[Item], *, images: bool, new: bool) -> None:
+    """Refuse what messages cannot hold, by name; ``new``: the items are the request's own."""
+    for index, item in enumerate(items):
+        if b'"input_image"' not in item.raw and b'"input_file"' not in item.raw:
+            continue
+        body = item.body()
+        if isinstance(body, Message):
+            parts, field, can_show = body.content, "content", images and body.role == "user"
+        elif isinstance(body, CallOutput):
+            parts, field, can_show = body.output, "output", images
+        else:
+            continue
+        for place, part in enumerate(parts):
+            param = f"input[{index}].{field}[{place}]" if new else "previous_response_id"
+            _refuse_part(part, can_show, param)
+
+
+def _refuse_part(part: Part | str, can_show: bool, param: str) -> None:
+    if isinstance(part, InputFile):
+        raise UnsupportedParameter("Files are not supported by this model's server.", param=param)
+    if not isinstance(part, InputImage):
+        return
+    if not can_show:
+        raise UnsupportedParameter(
+            "This model's server takes images only in user messages and tool outputs, and only if it is"
+            " configured to.",
+            param=param,
+        )
+    if not (part.image_url or "").startswith(_URLS):
+        raise UnsupportedParameter(
+            "This model's server takes images only as 'image_url' with a data URL or an http(s) URL.",
+            param=param,
+        )
