@@ -406,7 +406,7 @@ async def test_models_are_named_or_asked_for() -> None:
         asked = await asyncio.to_thread(open_engine, f"chat:{partner.url}")
         assert [model.name for model in asked.models()] == ["one", "two"]
         partner.models = []
-        with pytest.raises(StartupError, match="has no model"):
+        with pytest.raises(StartupError, match="lists no models"):
             await asyncio.to_thread(open_engine, f"chat:{partner.url}")
         with pytest.raises(StartupError, match="answers with 404"):
             await asyncio.to_thread(open_engine, f"chat:{partner.url}/v2")

@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Struct
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
-from slipring.engines.asking import ask, at_start
 from slipring.engines.base import Engine, Level
 from slipring.engines.constraint import schema_of
 from slipring.engines.gate import Gate, Retryable
 from slipring.engines.options import option, read_pairs
+from slipring.engines.questions import ask, at_start
 from slipring.engines.renderers import Manner, make_renderer
 from slipring.engines.tokens import Answer, Piece, learn, render
 from slipring.engines.upstream import Upstream, UpstreamOptions, read_key, refusal

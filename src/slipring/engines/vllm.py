@@ -11,11 +11,12 @@ import msgspec
 from msgspec import Struct
 
 from slipring.core.generation import Job, Settings
-from slipring.engines.asking import MARKS, AskedVocabulary, apart, ask, starts_of, tokenizing
+from slipring.engines.questions import ask
 from slipring.engines.renderers import Manner, read_tokenizer
 from slipring.engines.tokens import Piece
 from slipring.engines.tokenserver import Fault, Reader, Request, Served, TokenServer, raise_fault, reason_of
 from slipring.engines.upstream import tenant_salt
+from slipring.engines.vocabularies import MARKS, AskedVocabulary, apart, starts_of, tokenizing
 from slipring.errors import InvalidRequest, ServerError, StartupError, Unavailable
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenizer import Vocabulary

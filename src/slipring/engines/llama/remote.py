@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slipring.engines.asking import MARKS, AskedVocabulary, apart, ask, at_start, starts_of, tokenizing
+from slipring.engines.questions import ask, at_start
+from slipring.engines.vocabularies import MARKS, AskedVocabulary, apart, starts_of, tokenizing
 
 _MARKS = starts_of(MARKS)
 

@@ -1,26 +1,16 @@
-"""Questions to servers that wait for their answers, and vocabularies that only a server knows.
+"""Vocabularies that only a server knows. Renderers that ask them run in threads: they wait for answers."""
 
-They are asked at start, before anybody is served, and by renderers, which run in threads where their
-vocabulary is not local.
-"""
-
-import json
 import re
-import urllib.error
-import urllib.request
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import sha256
 from itertools import pairwise
-from typing import Any
 
-from slipring.errors import StartupError, Unavailable
+from slipring.errors import Unavailable
 from slipring.prompts.tokenizer import Vocabulary
 
-_TIMEOUT_S = 30.0
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _SHORT = 200
 
 MARKS = (
@@ -28,31 +18,6 @@ MARKS = (
     *("<tools>", "</tools>", "<|python_tag|>"),
 )
 """What models write around calls and thoughts: words in one vocabulary, tokens in the next."""
-
-
-def ask(url: str, key: str, path: str, body: object = None) -> Any:
-    """Wait for an answer in JSON. ``OSError`` or ``ValueError``: there is none that can be used."""
-    headers = {"Content-Type": "application/json"}
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url + path, data=data, headers=headers)
-    with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
-        return json.loads(answer.read())
-
-
-@contextmanager
-def at_start(kind: str, url: str, like: str) -> Iterator[None]:
-    """What goes wrong while a server is asked at start, in one line. ``like``: what it should be."""
-    try:
-        yield
-    except urllib.error.HTTPError as error:
-        raise StartupError(f"--engine {kind}: {url} answers with {error.code} {error.reason}") from None
-    except OSError as error:
-        said = getattr(error, "reason", error)
-        raise StartupError(f"--engine {kind}: cannot reach {url}: {said}") from None
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise StartupError(f"--engine {kind}: {url} does not answer like {like}") from None
 
 
 class AskedVocabulary(Vocabulary):
