@@ -17,6 +17,8 @@ from slipring.engines.catalog import open_engine
 from tests.engines.test_contract import text_of
 from tests.harness import WEATHER, Running, serve
 
+BLOCK = 128
+"""Servers count what they found in blocks: vLLM 0.32 on a CPU in steps of 128 tokens."""
 EVERY = pytest.mark.parametrize(
     "kind", [pytest.param("vllm", marks=pytest.mark.vllm), pytest.param("sglang", marks=pytest.mark.sglang)]
 )
@@ -56,7 +58,7 @@ async def test_a_continuation_is_found_in_the_servers_cache(kind: str) -> None:
         first = await socket.response(input=LONG, **GREEDY)
         second = await socket.response(input="Go on.", previous_response_id=first["id"], **GREEDY)
         # Caches go by whole blocks; the last is not full.
-        assert cached(second) >= first["usage"]["input_tokens"] - 64
+        assert cached(second) >= first["usage"]["input_tokens"] - BLOCK
 
 
 @EVERY
@@ -64,9 +66,9 @@ async def test_a_warmup_fills_the_cache(kind: str) -> None:
     async with playing(kind) as server, server.connect() as socket:
         said = f"{os.urandom(8).hex()} {LONG}"
         warm = await socket.response(input=said, generate=False, store=False)
-        assert (warm["output"], cached(warm) < 64) == ([], True)
+        assert (warm["output"], cached(warm) < BLOCK) == ([], True)
         response = await socket.response(input="Go on.", previous_response_id=warm["id"], **GREEDY)
-        assert cached(response) >= warm["usage"]["input_tokens"] - 64
+        assert cached(response) >= warm["usage"]["input_tokens"] - BLOCK
 
 
 @EVERY
@@ -77,7 +79,7 @@ async def test_no_tenant_finds_what_another_has_sent(kind: str) -> None:
         _, again = await server.post(key="k1", input=said, **GREEDY)
         _, other = await server.post(key="k2", input=said, **GREEDY)
         assert cached(again) > 0
-        assert cached(first) < 64
+        assert cached(first) < BLOCK
         assert cached(other) == 0
 
 
