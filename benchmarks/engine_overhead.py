@@ -268,6 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--long", type=int, default=85, help="exchanges of history before the long loop")
+    parser.add_argument("--only", default="", help="kinds whose names begin with this")
     arguments = parser.parse_args()
     kinds: dict[str, tuple[str, Make | None]] = {
         **HTTP,
@@ -278,6 +279,8 @@ def main() -> None:
     with started(upstream_file) as upstream, tempfile.TemporaryDirectory() as directory:
         tokenizer = write_tokenizer(Path(directory))
         for kind, (spec, make) in kinds.items():
+            if not kind.startswith(arguments.only):
+                continue
             print(f"{kind} …", file=sys.stderr, flush=True)
             engine = spec.format(url=upstream.url, tokenizer=tokenizer)
             with slipring(engine, "--log-level", "error") as server:
@@ -286,7 +289,8 @@ def main() -> None:
                     for before in (0, arguments.long)
                 }
             show(kind, results[kind])
-    keep("engine_overhead", {"budgets": BUDGETS, "turns": TURNS, "ms": results})
+    if not arguments.only:
+        keep("engine_overhead", {"budgets": BUDGETS, "turns": TURNS, "ms": results})
 
 
 def show(kind: str, results: dict[int, dict[str, list[float]]]) -> None:

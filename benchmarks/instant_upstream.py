@@ -106,7 +106,7 @@ async def responses_socket(request: web.Request) -> web.WebSocketResponse:
         seen[response_id] = [*before, *outputs_of(create["input"])]
         lane = {"stream_id": create["stream_id"]} if create.get("stream_id") else {}
         for event in response_events(response_id, seen[response_id], lane):
-            await socket.send_str(json.dumps(event))
+            await socket.send_str(json.dumps(event, separators=(",", ":")))
     return socket
 
 
