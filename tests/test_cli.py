@@ -191,7 +191,7 @@ async def test_a_script_is_played_and_its_end_does_not_end_the_server(tmp_path: 
     [
         (["--no-such-flag"], 2, "--no-such-flag"),
         (["--port", "70000"], 2, "flag --port: must be from 0 to 65535"),
-        (["--engine", "magic"], 3, "unknown engine 'magic' (known: llama, simulated"),
+        (["--engine", "magic"], 3, "unknown engine 'magic' (known: llama, chat, simulated"),
         (["--engine", "simulated:speed=1"], 3, "unknown option 'speed' (known: tokens_per_s,"),
         (["--host", "0.0.0.0"], 3, "refusing to serve on 0.0.0.0 without API keys"),
         (["--host", "a..b", "--insecure-no-auth"], 3, "cannot use the address a..b: not a host name"),
