@@ -4,6 +4,7 @@ Knows nothing of what is sent: engines give bodies as ready bytes and read paylo
 """
 
 import asyncio
+import contextlib
 import hmac
 import os
 import secrets
@@ -24,6 +25,7 @@ from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
 _JSON = {"Content-Type": "application/json"}
 _LONGEST_LINE = 64 * 2**20
+_LAST_BYTES_S = 0.05
 _DONE = b"[DONE]"
 
 
@@ -148,8 +150,17 @@ async def _payloads(content: aiohttp.StreamReader, idle_timeout_s: float) -> Asy
         if line.startswith(b"data:"):
             payload = line[5:].strip()
             if payload == _DONE:
+                await _drain(content)
                 return
             yield payload
+
+
+async def _drain(content: aiohttp.StreamReader) -> None:
+    """Read the last bytes of an answer, if they are there at once: then its connection can be used again."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LAST_BYTES_S):
+            while await content.readany():
+                pass
 
 
 async def _lines(content: aiohttp.StreamReader, idle_timeout_s: float) -> AsyncGenerator[bytes, None]:
@@ -168,15 +179,11 @@ async def _lines(content: aiohttp.StreamReader, idle_timeout_s: float) -> AsyncG
         yield rest
 
 
-class _Fault(msgspec.Struct):
-    message: str = ""
-    code: str | int | None = None
-    param: str | None = None
-
-
 class _Refused(msgspec.Struct):
-    error: _Fault | str | None = None
-    message: str = ""
+    """The usual forms of an error body: OpenAI's, a plain text, FastAPI's details."""
+
+    error: Any = None
+    message: Any = None
     detail: Any = None
 
 
@@ -209,11 +216,10 @@ def _words(body: bytes) -> str:
         refused = _refused.decode(body)
     except msgspec.DecodeError:
         return ""
-    if isinstance(refused.error, _Fault):
-        return refused.error.message
-    if isinstance(refused.error, str):
-        return refused.error
-    return refused.message or (refused.detail if isinstance(refused.detail, str) else "")
+    said = refused.error or refused.message or refused.detail
+    if isinstance(said, dict):
+        said = said.get("message") or said
+    return said if isinstance(said, str) else msgspec.json.encode(said).decode() if said else ""
 
 
 def _seconds(text: str | None) -> float | None:

@@ -1,0 +1,108 @@
+"""Servers elsewhere: what their refusals mean, how their streams are read, and with which key."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from slipring.engines.gate import Retryable
+from slipring.engines.upstream import Upstream, UpstreamOptions, read_key, refusal
+from slipring.errors import InvalidRequest, RateLimited, ServerError, StartupError
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error": {"message": "too hot", "code": 7}}', "too hot"),
+        (b'{"error": "too hot"}', "too hot"),
+        (b'{"message": "too hot"}', "too hot"),
+        (b'{"detail": "too hot"}', "too hot"),
+        (b'{"message": {"detail": [{"msg": "too hot"}]}}', '{"detail":[{"msg":"too hot"}]}'),
+        (b'{"detail": [{"loc": ["body"], "msg": "too hot"}]}', "too hot"),
+        (b"<html>", "422"),
+        (b"[]", "422"),
+    ],
+)
+def test_a_refusal_keeps_its_words_and_status(body: bytes, said: str) -> None:
+    error = refusal(422, body, {})
+    assert isinstance(error, InvalidRequest)
+    assert (error.status, error.code) == (422, "engine_refused")
+    assert said in error.message
+
+
+def test_refusals_that_are_not_the_clients_fault_are_told_as_such() -> None:
+    busy = refusal(429, b'{"error": {"message": "slow down"}}', {"Retry-After": "7"})
+    assert isinstance(busy, RateLimited)
+    assert (busy.retry_after_s, busy.message) == (7.0, "slow down")
+    assert refusal(429, b"", {"Retry-After": "soon"}).retry_after_s is None
+    for status in (401, 403):
+        assert type(refusal(status, b'{"error": "sk-secret"}', {})) is ServerError
+        assert "sk-secret" not in refusal(status, b'{"error": "sk-secret"}', {}).message
+    for status in (408, 500, 502, 503, 504):
+        assert isinstance(refusal(status, b'{"error": "inside"}', {}), Retryable)
+        assert "inside" not in refusal(status, b'{"error": "inside"}', {}).message
+    assert type(refusal(301, b"", {})) is ServerError
+
+
+def test_keys_come_from_variables_and_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SOME_KEY", "from-variable")
+    assert read_key("chat", UpstreamOptions(key_env="SOME_KEY")) == "from-variable"
+    (tmp_path / "key").write_text("from-file\n")
+    assert read_key("chat", UpstreamOptions(key_file=str(tmp_path / "key"))) == "from-file"
+    assert read_key("chat", UpstreamOptions()) == ""
+    with pytest.raises(StartupError, match="NO_KEY"):
+        read_key("chat", UpstreamOptions(key_env="NO_KEY"))
+    with pytest.raises(StartupError, match="cannot read"):
+        read_key("chat", UpstreamOptions(key_file=str(tmp_path / "none")))
+
+
+@asynccontextmanager
+async def answering(*pieces: bytes) -> AsyncIterator[tuple[Upstream, set[object]]]:
+    """A server that streams these pieces, and the connections that it has seen."""
+    seen: set[object] = set()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.add(request.transport)
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        for piece in pieces:
+            await stream.write(piece)
+            await asyncio.sleep(0)
+        await stream.write_eof()
+        return stream
+
+    app = web.Application()
+    app.router.add_post("/x", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    upstream = Upstream("chat", UpstreamOptions(url=f"http://127.0.0.1:{port}"))
+    await upstream.start()
+    try:
+        yield upstream, seen
+    finally:
+        await upstream.close()
+        await runner.cleanup()
+
+
+async def payloads(upstream: Upstream) -> list[bytes]:
+    return [payload async for payload in upstream.events("/x", [b"{", b"}"], {})]
+
+
+async def test_events_are_read_however_they_are_cut_and_connections_are_used_again() -> None:
+    pieces = [b": hello\n\nda", b"ta: 1\n", b"\ndata:2\r\n\r\nevent: x\ndata: ", b"3\n\ndata: [DONE]\n\n"]
+    async with answering(*pieces) as (upstream, seen):
+        for _ in range(3):
+            assert await payloads(upstream) == [b"1", b"2", b"3"]
+        assert len(seen) == 1
+
+
+async def test_a_line_may_be_longer_than_any_buffer_and_the_last_need_not_end() -> None:
+    long = b"x" * 3_000_000
+    async with answering(b"data: " + long, b"\ndata: end") as (upstream, _):
+        assert await payloads(upstream) == [long, b"end"]
