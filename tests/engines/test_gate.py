@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from slipring.engines.gate import Gate, Policy, Retryable
+from slipring.engines.gate import Gate, Policy, Retryable, Stumbled
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 
 QUICK = {"probe_interval_s": 0.001, "first_token_timeout_s": 5.0}
@@ -112,6 +112,16 @@ async def test_an_engine_that_keeps_failing_is_closed_until_a_probe_succeeds() -
     with gate.ticket("t") as ticket:
         await ticket.turn()
     await gate.close()
+
+
+async def test_an_engine_that_stumbles_over_one_request_is_not_closed_for_others() -> None:
+    partner = Partner(*[[Stumbled("over this one")] for _ in range(9)], ["a"])
+    gate = gate_to(partner, failures_to_close=2)
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await hear(gate, partner)
+    assert gate.trouble is None
+    assert await hear(gate, partner) == ["a"]
 
 
 async def test_a_success_ends_a_row_of_failures() -> None:

@@ -60,7 +60,7 @@ async def test_a_request_says_everything_that_was_asked_for_and_no_more() -> Non
         assert params["stop_token_ids"] == sorted([END, TOKENIZER.control("<|endoftext|>")])
         params = plain["sampling_params"]
         assert (params["temperature"], params["top_p"], params["top_k"]) == (1.0, 1.0, -1)
-        assert params["max_new_tokens"] == 8192 - len(plain["input_ids"])
+        assert params["max_new_tokens"] == 8192 - len(plain["input_ids"]) - 1
         assert not {"sampling_seed", "json_schema"} & params.keys()
         assert plain["stream"] is True
         assert "return_logprob" not in plain

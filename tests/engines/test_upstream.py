@@ -106,3 +106,20 @@ async def test_a_line_may_be_longer_than_any_buffer_and_the_last_need_not_end() 
     long = b"x" * 3_000_000
     async with answering(b"data: " + long, b"\ndata: end") as (upstream, _):
         assert await payloads(upstream) == [long, b"end"]
+
+
+async def test_a_complete_answer_stays_complete_however_its_connection_ends() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b"data: 1\n\ndata: [DONE]\n\n"
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(f"{len(body):x}\r\n".encode() + body + b"\r\n")
+        writer.close()  # without the last chunk
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    upstream = Upstream("chat", UpstreamOptions(url=f"http://127.0.0.1:{port}"))
+    await upstream.start()
+    assert await payloads(upstream) == [b"1"]
+    await upstream.close()
+    server.close()

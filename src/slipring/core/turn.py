@@ -33,7 +33,7 @@ from slipring.protocol.responses import (
 from slipring.protocol.timing import TokenCounts, TurnReport
 from slipring.protocol.tools import ToolChoice, Toolset, merged
 
-_FAILURE_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+_FAILURE_CODES = {429: "rate_limit_exceeded"}
 """The wire knows few codes for a failed response; clients repeat the request on all but these."""
 
 
@@ -210,7 +210,8 @@ class Turn:
         """The engine or the store failed: close what is open and say so, once."""
         assert self.response is not None
         closing = self.output.finish("incomplete")
-        code = _FAILURE_CODES.get(error.status, "server_error")
+        refused = "invalid_prompt" if 400 <= error.status < 500 else "server_error"
+        code = _FAILURE_CODES.get(error.status, refused)
         self.response = structs.replace(
             self.response,
             status="failed",

@@ -51,6 +51,10 @@ class Retryable(Unavailable):
     """The engine could not be reached or is overloaded: another attempt may succeed."""
 
 
+class Stumbled(Retryable):
+    """The engine is there, and has failed on this one request: no reason to refuse those of others."""
+
+
 class Places:
     """Places for so many jobs at once, and a bounded queue for them in which tenants take turns."""
 
@@ -149,7 +153,8 @@ class Gate(Places):
                     raise ServerError("The engine did not begin its answer in time.") from None
                 except ApiError as error:
                     if isinstance(error, Retryable):
-                        self._failed()
+                        if not isinstance(error, Stumbled):
+                            self._failed()
                         if number < policy.retries and self._probing is None:
                             await asyncio.sleep(_jittered(0.1 * 2**number))
                             continue

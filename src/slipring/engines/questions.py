@@ -1,5 +1,6 @@
 """Questions to servers that are asked at start, before anybody is served: they wait for their answers."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -22,8 +23,11 @@ def ask(
         sent["Authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url + path, data=data, headers=sent)
-    with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
-        return json.loads(answer.read())
+    try:
+        with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
+            return json.loads(answer.read())
+    except http.client.HTTPException as error:
+        raise ValueError("what answers is no HTTP server") from error
 
 
 @contextmanager

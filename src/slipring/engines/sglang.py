@@ -40,8 +40,10 @@ class SglangEngine(TokenServer):
 
     def write(self, job: Job, sent: Rendered, limit: int, schema: dict[str, Any] | None) -> Request:
         settings = job.settings
+        # Prompt and answer have to be shorter than the context, not just as long.
+        most = max(self.served.context - sent.total - 1, 1)
         sampling: dict[str, Any] = {
-            "max_new_tokens": limit,
+            "max_new_tokens": min(limit, most),
             "stop_token_ids": sorted(self.renderer.stop_ids()),
             "skip_special_tokens": False,
             **_sampling(settings),
@@ -125,7 +127,8 @@ class _Reader(Reader):
 
     def read(self, payload: bytes) -> Piece:
         chunk = _chunk.decode(payload)
-        raise_fault(chunk.error)
+        # Within a stream it tells only of requests that it refuses; older versions without a code.
+        raise_fault(chunk.error, 400 if chunk.error is not None and chunk.error.code is None else None)
         meta, told = chunk.meta_info, chunk.output_ids
         if meta is None:
             raise ServerError("The engine's answer cannot be read.")

@@ -5,7 +5,9 @@ appends to exactly what the model has read and said.
 """
 
 import asyncio
-from typing import Literal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, TypeVar
 
 from msgspec import Struct, structs
 
@@ -16,6 +18,8 @@ from slipring.prompts.rendering import Rendered, Renderer, Rendering
 from slipring.prompts.utf8 import Utf8Stream
 from slipring.protocol.responses import Logprob
 
+T = TypeVar("T")
+_asking = ThreadPoolExecutor(32, "tokenize")
 _LARGE_BYTES = 32_768
 
 
@@ -31,7 +35,7 @@ async def render(job: Job, renderer: Renderer, context: int) -> Rendering:
     if _renders_at_once(job, renderer):
         rendering = renderer.render(job)
     else:
-        rendering = await asyncio.to_thread(renderer.render, job)
+        rendering = await _aside(renderer, renderer.render, job)
     total = rendering.prompt.total
     if job.settings.truncation == "auto":
         reserve = min(job.settings.max_output_tokens or context // 8, context // 2)
@@ -39,7 +43,7 @@ async def render(job: Job, renderer: Renderer, context: int) -> Rendering:
             # More than needed is dropped: a chain that dropped a little every turn would have to be
             # prefilled every turn.
             most = context - max(reserve, context // 4)
-            shortened = await asyncio.to_thread(renderer.shorten, job, most)
+            shortened = await _aside(renderer, renderer.shorten, job, most)
             if shortened is not None:
                 return shortened
     if total >= context:
@@ -47,12 +51,23 @@ async def render(job: Job, renderer: Renderer, context: int) -> Rendering:
     return rendering
 
 
+async def _aside(renderer: Renderer, work: Callable[..., T], *given: object) -> T:
+    """Work off the event loop; where it waits for a server, not in the threads that others compute in."""
+    pool = None if renderer.vocabulary.is_local else _asking
+    return await asyncio.get_running_loop().run_in_executor(pool, work, *given)
+
+
 def _renders_at_once(job: Job, renderer: Renderer) -> bool:
     """Whether rendering is sure to be short: a little that is appended, by a renderer that never has to
     write everything again, with a vocabulary that is here."""
-    if not renderer.vocabulary.is_local or sum(len(item.raw) for item in job.input) > _LARGE_BYTES:
+    position = job.parent.position if job.parent is not None else None
+    appends = isinstance(position, Rendered) and renderer.wrote(position)
+    size_bytes = sum(len(item.raw) for item in job.input)
+    if not (isinstance(position, Rendered) and appends and position.preface.covers(job)):
+        size_bytes += len(bytes(job.head.instructions_json)) + len(job.head.tools.raw)
+    if not renderer.vocabulary.is_local or size_bytes > _LARGE_BYTES:
         return False
-    return job.parent is None or (renderer.always_appends and isinstance(job.parent.position, Rendered))
+    return job.parent is None or (renderer.always_appends and appends)
 
 
 class Speech:

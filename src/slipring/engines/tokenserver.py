@@ -181,9 +181,10 @@ class TokenServer(Engine):
         return Served(card["id"], context, str(card.get("root") or card["id"]))
 
     async def _probe(self) -> None:
-        # Its body may be empty.
+        # Its body may be empty, and a gateway before it may not know the path: it is there all the same.
         async with self._upstream.http.get(f"{self._upstream.url}/health") as answer:
-            answer.raise_for_status()
+            if answer.status >= 500:
+                answer.raise_for_status()
 
     async def _attempt(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Send a request once. What it yields first is the beginning, or the end, of the answer."""
@@ -194,7 +195,7 @@ class TokenServer(Engine):
             async for payload in payloads:
                 try:
                     piece = reader.read(payload)
-                except msgspec.DecodeError as error:
+                except (msgspec.DecodeError, UnicodeError) as error:
                     raise ServerError("The engine's answer cannot be read.") from error
                 ended = ended or piece.reason is not None
                 if piece.ids or ended:

@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from slipring.core.generation import Job
-from slipring.engines.gate import Policy, Retryable
+from slipring.engines.gate import Policy, Retryable, Stumbled
 from slipring.engines.options import option
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 
@@ -92,6 +92,8 @@ class Upstream:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._options.connect_timeout_s)
         self._http = aiohttp.ClientSession(
             headers=self.headers,
+            # Cookies would be shared by all tenants, and pin all chains to one replica.
+            cookie_jar=aiohttp.DummyCookieJar(),
             timeout=timeout,
             connector=aiohttp.TCPConnector(limit=0),
             read_bufsize=2**18,
@@ -113,7 +115,7 @@ class Upstream:
                 raise refusal(answer.status, body, answer.headers)
             try:
                 return msgspec.json.decode(body)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeError) as error:
                 raise ServerError("The engine's answer cannot be read.") from error
 
     async def events(
@@ -157,7 +159,8 @@ async def _payloads(content: aiohttp.StreamReader, idle_timeout_s: float) -> Asy
 
 async def _drain(content: aiohttp.StreamReader) -> None:
     """Read the last bytes of an answer, if they are there at once: then its connection can be used again."""
-    with contextlib.suppress(TimeoutError):
+    # However the connection ends now, the answer is complete.
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
         async with asyncio.timeout(_LAST_BYTES_S):
             while await content.readany():
                 pass
@@ -200,7 +203,9 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
     if status == 429:
         return RateLimited(said or "The engine is busy.", retry_after_s=_seconds(headers.get("Retry-After")))
     if status in (408, 409, 500, 502, 503, 504):
-        error = Retryable("The engine has failed." if status == 500 else "The engine is not available.")
+        error = (
+            Stumbled("The engine has failed.") if status == 500 else Retryable("The engine is not available.")
+        )
         error.retry_after_s = _seconds(headers.get("Retry-After"))
         return error
     if 400 <= status < 500:
@@ -214,7 +219,7 @@ def _words(body: bytes) -> str:
     """What an error body says, in any of the usual forms."""
     try:
         refused = _refused.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeError):
         return ""
     said = refused.error or refused.message or refused.detail
     if isinstance(said, dict):

@@ -11,7 +11,8 @@ from itertools import pairwise
 from slipring.errors import Unavailable
 from slipring.prompts.tokenizer import Vocabulary
 
-_SHORT = 200
+_SHORT = 16
+"""What dialects write around texts. Longer ones could tell a tenant, by their speed, what others sent."""
 
 MARKS = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),

@@ -167,6 +167,10 @@ class Renderer(ABC):
     def open(self, context: Rendered) -> Rendered:
         """Make it the model's turn to speak."""
 
+    def wrote(self, position: Rendered) -> bool:
+        """Whether a context's ids are this renderer's."""
+        return position.writer == self._writer
+
     def opens_thought(self, prompt: Rendered) -> bool:
         """Whether a prompt ends inside a thought, so that the model begins by thinking."""
         return False
@@ -176,7 +180,7 @@ class Renderer(ABC):
         if job.parent is None:
             return self._in_full(job, job.input)
         position = job.parent.position
-        if not isinstance(position, Rendered) or position.writer != self._writer:
+        if not isinstance(position, Rendered) or not self.wrote(position):
             return self._in_full(job, tuple(job.context()), "the parent was not rendered by this model")
         try:
             context = self.append(position, job)

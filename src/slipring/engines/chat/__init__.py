@@ -17,7 +17,7 @@ from slipring.engines.chat.options import Options, read_options
 from slipring.engines.chat.requests import Request, write_request
 from slipring.engines.gate import Gate
 from slipring.engines.upstream import Upstream
-from slipring.errors import InvalidRequest, RateLimited
+from slipring.errors import InvalidRequest, RateLimited, ServerError
 
 _PATH = "/chat/completions"
 
@@ -81,5 +81,5 @@ class ChatEngine(Engine):
 
     async def _probe(self) -> None:
         # A server that refuses to list its models is there all the same.
-        with suppress(InvalidRequest, RateLimited):
+        with suppress(InvalidRequest, RateLimited, ServerError):
             await self._upstream.get("/models")

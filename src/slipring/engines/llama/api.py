@@ -13,6 +13,7 @@ from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
 
 _CONNECT_TIMEOUT_S = 5.0
+_LONGEST_LINE = 2**24
 _SILENCE_TIMEOUT_S = 300.0
 
 
@@ -112,6 +113,8 @@ class Api:
             headers={"Authorization": f"Bearer {self._host.key}"} if self._host.key else {},
             # The server closes kept connections when it pleases, and a completion cannot be sent twice.
             connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            # The last line of a stream repeats the whole prompt as text.
+            read_bufsize=_LONGEST_LINE,
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_SILENCE_TIMEOUT_S
             ),

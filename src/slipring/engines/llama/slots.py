@@ -15,6 +15,9 @@ from msgspec import Struct
 from slipring.engines.llama.shelf import LEAST_TOKENS, Saved, Shelf
 from slipring.prompts.rendering import Rendered
 
+_SEAM_TOKENS = 8
+"""What opens and closes a message may be written differently before another one."""
+
 
 class Wish(Struct, frozen=True):
     """What a job wants to find in its slot."""
@@ -38,8 +41,11 @@ class Wish(Struct, frozen=True):
         if self.parent is not None:
             # Its own chain, of no more use to anybody even where a new head leaves nothing to reuse.
             return shared_tokens(self.parent, held) == held.total
-        # A client that sends its whole history again has no use for the end of what it sent before.
-        return 2 * common_tokens(self.prompt, held) > held.total
+        # A client that sends its whole history again, perhaps with the last answer in other tokens, has no
+        # use for the end of what it sent before. One that only begins alike is another conversation.
+        common = common_tokens(self.prompt, held)
+        without_answer = held.total - len(held.body.step.ids) - _SEAM_TOKENS
+        return common >= without_answer and 2 * common > held.total
 
     def sure_of(self, slot: "Slot") -> Rendered | None:
         """What will be in a slot however this job ends: a cancel leaves what was there, and more or less."""
