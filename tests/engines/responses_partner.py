@@ -70,6 +70,8 @@ class ResponsesPartner(Partner):
         self.peers: list[Peer] = []
         self.refuses_upgrade: int | None = 426 if transport == "sse" else None
         self.upgrades = 0
+        self.names_lanes = True
+        """Whether events say on which lane they are: upstreams that know no lanes do not."""
         self.is_strict = True
         """Whether outputs must fit to calls."""
         self.is_deaf = False
@@ -170,7 +172,7 @@ class ResponsesPartner(Partner):
         return ws
 
     async def _answer(self, peer: Peer, create: Json, request: web.Request) -> None:
-        lane = {"stream_id": create["stream_id"]} if "stream_id" in create else {}
+        lane = {"stream_id": create["stream_id"]} if "stream_id" in create and self.names_lanes else {}
 
         async def emit(event: Json) -> None:
             text = json.dumps({**event, **lane})

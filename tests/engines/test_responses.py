@@ -6,16 +6,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
+from msgspec import structs
 
+from slipring.config import Config
 from slipring.core.generation import Job, Settings, Text
 from slipring.core.head import Head
 from slipring.engines.base import Engine
+from slipring.engines.catalog import Catalog
 from slipring.engines.responses import ResponsesEngine
 from slipring.engines.responses.options import Options, read_options
 from slipring.errors import StartupError
 from slipring.protocol.items import user_message
 from slipring.protocol.tools import Offer
+from slipring.server.run import Server
 from tests.engines.partner import Call, HangUp, Refuse, Say, Stall, Stop, Think
 from tests.engines.responses_partner import ResponsesPartner, settle
 from tests.harness import WEATHER, Running, Socket, serve
@@ -294,6 +299,19 @@ async def test_a_fork_that_the_upstream_cannot_place_gets_a_socket_of_its_own() 
         first = await socket.response(**ASK)
         await go_on(socket, first, stream_id="a")
         assert [len(peer.creates) for peer in partner.peers] == [1, 1]
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+async def test_an_upstream_that_ignores_lanes_is_noticed_at_once(refuses: bool) -> None:
+    async with playing() as (partner, server), server.connect() as socket:
+        first = await socket.response(**ASK)
+        partner.names_lanes = False
+        if refuses:
+            partner.script(Refuse(400, "no idea what that is"))
+        await go_on(socket, first, stream_id="a")
+        assert [len(peer.creates) for peer in partner.peers] == [2, 1]
+        second = await go_on(socket, first)
+        await go_on(socket, second, stream_id="b")
 
 
 # What is lost.
@@ -610,3 +628,28 @@ async def test_models_are_those_of_the_upstream() -> None:
         assert [model.name for model in engine.models()] == ["one", "two"]
     with pytest.raises(StartupError, match="cannot reach"):
         await asyncio.to_thread(ResponsesEngine, Options(url="http://127.0.0.1:9/v1"))
+
+
+async def test_ids_and_thoughts_of_one_upstream_never_reach_another() -> None:
+    one, other = ResponsesPartner("websocket"), ResponsesPartner("websocket")
+    await one.start()
+    await other.start()
+    engines = [partner.engine(reasoning="encrypted") for partner in (one, other)]
+    models = [
+        structs.replace(engine.models()[0], name=name) for engine, name in zip(engines, "ab", strict=True)
+    ]
+    server = Server(Config(port=0), engine=engines[0])
+    server.catalog = server.service.catalog = Catalog(zip(models, engines, strict=True))
+    await server.start()
+    try:
+        async with aiohttp.ClientSession() as http, Running(server, http).connect() as socket:
+            one.script(Think(("hm",)), Say(("yes",)), Stop())
+            first = await socket.response(**ASK, model="a")
+            await go_on(socket, first, model="b")
+    finally:
+        await server.stop()
+        await one.close()
+        await other.close()
+    (sent,) = other.requests
+    assert "previous_response_id" not in sent
+    assert "encrypted_content" not in json.dumps(sent["input"])

@@ -228,7 +228,9 @@ def test_what_has_no_delta_is_passed_over_but_never_a_call_for_the_client() -> N
 def test_failures(said: dict[str, Any], fault: type[ApiError], status: int) -> None:
     with pytest.raises(ApiError) as raised:
         hear(answer(), said)
-    assert (type(raised.value), raised.value.status) == (fault, status)
+    assert isinstance(raised.value, fault)
+    assert isinstance(raised.value, Retryable) is issubclass(fault, Retryable)
+    assert raised.value.status == status
 
 
 @pytest.mark.parametrize("place", ["event", "error"])
@@ -239,3 +241,52 @@ def test_a_busy_upstream_says_when_to_come_back(place: str) -> None:
     with pytest.raises(RateLimited) as raised:
         hear(answer(), said)
     assert (raised.value.retry_after_s, raised.value.message) == (7.0, "slow")
+
+
+@pytest.mark.parametrize("indexes", [[1, 1], [1, 2]])
+def test_indexes_that_count_on_from_item_to_item_make_nobody_say_things_twice(indexes: list[int]) -> None:
+    place = {"output_index": 1, "item_id": "m"}
+    pieces = [
+        event("output_text.delta", **place, content_index=index, delta=delta)
+        for index, delta in zip(indexes, ("Hel", "lo"), strict=True)
+    ]
+    heard = hear(
+        answer(),
+        event("output_item.added", output_index=0, item={"type": "reasoning", "id": "r"}),
+        event("reasoning_text.delta", output_index=0, item_id="r", content_index=0, delta="hm"),
+        event("output_item.done", output_index=0, item={"type": "reasoning", "id": "r"}),
+        event("output_item.added", output_index=1, item=MESSAGE),
+        *pieces,
+        event("output_text.done", **place, content_index=indexes[-1], text="Hello"),
+        event(
+            "output_item.done",
+            output_index=1,
+            item={**MESSAGE, "content": [{"type": "output_text", "text": "Hello"}]},
+        ),
+    )
+    assert "".join(delta.text for delta in heard if isinstance(delta, Text)) == "Hello"
+
+
+def test_the_last_word_on_a_calls_id_counts() -> None:
+    heard = answer()
+    added, done = call(0, "f"), call(0, "f", arguments="{}")
+    del added["item"]["call_id"]
+    done["item"]["call_id"] = "c9"
+    hear(heard, event("output_item.added", **added), event("output_item.done", **done))
+    assert heard.call_ids == ["c9"]
+
+
+def test_reasoning_between_two_pieces_of_one_message_stands_before_it() -> None:
+    heard = answer()
+    text = {"content": [{"type": "output_text", "text": "a"}]}
+    hear(
+        heard,
+        event("output_item.done", output_index=0, item={**MESSAGE, **text}),
+        event(
+            "output_item.done",
+            output_index=1,
+            item={"type": "reasoning", "id": "r", "encrypted_content": "x"},
+        ),
+        event("output_item.done", output_index=2, item={**MESSAGE, "id": "m2", **text}),
+    )
+    assert [place for place, _ in heard.thoughts] == [0]

@@ -183,7 +183,7 @@ def test_auto_offers_everything_and_requires_nothing():
 
 
 def test_none_offers_nothing():
-    assert choose("none", F, SHELL) == Offer()
+    assert choose("none", F, SHELL) == Offer(forbidden=True)
 
 
 def test_required_offers_everything_and_requires_a_call():
@@ -247,7 +247,7 @@ def test_allowed_tools_may_name_a_namespace_or_a_hosted_tool():
 
 
 def test_allowing_nothing_offers_nothing():
-    assert choose({"type": "allowed_tools", "mode": "auto", "tools": []}, F) == Offer()
+    assert choose({"type": "allowed_tools", "mode": "auto", "tools": []}, F) == Offer(narrowed=True)
 
 
 def test_requiring_a_call_of_hosted_tools_only_is_refused():

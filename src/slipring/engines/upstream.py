@@ -8,7 +8,7 @@ import contextlib
 import hmac
 import os
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ _JSON = {"Content-Type": "application/json"}
 _LONGEST_LINE = 64 * 2**20
 _LAST_BYTES_S = 0.05
 _DONE = b"[DONE]"
+Patience = Callable[[], float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,10 +120,15 @@ class Upstream:
                 raise ServerError("The engine's answer cannot be read.") from error
 
     async def events(
-        self, path: str, pieces: Sequence[bytes], headers: Mapping[str, str]
+        self,
+        path: str,
+        pieces: Sequence[bytes],
+        headers: Mapping[str, str],
+        *,
+        idle_s: Patience | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """POST a body in pieces and yield the payloads of the SSE stream that answers. To stop reading is to
-        cancel."""
+        cancel. ``idle_s`` says how long silence is borne, where that changes on the way."""
         data = b"".join(pieces)
         async with (
             self._speaking(),
@@ -130,8 +136,11 @@ class Upstream:
         ):
             if answer.status != 200:
                 raise refusal(answer.status, await answer.read(), answer.headers)
-            async for payload in _payloads(answer.content, self._options.idle_timeout_s):
+            async for payload in _payloads(answer.content, idle_s or self._patience):
                 yield payload
+
+    def _patience(self) -> float:
+        return self._options.idle_timeout_s
 
     @asynccontextmanager
     async def _speaking(self) -> AsyncIterator[None]:
@@ -146,9 +155,9 @@ class Upstream:
             raise Retryable("The engine cannot be reached.") from error
 
 
-async def _payloads(content: aiohttp.StreamReader, idle_timeout_s: float) -> AsyncGenerator[bytes, None]:
+async def _payloads(content: aiohttp.StreamReader, idle_s: Patience) -> AsyncGenerator[bytes, None]:
     """The data of server-sent events, one event at a time; ends with ``[DONE]`` or with the stream."""
-    async for line in _lines(content, idle_timeout_s):
+    async for line in _lines(content, idle_s):
         if line.startswith(b"data:"):
             payload = line[5:].strip()
             if payload == _DONE:
@@ -166,7 +175,7 @@ async def _drain(content: aiohttp.StreamReader) -> None:
                 pass
 
 
-async def _lines(content: aiohttp.StreamReader, idle_timeout_s: float) -> AsyncGenerator[bytes, None]:
+async def _lines(content: aiohttp.StreamReader, idle_s: Patience) -> AsyncGenerator[bytes, None]:
     """Lines of any length up to a bound: the reader's own are bounded by its buffer."""
     rest = b""
     chunk = await content.readany()
@@ -176,7 +185,7 @@ async def _lines(content: aiohttp.StreamReader, idle_timeout_s: float) -> AsyncG
             yield line
         if len(rest) > _LONGEST_LINE:
             raise ServerError("The engine's answer cannot be read.")
-        async with asyncio.timeout(idle_timeout_s):
+        async with asyncio.timeout(idle_s()):
             chunk = await content.readany()
     if rest:
         yield rest

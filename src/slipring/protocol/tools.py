@@ -184,6 +184,10 @@ class Offer(Struct, frozen=True):
 
     tools: tuple[CallableTool, ...] = ()
     required: bool = False
+    forbidden: bool = False
+    """Whether no tool at all may be used, hosted ones included."""
+    narrowed: bool = False
+    """Whether only these were named, of whatever else there is."""
 
 
 class _Choice(Struct):
@@ -243,7 +247,7 @@ class ToolChoice(Struct, frozen=True):
     def offer(self, tools: tuple[CallableTool, ...]) -> Offer:
         """Narrow the tools of a context; a choice that names a tool which is not there is refused."""
         if self.mode == "none":
-            return Offer()
+            return Offer(forbidden=True)
         if self.only is not None:
             tools = tuple(tool for named in self.only for tool in self._matches(named, tools))
         if self.mode == "required" and not tools:
@@ -251,7 +255,7 @@ class ToolChoice(Struct, frozen=True):
                 "Invalid 'tool_choice': a tool call is required, but no function or custom tool is offered.",
                 param="tool_choice",
             )
-        return Offer(tools=tools, required=self.mode == "required")
+        return Offer(tools=tools, required=self.mode == "required", narrowed=self.only is not None)
 
     def _matches(self, named: _Named, tools: tuple[CallableTool, ...]) -> tuple[CallableTool, ...]:
         if named.type == "namespace":

@@ -94,7 +94,7 @@ class ResponsesEngine(Engine):
 
     async def _attempt(self, job: Job) -> Answers:
         """By what the upstream has; where it has lost that, before a word was said, by the whole context."""
-        position = position_of(job)
+        position = position_of(job, self)
         answers = await self._continued(job, position) if position is not None else None
         if answers is not None:
             said = False
@@ -123,12 +123,12 @@ class ResponsesEngine(Engine):
             if not (self.options.chain and position.upstream_id):
                 return None
             route = await self._open(job)
-        items = context.added(job, keep_reasoning=self._keeps_reasoning)
+        items = context.added(job, self, keep_reasoning=self._keeps_reasoning)
         return self._answers(job, route, items, position)
 
     async def _whole(self, job: Job) -> Answers:
         """The answer to the whole context."""
-        items = context.everything(job, keep_reasoning=self._keeps_reasoning)
+        items = context.everything(job, self, keep_reasoning=self._keeps_reasoning)
         size = sum(map(len, items)) + len(job.head.tools.raw) + len(bytes(job.head.instructions_json))
         route = await self._open(job) if size < MOST_FRAME_BYTES - _ROOM else None
         return self._answers(job, route, items, None)
@@ -187,13 +187,20 @@ class ResponsesEngine(Engine):
         body = self._body(job, items, {"stream": True}, parent)
         headers = self._upstream.affinity_headers(job)
         answer = Answer(job)
-        async with aclosing(self._upstream.events(self._path, [body], headers)) as payloads:
+        said = False
+
+        def patience() -> float | None:
+            return self.options.idle_timeout_s if said else None  # until then it is the gate's business
+
+        events = self._upstream.events(self._path, [body], headers, idle_s=patience)
+        async with aclosing(events) as payloads:
             async for payload in payloads:
                 deltas = answer.take(_kind_of(payload), payload)
                 if answer.ended:
                     yield _with_position(deltas, self._position(job, answer, parent, None))
                     return
                 if deltas:
+                    said = True
                     yield deltas
         raise Retryable("The engine's answer has no end.")
 
@@ -214,7 +221,8 @@ class ResponsesEngine(Engine):
             return None
         return Position(
             answer.upstream_id,
-            before=position_of(job),
+            home=self,
+            before=position_of(job, self),
             whole=parent is None,
             call_ids=tuple(answer.call_ids),
             thoughts=thoughts,
@@ -229,6 +237,8 @@ def _read(answer: Answer, frames: list[Frame]) -> tuple[list[Delta], ApiError | 
     try:
         for kind, payload in frames:
             deltas += answer.take(kind, payload)
+            if answer.ended:
+                break
     except ApiError as fault:
         return deltas, fault
     return deltas, None

@@ -5,6 +5,7 @@ as it comes; what an upstream says only in a ``done`` is told then. Events and i
 ours are passed over, but for calls that the client would have to answer.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -209,15 +210,27 @@ class Answer:
         """Say what a finished item holds and no delta has said."""
         if opened.call_id is None:
             self._start_call(opened, item)
+        elif item.call_id and item.call_id != opened.call_id:
+            # The last word on it. What was told already is of the oldest open item: its id is the last one.
+            if opened.begun:
+                self.call_ids[-1] = item.call_id
+            opened.call_id = item.call_id
         if opened.call_id is not None and not opened.said and (text := item.arguments or item.input):
             opened.untold.append(CallArguments(text))
-        for index, part in enumerate(item.summary or ()):
-            if ("summary", index) not in opened.said and part.text:
-                opened.untold.append(ThoughtSummary(part.text, index))
-        for index, part in enumerate(item.content or ()):
-            if (part.type, index) in opened.said:
-                continue
-            if delta := _of_part(part):
+        self._tell_the_rest(opened, item)
+
+    def _tell_the_rest(self, opened: _Open, item: _Item) -> None:
+        # By their number, not by their indexes: some upstreams count those on from item to item.
+        told = Counter(kind for kind, _ in opened.said)
+        for index, summary in enumerate(item.summary or ()):
+            if told["summary"] > 0:
+                told["summary"] -= 1
+            elif summary.text:
+                opened.untold.append(ThoughtSummary(summary.text, index))
+        for part in item.content or ():
+            if told[part.type] > 0:
+                told[part.type] -= 1
+            elif delta := _of_part(part):
                 opened.untold.append(delta)
 
     def _place(self, event: _Event, item_id: str | None) -> int | str | None:
@@ -260,6 +273,9 @@ class Answer:
             self._others += 1
         elif kind != self._kind:
             self._others += 1
+        elif is_new:
+            # It goes on with the message before it: what was thought in between stands before both.
+            self.thoughts = [(min(place, self._others - 1), raw) for place, raw in self.thoughts]
         self._kind = kind
         return opened.untold
 
@@ -279,8 +295,8 @@ class Answer:
     def _piece_done(self, event: _Event, item_kind: str, part: tuple[str, int], delta: _Piece) -> list[Delta]:
         place = self._place(event, event.item_id)
         opened = self._items.get(place) if place is not None else None
-        if opened is None or part in opened.said:
-            return []
+        if opened is None or any(kind == part[0] for kind, _ in opened.said):
+            return []  # what has not been told yet is told when the item is done
         return self._piece(event, item_kind, part, delta)
 
     def _text(self, event: _Event) -> list[Delta]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from slipring.core.generation import Job
-from slipring.engines.responses.positions import Position, upstream_call_id
+from slipring.engines.responses.positions import own_position, upstream_call_id
 from slipring.protocol import wire
 from slipring.protocol.items import Item, Reasoning
 
@@ -25,13 +25,13 @@ _OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def added(job: Job, *, keep_reasoning: bool) -> list[bytes]:
+def added(job: Job, home: object, *, keep_reasoning: bool) -> list[bytes]:
     """What is new, for an upstream that has the rest."""
     own_calls = {item.call_id for item in job.input if item.type in ("function_call", "custom_tool_call")}
     pieces = []
     for item in job.input:
         if item.type in _OUTPUTS and item.call_id is not None and item.call_id not in own_calls:
-            there = upstream_call_id(job, item.call_id)
+            there = upstream_call_id(job, home, item.call_id)
             if there != item.call_id:
                 pieces.append(_rewritten(item.raw, call_id=there))
                 continue
@@ -39,15 +39,15 @@ def added(job: Job, *, keep_reasoning: bool) -> list[bytes]:
     return pieces
 
 
-def everything(job: Job, *, keep_reasoning: bool) -> list[bytes]:
+def everything(job: Job, home: object, *, keep_reasoning: bool) -> list[bytes]:
     """The whole context, for an upstream that has nothing of it."""
     pieces: list[bytes] = []
     nodes = list(job.parent.chain()) if job.parent is not None else []
     for node in reversed(nodes):
         for item in node.input:
             pieces += _sent(item, keep_reasoning)
-        position = node.position
-        if isinstance(position, Position) and position.thoughts:
+        position = own_position(node.position, home)
+        if position is not None and position.thoughts:
             pieces += _with_thoughts(node.output, position.thoughts)
         else:
             for item in node.output:
@@ -70,7 +70,7 @@ def _with_thoughts(output: tuple[Item, ...], thoughts: tuple[tuple[int, bytes], 
         while rest and rest[0][0] <= number:
             yield rest.pop(0)[1]
         yield _without_our_id(item)
-    yield from (raw for _, raw in rest)
+    # Reasoning that nothing followed is left out: upstreams take none without what it led to.
 
 
 def _sent(item: Item, keep_reasoning: bool) -> list[bytes]:

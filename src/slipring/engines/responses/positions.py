@@ -23,6 +23,7 @@ class Position:
         "__weakref__",
         "_socket",
         "call_ids",
+        "home",
         "lane",
         "size_bytes",
         "thoughts",
@@ -34,6 +35,7 @@ class Position:
         self,
         upstream_id: str,
         *,
+        home: object,
         before: "Position | None",
         whole: bool,
         call_ids: tuple[str, ...] = (),
@@ -42,6 +44,8 @@ class Position:
         lane: "Lane | None" = None,
     ) -> None:
         self.upstream_id = upstream_id
+        self.home = home
+        """The engine that left it: ids and thoughts of one upstream are nothing to another."""
         self.whole = whole
         """Whether the context was sent whole, with our ids in all that came before this response."""
         self.call_ids = call_ids
@@ -57,17 +61,20 @@ class Position:
         return self._socket() if self._socket is not None else None
 
 
-def position_of(job: Job) -> Position | None:
-    """Where the job's parent was left."""
-    position = job.parent.position if job.parent is not None else None
-    return position if isinstance(position, Position) else None
+def position_of(job: Job, home: object) -> Position | None:
+    """Where the job's parent was left, if it was left by this engine."""
+    return own_position(job.parent.position, home) if job.parent is not None else None
 
 
-def upstream_call_id(job: Job, call_id: str) -> str:
+def own_position(position: object, home: object) -> Position | None:
+    return position if isinstance(position, Position) and position.home is home else None
+
+
+def upstream_call_id(job: Job, home: object, call_id: str) -> str:
     """What the upstream calls a call that we call ``call_id``, if it continues by id."""
     for node in job.parent.chain() if job.parent is not None else ():
-        position = node.position
-        if not isinstance(position, Position):
+        position = own_position(node.position, home)
+        if position is None:
             break
         ours = [item.call_id for item in node.output if item.call_id is not None]
         if call_id in ours[: len(position.call_ids)]:

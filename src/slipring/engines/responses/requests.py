@@ -32,7 +32,7 @@ def create_body(
     fields |= _settings(job.settings, options)
     if job.cache_key is not None:
         fields["prompt_cache_key"] = job.cache_key
-    choice = _tool_choice(job.offer, _available(job))
+    choice = _tool_choice(job.offer, _available(job), hosted=job.head.tools.raw != b"[]")
     if choice is not None:
         fields["tool_choice"] = choice
     pieces = [wire.encode(fields)[:-1]]
@@ -82,13 +82,15 @@ def _available(job: Job) -> tuple[CallableTool, ...]:
     return merged(job.head.tools.callables, tools)
 
 
-def _tool_choice(offer: Offer, available: tuple[CallableTool, ...]) -> object:
+def _tool_choice(offer: Offer, available: tuple[CallableTool, ...], *, hosted: bool) -> object:
     """The choice that leaves this offer of what is there; None: the default does."""
+    if offer.forbidden:
+        return "none" if available or hosted else None
     if not available:
         return None
     if not offer.tools:
         return "none"
-    if len(offer.tools) == len(available):
+    if len(offer.tools) == len(available) and not (offer.narrowed and hosted):
         return "required" if offer.required else None
     named = [
         _given({"type": tool.kind, "name": tool.name, "namespace": tool.namespace}) for tool in offer.tools

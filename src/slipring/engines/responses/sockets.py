@@ -19,7 +19,7 @@ from aiohttp import WSMsgType
 
 from slipring.engines.responses import faults
 from slipring.engines.responses.answer import TERMINAL
-from slipring.engines.responses.faults import Lost
+from slipring.engines.responses.faults import Lost, NoLanes
 from slipring.engines.responses.positions import Position
 from slipring.errors import ApiError, ServerError
 
@@ -44,7 +44,19 @@ _outline = msgspec.json.Decoder(_Outline)
 class Lane:
     """An ordered stream of responses on a socket."""
 
-    __slots__ = ("_arrived", "_fault", "_frames", "_taken", "busy", "heard", "latest", "name", "over", "read")
+    __slots__ = (
+        "_arrived",
+        "_fault",
+        "_frames",
+        "_taken",
+        "begun",
+        "busy",
+        "heard",
+        "latest",
+        "name",
+        "over",
+        "read",
+    )
 
     def __init__(self, name: str | None) -> None:
         self.name = name
@@ -55,6 +67,8 @@ class Lane:
         """Somebody wants it."""
         self.heard = False
         """Something has been said on it since it was taken."""
+        self.begun = False
+        """The response has been announced."""
         self.over = False
         """The response has come to its end."""
         self._frames: deque[Frame] = deque()
@@ -69,14 +83,15 @@ class Lane:
 
     def take(self) -> None:
         self.busy = self.read = True
-        self.heard = self.over = False
+        self.heard = self.begun = self.over = False
         self._fault = None
         self._frames.clear()
 
     async def put(self, frame: Frame) -> None:
         """Hand over an event; waits while there are many unread."""
         self.heard = True
-        self.over = frame[0] in TERMINAL
+        self.begun = self.begun or frame[0] == "response.created"
+        self.over = self.over or frame[0] in TERMINAL
         self._frames.append(frame)
         self._arrived.set()
         while len(self._frames) >= _MOST_UNREAD and self.read:
@@ -227,6 +242,8 @@ class Socket:
 
     async def _hand_over(self, payload: str) -> None:
         outline = _outline.decode(payload)
+        if outline.stream_id is None and self._is_without_lanes(outline.type):
+            return
         lane = self._lanes.get(outline.stream_id)
         if outline.type == "error" and faults.code_of(payload) == "websocket_connection_limit_reached":
             # It is about the connection: what has begun may still come to its end.
@@ -239,6 +256,23 @@ class Socket:
             await lane.put((outline.type, payload))
         elif outline.type in TERMINAL:
             lane.busy = False
+
+    def _is_without_lanes(self, kind: str) -> bool:
+        """Whether an event without a lane must be that of a fork: then this upstream knows no lanes, and what
+        comes cannot be told apart any more."""
+        default = self._lanes[None]
+        misplaced = (kind == "error" and not default.busy) or (
+            kind == "response.created" and (not default.busy or default.begun)
+        )
+        unheard = [lane for lane in self._lanes.values() if lane.name and lane.busy and not lane.heard]
+        if not misplaced or not unheard:
+            return False
+        self.retired = True
+        for lane in unheard:
+            lane.fail(NoLanes())
+        if default.busy and not default.over:
+            default.fail(ServerError("The engine's answer cannot be read."))
+        return True
 
     def _end(self, fault: ApiError) -> None:
         for lane in self._lanes.values():
