@@ -108,6 +108,29 @@ async def test_text_and_calls_may_come_together(kind: str) -> None:
 
 
 @EVERY
+async def test_a_forced_call_is_asked_for_as_one(kind: str) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Call("get_weather", ARGUMENTS), Stop())
+        response = await socket.response(**ASK, tools=[WEATHER], tool_choice="required")
+        assert [item["type"] for item in response["output"]] == ["function_call"]
+        forced = json.dumps(partner.requests[-1])
+        partner.script(Say(("ok",)), Stop())
+        await socket.response(**ASK, tools=[WEATHER])
+        assert len(forced) > len(json.dumps(partner.requests[-1])), "the server is told that it must"
+
+
+@EVERY
+async def test_a_format_reaches_the_server_as_a_schema(kind: str) -> None:
+    schema = {"type": "object", "properties": {"zebra": {"type": "integer"}}, "required": ["zebra"]}
+    format = {"type": "json_schema", "name": "z", "schema": {**schema, "additionalProperties": False}}
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Say(('{"zebra"', ": 1}")), Stop())
+        response = await socket.response(**ASK, text={"format": {**format, "strict": True}})
+        assert json.loads(text_of(response)) == {"zebra": 1}
+        assert "zebra" in json.dumps(partner.requests[-1])
+
+
+@EVERY
 async def test_an_answer_that_is_cut_off_is_incomplete(kind: str) -> None:
     async with playing(kind) as (partner, server), server.connect() as socket:
         partner.script(Say(("Hel", "lo")), Stop("length", output_tokens=2))
