@@ -230,6 +230,8 @@ def _late_output(output: CallOutput) -> _ChatMessage:
 
 def _seen(output: CallOutput) -> Iterator[_ChatMessage]:
     """Images that a tool returned, as a user shows them: the message of a tool is text."""
+    if isinstance(output.output, str):
+        return
     images = [part for part in output.output if isinstance(part, InputImage)]
     if images:
         lead = _TextPart(f"Returned by the tool call {short_id(output.call_id)}:")
