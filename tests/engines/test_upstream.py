@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from slipring.engines.gate import Retryable
 from slipring.engines.upstream import Upstream, UpstreamOptions, read_key, refusal
@@ -74,19 +75,25 @@ async def answering(*pieces: bytes) -> AsyncIterator[tuple[Upstream, set[object]
         await stream.write_eof()
         return stream
 
+    async with serving(answer) as url:
+        upstream = Upstream("chat", UpstreamOptions(url=url))
+        await upstream.start()
+        try:
+            yield upstream, seen
+        finally:
+            await upstream.close()
+
+
+@asynccontextmanager
+async def serving(answer: Handler) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_post("/x", answer)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    upstream = Upstream("chat", UpstreamOptions(url=f"http://127.0.0.1:{port}"))
-    await upstream.start()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        yield upstream, seen
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
-        await upstream.close()
         await runner.cleanup()
 
 
@@ -123,3 +130,28 @@ async def test_a_complete_answer_stays_complete_however_its_connection_ends() ->
     assert await payloads(upstream) == [b"1"]
     await upstream.close()
     server.close()
+
+
+async def test_silence_is_ended_and_slow_readers_are_not() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        await stream.write(b"data: 1\n\n")
+        await asyncio.Event().wait()
+        return stream
+
+    async with serving(answer) as url:
+        upstream = Upstream("chat", UpstreamOptions(url=url, idle_timeout_s=0.05))
+        await upstream.start()
+        events = upstream.events("/x", [b"{}"], {})
+        assert await anext(events) == b"1"
+        with pytest.raises(ServerError, match="nothing for too long"):
+            await anext(events)
+        patient = upstream.events("/x", [b"{}"], {}, idle_s=lambda: None)
+        assert await anext(patient) == b"1"
+        waiting = asyncio.ensure_future(anext(patient))
+        done, _ = await asyncio.wait([waiting], timeout=0.2)
+        assert not done, "no limit, no end"
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await upstream.close()

@@ -26,6 +26,7 @@ _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.tok
 _JSON = {"Content-Type": "application/json"}
 _LONGEST_LINE = 64 * 2**20
 _LAST_BYTES_S = 0.05
+_LOOK_S = 1.0
 _DONE = b"[DONE]"
 Patience = Callable[[], float | None]
 
@@ -178,17 +179,59 @@ async def _drain(content: aiohttp.StreamReader) -> None:
 async def _lines(content: aiohttp.StreamReader, idle_s: Patience) -> AsyncGenerator[bytes, None]:
     """Lines of any length up to a bound: the reader's own are bounded by its buffer."""
     rest = b""
-    chunk = await content.readany()
-    while chunk:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line
-        if len(rest) > _LONGEST_LINE:
-            raise ServerError("The engine's answer cannot be read.")
-        async with asyncio.timeout(idle_s()):
+    silence = _Silence(content, idle_s)
+    try:
+        chunk = await content.readany()
+        while chunk:
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield line
+            if len(rest) > _LONGEST_LINE:
+                raise ServerError("The engine's answer cannot be read.")
+            silence.begins()
             chunk = await content.readany()
+            silence.ends()
+    finally:
+        silence.forget()
     if rest:
         yield rest
+
+
+class _Silence:
+    """Ends the wait for more of a stream when it has lasted too long. One timer, looked at now and then: a
+    timeout around every read costs more than the read."""
+
+    __slots__ = ("_clock", "_content", "_idle_s", "_since", "_timer")
+
+    def __init__(self, content: aiohttp.StreamReader, idle_s: Patience) -> None:
+        self._content = content
+        self._idle_s = idle_s
+        self._clock = asyncio.get_running_loop().time
+        self._since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begins(self) -> None:
+        self._since = self._clock()
+        if self._timer is None:
+            self._look()
+
+    def ends(self) -> None:
+        self._since = None
+
+    def forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        """Look again when the silence could have lasted long enough."""
+        idle_s, since = self._idle_s(), self._since
+        left_s = _LOOK_S if idle_s is None else idle_s
+        if idle_s is not None and since is not None:
+            left_s = since + idle_s - self._clock()
+            if left_s <= 0:
+                self._content.set_exception(TimeoutError("silence"))
+                return
+        self._timer = asyncio.get_running_loop().call_later(max(left_s, 0.001), self._look)
 
 
 class _Refused(msgspec.Struct):
