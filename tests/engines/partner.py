@@ -7,10 +7,15 @@ look at what it was sent. Whatever it does is what the real one was seen to do, 
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from slipring.engines.base import Engine
+from tests.harness import Running, serve
+
+Played = TypeVar("Played", bound="Partner")
 
 
 @dataclass(frozen=True)
@@ -104,3 +109,15 @@ class Partner(ABC):
     @abstractmethod
     def engine(self, **options: Any) -> Engine:
         """An engine that talks to this partner; ``options`` are fields of its options."""
+
+
+@asynccontextmanager
+async def played(partner: Played, **options: Any) -> AsyncIterator[tuple[Played, Running]]:
+    """A partner, and a server whose engine talks to it: patient, and without further attempts."""
+    await partner.start()
+    try:
+        patient = {"first_token_timeout_s": 10.0, "idle_timeout_s": 10.0, "retries": 0}
+        async with serve(partner.engine(**{**patient, **options})) as server:
+            yield partner, server
+    finally:
+        await partner.close()

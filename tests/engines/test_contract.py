@@ -5,18 +5,18 @@ To add an engine: write its ``Partner`` and list it in ``PARTNERS``.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
 from tests.engines.chat_partner import ChatPartner
-from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Stop, Think
+from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Stop, Think, played
 from tests.engines.responses_partner import ResponsesPartner
 from tests.engines.sglang_partner import SglangPartner
 from tests.engines.vllm_partner import VllmPartner
-from tests.harness import WEATHER, Running, serve
+from tests.harness import WEATHER, Running
 
 PARTNERS: dict[str, Callable[[], Partner]] = {
     "chat": ChatPartner,
@@ -30,16 +30,8 @@ ASK = {"input": "hello", "store": False}
 ARGUMENTS = '{"city": "Rome"}'
 
 
-@asynccontextmanager
-async def playing(kind: str, **options: Any) -> AsyncIterator[tuple[Partner, Running]]:
-    partner = PARTNERS[kind]()
-    await partner.start()
-    try:
-        patient = {"first_token_timeout_s": 10.0, "idle_timeout_s": 10.0, "retries": 0}
-        async with serve(partner.engine(**{**patient, **options})) as server:
-            yield partner, server
-    finally:
-        await partner.close()
+def playing(kind: str, **options: Any) -> AbstractAsyncContextManager[tuple[Partner, Running]]:
+    return played(PARTNERS[kind](), **options)
 
 
 def text_of(response: dict[str, Any]) -> str:

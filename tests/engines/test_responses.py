@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -21,7 +20,7 @@ from slipring.errors import StartupError
 from slipring.protocol.items import user_message
 from slipring.protocol.tools import Offer
 from slipring.server.run import Server
-from tests.engines.partner import Call, HangUp, Refuse, Say, Stall, Stop, Think
+from tests.engines.partner import Call, HangUp, Refuse, Say, Stall, Stop, Think, played
 from tests.engines.responses_partner import ResponsesPartner, settle
 from tests.harness import WEATHER, Running, Socket, serve
 
@@ -34,18 +33,10 @@ WORDS = (
 )
 
 
-@asynccontextmanager
-async def playing(
+def playing(
     transport: str = "websocket", **options: Any
-) -> AsyncIterator[tuple[ResponsesPartner, Running]]:
-    partner = ResponsesPartner(transport)
-    await partner.start()
-    try:
-        patient = {"first_token_timeout_s": 10.0, "idle_timeout_s": 10.0, "retries": 0}
-        async with serve(partner.engine(**{**patient, **options})) as server:
-            yield partner, server
-    finally:
-        await partner.close()
+) -> AbstractAsyncContextManager[tuple[ResponsesPartner, Running]]:
+    return played(ResponsesPartner(transport), **options)
 
 
 def job_for(engine: Engine, **fields: Any) -> Job:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from slipring.core.generation import Job, Settings
 from slipring.engines.renderers import Manner, read_tokenizer
-from slipring.engines.tokens import Piece
+from slipring.engines.tokens import Piece, sampling
 from slipring.engines.tokenserver import Fault, Reader, Request, TokenServer, raise_fault, reason_of
 from slipring.engines.upstream import tenant_salt
 from slipring.errors import ServerError, StartupError
@@ -75,16 +75,7 @@ class SglangEngine(TokenServer):
 
 
 def _sampling(settings: Settings) -> dict[str, Any]:
-    """Sampling as the API means it: nothing is narrowed but by what the client asked for."""
-    asked: dict[str, Any] = {
-        "temperature": settings.temperature if settings.temperature is not None else 1.0,
-        "top_p": settings.top_p if settings.top_p is not None else 1.0,
-        "top_k": -1,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": settings.presence_penalty or 0.0,
-        "frequency_penalty": settings.frequency_penalty or 0.0,
-    }
+    asked = {**sampling(settings), "top_k": -1, "repetition_penalty": 1.0}
     if settings.seed is not None:
         asked["sampling_seed"] = settings.seed
     return asked

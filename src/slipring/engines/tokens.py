@@ -7,11 +7,11 @@ appends to exactly what the model has read and said.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct, structs
 
-from slipring.core.generation import CallArguments, Delta, Finished, Job, Prefilled, Text
+from slipring.core.generation import CallArguments, Delta, Finished, Job, Prefilled, Settings, Text
 from slipring.errors import ContextLengthExceeded, ServerError
 from slipring.prompts.parser import Parser
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
@@ -21,6 +21,18 @@ from slipring.protocol.responses import Logprob
 T = TypeVar("T")
 _asking = ThreadPoolExecutor(32, "tokenize")
 _LARGE_BYTES = 32_768
+
+
+def sampling(settings: Settings) -> dict[str, Any]:
+    """Sampling as the API means it: nothing is narrowed but by what the client asked for. What servers name
+    differently (how many candidates are no limit, the seed) is theirs to add."""
+    return {
+        "temperature": settings.temperature if settings.temperature is not None else 1.0,
+        "top_p": settings.top_p if settings.top_p is not None else 1.0,
+        "min_p": 0.0,
+        "presence_penalty": settings.presence_penalty or 0.0,
+        "frequency_penalty": settings.frequency_penalty or 0.0,
+    }
 
 
 async def learn(renderer: Renderer) -> None:

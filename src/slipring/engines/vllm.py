@@ -13,7 +13,7 @@ from msgspec import Struct
 from slipring.core.generation import Job, Settings
 from slipring.engines.questions import ask
 from slipring.engines.renderers import Manner, read_tokenizer
-from slipring.engines.tokens import Piece
+from slipring.engines.tokens import Piece, sampling
 from slipring.engines.tokenserver import Fault, Reader, Request, Served, TokenServer, raise_fault, reason_of
 from slipring.engines.upstream import tenant_salt
 from slipring.engines.vocabularies import MARKS, AskedVocabulary, apart, starts_of, tokenizing
@@ -84,16 +84,7 @@ class VllmEngine(TokenServer):
 
 
 def _sampling(settings: Settings) -> dict[str, Any]:
-    """Sampling as the API means it: nothing is narrowed but by what the client asked for."""
-    asked: dict[str, Any] = {
-        "temperature": settings.temperature if settings.temperature is not None else 1.0,
-        "top_p": settings.top_p if settings.top_p is not None else 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": settings.presence_penalty or 0.0,
-        "frequency_penalty": settings.frequency_penalty or 0.0,
-    }
+    asked = {**sampling(settings), "top_k": 0, "repetition_penalty": 1.0}
     if settings.seed is not None:
         asked["seed"] = settings.seed
     return asked

@@ -6,6 +6,7 @@ The ids of the context are spliced in as ready bytes, one piece per earlier step
 from typing import Any
 
 from slipring.core.generation import Settings
+from slipring.engines.tokens import sampling
 from slipring.prompts.rendering import Rendered
 from slipring.protocol import wire
 
@@ -24,15 +25,7 @@ def completion_body(prompt: Rendered, settings: Settings, **fields: Any) -> byte
 
 
 def _sampling(settings: Settings) -> dict[str, Any]:
-    """Sampling as the API means it: nothing is narrowed but by what the client asked for."""
-    asked: dict[str, Any] = {
-        "temperature": settings.temperature if settings.temperature is not None else 1.0,
-        "top_p": settings.top_p if settings.top_p is not None else 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "presence_penalty": settings.presence_penalty or 0.0,
-        "frequency_penalty": settings.frequency_penalty or 0.0,
-    }
+    asked = {**sampling(settings), "top_k": 0}
     if settings.seed is not None:
         asked["seed"] = settings.seed
     if settings.logprobs:
