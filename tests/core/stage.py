@@ -54,7 +54,7 @@ class World:
         self._minted: Counter[str] = Counter()
 
     def mint(self, prefix: str) -> str:
-        """`resp_1`, `resp_2`, `msg_1`, …: the same in every run."""
+        """`resp_1`, `resp_2`, `call_1`, …: the same in every run."""
         self._minted[prefix] += 1
         return f"{prefix}_{self._minted[prefix]}"
 

@@ -190,7 +190,7 @@ def test_a_referenced_call_can_be_answered():
     stage.create(store=True)
     stage.finish(CallStarted(kind="function", name="f"))
     stage.save()
-    stage.create(input=[{"type": "item_reference", "id": "fc_1"}, call_output("call_1")])
+    stage.create(input=[{"type": "item_reference", "id": "fc_10000"}, call_output("call_1")])
     stage.load()
     assert [item.type for item in stage.job().context()] == ["function_call", "function_call_output"]
 

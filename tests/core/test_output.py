@@ -38,7 +38,7 @@ def test_pieces_of_text_make_one_message():
     (item,) = items(Text("Hel"), Text(""), Text("lo"))
     assert item == {
         "type": "message",
-        "id": "msg_1",
+        "id": "msg_10000",
         "role": "assistant",
         "status": "completed",
         "content": [{"type": "output_text", "text": "Hello", "annotations": [], "logprobs": []}],
@@ -85,7 +85,7 @@ def test_a_function_call_is_streamed():
     ]
     assert events[-1]["item"] == {
         "type": "function_call",
-        "id": "fc_1",
+        "id": "fc_10000",
         "call_id": "call_1",
         "name": "f",
         "arguments": '{"a":1}',
@@ -103,7 +103,7 @@ def test_a_custom_tool_call_is_streamed():
     ]
     assert events[-1]["item"] == {
         "type": "custom_tool_call",
-        "id": "ctc_1",
+        "id": "ctc_10000",
         "call_id": "call_1",
         "name": "sh",
         "input": "ls",
@@ -117,7 +117,7 @@ def test_a_call_without_arguments_is_still_done():
 
 def test_calls_one_after_the_other_have_ids_of_their_own():
     calls = items(CallStarted(kind="function", name="f"), CallStarted(kind="function", name="f"))
-    assert [(call["id"], call["call_id"]) for call in calls] == [("fc_1", "call_1"), ("fc_2", "call_2")]
+    assert [(call["id"], call["call_id"]) for call in calls] == [("fc_10000", "call_1"), ("fc_10001", "call_2")]
 
 
 def test_raw_reasoning_is_content():

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from msgspec import UNSET, Raw, UnsetType
 
+from slipring.core import naming
 from slipring.core.generation import (
     CallArguments,
     CallStarted,
@@ -50,10 +51,22 @@ def _spoken(logprobs: list[Logprob]) -> list[events.SpokenLogprob]:
 class Output:
     """The numbered output of one response."""
 
-    __slots__ = ("_events", "_index", "_mint", "_open", "_sequence", "_speaking", "items", "stream_id")
+    __slots__ = (
+        "_events",
+        "_index",
+        "_mint",
+        "_open",
+        "_sequence",
+        "_speaking",
+        "items",
+        "response_id",
+        "stream_id",
+    )
 
     def __init__(self, mint: Mint, stream_id: str | UnsetType) -> None:
         self.stream_id = stream_id
+        self.response_id = ""
+        """Known when the response is begun; its items are named after it."""
         self.items: list[Item] = []
         self._mint = mint
         self._open: _Message | _Reasoning | _Call | None = None
@@ -199,8 +212,12 @@ class Output:
             )
         )
 
-    def mint(self, prefix: str) -> str:
-        return self._mint(prefix)
+    def name_item(self, kind: str) -> str:
+        """The id of the item that is about to be opened."""
+        return naming.output_id(kind, self.response_id, self._index + 1)
+
+    def mint_call(self) -> str:
+        return self._mint("call")
 
 
 class _Part:
@@ -224,7 +241,7 @@ class _Message:
     def __init__(self, output: Output) -> None:
         self._output = output
         self._parts: list[OutputTextPart | RefusalPart] = []
-        self.id = output.mint("msg")
+        self.id = output.name_item("message")
         self.part: _Part | None = None
         output.start_item(OutputMessage(id=self.id, status="in_progress", content=[]))
 
@@ -269,7 +286,7 @@ class _Reasoning:
         self._content: list[ReasoningTextPart] = []
         self._open_summary: list[str] | None = None
         self._open_text: list[str] | None = None
-        self.id = output.mint("rs")
+        self.id = output.name_item("reasoning")
         output.start_item(ReasoningItem(id=self.id, summary=[], status="in_progress"))
 
     def think(self, delta: Thought) -> None:
@@ -329,8 +346,8 @@ class _Call:
         self._output = output
         self._started = started
         self._pieces: list[str] = []
-        self._call_id = output.mint("call")
-        self.id = output.mint("fc" if started.kind == "function" else "ctc")
+        self._call_id = output.mint_call()
+        self.id = output.name_item("function_call" if started.kind == "function" else "custom_tool_call")
         output.start_item(self._item("", "in_progress"))
 
     def extend(self, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from slipring.core.head import Head
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import Response
 from slipring.protocol.tools import CallableTool
@@ -42,6 +42,18 @@ class Position(Protocol):
     @property
     def size_bytes(self) -> int:
         """The memory of the whole context, what it shares with earlier positions of the chain included."""
+
+
+class Positions(Protocol):
+    """How positions are written down, by somebody who knows what engines leave."""
+
+    def pack(self, position: Position, parent: Position | None) -> bytes | None:
+        """A position as bytes, without what it shares with the parent's; None: it cannot be kept, and need
+        not be."""
+
+    def unpack(self, data: bytes, parent: Position | None, head: Head) -> Position | None:
+        """The position again, for a context with this head, after a parent's that was unpacked before; None
+        where that cannot be."""
 
 
 class ResponseState:
@@ -97,8 +109,8 @@ class ResponseState:
     def context(self) -> Iterator[Item]:
         """All items up to and with this response, oldest first."""
         for node in reversed(list(self.chain())):
-            yield from node.input
-            yield from node.output
+            yield from in_context(node.input)
+            yield from in_context(node.output)
 
     def find_items(self, ids: set[str]) -> dict[str, Item]:
         """The items of this chain that have these ids: walks it, newest first, until all are found."""

@@ -18,7 +18,7 @@ from slipring.core.state import Carry, ResponseState
 from slipring.errors import ApiError, InvalidRequest
 from slipring.protocol import events, wire
 from slipring.protocol.events import Event
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import (
     IncompleteDetails,
@@ -120,6 +120,7 @@ class Turn:
         choice = ToolChoice.read(request.tool_choice)
         offer = choice.offer(merged(head.tools.callables, carry.tools))
         self._head, self._carry = head, carry
+        self.output.response_id = response_id
         self.response = self._new_response(response_id, model, choice, settings, now)
         self.phase = Phase.PREPARING
         return Job(
@@ -128,7 +129,7 @@ class Turn:
             model=model,
             head=head,
             parent=parent,
-            input=items,
+            input=tuple(in_context(items)),
             offer=offer,
             settings=settings,
             generate=generate,

@@ -5,7 +5,7 @@ and is never re-encoded. ``Item.body()`` reads it as one of the typed bodies bel
 Every body is checked once, on arrival, so that reading it later cannot fail.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 import msgspec
@@ -194,6 +194,8 @@ class Item(Struct, frozen=True):
     raw: bytes
     id: str | None = None
     call_id: str | None = None
+    opened: "tuple[Item, ...] | None" = None
+    """For an item whose content is sealed: what it stands for in a context. Nobody but us can read it."""
 
     def body(self) -> Body:
         return _DECODERS[self.type].decode(self.raw)
@@ -201,7 +203,7 @@ class Item(Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         """What this item costs in memory: its text and the objects around it."""
-        return len(self.raw) + 200
+        return len(self.raw) + 200 + sum(item.size_bytes for item in self.opened or ())
 
 
 class _Outline(Struct):
@@ -270,6 +272,15 @@ def _refusal(kind: str, where: str) -> InvalidRequest:
         " and the items of hosted tools.",
         param=param,
     )
+
+
+def in_context(items: Iterable[Item]) -> Iterator[Item]:
+    """Items as a model is to be told them: sealed ones give way to what they stand for."""
+    for item in items:
+        if item.opened is None:
+            yield item
+        else:
+            yield from item.opened
 
 
 def user_message(text: str) -> Item:

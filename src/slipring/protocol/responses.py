@@ -117,6 +117,10 @@ class TextEcho(Struct):
     verbosity: str = "medium"
 
 
+class ConversationEcho(Struct):
+    id: str
+
+
 class Response(Struct):
     """The object in ``response.created``, ``response.in_progress`` and every terminal event."""
 
@@ -151,4 +155,5 @@ class Response(Struct):
     incomplete_details: IncompleteDetails | None = None
     completed_at: int | None = None
     background: bool = False
+    conversation: ConversationEcho | UnsetType = UNSET
     object: Literal["response"] = "response"

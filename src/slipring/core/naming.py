@@ -1,0 +1,61 @@
+"""The ids of items, made from the id of the response that they belong to.
+
+Whoever has such an id knows which response to look in: nothing has to keep an index of items. An item that a
+client sent without an id has one all the same, by its place in the input.
+"""
+
+from typing import NamedTuple
+
+from slipring.protocol.items import Item
+
+RESPONSE = "resp_"
+_DIGITS = 4
+_OF_INPUT = "i"
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "compaction": "cmp",
+}
+
+
+class Place(NamedTuple):
+    """Where an item is to be found, if its id is one of ours."""
+
+    response_id: str
+    of_input: bool
+    index: int
+
+
+def prefix(kind: str) -> str:
+    return _PREFIXES.get(kind, "item")
+
+
+def output_id(kind: str, response_id: str, index: int) -> str:
+    """The id of the item at this place in the output of a response."""
+    return f"{prefix(kind)}_{response_id.removeprefix(RESPONSE)}{index:0{_DIGITS}x}"
+
+
+def input_id(item: Item, response_id: str, index: int) -> str:
+    """The id of an item of the input: its own, or one by its place."""
+    if item.id:
+        return item.id
+    return f"{prefix(item.type)}_{response_id.removeprefix(RESPONSE)}{_OF_INPUT}{index:0{_DIGITS}x}"
+
+
+def place_of(item_id: str) -> Place | None:
+    """Where an item with this id would be; None for ids that were not made here."""
+    _, underscore, rest = item_id.partition("_")
+    stem, digits = rest[:-_DIGITS], rest[-_DIGITS:]
+    of_input = stem.endswith(_OF_INPUT)
+    stem = stem.removesuffix(_OF_INPUT)
+    try:
+        index = int(digits, 16)
+    except ValueError:
+        return None
+    if not underscore or not stem or len(digits) != _DIGITS:
+        return None
+    return Place(RESPONSE + stem, of_input, index)
