@@ -20,11 +20,13 @@ class Send(Struct, frozen=True, gc=False):
 
 
 class Load(Struct, frozen=True):
-    """Read a stored response and items by id; answer with ``session.loaded`` or ``session.failed``."""
+    """Read a stored response, items and a conversation by id; answer with ``session.loaded`` or
+    ``session.failed``."""
 
     turn: "Turn"
     response_id: str | None
     item_ids: frozenset[str]
+    conversation_id: str | None = None
 
 
 class Start(Struct, frozen=True):
@@ -35,7 +37,8 @@ class Start(Struct, frozen=True):
 
 
 class Save(Struct, frozen=True):
-    """Make a response durable; answer with ``session.saved`` or ``session.failed``."""
+    """Make a response, or what it adds to its conversation, durable; answer with ``session.saved`` or
+    ``session.failed``."""
 
     turn: "Turn"
     state: ResponseState

@@ -4,7 +4,7 @@ Whoever has such an id knows which response to look in: nothing has to keep an i
 client sent without an id has one all the same, by its place in the input.
 """
 
-from typing import NamedTuple
+from msgspec import Struct
 
 from slipring.protocol.items import Item
 
@@ -22,7 +22,7 @@ _PREFIXES = {
 }
 
 
-class Place(NamedTuple):
+class Place(Struct, frozen=True):
     """Where an item is to be found, if its id is one of ours."""
 
     response_id: str

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec import UNSET, Struct
 
-from slipring.core import lineage
+from slipring.core import lineage, settings
 from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start
 from slipring.core.cache import ConnectionCache
 from slipring.core.generation import Delta, Model
@@ -18,7 +18,7 @@ from slipring.core.limits import Limits
 from slipring.core.output import Mint
 from slipring.core.stages import Clock, Stages
 from slipring.core.state import ResponseState
-from slipring.core.turn import Phase, Turn
+from slipring.core.turn import Joined, Phase, Turn
 from slipring.errors import (
     ApiError,
     ConnectionLimitReached,
@@ -47,10 +47,12 @@ class Models(Protocol):
 
 
 class Loaded(Struct, frozen=True):
-    """What the store had: the response that was asked for, and the items."""
+    """What the store had: the response that was asked for, the items, the conversation."""
 
     state: ResponseState | None = None
+    """For a conversation, the response that it goes on from, where there is one."""
     items: dict[str, Item] = {}
+    joined: Joined | None = None
 
 
 class Ending(Struct, frozen=True):
@@ -142,8 +144,12 @@ class Session:
         size_bytes: int,
         now: float,
         error: ApiError | None = None,
+        detached: bool = False,
     ) -> list[Action]:
-        """A response is asked for. It takes its place in its lane, even if only to be refused there."""
+        """A response is asked for. It takes its place in its lane, even if only to be refused there.
+
+        ``detached``: its client will not wait for it.
+        """
         if self._closed:
             return []
         try:
@@ -165,6 +171,7 @@ class Session:
             mint=self._mint,
             stages=stages,
             error=error,
+            detached=detached,
         )
         self._pin(turn)
         self._lanes.enqueue(turn)
@@ -183,6 +190,8 @@ class Session:
             turn.parent = loaded.state
             turn.found = loaded.state.find_items(lineage.references(turn.input))
         turn.found = {**loaded.items, **turn.found}
+        if loaded.joined is not None:
+            turn.join(loaded.joined, loaded.state)
         return self._start(turn, now) + self._advance(now)
 
     def deltas(self, turn: Turn, deltas: list[Delta]) -> list[Event]:
@@ -201,7 +210,7 @@ class Session:
         closing, state = turn.finish(now)
         self._finished[turn] = state
         turn.phase = Phase.SAVING
-        if not turn.stores:
+        if not turn.saves:
             return [Send(closing), *self.saved(turn, now)]
         return [Send(closing), Save(turn, state)]
 
@@ -209,16 +218,16 @@ class Session:
         """A response is as durable as it was asked to be; only now may it be called complete."""
         if turn.phase is not Phase.SAVING:
             return []
-        if turn.stores:
+        if turn.saves:
             turn.stages.lap("store")
         self._cache.remember(self._finished[turn], turn.lane)
         return self._end(turn, [turn.terminal()], now)
 
     def failed(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
         """The engine or the store could not do its part."""
-        if turn.phase in (Phase.LOADING, Phase.PREPARING):
+        if turn.phase is Phase.LOADING or (turn.phase is Phase.PREPARING and not turn.detached):
             return self._reject(turn, error, now)
-        if turn.phase not in (Phase.RUNNING, Phase.SAVING):
+        if turn.phase not in (Phase.PREPARING, Phase.RUNNING, Phase.SAVING):
             return []
         self._evict_parent(turn)
         return self._end(turn, turn.fail(error), now)
@@ -255,6 +264,10 @@ class Session:
         for turn in self._lanes.queued():
             turn.error = error
         return self._advance(now)
+
+    def recall(self, response_id: str) -> ResponseState | None:
+        """A response that this connection remembers."""
+        return self._cache.find(response_id)
 
     def closed(self) -> list[Action]:
         """The connection is gone: nobody will read what is being made. What is being saved is saved."""
@@ -295,6 +308,7 @@ class Session:
         try:
             turn.input = items.read_input(turn.request.input)
             turn.request.input = UNSET  # read and copied: let go of the frame
+            conversation_id = settings.read_conversation(turn.request)
         except ApiError as error:
             return self._drop(turn, error)
         previous = turn.request.previous_response_id
@@ -305,10 +319,10 @@ class Session:
         if missing and turn.parent is not None:
             turn.found = turn.parent.find_items(missing)
             missing -= turn.found.keys()
-        if wanted is None and not missing:
+        if wanted is None and not missing and conversation_id is None:
             return self._start(turn, now)
         turn.phase = Phase.LOADING
-        return [Load(turn, wanted, frozenset(missing))]
+        return [Load(turn, wanted, frozenset(missing), conversation_id)]
 
     def _start(self, turn: Turn, now: float) -> list[Action]:
         turn.stages.lap("resolve")
@@ -319,6 +333,8 @@ class Session:
         except ApiError as error:
             return self._drop(turn, error)
         turn.stages.lap("validate")
+        if turn.detached:
+            return [Send(turn.enqueue()), Start(turn, job)]
         return [Start(turn, job)]
 
     def _pin(self, turn: Turn) -> None:

@@ -28,10 +28,10 @@ INCLUDABLE = frozenset(
 )
 
 
-def read_settings(request: CreateRequest, carry: Carry, model: Model) -> Settings:
+def read_settings(request: CreateRequest, carry: Carry, model: Model, *, detached: bool = False) -> Settings:
     """The settings of an answer: what the request says, else what the chain carries, else the model's own."""
     capabilities, defaults = model.capabilities, model.defaults
-    refuse_unsupported(request)
+    refuse_unsupported(request, detached=detached)
     include = _read_include(request)
     logprobs = LOGPROBS in include or bool(request.top_logprobs)
     if logprobs and not capabilities.logprobs:
@@ -59,24 +59,31 @@ def read_settings(request: CreateRequest, carry: Carry, model: Model) -> Setting
     )
 
 
-def _or(asked: T | None, default: T | None) -> T | None:
-    return default if asked is None else asked
-
-
-def refuse_unsupported(request: CreateRequest) -> None:
-    """Refuse the fields that nothing here can honour."""
-    if request.conversation is not None and request.previous_response_id is not None:
+def read_conversation(request: CreateRequest) -> str | None:
+    """The conversation that a request is part of."""
+    conversation_id = requests.read_conversation(request.conversation)
+    if conversation_id is not None and request.previous_response_id is not None:
         raise InvalidRequest(
             "'previous_response_id' and 'conversation' cannot be used together.",
             param="previous_response_id",
         )
+    return conversation_id
+
+
+def _or(asked: T | None, default: T | None) -> T | None:
+    return default if asked is None else asked
+
+
+def refuse_unsupported(request: CreateRequest, *, detached: bool = False) -> None:
+    """Refuse the fields that nothing here can honour; ``detached``: it is made in the background."""
+    if detached:
+        _refuse_unkept(request)
     image, programs, agents = request.image, request.access_programs, request.multi_agent
     unsupported = {
-        "conversation": request.conversation is not None,
         "prompt": request.prompt is not None,
         "moderation": request.moderation is not None,
         "context_management": bool(request.context_management),
-        "background": request.background is True,
+        "background": request.background is True and not detached,
         "multi_agent": agents is not None and agents.enabled is True,
         "image.context_compression": image is not None and image.context_compression == "enabled",
         "access_programs.cyber": programs is not None and programs.cyber not in (None, "standard"),
@@ -86,6 +93,14 @@ def refuse_unsupported(request: CreateRequest) -> None:
             raise UnsupportedParameter(
                 f"Unsupported parameter: '{param}' is not supported by this server.", param=param
             )
+
+
+def _refuse_unkept(request: CreateRequest) -> None:
+    """Nobody waits for a response that is made in the background: it has to be found afterwards."""
+    if request.store is False:
+        raise InvalidRequest("'background' needs 'store': the response has to be kept.", param="store")
+    if request.warms_up:
+        raise InvalidRequest("'background' cannot be used with 'generate': false.", param="generate")
 
 
 def _read_include(request: CreateRequest) -> list[str]:

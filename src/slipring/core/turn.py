@@ -6,7 +6,7 @@ queues or caches (that is the session), nor of how tokens are made (that is the 
 
 from enum import Enum
 
-from msgspec import UNSET, structs
+from msgspec import UNSET, Struct, structs
 
 from slipring.core import lineage
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Prefilled, Settings
@@ -21,6 +21,7 @@ from slipring.protocol.events import Event
 from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import (
+    ConversationEcho,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
@@ -46,6 +47,15 @@ class Phase(Enum):
     ENDED = "its terminal event is out"
 
 
+class Joined(Struct, frozen=True):
+    """The conversation that a turn is part of, as it was found."""
+
+    conversation_id: str
+    version: int
+    items: tuple[Item, ...] = ()
+    """What it holds beyond the context of the turn's parent."""
+
+
 class Turn:
     """One response in the making."""
 
@@ -55,10 +65,12 @@ class Turn:
         "_finished",
         "_head",
         "_prefilled",
+        "detached",
         "error",
         "forks",
         "found",
         "input",
+        "joined",
         "lane",
         "output",
         "parent",
@@ -80,6 +92,7 @@ class Turn:
         mint: Mint,
         stages: Stages,
         error: ApiError | None = None,
+        detached: bool = False,
     ) -> None:
         self.request = request
         self.tenant = tenant
@@ -88,10 +101,13 @@ class Turn:
         self.error = error
         """Set when the request could not be read: the refusal waits for its place in the lane."""
         self.stages = stages
+        self.detached = detached
+        """Whether it goes on without anybody who listens: its response exists before the engine consents."""
         self.phase = Phase.WAITING
         self.forks = False
         """Whether it continues a response of another lane."""
         self.parent: ResponseState | None = None
+        self.joined: Joined | None = None
         self.input: tuple[Item, ...] = ()
         self.found: dict[str, Item] = {}
         """The items that references in the input stand for."""
@@ -107,6 +123,21 @@ class Turn:
     def stores(self) -> bool:
         return self.request.store is not False
 
+    @property
+    def saves(self) -> bool:
+        """Whether something is to be made durable before it may be called complete."""
+        return self.stores or self.joined is not None
+
+    def join(self, joined: Joined, tip: ResponseState | None) -> None:
+        """Take part in a conversation: go on from its last response, and from what was added since."""
+        references = lineage.references(self.input)
+        if references:
+            known = tip.find_items(references) if tip is not None else {}
+            named = {item.id: item for item in joined.items if item.id in references}
+            self.found = {**self.found, **known, **{key: item for key, item in named.items() if key}}
+        self.joined, self.parent = joined, tip
+        self.input = joined.items + self.input
+
     def begin(self, response_id: str, model: Model, items: tuple[Item, ...], now: float) -> Job:
         """Check the request against its parent and the model; what is left is the engine's consent."""
         request, parent = self.request, self.parent
@@ -114,7 +145,7 @@ class Turn:
         self._require_something(items, generate=generate)
         self.input = items
         carry = lineage.join(parent, items, complete=generate)
-        settings = read_settings(request, carry, model)
+        settings = read_settings(request, carry, model, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
         head = self._read_head()
         choice = ToolChoice.read(request.tool_choice)
@@ -142,10 +173,23 @@ class Turn:
         assert self.response is not None
         first = deltas[0] if deltas else None
         self.stages.lap("render")
-        told = self._opening() + self.feed(deltas)
+        told = (self._resumption() if self.detached else self._opening()) + self.feed(deltas)
         self._accepted = first if isinstance(first, Accepted) else Accepted()
         self.phase = Phase.RUNNING
         return told
+
+    def enqueue(self) -> list[Event]:
+        """A detached response exists as soon as it is known to be valid, and waits for its engine."""
+        assert self.response is not None
+        return [
+            self.output.announce(events.Created, self.response),
+            self.output.announce(events.Queued, self.response),
+        ]
+
+    def _resumption(self) -> list[Event]:
+        assert self.response is not None
+        self.response = structs.replace(self.response, status="in_progress")
+        return [self.output.announce(events.InProgress, self.response)]
 
     def _opening(self) -> list[Event]:
         assert self.response is not None
@@ -303,6 +347,9 @@ class Turn:
             prompt_cache_key=request.prompt_cache_key,
             safety_identifier=request.safety_identifier,
             user=request.user,
+            status="queued" if self.detached else "in_progress",
+            background=self.detached,
+            conversation=ConversationEcho(self.joined.conversation_id) if self.joined is not None else UNSET,
         )
 
 

@@ -38,6 +38,9 @@ class ResponseEvent(Event, kw_only=True):
 class Created(ResponseEvent, tag="response.created"): ...
 
 
+class Queued(ResponseEvent, tag="response.queued"): ...
+
+
 class InProgress(ResponseEvent, tag="response.in_progress"): ...
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import wire
@@ -272,6 +272,16 @@ def _refusal(kind: str, where: str) -> InvalidRequest:
         " and the items of hosted tools.",
         param=param,
     )
+
+
+def with_id(item: Item, item_id: str) -> Item:
+    """The item with its id written in, for lists: clients may have sent it without."""
+    if item.id == item_id:
+        return item
+    fields = _fields.decode(item.raw)
+    fields.pop("id", None)
+    raw = wire.encode({"id": item_id, **fields})
+    return structs.replace(item, raw=raw, id=item_id)
 
 
 def in_context(items: Iterable[Item]) -> Iterator[Item]:

@@ -68,7 +68,7 @@ class CreateRequest(Struct):
     model: str | None = None
     input: Raw | UnsetType = UNSET
     previous_response_id: str | None = None
-    conversation: Any = None
+    conversation: Raw | UnsetType = UNSET
     instructions: str | None = None
     tools: Raw | UnsetType = UNSET
     tool_choice: Raw | UnsetType = UNSET
@@ -140,6 +140,22 @@ def read_lane(stream_id: object) -> str | None:
     if not isinstance(stream_id, str) or not _STREAM_ID.fullmatch(stream_id):
         raise InvalidStreamId
     return stream_id
+
+
+class _ConversationRef(Struct):
+    id: Annotated[str, Meta(min_length=1)]
+
+
+_conversation = msgspec.json.Decoder(str | _ConversationRef)
+
+
+def read_conversation(data: Raw | UnsetType) -> str | None:
+    """The id of the conversation that a request names, as text or as an object."""
+    sent = wire.given(data)
+    if sent is None:
+        return None
+    named = wire.decode(_conversation, sent, where="conversation")
+    return named if isinstance(named, str) else named.id
 
 
 def require_streaming(request: CreateRequest) -> None:

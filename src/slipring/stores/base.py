@@ -180,7 +180,7 @@ class Conversations(ABC):
 
     @abstractmethod
     async def append(self, tenant: str, response_id: str, appended: Appended) -> None:
-        """Add what a response that is not stored leaves in its conversation. One that is gone gets nothing."""
+        """Add what a response that is not stored leaves in its conversation, if that is still there."""
 
     @abstractmethod
     async def items(self, tenant: str, conversation_id: str, page: Page) -> tuple[list[Item], bool] | None:
@@ -268,8 +268,8 @@ class Keys(ABC):
         """Whether there ever was one: revoking the last key must not open the door to everybody."""
 
     @abstractmethod
-    async def spend(self, spent: Sequence[Usage], *, expires_at: float) -> "list[Usage]":
-        """Add to what was used; returns the totals, in the same order. A total may be looked up by adding 0."""
+    async def spend(self, spent: Sequence[Usage], *, expires_at: float) -> Sequence[Usage]:
+        """Add to what was used; returns the totals, in the same order. Adding nothing tells a total too."""
 
 
 class Cluster(ABC):
