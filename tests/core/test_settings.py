@@ -6,7 +6,6 @@ from slipring.core.settings import INCLUDABLE
 from tests.core.stage import Stage, message, only_error
 
 UNSUPPORTED = {
-    "conversation": {"conversation": "conv_1"},
     "prompt": {"prompt": {"id": "pmpt_1"}},
     "moderation": {"moderation": {"model": "m"}},
     "context_management": {"context_management": [{"type": "compaction", "compact_threshold": 1000}]},

@@ -9,6 +9,8 @@ from slipring.errors import InvalidJson, InvalidRequest, InvalidStreamId, Unsupp
 from slipring.protocol import requests
 from slipring.protocol.requests import TEXT, CreateRequest, read_create, read_format, read_lane
 
+RAW = {"input", "tools", "tool_choice", "conversation"}
+
 
 def create(**fields: object) -> CreateRequest:
     return read_create(json.dumps(fields))
@@ -32,9 +34,9 @@ def test_an_empty_request_is_read():
 def test_null_is_the_same_as_absent_for_every_field():
     fields = CreateRequest.__struct_fields__
     request = create(**dict.fromkeys(fields))
-    for field in ("input", "tools", "tool_choice"):
+    for field in RAW:
         assert bytes(getattr(request, field)) == b"null"
-    assert all(getattr(request, field) is None for field in set(fields) - {"input", "tools", "tool_choice"})
+    assert all(getattr(request, field) is None for field in set(fields) - RAW)
 
 
 def test_what_codex_sends_is_read():
