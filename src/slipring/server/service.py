@@ -1,8 +1,6 @@
 """What all connections of a process share: engines, store, keys, memory bounds, clock and ids."""
 
 import asyncio
-import secrets
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,22 +17,6 @@ from slipring.errors import ApiError, Unavailable
 from slipring.protocol.timing import TurnReport
 from slipring.server.auth import Keyring
 from slipring.stores.base import Store
-
-_EPOCH = time.time() - time.monotonic()
-
-
-def now() -> float:
-    """Unix time that never jumps: deadlines and timestamps come from the same clock."""
-    return _EPOCH + time.monotonic()
-
-
-clock = time.perf_counter
-"""What stages are stopped with."""
-
-
-def mint(prefix: str) -> str:
-    """A new id: 128 random bits, so that ids can be neither guessed nor met twice."""
-    return f"{prefix}_{secrets.token_hex(16)}"
 
 
 def shutting_down() -> ApiError:
