@@ -44,6 +44,18 @@ class Position(Protocol):
         """The memory of the whole context, what it shares with earlier positions of the chain included."""
 
 
+class Positions(Protocol):
+    """How positions are written down, by somebody who knows what engines leave."""
+
+    def pack(self, position: Position, parent: Position | None) -> bytes | None:
+        """A position as bytes, without what it shares with the parent's; None: it cannot be kept, and need
+        not be."""
+
+    def unpack(self, data: bytes, parent: Position | None, head: Head) -> Position | None:
+        """The position again, for a context with this head, after a parent's that was unpacked before; None
+        where that cannot be."""
+
+
 class ResponseState:
     """One finished response. Immutable; ``position`` belongs to the engine."""
 
