@@ -36,7 +36,13 @@ _FILE_FLAG = "--config"
 _FILE_VARIABLE = f"{_PREFIX}CONFIG"
 _LIMITS = "limits"
 _MODELS = "models"
-_LIMITS_THAT_MAY_BE_ZERO = ("idle_timeout_s", "ping_interval_s", "age_grace_s", "drain_timeout_s")
+_LIMITS_THAT_MAY_BE_ZERO = (
+    "idle_timeout_s",
+    "ping_interval_s",
+    "age_grace_s",
+    "drain_timeout_s",
+    "parked_s",
+)
 
 
 class ConfigError(ValueError):

@@ -21,7 +21,8 @@ from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import with_id
 from slipring.protocol.timing import TurnReport
-from slipring.server.service import Service, clock, now
+from slipring.server.clock import clock, now
+from slipring.server.service import Service
 from slipring.server.states import States
 from slipring.stores.base import Appended, LeaseLost, Tenure
 

@@ -11,11 +11,17 @@ from msgspec import UNSET
 
 from slipring.config import Config
 from slipring.core.cache import ConnectionCache, NoMemory, SharedScopes
+from slipring.core.output import Mint
 from slipring.core.session import Session
+from slipring.core.state import Positions
 from slipring.engines.catalog import Catalog
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.timing import TurnReport
 from slipring.server.auth import Keyring
+from slipring.server.clock import clock, now
+from slipring.server.ids import minter, new_node_id
+from slipring.server.parking import Parking
+from slipring.server.peers import Peers
 from slipring.stores.base import Store
 
 
@@ -43,6 +49,10 @@ class Service:
     store: Store
     keyring: Keyring
     scopes: SharedScopes
+    parking: Parking
+    peers: Peers
+    node_id: str
+    mint: Mint
     clients: set[Client] = field(default_factory=set)
     sockets: int = 0
     render_fallbacks: Counter[str] = field(default_factory=Counter)
@@ -51,14 +61,21 @@ class Service:
     _quiet: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    def assemble(cls, config: Config, catalog: Catalog, store: Store) -> "Service":
+    def assemble(
+        cls, config: Config, catalog: Catalog, store: Store, positions: Positions | None = None
+    ) -> "Service":
         limits = config.limits
+        node_id = new_node_id()
         return cls(
             config=config,
             catalog=catalog,
             store=store,
             keyring=Keyring(config.api_key, config.allow_origin),
             scopes=SharedScopes(limits.tenant_cache_bytes, limits.process_cache_bytes),
+            parking=Parking(limits.parked_s, limits.parked_bytes),
+            peers=Peers(node_id, store.cluster, positions),
+            node_id=node_id,
+            mint=minter(node_id),
         )
 
     def open_session(self, tenant: str, *, tells_timing: bool) -> Session:
@@ -75,7 +92,7 @@ class Service:
             tenant=tenant,
             models=self.catalog,
             limits=self.config.limits,
-            mint=mint,
+            mint=self.mint,
             cache=cache,
             clock=clock,
             now=now(),

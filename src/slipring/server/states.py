@@ -3,9 +3,9 @@
 from typing import Protocol
 
 from slipring.core.state import ResponseState
+from slipring.server.clock import now
 from slipring.server.parking import Parking
 from slipring.server.peers import Peers
-from slipring.server.clock import now
 from slipring.stores.base import Responses
 
 
