@@ -129,7 +129,7 @@ class Connection:
             asyncio.get_running_loop().call_later(_CLOSE_TIMEOUT_S, transport.abort)
 
     def _park(self) -> None:
-        """Keep what the client may come back for: it was cut off, or told to move, and did not say goodbye."""
+        """Keep what the client may come back for: it was cut off or told to move, and said no goodbye."""
         if self._said_goodbye or self._keeps_nothing:
             return
         session, parking = self.driver.session, self.driver.service.parking
