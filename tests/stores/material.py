@@ -101,8 +101,8 @@ def event(number: int) -> RunEvent:
     return RunEvent(sequence_number=number, data=b'{"sequence_number":%d}' % number)
 
 
-def key(name: str, **fields: Any) -> Key:
-    return structs.replace(Key(id=name, tenant="t", digest=b"\0\xff" * 16, created_at=1), **fields)
+def key(key_id: str, **fields: Any) -> Key:
+    return structs.replace(Key(id=key_id, tenant="t", digest=b"\0\xff" * 16, created_at=1), **fields)
 
 
 class Tokens:

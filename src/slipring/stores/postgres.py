@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import asyncpg
 from asyncpg import exceptions as pg
@@ -107,15 +107,14 @@ class PostgresDatabase(Database):
         async def fetch(connection: _Connection) -> list[Row]:
             return [tuple(record) for record in await connection.fetch(sql, *_storable(args))]
 
-        try:
-            return await self._with_connection(fetch)
-        except (_NotBegun, *_GONE):
-            # Reading twice does no harm; the first connection may have been a dead one.
-            pass
-        try:
-            return await self._with_connection(fetch)
-        except (_NotBegun, *_GONE) as error:
-            raise _unavailable(error) from None
+        for last in (False, True):
+            try:
+                return await self._with_connection(fetch)
+            except (_NotBegun, *_GONE) as error:
+                # Reading twice does no harm, and the first connection may have been a dead one.
+                if last or isinstance(error, TimeoutError):
+                    raise _unavailable(error) from None
+        raise AssertionError("the last attempt returns or raises")
 
     async def write(self, *statements: Statement) -> list[list[Row]]:
         task = asyncio.create_task(self._write(statements))
@@ -190,8 +189,11 @@ class PostgresDatabase(Database):
         return f"{parts.scheme}://{name}{'@' if name else ''}{host}{parts.path}"
 
     def _hushed(self, text: str) -> str:
-        password = urlsplit(self._url).netloc.rpartition("@")[0].partition(":")[2]
-        return text.replace(password, "…") if password else text
+        parts = urlsplit(self._url)
+        password = parts.netloc.rpartition("@")[0].partition(":")[2]
+        for secret in (password, unquote(password), *parse_qs(parts.query).get("password", ())):
+            text = text.replace(secret, "…") if secret else text
+        return text
 
 
 async def _keep(connection: Any) -> None:
@@ -202,13 +204,24 @@ async def _execute(connection: _Connection, statements: Sequence[Statement]) -> 
     if len(statements) == 1:
         return [await _run(connection, statements[0])]
     results: list[list[Row]] = []
-    async with connection.transaction():
+    transaction = connection.transaction()
+    try:
+        await transaction.start()
+    except _GONE as error:
+        raise _NotBegun(_reason(error)) from None
+    try:
         for group in together(statements):
             if len(group) == 1:
                 results.append(await _run(connection, group[0]))
             else:
                 await connection.executemany(group[0].sql, [_storable(each.args) for each in group])
                 results += [[] for _ in group]
+    except BaseException:
+        # Where the connection is gone, so is the transaction.
+        with suppress(*_GONE):
+            await transaction.rollback()
+        raise
+    await transaction.commit()
     return results
 
 

@@ -5,9 +5,11 @@ foreign keys and stays.
 """
 
 from slipring.stores.database import Database, ForeignKeyViolated, Statement
+from slipring.stores.expiry import NEVER
 
-# From the ends of chains towards their roots, for as long as nothing else branches off.
-_RESPONSES = """
+# $1: what has expired by then, $2: rows at most, $3: chains at most. From the ends of chains towards their
+# roots, for as long as nothing else branches off.
+_CHAINS = """
 WITH RECURSIVE dead (depth, tenant, id, parent_id) AS (
     SELECT 0, leaf.tenant, leaf.id, leaf.parent_id FROM (
         SELECT tenant, id, parent_id FROM slipring_responses AS candidate
@@ -15,7 +17,7 @@ WITH RECURSIVE dead (depth, tenant, id, parent_id) AS (
             SELECT 1 FROM slipring_responses AS child
             WHERE child.tenant = candidate.tenant AND child.parent_id = candidate.id
         )
-        LIMIT $2
+        {order} LIMIT $3
     ) AS leaf
     UNION ALL
     SELECT dead.depth + 1, older.tenant, older.id, older.parent_id
@@ -28,8 +30,10 @@ WITH RECURSIVE dead (depth, tenant, id, parent_id) AS (
 DELETE FROM slipring_responses WHERE (tenant, id) IN (
     SELECT tenant, id FROM dead ORDER BY depth LIMIT $2
 )
-RETURNING id
+RETURNING 1
 """
+_EXPIRED = _CHAINS.format(order="")
+_OLDEST = _CHAINS.format(order="ORDER BY candidate.created_at")
 _HEADS = """
 DELETE FROM slipring_heads WHERE (tenant, digest) IN (
     SELECT tenant, digest FROM slipring_heads AS head WHERE NOT EXISTS (
@@ -55,27 +59,15 @@ DELETE FROM slipring_usage WHERE (key_id, period) IN (
 RETURNING 1
 """
 _NODES = "DELETE FROM slipring_nodes WHERE seen_at <= $1 RETURNING 1"
-_OLDEST = """
-DELETE FROM slipring_responses WHERE (tenant, id) IN (
-    SELECT tenant, id FROM slipring_responses AS candidate WHERE NOT EXISTS (
-        SELECT 1 FROM slipring_responses AS child
-        WHERE child.tenant = candidate.tenant AND child.parent_id = candidate.id
-    )
-    ORDER BY created_at LIMIT $1
-)
-RETURNING 1
-"""
 _NODE_IS_GONE_S = 86_400.0
 """After this silence a node does not come back under its old name."""
 _TRIES = 3
-_STEP = 50
-"""Responses that make room before the room is measured again."""
 
 
 async def prune(database: Database, now: float, limit: int) -> int:
     """Remove at most ``limit`` rows of each kind; returns how many."""
     return (
-        await _remove(database, Statement(_RESPONSES, (int(now), limit)))
+        await _remove(database, Statement(_EXPIRED, (int(now), limit, limit)))
         + await _remove(database, Statement(_HEADS, (limit,)))
         + await _remove(database, Statement(_RUNS, (int(now), limit)))
         + await _remove(database, Statement(_USAGE, (float(now), limit)))
@@ -84,13 +76,15 @@ async def prune(database: Database, now: float, limit: int) -> int:
 
 
 async def make_room(database: Database, most_bytes: int, limit: int) -> int:
-    """Remove chains whose end is oldest, from their ends, while there is more; returns how many rows."""
-    removed = 0
+    """Remove the chains that ended first, while there is more than that; returns how many rows."""
+    removed, chains = 0, 1
     while removed < limit and await database.used_bytes() > most_bytes:
-        step = await _remove(database, Statement(_OLDEST, (min(_STEP, limit - removed),)))
-        if not step:
+        gone = await _remove(database, Statement(_OLDEST, (NEVER, limit - removed, chains)))
+        if not gone:
             break
-        removed += step + await _remove(database, Statement(_HEADS, (_STEP,)))
+        removed += gone + await _remove(database, Statement(_HEADS, (limit,)))
+        # Not many at a time, where few may be enough; not one by one, where many have to go.
+        chains *= 2
     return removed
 
 

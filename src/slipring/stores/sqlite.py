@@ -9,8 +9,9 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -59,7 +60,7 @@ class _Job:
 
     def answer(self) -> None:
         """Called in the thread. A loop that is gone needs no answer any more."""
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._settle)
 
     def _settle(self) -> None:
@@ -216,7 +217,7 @@ def _serve(connection: apsw.Connection, queue: _Queue) -> None:
         _write([each for each in jobs if each.is_write], connection)
         for each in jobs:
             if not each.is_write:
-                _attempt(each, partial(_run, connection, each))
+                _attempt(connection, each)
         for each in jobs:
             each.answer()
     connection.close()
@@ -230,7 +231,7 @@ def _write(jobs: list[_Job], connection: apsw.Connection) -> None:
         connection.execute("BEGIN IMMEDIATE")
         for job in jobs:
             connection.execute("SAVEPOINT one")
-            _attempt(job, partial(_run, connection, job))
+            _attempt(connection, job)
             if not connection.in_transaction:
                 # A full disk or the like: SQLite has undone the others too.
                 raise job.error or Unavailable(_SORRY)
@@ -238,16 +239,13 @@ def _write(jobs: list[_Job], connection: apsw.Connection) -> None:
                 connection.execute("ROLLBACK TO one")
             connection.execute("RELEASE one")
         connection.execute("COMMIT")
-    except (apsw.Error, Unavailable) as error:
+    except Exception as error:
         told = _explained(error)
         for job in jobs:
             job.error = job.error or told
         if connection.in_transaction:
-            connection.execute("ROLLBACK")
-
-
-def _run(connection: apsw.Connection, job: _Job) -> None:
-    job.result = [_execute(connection, statement) for statement in job.statements]
+            with suppress(apsw.Error):
+                connection.execute("ROLLBACK")
 
 
 def _execute(connection: apsw.Connection, statement: Statement) -> list[Row]:
@@ -258,9 +256,9 @@ def _execute(connection: apsw.Connection, statement: Statement) -> list[Row]:
     return rows
 
 
-def _attempt(job: _Job, work: Callable[[], None]) -> None:
+def _attempt(connection: apsw.Connection, job: _Job) -> None:
     try:
-        work()
+        job.result = [_execute(connection, statement) for statement in job.statements]
     except Exception as error:
         job.error = _explained(error)
 
