@@ -20,7 +20,10 @@ class Send(Struct, frozen=True, gc=False):
 
 
 class Load(Struct, frozen=True):
-    """Read a stored response and items by id; answer with ``session.loaded`` or ``session.failed``."""
+    """Read a stored response and items by id; answer with ``session.loaded`` or ``session.failed``.
+
+    There may be nothing to read: then it is only asked whether the turn may begin.
+    """
 
     turn: "Turn"
     response_id: str | None

@@ -19,6 +19,7 @@ from slipring.core.turn import Turn
 from slipring.errors import ApiError, ServerError
 from slipring.protocol.events import Event
 from slipring.protocol.timing import TurnReport
+from slipring.server.auth import Caller
 from slipring.server.service import Service, clock, now
 
 log = logging.getLogger("slipring")
@@ -55,10 +56,11 @@ class _Line:
 class Driver:
     """Carries out the actions of one session."""
 
-    __slots__ = ("__weakref__", "_tasks", "service", "session", "sink")
+    __slots__ = ("__weakref__", "_tasks", "caller", "service", "session", "sink")
 
-    def __init__(self, service: Service, session: Session, sink: Sink) -> None:
+    def __init__(self, service: Service, caller: Caller, session: Session, sink: Sink) -> None:
         self.service = service
+        self.caller = caller
         self.session = session
         self.sink = sink
         self._tasks: dict[Turn, asyncio.Task[None]] = {}
@@ -74,7 +76,7 @@ class Driver:
                     task.cancel()
             elif isinstance(action, Record):
                 turns.info("%s", _Line(action))
-                self.service.count(action.report)
+                self.service.count(action.report, self.caller)
                 self.sink.record(action.report)
             elif isinstance(action, Close):
                 self.sink.close(action.code, action.reason)
@@ -114,10 +116,20 @@ class Driver:
         await self.sink.flush()
 
     async def _load(self, load: Load) -> list[Action]:
-        store, tenant = self.service.store, self.session.tenant
+        refusal, loaded = await asyncio.gather(
+            self.service.check(self.caller), self._read(load), return_exceptions=True
+        )
+        if refusal is not None:
+            raise refusal  # whatever the store says, whoever may not ask is told nothing else
+        if isinstance(loaded, BaseException):
+            raise loaded
+        return self.session.loaded(load.turn, loaded, now())
+
+    async def _read(self, load: Load) -> Loaded:
+        store, tenant = self.service.store.responses, self.session.tenant
         state = await store.load(tenant, load.response_id) if load.response_id is not None else None
         items = await store.load_items(tenant, load.item_ids) if load.item_ids else {}
-        return self.session.loaded(load.turn, Loaded(state, items), now())
+        return Loaded(state, items)
 
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
         session, send, flush = self.session, self.sink.send, self.sink.flush
@@ -136,5 +148,5 @@ class Driver:
         return session.finished(turn, now())
 
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
-        await self.service.store.save(self.session.tenant, state)
+        await self.service.store.responses.save(self.session.tenant, state)
         return self.session.saved(turn, now())

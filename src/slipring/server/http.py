@@ -15,6 +15,7 @@ from slipring.protocol import requests, wire
 from slipring.protocol.events import TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.timing import TurnReport, server_timing
+from slipring.server.auth import Caller
 from slipring.server.betas import wants_timing
 from slipring.server.driver import Driver
 from slipring.server.outbox import Outbox
@@ -39,7 +40,7 @@ def refusal(event: Error) -> web.Response:
     return web.Response(status=event.status, body=body, content_type="application/json", headers=headers)
 
 
-async def create_response(service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+async def create_response(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     """Make one response and answer with it."""
     try:
         body = await request.read()
@@ -49,8 +50,8 @@ async def create_response(service: Service, request: web.Request, tenant: str) -
     create = read_body(body)
     stages.lap("decode")
     reply: _JsonReply | _SseReply = _SseReply(service, request, stages) if create.stream else _JsonReply()
-    session = service.open_exchange(tenant, tells_timing=wants_timing(request.headers))
-    driver = Driver(service, session, reply)
+    session = service.open_exchange(caller, tells_timing=wants_timing(request.headers))
+    driver = Driver(service, caller, session, reply)
     with service.serving(_Exchange(driver, reply)):
         try:
             driver.run(session.create(create, stages, size_bytes=len(body), now=now()))

@@ -6,6 +6,7 @@ socket is told and closed with 1001; then engine and store are let go.
 
 import asyncio
 import ipaddress
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -17,13 +18,15 @@ from slipring.config import Config
 from slipring.core.generation import Defaults
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine
-from slipring.errors import StartupError
+from slipring.errors import StartupError, Unavailable
 from slipring.models import ModelEntry
 from slipring.protocol.items import Effort
 from slipring.server.app import build_app
 from slipring.server.service import Service, shutting_down
 from slipring.stores.base import Store
 from slipring.stores.catalog import open_store
+
+log = logging.getLogger("slipring")
 
 _TICK_S = 1.0
 _HTTP_SHUTDOWN_S = 1.0
@@ -40,6 +43,7 @@ class Server:
         self.service = Service.assemble(config, self.catalog, self._store)
         self._runner: web.AppRunner | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._gossip: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
         self.port = config.port
 
@@ -50,10 +54,12 @@ class Server:
 
     async def start(self) -> None:
         """Begin to serve, or raise ``StartupError`` with nothing left behind."""
-        refuse_open_door(self.config)
-        listener = _listen(self.config.host, self.config.port)
         try:
-            await self._store.start()
+            listener = await self._unlock()
+        except BaseException:
+            await self._let_go()
+            raise
+        try:
             for engine in self.catalog.engines:
                 await engine.start()
             # A vanished client must end its request, hence cancellation.
@@ -72,12 +78,25 @@ class Server:
         self._runner = runner
         self.port = listener.getsockname()[1]
         self._ticker = asyncio.create_task(self._tick())
+        self._gossip = asyncio.create_task(self._compare_notes())
+
+    async def _unlock(self) -> socket.socket:
+        """Get the store ready and the address taken, for those who may come in."""
+        await self._store.start()
+        try:
+            await self.service.keyring.start()
+        except Unavailable as error:
+            raise StartupError(error.message) from None
+        if self.service.keyring.is_open:
+            refuse_open_door(self.config)
+        return _listen(self.config.host, self.config.port)
 
     async def stop(self) -> None:
         """Wind down within the drain deadline, then let go of everything."""
         self.service.draining = True
         assert self._runner is not None
         assert self._ticker is not None
+        assert self._gossip is not None
         for site in list(self._runner.sites):
             await site.stop()
         grace_s = self.config.limits.drain_timeout_s
@@ -85,7 +104,9 @@ class Server:
             client.wind_down(shutting_down(), grace_s)
         await self._until_quiet(grace_s + 2 * _TICK_S)
         self._ticker.cancel()
+        self._gossip.cancel()
         await self._runner.cleanup()
+        await self.service.compare_notes()  # what was used since the last time
         await self._let_go()
 
     async def serve(self, on_ready: Callable[["Server"], None]) -> None:
@@ -131,6 +152,15 @@ class Server:
             for client in list(self.service.clients):
                 client.tick()
 
+    async def _compare_notes(self) -> None:
+        """Beside the ticks, since a store may take its time."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            try:
+                await self.service.compare_notes()
+            except Exception:
+                log.exception("notes about keys could not be compared with the store")
+
 
 def _catalog(config: Config, engine: Engine | None) -> Catalog:
     if engine is None and config.models:
@@ -148,11 +178,11 @@ def _entry(model: ModelEntry) -> Entry:
 
 def refuse_open_door(config: Config) -> None:
     """Without keys, serve nobody but this machine."""
-    if config.api_key or config.insecure_no_auth or _is_loopback(config.host):
+    if config.insecure_no_auth or _is_loopback(config.host):
         return
     raise StartupError(
         f"refusing to serve on {config.host} without API keys: configure one with --api-key or"
-        " SLIPRING_API_KEYS, or say --insecure-no-auth"
+        " SLIPRING_API_KEYS, make one in the store with slipring keys create, or say --insecure-no-auth"
     )
 
 
