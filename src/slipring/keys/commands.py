@@ -36,7 +36,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--tenant", required=True, type=_text, help="whose key it is: tenants see nothing of each other"
     )
-    create.add_argument("--name", type=_text, default="", metavar="LABEL", help="what it is for, for people")
+    create.add_argument("--name", type=_text, metavar="LABEL", help="what it is for, for people")
     create.add_argument(
         "--model",
         dest="permitted",
@@ -87,12 +87,12 @@ async def run(arguments: argparse.Namespace, config: Config) -> int:
 
 @asynccontextmanager
 async def _opened(config: Config) -> AsyncIterator[Store]:
-    if config.store == "memory":
+    store = open_store(config.store, config.limits)
+    if not store.is_shared:
         raise ConfigError(
-            "keys in the store 'memory' would be gone at once: name one that lasts, with --store or"
+            f"keys in the store '{config.store}' would be gone at once: name one that lasts, with --store or"
             " SLIPRING_STORE"
         )
-    store = open_store(config.store, config.limits)
     try:
         await store.start()
         yield store
@@ -109,7 +109,7 @@ async def _create(store: Store, arguments: argparse.Namespace) -> int:
         tenant=arguments.tenant,
         digest=token.digest,
         created_at=int(time.time()),
-        name=arguments.name,
+        name=arguments.name or "",
         models=tuple(dict.fromkeys(arguments.permitted)),
         requests_per_minute=arguments.requests_per_minute,
         tokens_per_day=arguments.tokens_per_day,

@@ -22,7 +22,9 @@ from slipring.stores.base import Key, Keys, Usage
 log = logging.getLogger("slipring")
 
 _STALE_S = 2.0
-"""Past this, a total is looked up before it is relied on. Keys in use are exchanged more often than that."""
+"""A total that is older is looked up before it is relied on. In steady use, none is."""
+_IN_USE_S = 60.0
+"""How long after its last use a total is still exchanged."""
 
 
 class _Measure(Struct, frozen=True):
@@ -54,13 +56,14 @@ class _Window(Struct, frozen=True, order=True):
 class _Tally:
     """What one key has used of one measure in one window."""
 
-    __slots__ = ("_measure", "_told", "_untold", "asked_at", "key_id", "window")
+    __slots__ = ("_measure", "_told", "_untold", "asked_at", "key_id", "used_at", "window")
 
     def __init__(self, key_id: str, measure: _Measure, window: _Window) -> None:
         self.key_id = key_id
         self.window = window
         self.asked_at = float("-inf")
         """When the store was last asked, whatever it answered."""
+        self.used_at = float("-inf")
         self._measure = measure
         self._told = 0
         self._untold = 0
@@ -68,10 +71,6 @@ class _Tally:
     @property
     def used(self) -> int:
         return self._told + self._untold
-
-    @property
-    def has_news(self) -> bool:
-        return self._untold > 0
 
     def add(self, amount: int) -> None:
         self._untold += amount
@@ -120,7 +119,10 @@ class Quotas:
         """Tell the store what was counted here, and learn what all have counted."""
         async with self._exchanging:
             self._forget()
-            await self._exchange([tally for tally in self._tallies.values() if tally.has_news])
+            now = self.now()
+            await self._exchange(
+                [tally for tally in self._tallies.values() if now - tally.used_at < _IN_USE_S]
+            )
 
     async def _refresh(self, tallies: list[_Tally]) -> None:
         """Look totals up that this server has not heard of for a while, or ever."""
@@ -153,10 +155,12 @@ class Quotas:
             tally.settle(told, total)
 
     def _tally(self, key: Key, measure: _Measure) -> _Tally:
+        """The tally of this moment, which is about to be used."""
         window = _Window(measure.seconds, int(self.now() // measure.seconds))
         tally = self._tallies.get((key.id, measure))
         if tally is None or tally.window != window:
             tally = self._tallies[key.id, measure] = _Tally(key.id, measure, window)
+        tally.used_at = self.now()
         return tally
 
     def _forget(self) -> None:
