@@ -148,7 +148,7 @@ def test_a_mistake_is_told_in_one_line(
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("store", ["sqlite:/no/such/directory/keys.db", "sqlite:.", "attic"])
+@pytest.mark.parametrize("store", ["sqlite:/dev/null/keys.db", "sqlite:.", "attic"])
 def test_a_store_that_cannot_be_used_is_told_in_one_line(
     capsys: pytest.CaptureFixture[str], store: str
 ) -> None:
