@@ -1,5 +1,6 @@
 """Keys that live in the store: who they let in, for how long, and to which models."""
 
+import asyncio
 import hmac
 import logging
 from pathlib import Path
@@ -12,10 +13,10 @@ from slipring.config import Config
 from slipring.errors import StartupError, Unavailable
 from slipring.keys.token import Token
 from slipring.models import ModelEntry
-from slipring.server import auth
+from slipring.server import auth, run
 from slipring.server.run import Server
 from tests import wire
-from tests.harness import FAST, TERMINAL, PuppetEngine, Running
+from tests.harness import FAST, TERMINAL, PuppetEngine, Running, serve
 from tests.server.issuing import bearer, issue, revoke, serve_stored, stored
 
 ID = "0123456789abcdef"
@@ -321,3 +322,42 @@ async def test_no_secret_is_logged_or_told(tmp_path: Path, caplog: pytest.LogCap
         assert token.secret not in f"{events}{body}{token!r}"
     assert caplog.records
     assert token.secret not in caplog.text
+
+
+# Comparing notes.
+
+
+async def test_a_server_compares_notes_by_itself_and_after_a_failure_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(run, "_TICK_S", 0.01)
+    async with serve(store=stored(tmp_path)) as server:
+        await issue(server)
+        compared: asyncio.Queue[None] = asyncio.Queue()
+
+        async def exchange() -> None:
+            compared.put_nowait(None)
+            raise RuntimeError("no such luck")
+
+        with monkeypatch.context() as fault:
+            fault.setattr(server.service.quotas, "exchange", exchange)
+            for _ in range(2):
+                await asyncio.wait_for(compared.get(), 10)
+        assert (await models(server, "any"))[0] == 401
+    assert "notes about keys could not be compared" in caplog.text
+
+
+async def test_a_store_that_is_lost_keeps_the_door_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def exist() -> bool:
+        raise Unavailable("The store cannot be reached.")
+
+    async with serve_stored(tmp_path) as server:
+        monkeypatch.setattr(server.service.store.keys, "exist", exist)
+        await server.service.compare_notes()
+        assert (await models(server, "any"))[0] == 200
+    store = stored(tmp_path)
+    monkeypatch.setattr(store.keys, "exist", exist)
+    with pytest.raises(StartupError, match=r"^The store cannot be reached\.$"):
+        await Server(Config(port=0), store=store).start()
