@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     manage = commands.add_parser(
         "keys",
         help="make, list and revoke the API keys in a store",
-        description="Make, list and revoke the API keys in a store. Servers on it notice at once.",
+        description="Make, list and revoke the API keys in a store.",
         allow_abbrev=False,
     )
     keys.add_commands(manage)

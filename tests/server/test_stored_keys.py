@@ -330,7 +330,7 @@ async def test_no_secret_is_logged_or_told(tmp_path: Path, caplog: pytest.LogCap
 async def test_a_server_compares_notes_by_itself_and_after_a_failure_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(run, "_TICK_S", 0.01)
+    monkeypatch.setattr(run, "_NOTES_S", 0.01)
     async with serve(store=stored(tmp_path)) as server:
         await issue(server)
         compared: asyncio.Queue[None] = asyncio.Queue()

@@ -5,6 +5,7 @@ socket is told and closed with 1001; then engine and store are let go.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import signal
@@ -29,6 +30,8 @@ from slipring.stores.catalog import open_store
 log = logging.getLogger("slipring")
 
 _TICK_S = 1.0
+_NOTES_S = 1.0
+_LAST_NOTES_S = 2.0
 _HTTP_SHUTDOWN_S = 1.0
 
 
@@ -45,6 +48,8 @@ class Server:
         self._ticker: asyncio.Task[None] | None = None
         self._gossip: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
+        self._stopped = asyncio.Event()
+        """Nobody is served any more."""
         self.port = config.port
 
     @property
@@ -104,9 +109,10 @@ class Server:
             client.wind_down(shutting_down(), grace_s)
         await self._until_quiet(grace_s + 2 * _TICK_S)
         self._ticker.cancel()
-        self._gossip.cancel()
         await self._runner.cleanup()
-        await self.service.compare_notes()  # what was used since the last time
+        self._stopped.set()
+        await asyncio.wait([self._gossip], timeout=_LAST_NOTES_S)
+        self._gossip.cancel()
         await self._let_go()
 
     async def serve(self, on_ready: Callable[["Server"], None]) -> None:
@@ -153,9 +159,10 @@ class Server:
                 client.tick()
 
     async def _compare_notes(self) -> None:
-        """Beside the ticks, since a store may take its time."""
-        while True:
-            await asyncio.sleep(_TICK_S)
+        """Now and then, and once more at the end. Beside the ticks, since a store may take its time."""
+        while not self._stopped.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), _NOTES_S)
             try:
                 await self.service.compare_notes()
             except Exception:
