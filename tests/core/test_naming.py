@@ -24,6 +24,8 @@ def test_an_input_item_keeps_its_own_id() -> None:
     assert naming.input_id(item, "resp_1", 0) == "msg_mine"
 
 
-@pytest.mark.parametrize("foreign", ["", "msg", "msg_", "msg_12", "msg_0001", "msg_i0001", "msg_mine", "x_12z4"])
+@pytest.mark.parametrize(
+    "foreign", ["", "msg", "msg_", "msg_12", "msg_0001", "msg_i0001", "msg_mine", "x_12z4"]
+)
 def test_foreign_ids_lead_nowhere(foreign: str) -> None:
     assert naming.place_of(foreign) is None

@@ -117,7 +117,10 @@ def test_a_call_without_arguments_is_still_done():
 
 def test_calls_one_after_the_other_have_ids_of_their_own():
     calls = items(CallStarted(kind="function", name="f"), CallStarted(kind="function", name="f"))
-    assert [(call["id"], call["call_id"]) for call in calls] == [("fc_10000", "call_1"), ("fc_10001", "call_2")]
+    assert [(call["id"], call["call_id"]) for call in calls] == [
+        ("fc_10000", "call_1"),
+        ("fc_10001", "call_2"),
+    ]
 
 
 def test_raw_reasoning_is_content():

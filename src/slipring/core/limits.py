@@ -33,6 +33,7 @@ class Limits:
     tenant_cache_bytes: int = _bound(1024 * _MIB, "the same, over all connections of one tenant")
     process_cache_bytes: int = _bound(2048 * _MIB, "the same, over all connections of the process")
     store_bytes: int = _bound(1024 * _MIB, "stored responses that the memory store holds")
+    recent_bytes: int = _bound(256 * _MIB, "state of stored responses kept in memory, whatever the store")
     max_age_s: float = _bound(3600.0, "age at which a connection is told to move and is closed")
     age_grace_s: float = _bound(60.0, "time that running responses get at the age limit")
     idle_timeout_s: float = _bound(0.0, "silence after which an idle connection is closed; 0: never")
