@@ -1,4 +1,4 @@
-"""The command line: ``slipring serve`` and ``slipring chat``.
+"""The command line: ``slipring serve``, ``slipring chat`` and ``slipring keys``.
 
 Turns arguments into a ``Config`` or the ``Options`` of a chat, runs what was asked for, and turns every
 foreseeable failure into one line on standard error and a non-zero exit code.
@@ -18,6 +18,7 @@ from slipring.chat.connection import Unreachable
 from slipring.chat.run import chat
 from slipring.config import Config, ConfigError, add_flags, from_namespace
 from slipring.errors import StartupError
+from slipring.keys import commands as keys
 from slipring.progress import Loading
 from slipring.server.run import Server
 
@@ -52,6 +53,13 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     chat_options.add_flags(talk)
+    manage = commands.add_parser(
+        "keys",
+        help="make, list and revoke the API keys in a store",
+        description="Make, list and revoke the API keys in a store.",
+        allow_abbrev=False,
+    )
+    keys.add_commands(manage)
     return parser
 
 
@@ -61,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "chat":
             options = chat_options.from_namespace(arguments, os.environ)
             return chat(options, " ".join(arguments.message))
-        return serve(from_namespace(arguments, os.environ))
+        config = from_namespace(arguments, os.environ)
+        if arguments.command == "keys":
+            return asyncio.run(keys.run(arguments, config))
+        return serve(config)
     except ConfigError as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -106,15 +117,14 @@ def announce(server: Server) -> None:
     """Say where the server is and how to point a client at it."""
     config, url = server.config, server.base_url
     models = ", ".join(model.name for model in server.catalog)
-    keys = f"{len(config.api_key)} configured" if config.api_key else "none: any key is accepted"
-    key = "YOUR_KEY" if config.api_key else "any"
+    key = "any" if server.service.keyring.is_open else "YOUR_KEY"
     lines = [
         f"slipring {__version__} serves {url}",
         f"  websocket  {url.replace('http', 'ws', 1)}/responses",
         f"  engine     {', '.join(dict.fromkeys(model.engine for model in config.models)) or config.engine}",
         f"  model      {models}",
         f"  store      {server.service.store.name}",
-        f"  API keys   {keys}",
+        f"  API keys   {server.service.keyring}",
         "",
         "Point a client at it:",
         f"  OPENAI_BASE_URL={url} OPENAI_API_KEY={key}",

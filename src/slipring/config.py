@@ -11,7 +11,7 @@ No message of a `ConfigError` repeats a value, because any value may be a secret
 import argparse
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, NoReturn, get_origin, get_type_hints
 
@@ -300,12 +300,12 @@ def _flag_help(setting: _Setting) -> str:
     return f"{setting.help} ({remark})".replace("%", "%%")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add `--config` and a flag for every setting; `from_namespace` reads what they leave."""
+def add_flags(parser: argparse.ArgumentParser, *, only: Collection[str] = ()) -> None:
+    """Add `--config` and a flag for every setting, or for `only` these; `from_namespace` reads them."""
     plain = parser.add_argument_group("settings")
     limits = parser.add_argument_group(_LIMITS)
     plain.add_argument(_FILE_FLAG, metavar="FILE.toml", help="TOML file to read settings from")
-    for setting in _SETTINGS:
+    for setting in (setting for setting in _SETTINGS if not only or setting.name in only):
         group = limits if setting.is_limit else plain
         group.add_argument(setting.flag, help=_flag_help(setting), **_flag_options(setting))
 

@@ -272,7 +272,7 @@ async def test_a_store_that_fails_is_no_completed_response(monkeypatch: pytest.M
         raise Broken(SECRET)
 
     async with serve() as server:
-        monkeypatch.setattr(server.service.store, "save", save)
+        monkeypatch.setattr(server.service.store.responses, "save", save)
         status, body = await server.post(input="hello")
         assert (status, body["error"]["code"]) == (500, "server_error")
         events = await server.stream(input="hello")

@@ -93,7 +93,7 @@ class Catalog:
     def __init__(self, served: Iterable[tuple[Model, Engine]], aliases: dict[str, str] | None = None) -> None:
         """Models with their engines, the default one first; ``aliases`` are further names for them."""
         self._served = {model.name: (model, engine) for model, engine in served}
-        self._aliases = aliases or {}
+        self.aliases = aliases or {}
         self._default = next(iter(self._served))
 
     @classmethod
@@ -126,9 +126,9 @@ class Catalog:
         return list(dict.fromkeys(engine for _, engine in self._served.values()))
 
     def find(self, name: str | None) -> Model:
-        wanted = self._default if name is None else self._aliases.get(name, name)
+        wanted = self._default if name is None else self.aliases.get(name, name)
         if wanted not in self._served:
-            raise ModelNotFound(wanted, [*self._served, *self._aliases])
+            raise ModelNotFound(wanted, [*self._served, *self.aliases])
         return self._served[wanted][0]
 
     def engine_of(self, model: Model) -> Engine:

@@ -5,6 +5,7 @@ socket is told and closed with 1001; then engine and store are let go.
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import signal
@@ -19,7 +20,7 @@ from slipring.core.generation import Defaults
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine
 from slipring.engines.packing import positions
-from slipring.errors import ApiError, StartupError
+from slipring.errors import ApiError, StartupError, Unavailable
 from slipring.models import ModelEntry
 from slipring.protocol.items import Effort
 from slipring.server.app import build_app
@@ -34,6 +35,8 @@ log = logging.getLogger("slipring")
 _TICK_S = 1.0
 _PRUNE_INTERVAL_S, _PRUNE_PAUSE_S = 60.0, 0.1
 _DAY_S = 86_400.0
+_NOTES_S = 1.0
+_LAST_NOTES_S = 2.0
 _HTTP_SHUTDOWN_S = 1.0
 
 
@@ -53,7 +56,10 @@ class Server:
         self._upkeep: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self._gossip: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
+        self._stopped = asyncio.Event()
+        """Nobody is served any more."""
         self.port = config.port
 
     @property
@@ -63,10 +69,12 @@ class Server:
 
     async def start(self) -> None:
         """Begin to serve, or raise ``StartupError`` with nothing left behind."""
-        refuse_open_door(self.config)
-        listener = _listen(self.config.host, self.config.port)
         try:
-            await self._store.start()
+            listener = await self._unlock()
+        except BaseException:
+            await self._let_go()
+            raise
+        try:
             for engine in self.catalog.engines:
                 await engine.start()
             # A vanished client must end its request, hence cancellation.
@@ -86,13 +94,26 @@ class Server:
         self.port = listener.getsockname()[1]
         self._ticker = asyncio.create_task(self._tick())
         self._upkeep = asyncio.create_task(self._keep_up())
+        self._gossip = asyncio.create_task(self._compare_notes())
         self.background.start()
+
+    async def _unlock(self) -> socket.socket:
+        """Get the store ready and the address taken, for those who may come in."""
+        await self._store.start()
+        try:
+            await self.service.keyring.start()
+        except Unavailable as error:
+            raise StartupError(error.message) from None
+        if self.service.keyring.is_open:
+            refuse_open_door(self.config)
+        return _listen(self.config.host, self.config.port)
 
     async def stop(self) -> None:
         """Wind down within the drain deadline, then let go of everything."""
         self.service.draining = True
         assert self._runner is not None
         assert self._ticker is not None
+        assert self._gossip is not None
         for site in list(self._runner.sites):
             await site.stop()
         grace_s = self.config.limits.drain_timeout_s
@@ -104,6 +125,9 @@ class Server:
             self._upkeep.cancel()
         await self.background.close()
         await self._runner.cleanup()
+        self._stopped.set()
+        await asyncio.wait([self._gossip], timeout=_LAST_NOTES_S)
+        self._gossip.cancel()
         await self._let_go()
 
     async def serve(self, on_ready: Callable[["Server"], None]) -> None:
@@ -165,6 +189,16 @@ class Server:
                 removed = 0
             await asyncio.sleep(_PRUNE_PAUSE_S if removed else _PRUNE_INTERVAL_S)
 
+    async def _compare_notes(self) -> None:
+        """Now and then, and once more at the end. Beside the ticks, since a store may take its time."""
+        while not self._stopped.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), _NOTES_S)
+            try:
+                await self.service.compare_notes()
+            except Exception:
+                log.exception("notes about keys could not be compared with the store")
+
 
 def _catalog(config: Config, engine: Engine | None) -> Catalog:
     if engine is None and config.models:
@@ -182,11 +216,11 @@ def _entry(model: ModelEntry) -> Entry:
 
 def refuse_open_door(config: Config) -> None:
     """Without keys, serve nobody but this machine."""
-    if config.api_key or config.insecure_no_auth or _is_loopback(config.host):
+    if config.insecure_no_auth or _is_loopback(config.host):
         return
     raise StartupError(
         f"refusing to serve on {config.host} without API keys: configure one with --api-key or"
-        " SLIPRING_API_KEYS, or say --insecure-no-auth"
+        " SLIPRING_API_KEYS, make one in the store with slipring keys create, or say --insecure-no-auth"
     )
 
 
