@@ -128,6 +128,7 @@ WAYS = [
         "simulated:tokens_per_s=1000,ttft_ms=0",
     ),
     ("store", ["--store", "other"], {"SLIPRING_STORE": "other"}, 'store = "other"', "other"),
+    ("workers", ["--workers", "2"], {"SLIPRING_WORKERS": "2"}, "workers = 2", 2),
     (
         "model",
         ["--model", "a", "--model", "b"],
@@ -240,6 +241,7 @@ BAD_TEXT = [
     ("port", "", "must be a whole number"),
     ("port", "-1", "must be from 0 to 65535"),
     ("port", "65536", "must be from 0 to 65535"),
+    ("workers", "0", "must be 1 or more"),
     ("host", "", "must not be empty"),
     ("host", "  ", "must not be empty"),
     ("engine", "", "must not be empty"),
