@@ -5,9 +5,6 @@ socket is told and closed with 1001; then engine and store are let go.
 """
 
 import asyncio
-import ipaddress
-import signal
-import socket
 from collections.abc import Callable
 from typing import get_args
 
@@ -21,7 +18,9 @@ from slipring.errors import StartupError
 from slipring.models import ModelEntry
 from slipring.protocol.items import Effort
 from slipring.server.app import build_app
+from slipring.server.listening import base_url, join, listen, refuse_open_door
 from slipring.server.service import Service, shutting_down
+from slipring.server.stopping import Stopping
 from slipring.stores.base import Store
 from slipring.stores.catalog import open_store
 
@@ -32,26 +31,34 @@ _HTTP_SHUTDOWN_S = 1.0
 class Server:
     """One listening server. ``start``, then ``stop``; or ``serve`` for a whole process."""
 
-    def __init__(self, config: Config, *, engine: Engine | None = None, store: Store | None = None) -> None:
-        """A server as configured; an ``engine`` or ``store`` of your own takes the place of the named one."""
+    def __init__(
+        self,
+        config: Config,
+        *,
+        engine: Engine | None = None,
+        store: Store | None = None,
+        open_by_name: Callable[[str], Engine] = open_engine,
+    ) -> None:
+        """A server as configured; an ``engine`` or ``store`` of your own takes the place of the named one.
+        ``open_by_name`` makes the engines that the configuration names."""
         self.config = config
-        self.catalog = _catalog(config, engine)
+        self.catalog = _catalog(config, engine, open_by_name)
         self._store = store or open_store(config.store, config.limits)
         self.service = Service.assemble(config, self.catalog, self._store)
         self._runner: web.AppRunner | None = None
         self._ticker: asyncio.Task[None] | None = None
-        self._hurry = asyncio.Event()
+        self.stopping = Stopping()
         self.port = config.port
 
     @property
     def base_url(self) -> str:
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        return f"http://{host}:{self.port}/v1"
+        return base_url(self.config.host, self.port)
 
     async def start(self) -> None:
         """Begin to serve, or raise ``StartupError`` with nothing left behind."""
         refuse_open_door(self.config)
-        listener = _listen(self.config.host, self.config.port)
+        open_port = join if self.config.workers > 1 else listen
+        listener = open_port(self.config.host, self.config.port)
         try:
             await self._store.start()
             for engine in self.catalog.engines:
@@ -90,29 +97,15 @@ class Server:
 
     async def serve(self, on_ready: Callable[["Server"], None]) -> None:
         """Serve until the process is told to stop."""
-        stopping = asyncio.Event()
+        self.stopping.heed_signals()
+        await self.run(on_ready)
 
-        def on_signal() -> None:
-            if stopping.is_set():
-                self._hurry.set()  # asked twice: do not wait for anybody
-            stopping.set()
-
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal)
-        starting, told = asyncio.create_task(self.start()), asyncio.create_task(stopping.wait())
-        await asyncio.wait([starting, told], return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():  # a model may load for minutes
-            starting.cancel()
-            await asyncio.wait([starting])
-            return
-        try:
-            await starting
-        finally:
-            told.cancel()
-        on_ready(self)
-        await stopping.wait()
-        await self.stop()
+    async def run(self, on_ready: Callable[["Server"], None]) -> None:
+        """Serve until ``stopping`` is asked to, by whomever."""
+        if await self.stopping.unless_asked(self.start()):
+            on_ready(self)
+            await self.stopping.asked.wait()
+            await self.stop()
 
     async def _let_go(self) -> None:
         for engine in self.catalog.engines:
@@ -120,7 +113,7 @@ class Server:
         await self._store.close()
 
     async def _until_quiet(self, timeout_s: float) -> None:
-        waits = [asyncio.create_task(self.service.quiet()), asyncio.create_task(self._hurry.wait())]
+        waits = [asyncio.create_task(self.service.quiet()), asyncio.create_task(self.stopping.hurried.wait())]
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
@@ -132,10 +125,10 @@ class Server:
                 client.tick()
 
 
-def _catalog(config: Config, engine: Engine | None) -> Catalog:
+def _catalog(config: Config, engine: Engine | None, open_by_name: Callable[[str], Engine]) -> Catalog:
     if engine is None and config.models:
-        return Catalog.of_entries([_entry(model) for model in config.models])
-    return Catalog.of_engine(engine or open_engine(config.engine), config.model)
+        return Catalog.of_entries([_entry(model) for model in config.models], open_by_name)
+    return Catalog.of_engine(engine or open_by_name(config.engine), config.model)
 
 
 def _entry(model: ModelEntry) -> Entry:
@@ -144,42 +137,3 @@ def _entry(model: ModelEntry) -> Entry:
         known = ", ".join(get_args(Effort))
         raise StartupError(f"models.{model.name}.defaults: 'effort' must be one of {known}")
     return Entry(model.name, model.engine, model.model, model.aliases, Defaults(**given))
-
-
-def refuse_open_door(config: Config) -> None:
-    """Without keys, serve nobody but this machine."""
-    if config.api_key or config.insecure_no_auth or _is_loopback(config.host):
-        return
-    raise StartupError(
-        f"refusing to serve on {config.host} without API keys: configure one with --api-key or"
-        " SLIPRING_API_KEYS, or say --insecure-no-auth"
-    )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise StartupError(f"cannot use the address {host}: {error.strerror}") from None
-    except UnicodeError:
-        raise StartupError(f"cannot use the address {host}: not a host name") from None
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise StartupError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    return listener

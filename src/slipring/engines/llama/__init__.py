@@ -1,5 +1,5 @@
-"""The llama engine: llama.cpp by token ids, in a child process of its own, in one that it shares with others, or
-in a server elsewhere.
+"""The llama engine: llama.cpp by token ids, in a child process of its own or one that is shared, or in a
+server elsewhere.
 
 We render, tokenize and parse; llama.cpp evaluates. A chain stays in the slot that holds its KV, so that a
 continuation is prefilled from where its parent ended. What the engine reports as cached is what clients are

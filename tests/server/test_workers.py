@@ -1,0 +1,221 @@
+"""Several workers on one port, in processes of their own: they serve, are replaced and end together."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from slipring import __version__
+from slipring.config import Config
+from slipring.engines.sharing import Share
+from slipring.server import orders
+from slipring.server.listening import reserve
+from tests.test_cli import FAST, Process, launched, refused
+
+PATIENCE_S = 60.0
+# The command line without one check: no store that workers could share is needed for what is tested here.
+UNCHECKED = (
+    "from slipring import cli; cli.refuse_private_store = lambda config: None; cli.sys.exit(cli.main())"
+)
+COMMAND = (sys.executable, "-c", UNCHECKED)
+
+
+@asynccontextmanager
+async def workers(*arguments: str, count: int = 2, **variables: str) -> AsyncIterator[Process]:
+    async with launched("--workers", str(count), *arguments, command=COMMAND, **variables) as server:
+        yield server
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Look again and again, from outside: processes set no events."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def health(server: Process) -> dict[str, Any]:
+    """What the worker says that a new connection comes to."""
+    async with (
+        aiohttp.ClientSession() as http,
+        http.get(server.url.removesuffix("/v1") + "/health") as answer,
+    ):
+        body = await answer.json()
+        assert isinstance(body, dict)
+        return body
+
+
+async def look(
+    server: Process, holds: Callable[[dict[int, dict[str, Any]]], bool]
+) -> dict[int, dict[str, Any]]:
+    """Ask until what the workers last said, by pid, is as expected. One may die while it is asked."""
+    said: dict[int, dict[str, Any]] = {}
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds(said):
+            try:
+                body = await health(server)
+            except aiohttp.ClientError:
+                continue
+            said[body["pid"]] = body
+    return said
+
+
+async def pids_of(server: Process, count: int = 2) -> set[int]:
+    return set(await look(server, lambda said: len(said) == count))
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+async def test_workers_serve_one_port_and_stop_together() -> None:
+    async with workers(*FAST) as server:
+        assert server.told[:3] == [
+            f"slipring {__version__} serves {server.url}",
+            f"  websocket  {server.url.replace('http', 'ws')}/responses",
+            "  workers    2",
+        ]
+        pids = await pids_of(server)
+        assert pids == set(children_of(server.process.pid))
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{server.url}/responses", json={"input": "hello"}) as answer,
+        ):
+            assert (await answer.json())["status"] == "completed"
+        assert await server.stop() == 0
+        assert not any(map(is_alive, pids))
+        assert await server.line() == "slipring: stopped"
+        assert await server.errors() == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_worker_that_ends_is_replaced(number: int) -> None:
+    async with workers(*FAST) as server:
+        first, _ = await pids_of(server)
+        os.kill(first, number)
+        await until(lambda: not is_alive(first))
+        assert (await health(server))["pid"] != first, "the port is served all the time"
+        said = await look(server, lambda said: len(said) == 2)
+        assert first not in said
+        assert await server.stop() == 0
+
+
+async def running_response(http: aiohttp.ClientSession, server: Process) -> aiohttp.ClientWebSocketResponse:
+    ws = await http.ws_connect(f"{server.url}/responses")
+    await ws.send_json({"type": "response.create", "input": "hello"})
+    assert (await ws.receive_json(timeout=10))["type"] == "response.created"
+    return ws
+
+
+@pytest.mark.parametrize("at_terminal", [False, True])
+async def test_running_responses_are_finished_on_every_worker(at_terminal: bool) -> None:
+    """``at_terminal``: all processes get the signal, as from Ctrl-C or a service manager."""
+    async with (
+        workers("--engine", "simulated:tokens_per_s=50,output_tokens=100") as server,
+        aiohttp.ClientSession() as http,
+    ):
+        sockets = [await running_response(http, server)]
+        while len(await connected(server)) < 2:
+            sockets.append(await running_response(http, server))
+        if at_terminal:
+            for pid in children_of(server.process.pid):
+                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, signal.SIGINT)
+        stopped = asyncio.create_task(server.stop())
+        for ws in sockets:
+            events = []
+            while not events or events[-1]["type"] != "error":
+                events.append(await ws.receive_json(timeout=10))
+            assert events[-2]["type"] == "response.completed"
+            assert events[-1]["error"]["code"] == "server_shutting_down"
+            await ws.close()
+        assert await stopped == 0
+
+
+async def connected(server: Process) -> list[int]:
+    """The workers that have a socket."""
+    said = await look(server, lambda said: len(said) == 2)
+    return [pid for pid, body in said.items() if body["connections"]]
+
+
+async def test_a_second_signal_waits_for_nobody() -> None:
+    async with (
+        workers("--engine", "simulated:tokens_per_s=1,output_tokens=10000") as server,
+        aiohttp.ClientSession() as http,
+    ):
+        ws = await running_response(http, server)
+        pids = await pids_of(server)
+        server.process.send_signal(signal.SIGTERM)
+        # The worker without a running response has gone, so the first signal was heeded.
+        await until(lambda: sum(map(is_alive, pids)) == 1)
+        assert await server.stop() == 0, "long before the deadline of the response"
+        assert not any(map(is_alive, pids))
+        await ws.close()
+
+
+async def test_no_worker_outlives_a_supervisor_that_was_killed() -> None:
+    async with workers(*FAST) as server:
+        pids = await pids_of(server)
+        server.process.kill()
+        await until(lambda: not any(map(is_alive, pids)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--engine", "magic"], "unknown engine 'magic'"),
+        (["--engine", "simulated:script=/no/such/file"], "/no/such/file"),
+        (["--engine", "llama:/no/such.gguf"], "cannot read /no/such.gguf"),
+        (["--store", "nowhere"], "--store nowhere: unknown store"),
+        (["--host", "0.0.0.0"], "refusing to serve on 0.0.0.0 without API keys"),
+    ],
+)
+async def test_what_cannot_be_started_is_told_in_one_line(arguments: list[str], said: str) -> None:
+    code, line = await refused("--workers", "2", "--port", "0", *arguments, command=COMMAND)
+    assert code == 3
+    assert line.startswith("slipring: ")
+    assert said in line
+
+
+async def test_a_port_that_other_workers_serve_is_told_in_one_line() -> None:
+    async with workers(*FAST) as server:
+        port = server.url.removesuffix("/v1").rpartition(":")[2]
+        code, line = await refused("--workers", "2", "--port", port, command=COMMAND)
+    assert code == 3
+    assert line == f"slipring: cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+def test_a_reserved_port_is_free_for_nobody_else() -> None:
+    with reserve("127.0.0.1", 0) as one, reserve("127.0.0.1", 0) as other:
+        assert one.getsockname() != other.getsockname()
+
+
+def test_orders_and_reports_survive_their_way() -> None:
+    config = Config(port=1, workers=2, api_key=("team:key",), store="sqlite:/x")
+    share = Share(slots=(1, 3), saved_bytes=5, directory="/d", mark="1-")
+    for order in (
+        orders.Assignment(config, {"llama": orders.Loan(share, "key", None)}),
+        orders.Move("llama", "http://127.0.0.1:1"),
+        orders.Stop(),
+        orders.Hurry(),
+    ):
+        assert orders.read_order(orders.encode(order)) == order
+    for report in (
+        orders.Serving(("a", "b"), "sqlite"),
+        orders.Failed("one line"),
+        orders.Suspicion("llama", "http://127.0.0.1:1"),
+    ):
+        assert orders.read_report(orders.encode(report)) == report
