@@ -39,9 +39,9 @@ class Process:
     def url(self) -> str:
         return self.told[0].rpartition(" ")[2]
 
-    async def line(self) -> str:
+    async def line(self, within_s: float = 10) -> str:
         assert self.process.stdout is not None
-        return (await asyncio.wait_for(self.process.stdout.readline(), 10)).decode().rstrip()
+        return (await asyncio.wait_for(self.process.stdout.readline(), within_s)).decode().rstrip()
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         """Tell it to stop; the exit code."""
@@ -70,7 +70,7 @@ async def launched(
     running = Process(process, [])
     try:
         while not (running.told and "OPENAI_BASE_URL" in running.told[-1]):
-            running.told.append(await running.line())
+            running.told.append(await running.line(60))  # a model may have to be loaded
             assert process.returncode is None, await running.errors()
             assert running.told[0], await running.errors()
         yield running
