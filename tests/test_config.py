@@ -561,10 +561,10 @@ def test_the_variables_on_the_page_are_valid_ones() -> None:
 
 def test_the_flags_on_the_page_are_valid_ones() -> None:
     page = PAGE.read_text(encoding="utf-8").replace("\\\n", " ")
-    (line,) = re.findall(r"^slipring serve (--.*)$", page, re.MULTILINE)
-    made = load(line.split(), {})
-    assert (made.port, made.model, made.compression) == (9000, ("small", "large"), True)
-    assert made.limits.max_lanes == 8
+    many, workers = (load(line.split(), {}) for line in re.findall(r"^slipring serve (--.*)$", page, re.M))
+    assert (many.port, many.model, many.compression) == (9000, ("small", "large"), True)
+    assert many.limits.max_lanes == 8
+    assert workers.workers == 4
 
 
 def test_the_page_names_the_limits_that_may_be_zero() -> None:

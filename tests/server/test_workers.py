@@ -1,6 +1,7 @@
 """Several workers on one port, in processes of their own: they serve, are replaced and end together."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -14,9 +15,12 @@ import pytest
 
 from slipring import __version__
 from slipring.config import Config
+from slipring.core.limits import Limits
 from slipring.engines.sharing import Share
 from slipring.server import orders
 from slipring.server.listening import reserve
+from slipring.server.post import Post
+from slipring.server.supervisor import Supervisor
 from tests.test_cli import FAST, Process, launched, refused
 
 PATIENCE_S = 60.0
@@ -40,34 +44,33 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def health(server: Process) -> dict[str, Any]:
+async def health(url: str) -> dict[str, Any]:
     """What the worker says that a new connection comes to."""
     async with (
         aiohttp.ClientSession() as http,
-        http.get(server.url.removesuffix("/v1") + "/health") as answer,
+        http.get(url.removesuffix("/v1") + "/health") as answer,
     ):
         body = await answer.json()
         assert isinstance(body, dict)
         return body
 
 
-async def look(
-    server: Process, holds: Callable[[dict[int, dict[str, Any]]], bool]
-) -> dict[int, dict[str, Any]]:
+async def look(url: str, holds: Callable[[dict[int, dict[str, Any]]], bool]) -> dict[int, dict[str, Any]]:
     """Ask until what the workers last said, by pid, is as expected. One may die while it is asked."""
     said: dict[int, dict[str, Any]] = {}
     async with asyncio.timeout(PATIENCE_S):
         while not holds(said):
             try:
-                body = await health(server)
+                body = await health(url)
             except aiohttp.ClientError:
                 continue
             said[body["pid"]] = body
     return said
 
 
-async def pids_of(server: Process, count: int = 2) -> set[int]:
-    return set(await look(server, lambda said: len(said) == count))
+async def pids_of(url: str) -> set[int]:
+    """Both workers."""
+    return set(await look(url, lambda said: len(said) == 2))
 
 
 def children_of(pid: int) -> list[int]:
@@ -88,7 +91,7 @@ async def test_workers_serve_one_port_and_stop_together() -> None:
             f"  websocket  {server.url.replace('http', 'ws')}/responses",
             "  workers    2",
         ]
-        pids = await pids_of(server)
+        pids = await pids_of(server.url)
         assert pids == set(children_of(server.process.pid))
         async with (
             aiohttp.ClientSession() as http,
@@ -104,11 +107,11 @@ async def test_workers_serve_one_port_and_stop_together() -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_worker_that_ends_is_replaced(number: int) -> None:
     async with workers(*FAST) as server:
-        first, _ = await pids_of(server)
+        first, _ = await pids_of(server.url)
         os.kill(first, number)
         await until(lambda: not is_alive(first))
-        assert (await health(server))["pid"] != first, "the port is served all the time"
-        said = await look(server, lambda said: len(said) == 2)
+        assert (await health(server.url))["pid"] != first, "the port is served all the time"
+        said = await look(server.url, lambda said: len(said) == 2)
         assert first not in said
         assert await server.stop() == 0
 
@@ -147,7 +150,7 @@ async def test_running_responses_are_finished_on_every_worker(at_terminal: bool)
 
 async def connected(server: Process) -> list[int]:
     """The workers that have a socket."""
-    said = await look(server, lambda said: len(said) == 2)
+    said = await look(server.url, lambda said: len(said) == 2)
     return [pid for pid, body in said.items() if body["connections"]]
 
 
@@ -157,7 +160,7 @@ async def test_a_second_signal_waits_for_nobody() -> None:
         aiohttp.ClientSession() as http,
     ):
         ws = await running_response(http, server)
-        pids = await pids_of(server)
+        pids = await pids_of(server.url)
         server.process.send_signal(signal.SIGTERM)
         # The worker without a running response has gone, so the first signal was heeded.
         await until(lambda: sum(map(is_alive, pids)) == 1)
@@ -168,7 +171,7 @@ async def test_a_second_signal_waits_for_nobody() -> None:
 
 async def test_no_worker_outlives_a_supervisor_that_was_killed() -> None:
     async with workers(*FAST) as server:
-        pids = await pids_of(server)
+        pids = await pids_of(server.url)
         server.process.kill()
         await until(lambda: not any(map(is_alive, pids)))
 
@@ -196,6 +199,47 @@ async def test_a_port_that_other_workers_serve_is_told_in_one_line() -> None:
         code, line = await refused("--workers", "2", "--port", port, command=COMMAND)
     assert code == 3
     assert line == f"slipring: cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+async def test_a_worker_that_cannot_be_replaced_is_tried_until_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("slipring.server.post._FIRST_PAUSE_S", 0.01)
+    good, bad = FAST[1], "magic"
+    with reserve("127.0.0.1", 0) as reserved:
+        config = Config(port=reserved.getsockname()[1], engine=good, workers=2)
+        engines = iter([good, bad, bad])
+        assigned: list[str] = []
+
+        def assign() -> orders.Assignment:
+            assigned.append(next(engines, good))
+            return orders.Assignment(dataclasses.replace(config, engine=assigned[-1]), {})
+
+        post = Post(assign, lambda suspicion: None)
+        post.start()
+        assert await asyncio.wait_for(post.serving, PATIENCE_S) == orders.Serving(("simulated",), "memory")
+        assert post._process is not None
+        post._process.kill()
+        url = f"http://127.0.0.1:{config.port}/v1"
+        await look(url, lambda said: len(assigned) == 4 and len(said) == 1)
+        assert assigned == [good, bad, bad, good]
+        post.dismiss(orders.Stop())
+        await asyncio.wait_for(post.gone, PATIENCE_S)
+
+
+async def test_a_worker_that_does_not_listen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipring.server.supervisor._PATIENCE_S", 0.2)
+    supervisor = Supervisor(
+        Config(port=0, engine=FAST[1], workers=2, limits=Limits(drain_timeout_s=0)),
+    )
+    ready = asyncio.Event()
+    serving = asyncio.create_task(supervisor.serve(lambda *_: ready.set()))
+    await asyncio.wait_for(ready.wait(), PATIENCE_S)
+    pids = await pids_of(supervisor.base_url)
+    os.kill(min(pids), signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(serving, PATIENCE_S)
+    assert not any(map(is_alive, pids))
 
 
 def test_a_reserved_port_is_free_for_nobody_else() -> None:

@@ -27,13 +27,13 @@ def _llama(rest: str) -> Engine:
     return LlamaEngine.from_options(rest)
 
 
-def _llama_owner(rest: str, users: int) -> Owner | None:
-    from slipring.engines.llama.embedded import Embedded
+def _llama_owner(rest: str, users: int) -> Owner:
     from slipring.engines.llama.models import locate
     from slipring.engines.llama.options import read_options
+    from slipring.engines.llama.owners import Elsewhere, Embedded
 
     options = read_options(rest)
-    return None if options.is_elsewhere else Embedded(options, *locate(options), users)
+    return Elsewhere(options, users) if options.is_elsewhere else Embedded(options, *locate(options), users)
 
 
 def _borrowing_llama(rest: str, borrowed: Borrowed) -> Engine:
@@ -76,9 +76,9 @@ KINDS: dict[str, Callable[[str], Engine]] = {
     "vllm": _vllm,
 }
 
-OWNERS: dict[str, Callable[[str, int], Owner | None]] = {"llama": _llama_owner}
+OWNERS: dict[str, Callable[[str, int], Owner]] = {"llama": _llama_owner}
 BORROWERS: dict[str, Callable[[str, Borrowed], Engine]] = {"llama": _borrowing_llama}
-"""Engines of which a machine should have one, whatever the number of processes that serve."""
+"""Engines that processes cannot use side by side without an order among them."""
 
 EXTRAS = {"sglang": "tokens", "vllm": "tokens"}
 """What an engine's dependencies are installed by, where it is not its own name."""
@@ -96,7 +96,7 @@ def open_engine(spec: str) -> Engine:
 
 
 def open_owner(spec: str, users: int) -> Owner | None:
-    """Make what one process runs for all ``users`` of an engine, where the engine has such a part."""
+    """Make what one process keeps for all ``users`` of an engine, where the engine has such a part."""
     kind, _, rest = spec.partition(":")
     if kind not in OWNERS:
         return None
@@ -105,7 +105,7 @@ def open_owner(spec: str, users: int) -> Owner | None:
 
 
 def borrow_engine(spec: str, borrowed: Borrowed) -> Engine:
-    """Make the engine that ``spec`` names, with the part that another process runs for it."""
+    """Make the engine that ``spec`` names, with the part of it that another process keeps for all."""
     kind, _, rest = spec.partition(":")
     return BORROWERS[kind](rest, borrowed)
 

@@ -6,7 +6,6 @@ continuation is prefilled from where its parent ended. What the engine reports a
 told.
 """
 
-import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -18,16 +17,15 @@ from slipring.engines.gate import Places
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import Answer
 from slipring.engines.llama.api import Api, Host
-from slipring.engines.llama.embedded import Embedded
 from slipring.engines.llama.grammar import constrains_calls, grammar_of
 from slipring.engines.llama.options import Options, read_options
+from slipring.engines.llama.owners import Embedded
 from slipring.engines.llama.remote import External
 from slipring.engines.llama.requests import completion_body
 from slipring.engines.llama.shelf import Shelf
 from slipring.engines.llama.slots import Slots, Wish
 from slipring.engines.sharing import Borrowed, Share
 from slipring.engines.tokens import learn, render
-from slipring.errors import StartupError
 from slipring.prompts.rendering import Rendered, Rendering
 
 
@@ -38,13 +36,14 @@ class LlamaEngine(Engine):
     level = Level.TOKENS
 
     def __init__(self, options: Options, borrowed: Borrowed | None = None) -> None:
-        """``borrowed`` is the embedded engine where another process runs it."""
+        """``borrowed`` is what this process may use of an engine that others use as well."""
         self.options = options
         if options.is_elsewhere:
-            key = _key_from(options.key_env)
+            key = options.key()
             self.model = models.from_server(options, key)
             self._host: Host = External(options.model, key)
-            share = Share(tuple(range(self.model.slots)), options.saved_mib * 2**20)
+            whole = Share(tuple(range(self.model.slots)), options.saved_mib * 2**20)
+            share = whole if borrowed is None else borrowed.share
         else:
             self.model = models.from_file(options, lambda: (self._host.url, self._host.key))
             if borrowed is None:
@@ -132,12 +131,3 @@ class LlamaEngine(Engine):
             return {"grammar": grammar} if grammar is not None else {}
         schema = schema_of(job, self.renderer.calls)
         return {"json_schema": schema} if schema is not None else {}
-
-
-def _key_from(variable: str) -> str:
-    if not variable:
-        return ""
-    key = os.environ.get(variable, "")
-    if not key:
-        raise StartupError(f"--engine llama: the variable {variable} (key_env) is empty")
-    return key

@@ -1,7 +1,8 @@
-"""The embedded engine's owner: which child runs, and what each of its users may use of it.
+"""Owners of an engine: what runs, and what each of its users may use of it.
 
 Usually there is one user, in the same process. Workers are several: slots and room for saved contexts are
-divided among them, and names keep their files apart.
+divided among them, and names keep their files apart. A slot that two used would tell the tenants of one what
+those of the other have sent.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from pathlib import Path
 
 from slipring.engines.llama.options import Options
 from slipring.engines.llama.process import ChildSettings, Process, kv_directory
+from slipring.engines.llama.remote import describe
 from slipring.engines.sharing import Share
+from slipring.errors import StartupError
 
 
 class Embedded:
@@ -65,3 +68,33 @@ class Embedded:
         if self._directory is not None:
             for left in Path(self._directory).glob(f"slipring-{mark}*"):
                 left.unlink(missing_ok=True)
+
+
+class Elsewhere:
+    """A llama-server that somebody else runs. There is nothing to own but the order among its users."""
+
+    def __init__(self, options: Options, users: int) -> None:
+        self.key = options.key()
+        self.address: str | None = options.model
+        self._users = users
+        self._share_bytes = options.saved_mib * 2**20 // users
+        self._slots = int(describe(options.model, self.key).get("total_slots", 0))
+        if self._slots < users:
+            raise StartupError(
+                f"--engine llama: {options.model} has {self._slots} slots, and {users} workers need one each"
+                f" (start it with --parallel {users} or more)"
+            )
+
+    async def start(self, on_move: Callable[[], None]) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    def share(self, number: int) -> Share:
+        slots = tuple(range(number, self._slots, self._users))
+        return Share(slots, self._share_bytes, mark=f"{number}-")
+
+    def suspect(self, url: str) -> None:
+        """It is not ours to end."""
+        return
