@@ -27,6 +27,12 @@ def environment(**variables: str) -> dict[str, str]:
     return {**clean, **variables}
 
 
+def complaints(errors: bytes) -> list[str]:
+    """The lines of a standard error, but for the one which says on a busy machine that a start takes long."""
+    lines = errors.decode().splitlines()
+    return [line for line in lines if not line.startswith("slipring: starting the engine")]
+
+
 class Process:
     """A running server."""
 
@@ -50,7 +56,7 @@ class Process:
 
     async def errors(self) -> str:
         assert self.process.stderr is not None
-        return (await self.process.stderr.read()).decode()
+        return "\n".join(complaints(await self.process.stderr.read()))
 
 
 @asynccontextmanager
@@ -93,9 +99,7 @@ async def refused(*arguments: str, command: tuple[str, ...] = COMMAND, **variabl
     out, err = await asyncio.wait_for(process.communicate(), 10)
     assert out == b""
     assert process.returncode is not None
-    lines = err.decode().splitlines()
-    # On a machine that is busy, it may have been said before that a start takes its time.
-    (line,) = [line for line in lines if not line.startswith("slipring: starting the engine")]
+    (line,) = complaints(err)
     return process.returncode, line
 
 

@@ -17,6 +17,7 @@ from slipring import __version__
 from slipring.config import Config
 from slipring.core.limits import Limits
 from slipring.engines.sharing import Share
+from slipring.models import ModelEntry
 from slipring.server import orders
 from slipring.server.listening import reserve
 from slipring.server.post import Post
@@ -248,7 +249,9 @@ def test_a_reserved_port_is_free_for_nobody_else() -> None:
 
 
 def test_orders_and_reports_survive_their_way() -> None:
-    config = Config(port=1, workers=2, api_key=("team:key",), store="sqlite:/x")
+    model = ModelEntry("a", "llama", aliases=("b",), defaults=(("temperature", 0.2), ("effort", "low")))
+    limits = Limits(max_lanes=3, drain_timeout_s=0.5)
+    config = Config(port=1, workers=2, api_key=("team:key",), models=(model,), limits=limits)
     share = Share(slots=(1, 3), saved_bytes=5, directory="/d", mark="1-")
     for order in (
         orders.Assignment(config, {"llama": orders.Loan(share, "key", None)}),

@@ -40,7 +40,10 @@ def main() -> int:
     reports = os.dup(1)
     os.dup2(2, 1)  # whoever prints something does not speak to the supervisor
     orders = _lines(0)
-    assignment = read_order(next(orders))
+    first = next(orders, None)
+    if first is None:  # the supervisor has ended already
+        return 1
+    assignment = read_order(first)
     assert isinstance(assignment, Assignment)
     set_up_logging(assignment.config.log_level, names_process=True)
     worker = Worker(assignment, reports)
