@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import os
 from typing import Any
 
 import aiohttp
@@ -447,6 +448,7 @@ async def test_health_tells_what_is_running() -> None:
         assert body == {
             "status": "ok",
             "version": __version__,
+            "pid": os.getpid(),
             "engines": [{"name": "simulated", "trouble": None}],
             "store": "memory",
             "connections": 0,

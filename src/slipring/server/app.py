@@ -4,6 +4,7 @@
 """
 
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -186,6 +187,7 @@ def _health(service: Service) -> web.Response:
     body = {
         "status": "draining" if service.draining else "degraded" if in_trouble else "ok",
         "version": __version__,
+        "pid": os.getpid(),
         "engines": engines,
         "store": service.store.name,
         "connections": service.sockets,

@@ -92,7 +92,7 @@ async def add_items(service: Service, request: web.Request, caller: Caller) -> w
     return json_response(paging.as_list(items, has_more=False))
 
 
-async def retrieve_item(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+async def retrieve_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id, item_id = _id(request), request.match_info["item_id"]
     _read_include(request)
     item = await service.store.conversations.item(caller.tenant, conversation_id, item_id)
