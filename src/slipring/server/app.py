@@ -61,8 +61,11 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("GET", "/models/{model:.+}", _show_model),
     ]
     for method, path, endpoint in endpoints:
+        handler = _admitted(service, endpoint)
         for prefix in ("/v1", ""):
-            app.router.add_route(method, prefix + path, _admitted(service, endpoint))
+            app.router.add_route(method, prefix + path, handler)
+            if method == "GET":
+                app.router.add_route("HEAD", prefix + path, handler)
 
     async def health(request: web.Request) -> web.Response:
         return _health(service)
