@@ -2,6 +2,7 @@
 
 import asyncio
 import stat
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,10 +84,12 @@ async def test_what_is_no_database_is_refused_in_one_line(
         assert path.read_bytes() == content
 
 
-async def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", ["file", "/proc"])
+async def test_a_directory_that_cannot_be_made(tmp_path: Path, beside: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartupError, match=r"^--store sqlite:.*: (Not a directory|File exists)$"):
-        await SqliteDatabase(str(tmp_path / "file" / "store.db")).start()
+    where = tmp_path / beside / "slipring" / "store.db"
+    with pytest.raises(StartupError, match=r"^--store sqlite:.*: [A-Z][a-z ]+$"):
+        await SqliteDatabase(str(where)).start()
 
 
 def damage(path: Path) -> None:
@@ -217,6 +220,47 @@ async def test_a_full_disk_is_told_and_got_over(database: SqliteDatabase, path: 
     await database.write(Statement("PRAGMA max_page_count = 100000"))
     await database.write(add("huge", "x" * 100_000))
     assert "huge" in await names(database)
+
+
+WRITER = """
+import asyncio, sys
+from slipring.stores.database import Statement
+from slipring.stores.sqlite import SqliteDatabase
+
+async def main(path, name):
+    database = SqliteDatabase(path)
+    await database.start()
+    for number in range(100_000):
+        own = f"{name}{number:05}"
+        await database.write(Statement(sys.argv[3], (own, "")))
+        print(own, flush=True)
+
+asyncio.run(main(*sys.argv[1:3]))
+"""
+
+
+async def test_processes_that_are_killed_lose_nothing_that_they_were_told_is_kept(
+    database: SqliteDatabase, path: Path
+) -> None:
+    writers = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(path), name, ADD, stdout=-1)
+        for name in ("x", "y")
+    ]
+    told = []
+    for number in range(60):
+        stream = writers[number % 2].stdout
+        assert stream is not None
+        told.append((await stream.readline()).decode().strip())
+        await database.write(add(f"{number:02}"))
+    for writer in writers:
+        writer.kill()
+    for writer in writers:
+        rest, _ = await writer.communicate()
+        told += rest.decode().split("\n")[:-1]
+    kept = await names(database)
+    assert set(told) <= set(kept)
+    assert kept[:60] == [f"{number:02}" for number in range(60)]
+    assert await database.read("PRAGMA integrity_check") == [("ok",)]
 
 
 async def test_in_memory_reads_see_what_was_written() -> None:
