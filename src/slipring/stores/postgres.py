@@ -38,6 +38,8 @@ _Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
 _POOL = 10
 _CONNECT_S = 5.0
 _COMMAND_S = 30.0
+_MIGRATE_S = 600.0
+"""For a step of the schema, and for waiting until another node has done them all."""
 _CLOSE_S = 5.0
 _CONFLICTS = 5
 """How often a transaction that collided with another is tried."""
@@ -172,12 +174,12 @@ class PostgresDatabase(Database):
                 if not schema.pending(version, self._address):
                     return
             async with connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK, timeout=_MIGRATE_S)
                 await connection.execute(schema.VERSION_TABLE)
                 version = await connection.fetchval(schema.READ_VERSION)
                 for number, statements in schema.pending(version, self._address):
                     for sql in statements:
-                        await connection.execute(sql)
+                        await connection.execute(sql, timeout=_MIGRATE_S)
                     await connection.execute(schema.WRITE_VERSION, number)
 
     @property
