@@ -57,6 +57,14 @@ async def test_nobody_else_may_read_the_file(database: SqliteDatabase, path: Pat
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
+async def test_processes_that_start_together(path: Path) -> None:
+    databases = [SqliteDatabase(str(path)) for _ in range(6)]
+    await asyncio.gather(*(each.start() for each in databases))
+    await asyncio.gather(*(each.write(add(str(number))) for number, each in enumerate(databases)))
+    assert await names(databases[0]) == list("012345")
+    await asyncio.gather(*(each.close() for each in databases))
+
+
 async def test_the_modes_of_the_file(database: SqliteDatabase) -> None:
     assert await database.read("PRAGMA journal_mode") == [("wal",)]
     assert await database.read("PRAGMA foreign_keys") == [(1,)]
