@@ -19,6 +19,7 @@ from slipring.server.answers import error_response, json_response
 from slipring.server.auth import Caller
 from slipring.server.background import Background
 from slipring.server.clock import now
+from slipring.server.counting import count_tokens
 from slipring.server.http import create_response
 from slipring.server.ids import mint
 from slipring.server.responses import StoredResponses
@@ -44,6 +45,7 @@ def build_app(service: Service, background: Background) -> web.Application:
     endpoints: list[tuple[str, str, _Endpoint]] = [
         ("GET", "/responses", _open_socket),
         ("POST", "/responses", create),
+        ("POST", "/responses/input_tokens", count_tokens),
         ("GET", "/responses/{response_id}", stored.retrieve),
         ("DELETE", "/responses/{response_id}", stored.delete),
         ("POST", "/responses/{response_id}/cancel", stored.cancel),
