@@ -127,9 +127,14 @@ class Upstream:
         headers: Mapping[str, str],
         *,
         idle_s: Patience | None = None,
-    ) -> AsyncGenerator[bytes, None]:
-        """POST a body in pieces and yield the payloads of the SSE stream that answers. To stop reading is to
-        cancel. ``idle_s`` says how long silence is borne, where that changes on the way."""
+        is_over: Callable[[], bool] | None = None,
+    ) -> AsyncGenerator[list[bytes], None]:
+        """POST a body in pieces and yield the payloads of the SSE stream that answers: at once all that one
+        read has brought, and never nothing. To stop reading is to cancel.
+
+        ``idle_s`` says how long silence is borne, where that changes on the way; ``is_over`` whether the
+        answer has come to its end, where payloads tell that.
+        """
         data = b"".join(pieces)
         async with (
             self._speaking(),
@@ -137,8 +142,23 @@ class Upstream:
         ):
             if answer.status != 200:
                 raise refusal(answer.status, await answer.read(), answer.headers)
-            async for payload in _payloads(answer.content, idle_s or self._patience):
-                yield payload
+            content, payloads = answer.content, _Payloads()
+            silence = _Silence(content, idle_s or self._patience)
+            try:
+                chunk = await content.readany()
+                while chunk:
+                    if found := payloads.take(chunk):
+                        yield found
+                    if payloads.ended or (is_over is not None and is_over()):
+                        await _drain(content)
+                        return
+                    silence.begins()
+                    chunk = await content.readany()
+                    silence.ends()
+            finally:
+                silence.forget()
+            if found := payloads.take(b"\n"):  # the last line need not end
+                yield found
 
     def _patience(self) -> float:
         return self._options.idle_timeout_s
@@ -156,15 +176,29 @@ class Upstream:
             raise Retryable("The engine cannot be reached.") from error
 
 
-async def _payloads(content: aiohttp.StreamReader, idle_s: Patience) -> AsyncGenerator[bytes, None]:
-    """The data of server-sent events, one event at a time; ends with ``[DONE]`` or with the stream."""
-    async for line in _lines(content, idle_s):
-        if line.startswith(b"data:"):
-            payload = line[5:].strip()
-            if payload == _DONE:
-                await _drain(content)
-                return
-            yield payload
+class _Payloads:
+    """The data of server-sent events, however they are cut; ``[DONE]`` ends them."""
+
+    __slots__ = ("_rest", "ended")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.ended = False
+
+    def take(self, chunk: bytes) -> list[bytes]:
+        """What is complete with this."""
+        if len(self._rest) > _LONGEST_LINE:
+            raise ServerError("The engine's answer cannot be read.")
+        found: list[bytes] = []
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                payload = line[5:].strip()
+                if payload == _DONE:
+                    self.ended = True
+                    return found
+                found.append(payload)
+        return found
 
 
 async def _drain(content: aiohttp.StreamReader) -> None:
@@ -174,27 +208,6 @@ async def _drain(content: aiohttp.StreamReader) -> None:
         async with asyncio.timeout(_LAST_BYTES_S):
             while await content.readany():
                 pass
-
-
-async def _lines(content: aiohttp.StreamReader, idle_s: Patience) -> AsyncGenerator[bytes, None]:
-    """Lines of any length up to a bound: the reader's own are bounded by its buffer."""
-    rest = b""
-    silence = _Silence(content, idle_s)
-    try:
-        chunk = await content.readany()
-        while chunk:
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                yield line
-            if len(rest) > _LONGEST_LINE:
-                raise ServerError("The engine's answer cannot be read.")
-            silence.begins()
-            chunk = await content.readany()
-            silence.ends()
-    finally:
-        silence.forget()
-    if rest:
-        yield rest
 
 
 class _Silence:

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from slipring.core.generation import Delta, Finished, Prefilled, Refused, Text, Thought
 from slipring.engines.chat.calls import Calls
-from slipring.engines.chat.chunks import Choice, Chunk, ChunkDelta, ContentPart, Usage
+from slipring.engines.chat.chunks import Choice, Chunk, ChunkDelta, ContentPart, Usage, read_chunk
 from slipring.engines.chat.requests import Written
 from slipring.errors import ServerError
 from slipring.prompts.parser import CallFormat, Parser
@@ -40,10 +40,18 @@ class Answer:
         self._later: list[Delta] = []
         """Said while a call was not whole: one thing is told at a time."""
 
+    def read(self, payload: bytes) -> list[Delta]:
+        """Read a payload of the stream."""
+        return self.take(read_chunk(payload))
+
     def take(self, chunk: Chunk) -> list[Delta]:
-        """Read a chunk of the stream."""
-        deltas: list[Delta] = [] if self._begun else [Prefilled()]
-        self._begun = True
+        """Read a chunk of the stream. Nothing has begun until one says something."""
+        deltas: list[Delta] = []
+        if not self._begun:
+            if chunk.is_empty:
+                return deltas
+            self._begun = True
+            deltas.append(Prefilled())
         if chunk.usage is not None:
             self._usage = chunk.usage
         for choice in chunk.choices or ():

@@ -1,7 +1,5 @@
 """The stream of a Chat Completions server: chunks, read as tolerantly as servers differ, and errors."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -113,18 +111,15 @@ class Chunk(Struct):
 _chunk = msgspec.json.Decoder(Chunk)
 
 
-async def read_chunks(payloads: AsyncGenerator[bytes, None]) -> AsyncGenerator[Chunk, None]:
-    """The chunks that say something; an error among them is raised."""
-    async with aclosing(payloads):
-        async for payload in payloads:
-            try:
-                chunk = _chunk.decode(payload)
-            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-                raise ServerError("The engine's answer cannot be read.") from error
-            if chunk.error:
-                raise _told(chunk.error, payload)
-            if not chunk.is_empty:
-                yield chunk
+def read_chunk(payload: bytes) -> Chunk:
+    """A chunk; an error in its place is raised."""
+    try:
+        chunk = _chunk.decode(payload)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ServerError("The engine's answer cannot be read.") from error
+    if chunk.error:
+        raise _told(chunk.error, payload)
+    return chunk
 
 
 def _told(error: dict[str, Any] | str, payload: bytes) -> ApiError:
