@@ -18,12 +18,12 @@ import aiohttp
 import msgspec
 
 from slipring.core.generation import Job
+from slipring.engines.bodies import JsonBody
 from slipring.engines.gate import Policy, Retryable, Stumbled
 from slipring.engines.options import option
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
-_JSON = {"Content-Type": "application/json"}
 _LONGEST_LINE = 64 * 2**20
 _LAST_BYTES_S = 0.05
 _LOOK_S = 1.0
@@ -135,10 +135,9 @@ class Upstream:
         ``idle_s`` says how long silence is borne, where that changes on the way; ``is_over`` whether the
         answer has come to its end, where payloads tell that.
         """
-        data = b"".join(pieces)
         async with (
             self._speaking(),
-            self.http.post(self.url + path, data=data, headers={**_JSON, **headers}) as answer,
+            self.http.post(self.url + path, data=JsonBody(pieces), headers=headers) as answer,
         ):
             if answer.status != 200:
                 raise refusal(answer.status, await answer.read(), answer.headers)

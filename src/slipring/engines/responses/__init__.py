@@ -160,7 +160,7 @@ class ResponsesEngine(Engine):
         deltas: list[Delta] = []
         said = False
         try:
-            await socket.send(self._body(job, items, opening, parent))
+            await socket.send(b"".join(self._body(job, items, opening, parent)))
             while not answer.ended:
                 deltas, fault = _read(answer, await self._next(lane, patient=not said))
                 if answer.ended:
@@ -196,7 +196,7 @@ class ResponsesEngine(Engine):
         def is_over() -> bool:
             return answer.ended
 
-        events = self._upstream.events(self._path, [body], headers, idle_s=patience, is_over=is_over)
+        events = self._upstream.events(self._path, body, headers, idle_s=patience, is_over=is_over)
         async with aclosing(events) as batches:
             async for payloads in batches:
                 deltas, fault = _read(answer, ((_kind_of(payload), payload) for payload in payloads))
@@ -212,7 +212,7 @@ class ResponsesEngine(Engine):
 
     def _body(
         self, job: Job, items: list[bytes], opening: dict[str, object], parent: Position | None
-    ) -> bytes:
+    ) -> list[bytes]:
         model = job.model.own_name or job.model.name
         previous_id = parent.upstream_id if parent is not None else None
         return create_body(job, model, self.options, items, opening=opening, previous_id=previous_id)
