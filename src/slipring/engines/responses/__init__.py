@@ -31,7 +31,7 @@ _ROOM = 64 * 1024
 Answers = AsyncGenerator[list[Delta], None]
 
 
-class _Kind(msgspec.Struct):
+class _Kind(msgspec.Struct, gc=False):
     type: str = ""
 
 
