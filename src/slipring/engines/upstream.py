@@ -9,7 +9,7 @@ import hmac
 import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, 
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
 _LONGEST_LINE = 64 * 2**20
-_LAST_BYTES_S = 0.05
+_LAST_BYTES_S = 1.0
 _LOOK_S = 1.0
 _DONE = b"[DONE]"
 Patience = Callable[[], float | None]
@@ -83,6 +83,7 @@ class Upstream:
         self.headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
         self._affinity = [name.strip() for name in options.affinity.split(";") if name.strip()]
         self._http: aiohttp.ClientSession | None = None
+        self._draining: set[asyncio.Task[None]] = set()
 
     @property
     def http(self) -> aiohttp.ClientSession:
@@ -103,6 +104,9 @@ class Upstream:
         )
 
     async def close(self) -> None:
+        for task in (draining := list(self._draining)):
+            task.cancel()
+        await asyncio.gather(*draining, return_exceptions=True)
         if self._http is not None:
             await self._http.close()
 
@@ -135,10 +139,9 @@ class Upstream:
         ``idle_s`` says how long silence is borne, where that changes on the way; ``is_over`` whether the
         answer has come to its end, where payloads tell that.
         """
-        async with (
-            self._speaking(),
-            self.http.post(self.url + path, data=JsonBody(pieces), headers=headers) as answer,
-        ):
+        async with self._speaking(), AsyncExitStack() as held:
+            post = self.http.post(self.url + path, data=JsonBody(pieces), headers=headers)
+            answer = await held.enter_async_context(post)
             if answer.status != 200:
                 raise refusal(answer.status, await answer.read(), answer.headers)
             content, payloads = answer.content, _Payloads()
@@ -149,7 +152,9 @@ class Upstream:
                     if found := payloads.take(chunk):
                         yield found
                     if payloads.ended or (is_over is not None and is_over()):
-                        await _drain(content)
+                        if not content.at_eof():
+                            held.pop_all()
+                            self._drain(answer)
                         return
                     silence.begins()
                     chunk = await content.readany()
@@ -158,6 +163,18 @@ class Upstream:
                 silence.forget()
             if found := payloads.take(b"\n"):  # the last line need not end
                 yield found
+
+    def _drain(self, answer: aiohttp.ClientResponse) -> None:
+        """Read the last bytes of an answer that is over, so that its connection can be used again. Nobody
+        waits for them."""
+
+        def forget(task: asyncio.Task[None]) -> None:
+            self._draining.discard(task)
+            answer.release()
+
+        task = asyncio.create_task(_read_last(answer.content))
+        self._draining.add(task)
+        task.add_done_callback(forget)
 
     def _patience(self) -> float:
         return self._options.idle_timeout_s
@@ -200,8 +217,7 @@ class _Payloads:
         return found
 
 
-async def _drain(content: aiohttp.StreamReader) -> None:
-    """Read the last bytes of an answer, if they are there at once: then its connection can be used again."""
+async def _read_last(content: aiohttp.StreamReader) -> None:
     # However the connection ends now, the answer is complete.
     with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
         async with asyncio.timeout(_LAST_BYTES_S):
