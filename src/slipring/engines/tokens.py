@@ -125,8 +125,10 @@ class Speech:
 
     def _with_logprobs(self, deltas: list[Delta]) -> list[Delta]:
         """Give the next words the logprobs of all tokens since the last: the parser may have held some."""
+        if not self._logprobs:
+            return deltas
         spoken = next((delta for delta in deltas if isinstance(delta, Text)), None)
-        if spoken is not None and self._logprobs:
+        if spoken is not None:
             spoken.logprobs, self._logprobs = self._logprobs, []
         elif self._parser.is_thinking or any(isinstance(delta, CallArguments) for delta in deltas):
             self._logprobs = []  # of thoughts and calls nobody is told any
