@@ -99,7 +99,8 @@ class Upstream:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=timeout,
             connector=aiohttp.TCPConnector(limit=0),
-            read_bufsize=2**18,
+            # What one read brings is told at once: this bounds it, and so what a slow client has unsent.
+            read_bufsize=2**16,
             max_line_size=2**20,
         )
 
