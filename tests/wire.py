@@ -269,8 +269,8 @@ def check_sse_event(
 
 
 TIMING = "slipring.timing"
-_STAGES = ["decode", "queue", "resolve", "validate", "render", "engine_queue", "prefill", "generate", "store"]
-_STAGES += ["terminal"]
+_STAGES = ["decode", "queue", "resolve", "validate", "weigh", "compact", "render", "engine_queue", "prefill"]
+_STAGES += ["generate", "store", "terminal"]
 
 
 def _check_timing(event: Json) -> Json:

@@ -93,9 +93,8 @@ class Service:
             tenant=tenant,
             models=self.catalog,
             limits=self.config.limits,
-            mint=mint,
+            means=Means(mint=mint, clock=clock, seal=self.seal),
             cache=cache,
-            clock=clock,
             now=now(),
             tells_timing=tells_timing,
         )
