@@ -232,12 +232,21 @@ def read_sse(text: str) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def serve(
-    engine: str | Engine = FAST, *, limits: Limits | None = None, store: Store | None = None, **settings: Any
+    engine: str | Engine = FAST,
+    *,
+    limits: Limits | None = None,
+    store: str | Store = "memory",
+    **settings: Any,
 ) -> AsyncIterator[Running]:
     """A server on a free port of the loopback, until the block ends."""
     named = engine if isinstance(engine, str) else FAST
-    config = Config(port=0, engine=named, limits=limits or Limits(), **settings)
-    server = Server(config, engine=None if isinstance(engine, str) else engine, store=store)
+    spec = store if isinstance(store, str) else "memory"
+    config = Config(port=0, engine=named, store=spec, limits=limits or Limits(), **settings)
+    server = Server(
+        config,
+        engine=None if isinstance(engine, str) else engine,
+        store=None if isinstance(store, str) else store,
+    )
     await server.start()
     async with aiohttp.ClientSession() as http:
         try:

@@ -719,7 +719,7 @@ VIOLATIONS: dict[str, tuple[Events, str]] = {
     ),
     "queued": (
         inserted(TEXT, 1, lifecycle("queued", "queued")),
-        "response.queued before response.in_progress",
+        "response.queued of a response that is waited for",
     ),
     "created_at moves": (
         changed(TEXT, "response.completed", response__created_at=1),

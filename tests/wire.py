@@ -88,7 +88,8 @@ def _explain(error: ValidationError) -> str:
     )
 
 
-def _validate(model: type[BaseModel], document: Json) -> None:
+def validate(model: type[BaseModel], document: Json) -> None:
+    """Require that a document is what the SDK says it is, and nothing more."""
     try:
         model.model_validate_json(json.dumps(document), strict=True, extra="forbid")
     except ValidationError as error:
@@ -205,7 +206,7 @@ def _check_usage(usage: Json) -> None:
 def check_response(body: Json | str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES) -> Json:
     """Check a response object, as POST and GET return it."""
     response = body if isinstance(body, dict) else _parse(body)
-    _validate(Response, _as_the_sdk_knows_it(response, foreign_tool_types))
+    validate(Response, _as_the_sdk_knows_it(response, foreign_tool_types))
     _check_response_rules(response)
     return response
 
@@ -226,10 +227,10 @@ def _check_event(
         raise AssertionError(f"unknown event type {kind!r}")
     response = event.get("response")
     if not isinstance(response, dict):
-        _validate(model, event)
+        validate(model, event)
         return
     known = _as_the_sdk_knows_it(response, foreign_tool_types)
-    _validate(model, {**event, "response": known})
+    validate(model, {**event, "response": known})
     _check_response_rules(response)
 
 
@@ -521,20 +522,21 @@ class _Turn:
     def __init__(self, event: Json, lane: str | None) -> None:
         self.response: Json = event["response"]
         self.lane = lane
+        self.is_queued = False
         self.is_in_progress = False
         self.is_over = False
         self.next_number = 0
         self.item: _Item | None = None
         self.done: list[Json] = []
         self.count(event)
-        self._check_fresh(event)
+        self._check_fresh(event, "queued" if self.response["background"] else "in_progress")
 
     def count(self, event: Json) -> None:
         _require_equal(event.get("sequence_number"), self.next_number, "sequence_number")
         self.next_number += 1
 
-    def _check_fresh(self, event: Json) -> None:
-        _require_equal(event["response"]["status"], "in_progress", f"status in {event['type']}")
+    def _check_fresh(self, event: Json, status: str) -> None:
+        _require_equal(event["response"]["status"], status, f"status in {event['type']}")
         _require_equal(event["response"]["output"], [], f"output in {event['type']}")
 
     def _check_same(self, event: Json) -> None:
@@ -548,9 +550,16 @@ class _Turn:
             self._end(event)
         elif kind == "response.in_progress":
             _require(not self.is_in_progress, "second response.in_progress")
+            _require_equal(self.is_queued, self.response["background"], "queued before it is in progress")
             self._check_same(event)
-            self._check_fresh(event)
+            self._check_fresh(event, "in_progress")
             self.is_in_progress = True
+        elif kind == "response.queued":
+            _require(not self.is_queued and not self.is_in_progress, "response.queued out of place")
+            _require(self.response["background"], "response.queued of a response that is waited for")
+            self._check_same(event)
+            self._check_fresh(event, "queued")
+            self.is_queued = True
         else:
             _require(self.is_in_progress, f"{kind} before response.in_progress")
             self._see_output(event)
@@ -578,14 +587,16 @@ class _Turn:
     def _end(self, event: Json) -> None:
         response, status = event["response"], _TERMINAL[event["type"]]
         self._check_same(event)
+        if response["background"] and response["status"] == "cancelled":
+            status = "cancelled" if status == "incomplete" else status
         _require_equal(response["status"], status, f"status in {event['type']}")
         _check_outcome(response)
-        if status == "failed":
+        if status in ("failed", "cancelled"):
             self._check_failed_output(response["output"])
         else:
             _require(self.item is None, f"{event['type']} while an item is open")
             _require_equal(response["output"], self.done, f"output in {event['type']}")
-        if not self.is_in_progress:
+        if not self.is_in_progress and not response["background"]:
             self._check_warmup(response)
         self.response = response
         self.is_over = True

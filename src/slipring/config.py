@@ -36,7 +36,13 @@ _FILE_FLAG = "--config"
 _FILE_VARIABLE = f"{_PREFIX}CONFIG"
 _LIMITS = "limits"
 _MODELS = "models"
-_LIMITS_THAT_MAY_BE_ZERO = ("idle_timeout_s", "ping_interval_s", "age_grace_s", "drain_timeout_s")
+_LIMITS_THAT_MAY_BE_ZERO = (
+    "idle_timeout_s",
+    "ping_interval_s",
+    "age_grace_s",
+    "drain_timeout_s",
+    "parked_s",
+)
 
 
 class ConfigError(ValueError):
@@ -120,6 +126,15 @@ class Config:
             "help": "origin that browsers may connect from",
             "metavar": "ORIGIN",
             "plural": "allow_origins",
+        },
+    )
+    seal_key_file: str = field(
+        default="",
+        metadata={
+            "help": "file of keys that seal what clients keep, 32 bytes in base64 a line, the newest first;"
+            " empty: one that the store shares",
+            "rule": _ANY,
+            "metavar": "FILE",
         },
     )
     insecure_no_auth: bool = field(

@@ -162,6 +162,14 @@ class ModelNotFound(NotFound):
         )
 
 
+def conversation_not_found(conversation_id: str) -> NotFound:
+    return NotFound(f"Conversation with id {quoted(conversation_id)} not found.", param="conversation")
+
+
+def response_not_found(response_id: str) -> NotFound:
+    return NotFound(f"Response with id {quoted(response_id)} not found.", param="response_id")
+
+
 class RateLimited(ApiError):
     status = 429
     type = "rate_limit_error"

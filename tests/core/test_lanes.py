@@ -11,7 +11,6 @@ from slipring.errors import LaneLimitReached
 from slipring.protocol.requests import CreateRequest
 from tests.core.stage import Stage, World, only_error, types
 
-
 MEANS = World().means
 
 

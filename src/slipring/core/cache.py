@@ -118,6 +118,10 @@ class ConnectionCache:
             scope.tier(entry).move_to_end(entry)
         return entry.state
 
+    def states(self) -> list[ResponseState]:
+        """All that is remembered, in the order in which it came."""
+        return [entry.state for entry in self._entries.values()]
+
     def lane_of(self, response_id: str) -> str | None:
         """The lane that made a remembered response. Ask only for one that is remembered."""
         return self._entries[response_id].lane

@@ -33,6 +33,10 @@ class Limits:
     tenant_cache_bytes: int = _bound(1024 * _MIB, "the same, over all connections of one tenant")
     process_cache_bytes: int = _bound(2048 * _MIB, "the same, over all connections of the process")
     store_bytes: int = _bound(1024 * _MIB, "stored responses that the memory store holds")
+    parked_s: float = _bound(
+        120.0, "how long a cut connection's responses that are not stored can be continued; 0: not at all"
+    )
+    parked_bytes: int = _bound(512 * _MIB, "such responses kept by one process")
     max_age_s: float = _bound(3600.0, "age at which a connection is told to move and is closed")
     age_grace_s: float = _bound(60.0, "time that running responses get at the age limit")
     idle_timeout_s: float = _bound(0.0, "silence after which an idle connection is closed; 0: never")
@@ -40,4 +44,8 @@ class Limits:
     send_buffer_bytes: int = _bound(256 * _KIB, "unsent events at which the engine is no longer pulled")
     ping_interval_s: float = _bound(20.0, "time between WebSocket pings; 0: none")
     pong_timeout_s: float = _bound(60.0, "silence after which a client that is pinged counts as gone")
+    run_lease_s: float = _bound(
+        15.0, "silence of a node after which its background responses count as failed"
+    )
+    max_runs: int = _bound(256, "background responses made at once by one process")
     drain_timeout_s: float = _bound(30.0, "time that running responses get when the server stops")

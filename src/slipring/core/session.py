@@ -11,7 +11,7 @@ from msgspec import UNSET, Struct
 
 from slipring.core import lineage, sealing, settings
 from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
-from slipring.core.cache import ConnectionCache
+from slipring.core.cache import ConnectionCache, NoMemory
 from slipring.core.generation import Delta, Model
 from slipring.core.lanes import Lanes
 from slipring.core.limits import Limits
@@ -281,6 +281,11 @@ class Session:
     def recall(self, response_id: str) -> ResponseState | None:
         """A response that this connection remembers."""
         return self._cache.find(response_id)
+
+    def bequeath(self) -> ConnectionCache:
+        """Give away all that this connection remembers, before it is closed."""
+        cache, self._cache = self._cache, NoMemory()
+        return cache
 
     def closed(self) -> list[Action]:
         """The connection is gone: nobody will read what is being made. What is being saved is saved."""

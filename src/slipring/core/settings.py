@@ -33,7 +33,7 @@ def read_settings(request: CreateRequest, carry: Carry, model: Model, *, detache
     """The settings of an answer: what the request says, else what the chain carries, else the model's own."""
     capabilities, defaults = model.capabilities, model.defaults
     refuse_unsupported(request, detached=detached)
-    include = _read_include(request)
+    include = read_include(request.include or [])
     logprobs = LOGPROBS in include or bool(request.top_logprobs)
     if logprobs and not capabilities.logprobs:
         param = "top_logprobs" if request.top_logprobs else "include"
@@ -103,8 +103,8 @@ def _refuse_unkept(request: CreateRequest) -> None:
         raise InvalidRequest("'background' cannot be used with 'generate': false.", param="generate")
 
 
-def _read_include(request: CreateRequest) -> list[str]:
-    include = request.include or []
+def read_include(include: list[str]) -> list[str]:
+    """What is to be told beyond the usual; refuses what cannot be named here."""
     for index, value in enumerate(include):
         if value not in INCLUDABLE:
             param = f"include[{index}]"

@@ -5,6 +5,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -12,9 +13,16 @@ from aiohttp.typedefs import Handler
 from slipring import __version__
 from slipring.core.generation import Model
 from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError, Unavailable
-from slipring.protocol import wire
-from slipring.server.http import create_response, error_response
-from slipring.server.service import Service, mint, shutting_down
+from slipring.server import peers
+from slipring.server.answers import error_response, json_response
+from slipring.server.background import Background
+from slipring.server.clock import now
+from slipring.server.compact import compact
+from slipring.server.conversations import ConversationEndpoints
+from slipring.server.http import create_response
+from slipring.server.ids import mint
+from slipring.server.responses import StoredResponses
+from slipring.server.service import Service, shutting_down
 from slipring.server.websocket import Connection, serve_websocket
 
 log = logging.getLogger("slipring")
@@ -29,19 +37,42 @@ class UpgradeRequired(InvalidRequest):
     code = "upgrade_required"
 
 
-def build_app(service: Service) -> web.Application:
+def build_app(service: Service, background: Background) -> web.Application:
     app = web.Application(middlewares=[_answer_errors], client_max_size=service.config.limits.max_frame_bytes)
-    for prefix in ("/v1", ""):
-        app.router.add_get(f"{prefix}/responses", _admitted(service, _open_socket))
-        app.router.add_post(f"{prefix}/responses", _admitted(service, _create))
-        app.router.add_get(f"{prefix}/slipring/turns", _admitted(service, _list_turns))
-        app.router.add_get(f"{prefix}/models", _admitted(service, _list_models))
-        app.router.add_get(f"{prefix}/models/{{model:.+}}", _admitted(service, _show_model))
+    stored, conversations = StoredResponses(background), ConversationEndpoints()
+    create = partial(_create, background)
+    endpoints: list[tuple[str, str, _Endpoint]] = [
+        ("GET", "/responses", _open_socket),
+        ("POST", "/responses", create),
+        ("POST", "/responses/compact", compact),
+        ("GET", "/responses/{response_id}", stored.retrieve),
+        ("DELETE", "/responses/{response_id}", stored.delete),
+        ("POST", "/responses/{response_id}/cancel", stored.cancel),
+        ("GET", "/responses/{response_id}/input_items", stored.input_items),
+        ("POST", "/conversations", conversations.create),
+        ("GET", "/conversations/{conversation_id}", conversations.retrieve),
+        ("POST", "/conversations/{conversation_id}", conversations.update),
+        ("DELETE", "/conversations/{conversation_id}", conversations.delete),
+        ("GET", "/conversations/{conversation_id}/items", conversations.list_items),
+        ("POST", "/conversations/{conversation_id}/items", conversations.add_items),
+        ("GET", "/conversations/{conversation_id}/items/{item_id}", conversations.retrieve_item),
+        ("DELETE", "/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
+        ("GET", "/slipring/turns", _list_turns),
+        ("GET", "/models", _list_models),
+        ("GET", "/models/{model:.+}", _show_model),
+    ]
+    for method, path, endpoint in endpoints:
+        for prefix in ("/v1", ""):
+            app.router.add_route(method, prefix + path, _admitted(service, endpoint))
 
     async def health(request: web.Request) -> web.Response:
         return _health(service)
 
+    async def parked(request: web.Request) -> web.Response:
+        return _show_parked(service, request)
+
     app.router.add_get("/health", health)
+    app.router.add_get(f"{peers.PATH}/{{response_id}}", parked)
     app.on_response_prepare.append(_sign)
     return app
 
@@ -110,9 +141,22 @@ def _require_place(taken: int, service: Service) -> None:
         raise Unavailable("The server serves as many clients as it may. Try again later.")
 
 
-async def _create(service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+async def _create(
+    background: Background, service: Service, request: web.Request, tenant: str
+) -> web.StreamResponse:
     _require_place(len(service.clients), service)
-    return await create_response(service, request, tenant)
+    return await create_response(service, background, request, tenant)
+
+
+def _show_parked(service: Service, request: web.Request) -> web.Response:
+    """To another node: what a socket that was cut has left here."""
+    if not service.peers.admits(request.headers):
+        raise web.HTTPNotFound
+    tenant = bytes.fromhex(request.headers.get(peers.TENANT, "")).decode()
+    state = service.parking.find(tenant, request.match_info["response_id"], now())
+    if state is None:
+        raise web.HTTPNotFound
+    return web.Response(body=service.peers.pack(state), content_type="application/octet-stream")
 
 
 def _describe(model: Model) -> dict[str, object]:
@@ -120,18 +164,20 @@ def _describe(model: Model) -> dict[str, object]:
 
 
 async def _list_models(service: Service, request: web.Request, tenant: str) -> web.Response:
-    return _json({"object": "list", "data": [_describe(model) for model in service.catalog]})
+    return json_response({"object": "list", "data": [_describe(model) for model in service.catalog]})
 
 
 async def _show_model(service: Service, request: web.Request, tenant: str) -> web.Response:
-    return _json(_describe(service.catalog.find(request.match_info["model"])))
+    return json_response(_describe(service.catalog.find(request.match_info["model"])))
 
 
 async def _list_turns(service: Service, request: web.Request, tenant: str) -> web.Response:
     """How the recent turns of the tenant's open sockets went, each socket's newest first."""
     sockets = [client for client in service.clients if isinstance(client, Connection)]
     own = [socket.recent or () for socket in sockets if socket.driver.session.tenant == tenant]
-    return _json({"object": "list", "data": [report for recent in own for report in reversed(recent)]})
+    return json_response(
+        {"object": "list", "data": [report for recent in own for report in reversed(recent)]}
+    )
 
 
 def _health(service: Service) -> web.Response:
@@ -146,8 +192,4 @@ def _health(service: Service) -> web.Response:
         "connections": service.sockets,
         "render_fallbacks": service.render_fallbacks,
     }
-    return _json(body, status=200 if serves else 503)
-
-
-def _json(body: object, status: int = 200) -> web.Response:
-    return web.Response(body=wire.encode(body), status=status, content_type="application/json")
+    return json_response(body, status=200 if serves else 503)

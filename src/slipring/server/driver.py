@@ -11,19 +11,28 @@ from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
-from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start
+from slipring.core import naming
+from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
 from slipring.core.generation import Job
 from slipring.core.session import Loaded, Session
 from slipring.core.state import ResponseState
-from slipring.core.turn import Turn
-from slipring.errors import ApiError, ServerError
+from slipring.core.turn import Joined, Turn
+from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
+from slipring.protocol.items import with_id
 from slipring.protocol.timing import TurnReport
-from slipring.server.service import Service, clock, now
+from slipring.server.clock import clock, now
+from slipring.server.service import Service
+from slipring.server.states import States
+from slipring.stores.base import Appended, LeaseLost, Tenure
 
 log = logging.getLogger("slipring")
 turns = logging.getLogger("slipring.turns")
 """One line per turn."""
+
+
+Work = Start | Load | Weigh | Save
+"""What takes time."""
 
 
 class Sink(Protocol):
@@ -55,19 +64,31 @@ class _Line:
 class Driver:
     """Carries out the actions of one session."""
 
-    __slots__ = ("__weakref__", "_tasks", "service", "session", "sink")
+    __slots__ = ("__weakref__", "_tasks", "_tenure", "service", "session", "sink", "states")
 
-    def __init__(self, service: Service, session: Session, sink: Sink) -> None:
+    def __init__(
+        self,
+        service: Service,
+        session: Session,
+        sink: Sink,
+        *,
+        states: States,
+        tenure: "asyncio.Future[Tenure] | None" = None,
+    ) -> None:
+        """``states``: where responses that the session does not remember are looked for. ``tenure``: for a
+        run in the background, what has to hold when its response is saved."""
         self.service = service
         self.session = session
         self.sink = sink
+        self.states = states
+        self._tenure = tenure
         self._tasks: dict[Turn, asyncio.Task[None]] = {}
 
     def run(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
                 self.sink.send(action.events)
-            elif isinstance(action, Start | Load | Save):
+            elif isinstance(action, Work):
                 self._spawn(action)
             elif isinstance(action, Cancel):
                 if (task := self._tasks.get(action.turn)) is not None:
@@ -85,7 +106,7 @@ class Driver:
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
 
-    def _spawn(self, action: Start | Load | Save) -> None:
+    def _spawn(self, action: Work) -> None:
         """Do a turn's next piece of work in a task of its own."""
         task = asyncio.create_task(self._work(action))
         self._tasks[action.turn] = task
@@ -95,7 +116,7 @@ class Driver:
         if self._tasks.get(turn) is task:
             del self._tasks[turn]
 
-    async def _work(self, action: Start | Load | Save) -> None:
+    async def _work(self, action: Work) -> None:
         """Carry out a piece of work and what follows from it; a failure is the turn's, never more."""
         turn = action.turn
         try:
@@ -103,10 +124,15 @@ class Driver:
                 actions = await self._generate(turn, action.job)
             elif isinstance(action, Load):
                 actions = await self._load(action)
+            elif isinstance(action, Weigh):
+                engine = self.service.catalog.engine_of(action.job.model)
+                actions = self.session.weighed(action, await engine.count(action.job))
             else:
                 actions = await self._save(turn, action.state)
         except ApiError as error:
             actions = self.session.failed(turn, error, now())
+        except LeaseLost:
+            actions = self.session.failed(turn, ServerError("The response was ended elsewhere."), now())
         except Exception:
             log.exception("a turn failed unexpectedly")
             actions = self.session.failed(turn, ServerError(), now())
@@ -114,10 +140,30 @@ class Driver:
         await self.sink.flush()
 
     async def _load(self, load: Load) -> list[Action]:
-        store, tenant = self.service.store, self.session.tenant
-        state = await store.load(tenant, load.response_id) if load.response_id is not None else None
-        items = await store.load_items(tenant, load.item_ids) if load.item_ids else {}
-        return self.session.loaded(load.turn, Loaded(state, items), now())
+        tenant = self.session.tenant
+        joined: Joined | None = None
+        state: ResponseState | None = None
+        if load.conversation_id is not None:
+            joined, state = await self._join(load.conversation_id)
+        elif load.response_id is not None:
+            state = await self.states.find(tenant, load.response_id)
+        items = await self.service.store.responses.load_items(tenant, load.item_ids) if load.item_ids else {}
+        return self.session.loaded(load.turn, Loaded(state, items, joined), now())
+
+    async def _join(self, conversation_id: str) -> tuple[Joined, ResponseState | None]:
+        """A conversation, and the state to go on from; without one, everything that was said in it."""
+        tenant, conversations = self.session.tenant, self.service.store.conversations
+        thread = await conversations.thread(tenant, conversation_id)
+        if thread is None:
+            raise conversation_not_found(conversation_id)
+        joined = Joined(conversation_id, thread.version, thread.added)
+        if thread.tip is None:
+            return joined, None
+        tip = self.session.recall(thread.tip) or await self.states.find(tenant, thread.tip)
+        if tip is None:
+            everything = await conversations.all_items(tenant, conversation_id)
+            joined = Joined(conversation_id, thread.version, everything)
+        return joined, tip
 
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
         session, send, flush = self.session, self.sink.send, self.sink.flush
@@ -132,9 +178,26 @@ class Driver:
                     await flush()
                     sent_s += clock() - before
         finally:
-            turn.stages.send_s = sent_s
+            turn.stages.send_s += sent_s
         return session.finished(turn, now())
 
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:
-        await self.service.store.save(self.session.tenant, state)
+        store, tenant = self.service.store, self.session.tenant
+        appended = _appended(turn.joined, state) if turn.joined is not None else None
+        if turn.stores:
+            tenure = await self._tenure if self._tenure is not None else None
+            await store.responses.save(tenant, state, appended=appended, tenure=tenure)
+        elif appended is not None:
+            await store.conversations.append(tenant, state.id, appended)
         return self.session.saved(turn, now())
+
+
+def _appended(joined: Joined, state: ResponseState) -> Appended:
+    """What a response adds to its conversation: its own items, each with an id."""
+    known = len(joined.items)
+    asked = (
+        with_id(item, naming.input_id(item, state.id, index))
+        for index, item in enumerate(state.input)
+        if index >= known
+    )
+    return Appended(joined.conversation_id, joined.version, (*asked, *state.output))

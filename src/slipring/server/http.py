@@ -5,62 +5,87 @@ Each request is a session of its own with one create; what it may continue comes
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from aiohttp import web
-from msgspec import UNSET, structs
 
+from slipring.core.session import Session
 from slipring.core.stages import Stages
-from slipring.errors import ApiError, InvalidJson, InvalidRequest, RateLimited, UnsupportedParameter
-from slipring.protocol import requests, wire
+from slipring.errors import ApiError, InvalidRequest, RateLimited, UnsupportedParameter
+from slipring.protocol import requests
 from slipring.protocol.events import TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
+from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport, server_timing
+from slipring.server import following, sse
+from slipring.server.answers import error_response, json_response, read_body, refusal
+from slipring.server.background import Background, Refused
 from slipring.server.betas import wants_timing
+from slipring.server.clock import clock, now
 from slipring.server.driver import Driver
 from slipring.server.outbox import Outbox
-from slipring.server.service import Service, clock, now
+from slipring.server.service import Service
+from slipring.server.states import StoredStates
 
-_DONE = b"data: [DONE]\n\n"
-_KEEPALIVE = b": keepalive\n\n"
 _EOF = b""
 _GOING_AWAY = 1001
 _FAILURES: dict[str, type[ApiError]] = {"rate_limit_exceeded": RateLimited, "invalid_prompt": InvalidRequest}
 
 
-def error_response(error: ApiError) -> web.Response:
-    """An error in the API's own shape."""
-    return refusal(Error.of(error))
-
-
-def refusal(event: Error) -> web.Response:
-    """What is an event on a socket, as an answer over HTTP."""
-    body = wire.encode({"error": structs.replace(event.error, headers=UNSET)})
-    headers = event.error.headers if event.error.headers is not UNSET else {}
-    return web.Response(status=event.status, body=body, content_type="application/json", headers=headers)
-
-
-async def create_response(service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+async def create_response(
+    service: Service, background: Background, request: web.Request, tenant: str
+) -> web.StreamResponse:
     """Make one response and answer with it."""
-    try:
-        body = await request.read()
-    except web.RequestPayloadError:
-        raise InvalidJson("The request's body cannot be decompressed.") from None
+    body = await read_body(request)
     stages = Stages(clock)
-    create = read_body(body)
+    create = read_create(body)
     stages.lap("decode")
-    reply: _JsonReply | _SseReply = _SseReply(service, request, stages) if create.stream else _JsonReply()
+    if create.background is True:
+        session = service.open_exchange(tenant, tells_timing=False)
+        return await _create_in_background(background, request, session, create, stages, len(body))
+    reply: JsonReply | _SseReply = _SseReply(service, request, stages) if create.stream else JsonReply()
     session = service.open_exchange(tenant, tells_timing=wants_timing(request.headers))
-    driver = Driver(service, session, reply)
+    return await answer(service, session, reply, create, stages, len(body))
+
+
+async def answer(
+    service: Service,
+    session: Session,
+    reply: "JsonReply | _SseReply",
+    create: CreateRequest,
+    stages: Stages,
+    size_bytes: int,
+) -> web.StreamResponse:
+    """See the one response of a session through."""
+    driver = Driver(service, session, reply, states=StoredStates(service.store.responses))
     with service.serving(_Exchange(driver, reply)):
         try:
-            driver.run(session.create(create, stages, size_bytes=len(body), now=now()))
+            driver.run(session.create(create, stages, size_bytes=size_bytes, now=now()))
             return await reply.finished()
         finally:
             await driver.stop()
 
 
-def read_body(body: bytes) -> CreateRequest:
-    create = requests.read_create(requests.require_body(body))
+async def _create_in_background(
+    background: Background,
+    request: web.Request,
+    session: Session,
+    create: CreateRequest,
+    stages: Stages,
+    size_bytes: int,
+) -> web.StreamResponse:
+    """Begin a response that goes on by itself; answer with it as it is now, or tell how it goes."""
+    try:
+        run = await background.begin(session, create, stages, size_bytes)
+    except Refused as refused:
+        return refusal(refused.error)
+    if create.stream:
+        return await following.follow(background, request, session.tenant, run.response.id, after=-1)
+    return json_response(run.response)
+
+
+def read_create(body: bytes) -> CreateRequest:
+    create = requests.read_create(body)
     if create.stream_id is not None:
         raise UnsupportedParameter(
             "Unsupported parameter: 'stream_id' exists only on a WebSocket.", param="stream_id"
@@ -71,7 +96,7 @@ def read_body(body: bytes) -> CreateRequest:
 class _Exchange:
     """A request and its reply, as the server looks after them: the one response may finish, in time."""
 
-    def __init__(self, driver: Driver, reply: "_JsonReply | _SseReply") -> None:
+    def __init__(self, driver: Driver, reply: "JsonReply | _SseReply") -> None:
         self.driver = driver
         self.reply = reply
 
@@ -84,10 +109,11 @@ class _Exchange:
         self.driver.run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
 
 
-class _JsonReply:
-    """Waits for the terminal event and answers with its response object."""
+class JsonReply:
+    """Waits for the terminal event and answers with its response object, or what is to be told of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Callable[[Response], object] = lambda response: response) -> None:
+        self._shape = shape
         self._answer: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
 
     def send(self, events: list[Event]) -> None:
@@ -97,7 +123,7 @@ class _JsonReply:
             if isinstance(event, Error):
                 self._answer.set_result(refusal(event))
             elif isinstance(event, TERMINAL):
-                self._answer.set_result(_final_response(event))
+                self._answer.set_result(self._final_response(event))
 
     def record(self, report: TurnReport) -> None:
         if self._answer.done() and not self._answer.cancelled():
@@ -115,13 +141,12 @@ class _JsonReply:
     async def finished(self) -> web.Response:
         return await self._answer
 
-
-def _final_response(event: ResponseEvent) -> web.Response:
-    response = event.response
-    if isinstance(event, Failed) and response.error is not None:
-        code = response.error.code
-        return error_response(_FAILURES.get(code, ApiError)(response.error.message, code=code))
-    return web.Response(body=wire.encode(response), content_type="application/json")
+    def _final_response(self, event: ResponseEvent) -> web.Response:
+        response = event.response
+        if isinstance(event, Failed) and response.error is not None:
+            code = response.error.code
+            return error_response(_FAILURES.get(code, ApiError)(response.error.message, code=code))
+        return json_response(self._shape(response))
 
 
 class _SseReply:
@@ -132,13 +157,7 @@ class _SseReply:
         self._stages = stages
         self._limits = service.config.limits
         self._request = request
-        self._stream = web.StreamResponse(
-            headers={
-                "Content-Type": "text/event-stream; charset=utf-8",
-                "Cache-Control": "no-cache",
-                "X-Accel-Buffering": "no",
-            }
-        )
+        self._stream = web.StreamResponse(headers=sse.HEADERS)
         self._outbox = Outbox(self._write, self._limits.send_buffer_bytes)
         self._spoke_at = loop.time()
         self._opened: asyncio.Future[Error | None] = loop.create_future()
@@ -152,9 +171,9 @@ class _SseReply:
                 if not self._opened.done():
                     self._opened.set_result(event)
                 return
-            self._outbox.post(_block(event))
+            self._outbox.post(sse.block(event))
         if any(isinstance(event, TERMINAL) for event in events):
-            self._outbox.post(_DONE)
+            self._outbox.post(sse.DONE)
             self._outbox.post(_EOF)
             self._ended.set_result(None)
         if events and not self._opened.done():
@@ -180,7 +199,7 @@ class _SseReply:
             return
         elif clock - self._spoke_at > self._limits.ping_interval_s:
             self._spoke_at = clock
-            self._outbox.post(_KEEPALIVE)
+            self._outbox.post(sse.KEEPALIVE)
             if self._stream.prepared:
                 self._outbox.kick()
 
@@ -200,9 +219,3 @@ class _SseReply:
     async def _write(self, block: bytes) -> None:
         self._spoke_at = asyncio.get_running_loop().time()
         await (self._stream.write(block) if block else self._stream.write_eof())
-
-
-def _block(event: Event) -> bytes:
-    kind = type(event).__struct_config__.tag
-    assert isinstance(kind, str)
-    return b"event: " + kind.encode() + b"\ndata: " + wire.encode(event) + b"\n\n"

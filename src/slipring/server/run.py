@@ -6,6 +6,7 @@ socket is told and closed with 1001; then engine and store are let go.
 
 import asyncio
 import ipaddress
+import logging
 import signal
 import socket
 from collections.abc import Callable
@@ -17,15 +18,23 @@ from slipring.config import Config
 from slipring.core.generation import Defaults
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine
-from slipring.errors import StartupError
+from slipring.engines.packing import positions
+from slipring.errors import ApiError, StartupError
 from slipring.models import ModelEntry
 from slipring.protocol.items import Effort
 from slipring.server.app import build_app
+from slipring.server.background import Background
+from slipring.server.clock import now
+from slipring.server.sealing import open_seal
 from slipring.server.service import Service, shutting_down
 from slipring.stores.base import Store
 from slipring.stores.catalog import open_store
 
+log = logging.getLogger("slipring")
+
 _TICK_S = 1.0
+_PRUNE_INTERVAL_S, _PRUNE_PAUSE_S = 60.0, 0.1
+_DAY_S = 86_400.0
 _HTTP_SHUTDOWN_S = 1.0
 
 
@@ -36,8 +45,13 @@ class Server:
         """A server as configured; an ``engine`` or ``store`` of your own takes the place of the named one."""
         self.config = config
         self.catalog = _catalog(config, engine)
-        self._store = store or open_store(config.store, config.limits)
-        self.service = Service.assemble(config, self.catalog, self._store)
+        known = positions()
+        self._store = store or open_store(
+            config.store, config.limits, known, retention_s=config.retention_days * _DAY_S
+        )
+        self.service = Service.assemble(config, self.catalog, self._store, known)
+        self.background = Background(self.service)
+        self._upkeep: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._hurry = asyncio.Event()
@@ -54,11 +68,12 @@ class Server:
         listener = _listen(self.config.host, self.config.port)
         try:
             await self._store.start()
+            self.service.seal = await open_seal(self.config.seal_key_file, self._store)
             for engine in self.catalog.engines:
                 await engine.start()
             # A vanished client must end its request, hence cancellation.
             runner = web.AppRunner(
-                build_app(self.service),
+                build_app(self.service, self.background),
                 handler_cancellation=True,
                 access_log=None,
                 shutdown_timeout=_HTTP_SHUTDOWN_S,
@@ -72,6 +87,8 @@ class Server:
         self._runner = runner
         self.port = listener.getsockname()[1]
         self._ticker = asyncio.create_task(self._tick())
+        self._upkeep = asyncio.create_task(self._keep_up())
+        self.background.start()
 
     async def stop(self) -> None:
         """Wind down within the drain deadline, then let go of everything."""
@@ -85,6 +102,9 @@ class Server:
             client.wind_down(shutting_down(), grace_s)
         await self._until_quiet(grace_s + 2 * _TICK_S)
         self._ticker.cancel()
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+        await self.background.close()
         await self._runner.cleanup()
         await self._let_go()
 
@@ -115,6 +135,7 @@ class Server:
         await self.stop()
 
     async def _let_go(self) -> None:
+        await self.service.peers.close()
         for engine in self.catalog.engines:
             await engine.close()
         await self._store.close()
@@ -130,6 +151,21 @@ class Server:
             await asyncio.sleep(_TICK_S)
             for client in list(self.service.clients):
                 client.tick()
+            self.service.parking.sweep(now())
+
+    async def _keep_up(self) -> None:
+        """Remove what has expired, little by little, and let other nodes know that this one is alive."""
+        while True:
+            try:
+                await self.service.peers.announce()
+                removed = await self._store.prune(now())
+            except ApiError as error:
+                log.warning("the store could not be looked after: %s", error.message)
+                removed = 0
+            except Exception:
+                log.exception("looking after the store failed unexpectedly")
+                removed = 0
+            await asyncio.sleep(_PRUNE_PAUSE_S if removed else _PRUNE_INTERVAL_S)
 
 
 def _catalog(config: Config, engine: Engine | None) -> Catalog:

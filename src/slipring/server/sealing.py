@@ -59,7 +59,11 @@ async def open_seal(key_file: str, store: Store) -> KeyedSeal:
     """The seal of a server: by the keys in a file, else by one that all nodes on its store share."""
     if key_file:
         return KeyedSeal(read_keys(key_file))
-    return KeyedSeal([await store.cluster.secret("seal", secrets.token_bytes(KEY_BYTES))])
+    return KeyedSeal([await store.cluster.secret("seal", new_key())])
+
+
+def new_key() -> bytes:
+    return secrets.token_bytes(KEY_BYTES)
 
 
 def read_keys(path: str) -> list[bytes]:

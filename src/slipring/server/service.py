@@ -1,8 +1,6 @@
 """What all connections of a process share: engines, store, keys, memory bounds, clock and ids."""
 
 import asyncio
-import secrets
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,28 +11,20 @@ from msgspec import UNSET
 
 from slipring.config import Config
 from slipring.core.cache import ConnectionCache, NoMemory, SharedScopes
+from slipring.core.means import Means, Mint
+from slipring.core.sealing import Seal
 from slipring.core.session import Session
+from slipring.core.state import Positions
 from slipring.engines.catalog import Catalog
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.timing import TurnReport
 from slipring.server.auth import Keyring
+from slipring.server.clock import clock, now
+from slipring.server.ids import minter, new_node_id
+from slipring.server.parking import Parking
+from slipring.server.peers import Peers
+from slipring.server.sealing import KeyedSeal, new_key
 from slipring.stores.base import Store
-
-_EPOCH = time.time() - time.monotonic()
-
-
-def now() -> float:
-    """Unix time that never jumps: deadlines and timestamps come from the same clock."""
-    return _EPOCH + time.monotonic()
-
-
-clock = time.perf_counter
-"""What stages are stopped with."""
-
-
-def mint(prefix: str) -> str:
-    """A new id: 128 random bits, so that ids can be neither guessed nor met twice."""
-    return f"{prefix}_{secrets.token_hex(16)}"
 
 
 def shutting_down() -> ApiError:
@@ -61,6 +51,12 @@ class Service:
     store: Store
     keyring: Keyring
     scopes: SharedScopes
+    parking: Parking
+    peers: Peers
+    node_id: str
+    mint: Mint
+    seal: Seal
+    """By a key of its own until the server has started."""
     clients: set[Client] = field(default_factory=set)
     sockets: int = 0
     render_fallbacks: Counter[str] = field(default_factory=Counter)
@@ -69,14 +65,22 @@ class Service:
     _quiet: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
-    def assemble(cls, config: Config, catalog: Catalog, store: Store) -> "Service":
+    def assemble(
+        cls, config: Config, catalog: Catalog, store: Store, positions: Positions | None = None
+    ) -> "Service":
         limits = config.limits
+        node_id = new_node_id()
         return cls(
             config=config,
             catalog=catalog,
             store=store,
             keyring=Keyring(config.api_key, config.allow_origin),
             scopes=SharedScopes(limits.tenant_cache_bytes, limits.process_cache_bytes),
+            parking=Parking(limits.parked_s, limits.parked_bytes),
+            peers=Peers(node_id, store.cluster, positions),
+            node_id=node_id,
+            mint=minter(node_id),
+            seal=KeyedSeal([new_key()]),
         )
 
     def open_session(self, tenant: str, *, tells_timing: bool) -> Session:
@@ -93,7 +97,7 @@ class Service:
             tenant=tenant,
             models=self.catalog,
             limits=self.config.limits,
-            means=Means(mint=mint, clock=clock, seal=self.seal),
+            means=Means(mint=self.mint, clock=clock, seal=self.seal),
             cache=cache,
             now=now(),
             tells_timing=tells_timing,

@@ -18,10 +18,12 @@ from slipring.errors import ApiError
 from slipring.protocol.events import Event
 from slipring.protocol.timing import TurnReport
 from slipring.protocol.wire import encode
-from slipring.server.betas import wants_timing
+from slipring.server.betas import wants_no_retention, wants_timing
+from slipring.server.clock import now
 from slipring.server.driver import Driver
 from slipring.server.outbox import Outbox
-from slipring.server.service import Service, now
+from slipring.server.service import Service
+from slipring.server.states import SocketStates
 
 _CLOSE_TIMEOUT_S = 5.0
 _RECENT_TURNS = 16
@@ -37,10 +39,12 @@ class Connection:
     __slots__ = (
         "_closing",
         "_heard_at",
+        "_keeps_nothing",
         "_outbox",
         "_pinged_at",
         "_pinging",
         "_request",
+        "_said_goodbye",
         "_socket",
         "driver",
         "recent",
@@ -57,7 +61,10 @@ class Connection:
         self._pinging: asyncio.Task[None] | None = None
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
         session = service.open_session(tenant, tells_timing=wants_timing(request.headers))
-        self.driver = Driver(service, session, self)
+        states = SocketStates(service.store.responses, service.parking, service.peers)
+        self.driver = Driver(service, session, self, states=states)
+        self._keeps_nothing = wants_no_retention(request.headers)
+        self._said_goodbye = False
         self.recent: deque[TurnReport] | None = None
 
     # The sink.
@@ -97,6 +104,7 @@ class Connection:
                 elif message.type is WSMsgType.PING:
                     await socket.pong(message.data)
                 elif message.type is not WSMsgType.PONG:
+                    self._said_goodbye = self._closing is None and message.type is WSMsgType.CLOSE
                     return
         except OSError:
             return  # reset by the client
@@ -111,6 +119,7 @@ class Connection:
         self._outbox.discard()
         if self._pinging is not None:
             self._pinging.cancel()
+        self._park()
         await self.driver.stop()
         if self._closing is not None:
             await asyncio.wait([self._closing])  # bounded in time
@@ -118,6 +127,13 @@ class Connection:
         if transport is not None and transport.get_write_buffer_size():
             # What it still holds may arrive, but not hold the socket forever.
             asyncio.get_running_loop().call_later(_CLOSE_TIMEOUT_S, transport.abort)
+
+    def _park(self) -> None:
+        """Keep what the client may come back for: it was cut off or told to move, and said no goodbye."""
+        if self._said_goodbye or self._keeps_nothing:
+            return
+        session, parking = self.driver.session, self.driver.service.parking
+        parking.park(session.tenant, session.bequeath(), now())
 
     # Time.
 

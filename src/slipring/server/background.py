@@ -1,0 +1,273 @@
+"""Responses that are made in the background: nobody waits for them, everybody may look.
+
+A run is made by one node, its owner, by the same driver and session as any other response. Its events are
+written to the store in batches, so that any node can tell them. A lease says that the owner is alive; every
+write checks that the run is still its own. Whoever ends a run in its place, by a cancel or because the lease
+is over, takes it away for good: nothing is made twice.
+"""
+
+import asyncio
+import logging
+
+from slipring.core.session import Session
+from slipring.core.stages import Stages
+from slipring.errors import ApiError, RateLimited
+from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
+from slipring.protocol.requests import CreateRequest
+from slipring.protocol.responses import Response
+from slipring.protocol.timing import TurnReport
+from slipring.protocol.wire import encode
+from slipring.server import endings
+from slipring.server.clock import now
+from slipring.server.driver import Driver
+from slipring.server.service import Service
+from slipring.server.states import StoredStates
+from slipring.stores.base import LeaseLost, RunEvent, Tenure
+
+log = logging.getLogger("slipring")
+
+_BATCH_S = 0.1
+"""How long events wait for others before they are written together."""
+_GOING_AWAY = 1001
+_MANY = 100
+
+
+class Signal:
+    """Wakes all who wait, each time something has changed."""
+
+    def __init__(self) -> None:
+        self._change: asyncio.Future[None] | None = None
+
+    def give(self) -> None:
+        if self._change is not None:
+            self._change.set_result(None)
+            self._change = None
+
+    async def wait(self) -> None:
+        if self._change is None:
+            self._change = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._change)  # a waiter that gives up must not take the others with it
+
+
+class Refused(Exception):
+    """The request did not become a response."""
+
+    def __init__(self, error: Error) -> None:
+        super().__init__(error.error.message)
+        self.error = error
+
+
+class LiveRun:
+    """A run of this node, in the making. The sink that its driver sends to, and a client of the server."""
+
+    def __init__(self, service: Service, session: Session) -> None:
+        loop = asyncio.get_running_loop()
+        self._service = service
+        self._store = service.store
+        self._opened: asyncio.Future[Response] = loop.create_future()
+        self._tenure: asyncio.Future[Tenure] = loop.create_future()
+        self._unwritten: list[RunEvent] = []
+        self._response: Response | None = None
+        self._said = Signal()
+        self._said_all = False
+        self.events: list[RunEvent] = []
+        """What has been written. Whoever follows is told no more: another node must be able to go on."""
+        self.written = Signal()
+        self.is_over = False
+        self.driver = Driver(
+            service, session, self, states=StoredStates(service.store.responses), tenure=self._tenure
+        )
+
+    # The sink.
+
+    def send(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Error):
+                if not self._opened.done():
+                    self._opened.set_exception(Refused(event))
+                continue
+            if isinstance(event, ResponseEvent):
+                self._response = event.response
+            self._unwritten.append(RunEvent(event.sequence_number, encode(event)))
+            self._said_all = self._said_all or isinstance(event, TERMINAL)
+        if self._response is not None and not self._opened.done():
+            self._opened.set_result(self._response)
+        self._said.give()
+
+    async def flush(self) -> None:
+        return
+
+    def close(self, code: int, reason: str) -> None:
+        return
+
+    def record(self, report: TurnReport) -> None:
+        return
+
+    # A client of the server.
+
+    def tick(self) -> None:
+        if self._service.draining:
+            self.driver.run(self.driver.session.tick(now()))
+
+    def wind_down(self, error: ApiError, grace_s: float) -> None:
+        self.driver.run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
+
+    # Its life.
+
+    @property
+    def response(self) -> Response:
+        """As it is now."""
+        assert self._response is not None
+        return self._response
+
+    @property
+    def tenure(self) -> Tenure | None:
+        return self._tenure.result() if self._tenure.done() and not self._tenure.cancelled() else None
+
+    async def open(self, request: CreateRequest, stages: Stages, size_bytes: int) -> Response:
+        """Begin, and have it known to the store; raises ``Refused`` where it is no response."""
+        session = self.driver.session
+        self.driver.run(session.create(request, stages, size_bytes=size_bytes, now=now(), detached=True))
+        try:
+            response = await self._opened
+            first, self._unwritten = self._unwritten, []
+            tenure = await self._store.runs.open(
+                session.tenant, response, first, owner=self._service.node_id, lease_until=self._lease()
+            )
+        except BaseException:
+            self._tenure.set_exception(LeaseLost())
+            self._tenure.exception()  # whether anybody waits for it or not
+            raise
+        self._tenure.set_result(tenure)
+        self.events += first
+        return response
+
+    async def run(self) -> None:
+        """Write what is said until nothing more is, or until the run is somebody else's."""
+        tenure = self._tenure.result()
+        try:
+            while self._unwritten or not self._said_all:
+                if not self._unwritten:
+                    await self._said.wait()
+                await self._write(tenure)
+                if not self._said_all:
+                    await asyncio.sleep(_BATCH_S)  # the first is written at once, what follows in batches
+        except LeaseLost:
+            log.info("run %s was ended elsewhere", tenure.response_id)
+        finally:
+            self.stop_following()
+            await self.driver.stop()
+
+    def stop_following(self) -> None:
+        """Nothing more is written by this node."""
+        self.is_over = self._said_all = True
+        self._said.give()
+        self.written.give()
+
+    async def _write(self, tenure: Tenure) -> None:
+        batch, self._unwritten = self._unwritten, []
+        if not batch or self._response is None:
+            return
+        try:
+            await self._store.runs.append(tenure, batch, self._response, lease_until=self._lease())
+        except ApiError as error:  # the store is away: it may be back before the lease is over
+            log.warning("events of run %s could not be written: %s", tenure.response_id, error.message)
+            self._unwritten = batch + self._unwritten
+            await asyncio.sleep(_BATCH_S)
+            return
+        self.events += batch
+        self.written.give()
+
+    def _lease(self) -> float:
+        return now() + self._service.config.limits.run_lease_s
+
+
+class Background:
+    """The runs of this node, and the end of those whose node is gone."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._runs: dict[tuple[str, str], LiveRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking_after: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._looking_after = asyncio.create_task(self._look_after())
+
+    async def close(self) -> None:
+        tasks = [*self._tasks, *([self._looking_after] if self._looking_after is not None else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def find(self, tenant: str, response_id: str) -> LiveRun | None:
+        return self._runs.get((tenant, response_id))
+
+    async def begin(
+        self, session: Session, request: CreateRequest, stages: Stages, size_bytes: int
+    ) -> LiveRun:
+        """Begin a run that goes on by itself; raises ``Refused`` where the request is no response."""
+        if len(self._runs) >= self.service.config.limits.max_runs:
+            raise RateLimited("This server makes as many background responses as it may. Try again later.")
+        run = LiveRun(self.service, session)
+        opened = asyncio.create_task(self._open(run, request, stages, size_bytes))
+        await asyncio.shield(opened)  # a client that leaves just now has asked for it all the same
+        return run
+
+    async def cancel(self, tenant: str, response_id: str) -> Response | None:
+        """End a run, whoever makes it; returns the response as it is then. None: there is no such run."""
+        run = await self.service.store.runs.read(tenant, response_id)
+        if run is None:
+            return None
+        response = await endings.cancel(self.service.store, run)
+        await self.stop(tenant, response_id)
+        return response
+
+    async def stop(self, tenant: str, response_id: str) -> None:
+        """Work no more on a run that has been ended, if it is made here."""
+        live = self.find(tenant, response_id)
+        if live is not None:
+            live.stop_following()
+            await live.driver.stop()
+
+    async def _open(self, run: LiveRun, request: CreateRequest, stages: Stages, size_bytes: int) -> None:
+        try:
+            response = await run.open(request, stages, size_bytes)
+        except BaseException:
+            await run.driver.stop()
+            raise
+        key = run.driver.session.tenant, response.id
+        self._runs[key] = run
+        task = asyncio.create_task(self._run(run, key))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, run: LiveRun, key: tuple[str, str]) -> None:
+        try:
+            with self.service.serving(run):
+                await run.run()
+        except Exception:
+            log.exception("a background run failed unexpectedly")
+        finally:
+            del self._runs[key]
+
+    async def _look_after(self) -> None:
+        """Stay the owner of what is made here, and end what lost its owner."""
+        lease_s = self.service.config.limits.run_lease_s
+        while True:
+            await asyncio.sleep(lease_s / 3)
+            try:
+                await self._renew(lease_s)
+                for run in await self.service.store.runs.abandoned(now(), _MANY):
+                    await endings.give_up(self.service.store, run)
+            except ApiError as error:
+                log.warning("background runs could not be looked after: %s", error.message)
+            except Exception:
+                log.exception("looking after background runs failed unexpectedly")
+
+    async def _renew(self, lease_s: float) -> None:
+        tenures = [run.tenure for run in self._runs.values() if run.tenure is not None and not run.is_over]
+        lost = await self.service.store.runs.renew(tenures, lease_until=now() + lease_s) if tenures else []
+        for tenure in lost:
+            await self.stop(tenure.tenant, tenure.response_id)

@@ -1,0 +1,146 @@
+"""The conversations endpoints: a conversation is a list of items that responses take part in."""
+
+from typing import Annotated
+
+from aiohttp import web
+from msgspec import Meta, Raw, Struct, json
+
+from slipring.core import naming
+from slipring.core.settings import read_include
+from slipring.errors import InvalidRequest, NotFound, conversation_not_found, quoted
+from slipring.protocol import wire
+from slipring.protocol.items import Item, read_item, with_id
+from slipring.protocol.listing import present
+from slipring.protocol.requests import Metadata
+from slipring.server import paging
+from slipring.server.answers import json_response, read_body
+from slipring.server.clock import now
+from slipring.server.ids import mint
+from slipring.server.service import Service
+from slipring.stores.base import Conversation
+
+_Items = Annotated[list[Raw], Meta(max_length=20)]
+
+
+class _Create(Struct):
+    items: _Items | None = None
+    metadata: Metadata | None = None
+
+
+class _Update(Struct):
+    metadata: Metadata | None
+
+
+class _Add(Struct):
+    items: _Items
+
+
+_create = json.Decoder(_Create)
+_update = json.Decoder(_Update)
+_add = json.Decoder(_Add)
+
+
+class ConversationEndpoints:
+    """The endpoints below ``/conversations``."""
+
+    async def create(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+        asked = wire.decode(_create, await read_body(request)) if request.can_read_body else _Create()
+        conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
+        items = _read_items(asked.items or [])
+        await service.store.conversations.create(tenant, conversation, items)
+        return json_response(_shown(conversation))
+
+    async def retrieve(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+        conversation_id = _id(request)
+        conversation = await service.store.conversations.read(tenant, conversation_id)
+        return json_response(_shown(_required(conversation, conversation_id)))
+
+    async def update(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+        conversation_id = _id(request)
+        asked = wire.decode(_update, await read_body(request))
+        conversation = await service.store.conversations.update(tenant, conversation_id, asked.metadata or {})
+        return json_response(_shown(_required(conversation, conversation_id)))
+
+    async def delete(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+        conversation_id = _id(request)
+        if not await service.store.conversations.delete(tenant, conversation_id):
+            raise conversation_not_found(conversation_id)
+        return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+    async def list_items(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+        conversation_id = _id(request)
+        _read_include(request)
+        page = paging.read_page(request.query)
+        found = await service.store.conversations.items(tenant, conversation_id, page)
+        if found is None:
+            raise conversation_not_found(conversation_id)
+        items, has_more = found
+        return json_response(paging.as_list(items, has_more=has_more))
+
+    async def add_items(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+        conversation_id = _id(request)
+        _read_include(request)
+        asked = wire.decode(_add, await read_body(request))
+        items = _read_items(asked.items)
+        if not await service.store.conversations.add(tenant, conversation_id, items):
+            raise conversation_not_found(conversation_id)
+        return json_response(paging.as_list(items, has_more=False))
+
+    async def retrieve_item(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+        conversation_id, item_id = _id(request), request.match_info["item_id"]
+        _read_include(request)
+        item = await service.store.conversations.item(tenant, conversation_id, item_id)
+        if item is None:
+            raise await _missing(service, tenant, conversation_id, item_id)
+        return json_response(present(item, item_id))
+
+    async def delete_item(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+        conversation_id, item_id = _id(request), request.match_info["item_id"]
+        conversations = service.store.conversations
+        if not await conversations.delete_item(tenant, conversation_id, item_id):
+            raise await _missing(service, tenant, conversation_id, item_id)
+        conversation = await conversations.read(tenant, conversation_id)
+        return json_response(_shown(_required(conversation, conversation_id)))
+
+
+async def _missing(service: Service, tenant: str, conversation_id: str, item_id: str) -> NotFound:
+    if await service.store.conversations.read(tenant, conversation_id) is None:
+        return conversation_not_found(conversation_id)
+    return NotFound(f"Item with id {quoted(item_id)} not found.", param="item_id")
+
+
+def _id(request: web.Request) -> str:
+    return request.match_info["conversation_id"]
+
+
+def _required(conversation: Conversation | None, conversation_id: str) -> Conversation:
+    if conversation is None:
+        raise conversation_not_found(conversation_id)
+    return conversation
+
+
+def _shown(conversation: Conversation) -> dict[str, object]:
+    return {
+        "id": conversation.id,
+        "object": "conversation",
+        "created_at": conversation.created_at,
+        "metadata": conversation.metadata,
+    }
+
+
+def _read_include(request: web.Request) -> None:
+    read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
+
+
+def _read_items(raws: list[Raw]) -> list[Item]:
+    """Items that are added by hand; each gets an id."""
+    items = []
+    for index, raw in enumerate(raws):
+        item = read_item(bytes(raw), f"items[{index}]")
+        if item.type == "item_reference":
+            raise InvalidRequest(
+                f"Invalid 'items[{index}]': a conversation holds items, not references.",
+                param=f"items[{index}].type",
+            )
+        items.append(with_id(item, item.id or mint(naming.prefix(item.type))))
+    return items

@@ -1,0 +1,76 @@
+"""How a background run ends that its owner does not end itself: by a cancel, or because the owner is gone.
+
+The last object is made from what the store has. It is written only if the run has not changed meanwhile, and
+takes the run away from its owner: exactly one end is told.
+"""
+
+from msgspec import Raw, Struct, json, structs
+
+from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEvent
+from slipring.protocol.responses import Response, ResponseError
+from slipring.protocol.wire import encode
+from slipring.stores.base import Run, RunEvent, Store
+
+_PAGE = 500
+_GONE = "The server that made this response went away before it was finished."
+
+
+class _Outline(Struct):
+    type: str
+    item: Raw | None = None
+
+
+_response = json.Decoder(Response)
+_outline = json.Decoder(_Outline)
+
+
+def read_response(data: bytes) -> Response:
+    return _response.decode(data)
+
+
+async def cancel(store: Store, run: Run) -> Response | None:
+    """End a run because its client wants it to end; a run that is over stays as it is."""
+    return await _end(store, run, cancelled=True)
+
+
+async def give_up(store: Store, run: Run) -> None:
+    """End a run whose owner is gone."""
+    await _end(store, run, cancelled=False)
+
+
+async def _end(store: Store, run: Run, *, cancelled: bool) -> Response | None:
+    current: Run | None = run
+    while current is not None and current.is_open:
+        number = current.last_sequence + 1
+        event = await _last_event(store, current, number, cancelled=cancelled)
+        if await store.runs.end(current, event.response, RunEvent(number, encode(event))):
+            return event.response
+        current = await store.runs.read(run.tenant, run.response_id)
+    return read_response(current.response) if current is not None else None
+
+
+async def _last_event(store: Store, run: Run, number: int, *, cancelled: bool) -> ResponseEvent:
+    saved = await store.responses.retrieve(run.tenant, run.response_id)
+    if saved is not None:  # its owner had finished it, and could not say so any more
+        kind = Completed if saved.status == "completed" else Incomplete
+        return kind(sequence_number=number, response=saved)
+    response = structs.replace(read_response(run.response), output=await _output(store, run))
+    if cancelled:
+        # The API has no event of its own for this; the status says what it was.
+        return Incomplete(sequence_number=number, response=structs.replace(response, status="cancelled"))
+    error = ResponseError(code="server_error", message=_GONE)
+    return Failed(sequence_number=number, response=structs.replace(response, status="failed", error=error))
+
+
+async def _output(store: Store, run: Run) -> list[Raw]:
+    """The items that were finished."""
+    items: list[Raw] = []
+    after = -1
+    while events := await store.runs.events(run.tenant, run.response_id, after=after, limit=_PAGE):
+        after = events[-1].sequence_number
+        for event in events:
+            if b'"response.output_item.done"' in event.data:
+                outline = _outline.decode(event.data)
+                if outline.type == "response.output_item.done" and outline.item is not None:
+                    items.append(outline.item)
+    return items

@@ -1,0 +1,100 @@
+"""What can be done with a response once it exists: read it, list its input, cancel it, delete it.
+
+A response of somebody else and one that never was get the same answer.
+"""
+
+from aiohttp import web
+from msgspec import structs
+
+from slipring.core import naming
+from slipring.core.settings import read_include
+from slipring.errors import InvalidRequest, response_not_found
+from slipring.protocol.items import Item
+from slipring.protocol.responses import Response
+from slipring.server import following, paging
+from slipring.server.answers import json_response
+from slipring.server.background import Background
+from slipring.server.endings import read_response
+from slipring.server.service import Service
+
+
+class StoredResponses:
+    """The endpoints below ``/responses/{response_id}``."""
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+
+    async def retrieve(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+        response_id = request.match_info["response_id"]
+        read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
+        response = await _find(service, tenant, response_id)
+        if request.query.get("stream", "false") != "true":
+            if "starting_after" in request.query:
+                raise InvalidRequest("'starting_after' needs 'stream=true'.", param="starting_after")
+            return json_response(response)
+        after = _starting_after(request)
+        if not response.background:
+            raise InvalidRequest(
+                "Only responses that were created with 'background' can be streamed again.", param="stream"
+            )
+        return await following.follow(self._background, request, tenant, response_id, after=after)
+
+    async def delete(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+        response_id = request.match_info["response_id"]
+        store = service.store
+        run_deleted = await store.runs.delete(tenant, response_id)
+        await self._background.stop(tenant, response_id)
+        if not await store.responses.delete(tenant, response_id) and not run_deleted:
+            raise response_not_found(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+        response_id = request.match_info["response_id"]
+        response = await self._background.cancel(tenant, response_id)
+        if response is None:
+            await _find(service, tenant, response_id)
+            raise InvalidRequest(
+                "Only responses that were created with 'background' can be cancelled.", param="response_id"
+            )
+        return json_response(response)
+
+    async def input_items(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+        response_id = request.match_info["response_id"]
+        page = paging.read_page(request.query)
+        state = await service.store.responses.load(tenant, response_id)
+        if state is None:
+            await _find(service, tenant, response_id)
+            raise InvalidRequest(
+                "The input of a background response can be listed when it has finished.", param="response_id"
+            )
+        nodes = list(reversed(list(state.chain())))
+        items: list[Item] = []
+        for node in nodes:
+            items += [
+                structs.replace(item, id=naming.input_id(item, node.id, index))
+                for index, item in enumerate(node.input)
+            ]
+            if node is not state:
+                items += node.output
+        found, has_more = paging.cut(items, page)
+        return json_response(paging.as_list(found, has_more=has_more))
+
+
+async def _find(service: Service, tenant: str, response_id: str) -> Response:
+    """A response in whatever state it is."""
+    response = await service.store.responses.retrieve(tenant, response_id)
+    if response is not None:
+        return response
+    run = await service.store.runs.read(tenant, response_id)
+    if run is None:
+        raise response_not_found(response_id)
+    return read_response(run.response)
+
+
+def _starting_after(request: web.Request) -> int:
+    given = request.query.get("starting_after")
+    if given is None:
+        return -1
+    if not (given.isascii() and given.isdigit()):
+        raise InvalidRequest("Invalid 'starting_after': must be a whole number.", param="starting_after")
+    return int(given[:18])

@@ -1,0 +1,81 @@
+"""The endpoints around a response, called over a real socket, with every answer checked."""
+
+import asyncio
+import json
+from typing import Any
+
+from openai.types.conversations import Conversation, ConversationItemList
+from openai.types.responses import ResponseItemList
+
+from tests import wire
+from tests.harness import Running, read_sse
+
+
+class Api:
+    """The endpoints around a response, with every answer checked."""
+
+    def __init__(self, server: Running, key: str = "test-key") -> None:
+        self.server = server
+        self._headers = {"Authorization": f"Bearer {key}"}
+
+    async def call(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
+        url = f"{self.server.url}{path}"
+        async with self.server.http.request(method, url, headers=self._headers, **options) as answer:
+            body = await answer.json()
+            if answer.status != 200:
+                wire.check_http_error(body)
+            else:
+                check_answer(body, path)
+            return answer.status, body
+
+    async def begin(self, **fields: Any) -> dict[str, Any]:
+        body = {"input": "hello", "background": True, **fields}
+        status, response = await self.call("POST", "/responses", json=body)
+        assert (status, response["status"], response["background"]) == (200, "queued", True), response
+        return response
+
+    async def read(self, response_id: str) -> dict[str, Any]:
+        status, response = await self.call("GET", f"/responses/{response_id}")
+        assert status == 200, response
+        return response
+
+    async def cancel(self, response_id: str) -> dict[str, Any]:
+        status, response = await self.call("POST", f"/responses/{response_id}/cancel")
+        assert status == 200, response
+        return response
+
+    async def ended(self, response_id: str) -> dict[str, Any]:
+        """The response, once it is over."""
+        async with asyncio.timeout(10):
+            while (response := await self.read(response_id))["status"] in ("queued", "in_progress"):
+                await asyncio.sleep(0.01)
+        return response
+
+    async def events(self, response_id: str, **query: Any) -> list[dict[str, Any]]:
+        """The events of a run to its end; those from the first on are checked for order."""
+        text = await self.stream(response_id, **query)
+        if "starting_after" not in query:
+            return read_sse(text)
+        *blocks, done, rest = text.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        return [json.loads(block.split("\n")[1].removeprefix("data: ")) for block in blocks]
+
+    async def stream(self, response_id: str, **query: Any) -> str:
+        url = f"{self.server.url}/responses/{response_id}"
+        params = {"stream": "true", **{key: str(value) for key, value in query.items()}}
+        async with self.server.http.get(url, headers=self._headers, params=params) as answer:
+            assert answer.status == 200, await answer.text()
+            return (await answer.read()).decode()
+
+
+def check_answer(body: Any, path: str) -> None:
+    """Whatever an endpoint answers, strictly as the SDK has it."""
+    kind = body.get("object")
+    if kind == "response" and "deleted" not in body:
+        wire.check_response(body)
+    elif kind == "conversation":
+        wire.validate(Conversation, body)
+    elif kind == "list" and "/responses/" in path:
+        wire.validate(ResponseItemList, body)
+    elif kind == "list" and "/conversations/" in path:
+        wire.validate(ConversationItemList, body)

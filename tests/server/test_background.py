@@ -1,0 +1,270 @@
+"""Responses that are made in the background: nobody waits for them, everybody may look."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from slipring.core.generation import CallArguments, CallStarted, Text
+from slipring.core.limits import Limits
+from slipring.errors import InvalidRequest, RateLimited
+from slipring.stores.base import Run
+from tests.api import Api
+from tests.harness import PuppetEngine, serve
+from tests.server.raw import until
+
+KEY = {"Authorization": "Bearer test-key"}
+
+
+@asynccontextmanager
+async def running(**settings: Any) -> AsyncIterator[tuple[PuppetEngine, Api]]:
+    engine = PuppetEngine()
+    async with serve(engine, **settings) as server:
+        yield engine, Api(server)
+
+
+async def written(api: Api, response_id: str, events: int) -> Run:
+    """The run, once so many of its events are in the store."""
+    store = api.server.service.store
+    async with asyncio.timeout(10):
+        while True:
+            run: Run = await store.runs.read("default", response_id)
+            if run.last_sequence + 1 >= events:
+                return run
+            await asyncio.sleep(0.01)
+
+
+async def test_it_is_made_though_nobody_waits() -> None:
+    async with running() as (engine, api):
+        begun = await api.begin(metadata={"a": "b"})
+        performance = await engine.next()
+        performance.say("to ", "the end")
+        performance.finish()
+        done = await api.ended(begun["id"])
+        assert (done["status"], done["background"], done["metadata"]) == ("completed", True, {"a": "b"})
+        assert done["output"][0]["content"][0]["text"] == "to the end"
+
+
+async def test_it_can_be_continued_like_any_other() -> None:
+    async with running() as (engine, api):
+        begun = await api.begin()
+        performance = await engine.next()
+        performance.say("one")
+        performance.finish()
+        await api.ended(begun["id"])
+        answer = asyncio.create_task(api.server.post(input="more", previous_response_id=begun["id"]))
+        follow_up = await engine.next()
+        assert [item.type for item in follow_up.job.context()] == ["message"] * 3
+        follow_up.finish()
+        assert (await answer)[0] == 200
+
+
+async def test_its_state_can_be_read_while_it_runs() -> None:
+    async with running() as (engine, api):
+        begun = await api.begin()
+        performance = await engine.next()
+        performance.say("a")
+        await written(api, begun["id"], 6)
+        assert (await api.read(begun["id"]))["status"] == "in_progress"
+        performance.finish()
+        assert (await api.ended(begun["id"]))["status"] == "completed"
+
+
+async def test_its_events_can_be_told_again_from_any_number_on() -> None:
+    async with running() as (engine, api):
+        begun = await api.begin()
+        performance = await engine.next()
+        performance.say("a", "b", "c")
+        performance.finish()
+        await api.ended(begun["id"])
+        events = await api.events(begun["id"])
+        kinds = [event["type"] for event in events]
+        assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
+        assert kinds[-1] == "response.completed"
+        for number in range(len(events)):
+            assert await api.events(begun["id"], starting_after=number) == events[number + 1 :]
+
+
+async def test_somebody_who_follows_is_told_as_it_goes() -> None:
+    async with running() as (engine, api):
+        begun = await api.begin()
+        performance = await engine.next()
+        following = asyncio.create_task(api.events(begun["id"]))
+        performance.say("a", "b")
+        await written(api, begun["id"], 7)
+        assert not following.done()
+        performance.finish()
+        events = await asyncio.wait_for(following, 10)
+        assert events[-1]["type"] == "response.completed"
+
+
+async def test_it_can_be_streamed_from_the_beginning() -> None:
+    async with running() as (engine, api):
+        streaming = asyncio.create_task(api.server.stream(input="hello", background=True))
+        performance = await engine.next()
+        performance.say("a")
+        performance.finish()
+        events = await asyncio.wait_for(streaming, 10)
+        assert [event["type"] for event in events][:2] == ["response.created", "response.queued"]
+        assert events[-1]["response"]["status"] == "completed"
+
+
+async def test_a_client_that_leaves_its_stream_does_not_end_it() -> None:
+    async with running() as (engine, api):
+        body = {"input": "hello", "background": True, "stream": True}
+        async with api.server.http.post(f"{api.server.url}/responses", json=body, headers=KEY) as answer:
+            first = await answer.content.readline()
+            assert first == b"event: response.created\n"
+            created = json.loads((await answer.content.readline()).removeprefix(b"data: "))
+            performance = await engine.next()
+        performance.say("still here")
+        performance.finish()
+        done = await api.ended(created["response"]["id"])
+        assert done["status"] == "completed"
+        assert not performance.stopped.is_set()
+
+
+async def test_a_cancel_stops_the_engine_and_keeps_what_was_finished() -> None:
+    async with running() as (engine, api):
+        begun = await api.begin()
+        performance = await engine.next()
+        performance.emit(CallStarted("function", "f"), CallArguments("{}"), Text("unfinished"))
+        await written(api, begun["id"], 8)
+        cancelled = await api.cancel(begun["id"])
+        assert cancelled["status"] == "cancelled"
+        assert [item["type"] for item in cancelled["output"]] == ["function_call"]
+        await asyncio.wait_for(performance.stopped.wait(), 10)
+        assert await api.read(begun["id"]) == cancelled
+        assert await api.cancel(begun["id"]) == cancelled
+        events = await api.events(begun["id"])
+        assert (events[-1]["type"], events[-1]["response"]["status"]) == ("response.incomplete", "cancelled")
+        status, error = await api.server.post(input="more", previous_response_id=begun["id"])
+        assert (status, error["error"]["code"]) == (400, "previous_response_not_found")
+
+
+async def test_a_cancel_of_what_is_over_changes_nothing() -> None:
+    async with running() as (engine, api):
+        begun = await api.begin()
+        (await engine.next()).finish()
+        done = await api.ended(begun["id"])
+        assert await api.cancel(begun["id"]) == done
+
+
+async def test_only_background_responses_can_be_cancelled_or_streamed_again() -> None:
+    async with serve() as server:
+        api = Api(server)
+        _, response = await server.post(input="hello")
+        for method, path in (("POST", "/cancel"), ("GET", "?stream=true")):
+            status, error = await api.call(method, f"/responses/{response['id']}{path}")
+            assert (status, error["error"]["type"]) == (400, "invalid_request_error")
+            assert "background" in error["error"]["message"]
+
+
+async def test_a_failure_of_the_engine_is_the_end_of_the_run() -> None:
+    async with running() as (engine, api):
+        begun = await api.begin()
+        performance = await engine.next()
+        performance.say("a")
+        performance.fail(RuntimeError("secret"))
+        failed = await api.ended(begun["id"])
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+        assert "secret" not in json.dumps(failed)
+        assert (await api.events(begun["id"]))[-1]["type"] == "response.failed"
+
+
+async def test_what_the_engine_refuses_has_failed() -> None:
+    """The response was promised before the engine has seen it."""
+    async with running() as (engine, api):
+        engine.accepts = False
+        begun = await api.begin()
+        (await engine.next()).fail(InvalidRequest("no such thing"))
+        failed = await api.ended(begun["id"])
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "invalid_prompt")
+        kinds = [event["type"] for event in await api.events(begun["id"])]
+        assert kinds == ["response.created", "response.queued", "response.failed"]
+
+
+async def test_an_answer_that_is_cut_off_is_incomplete() -> None:
+    async with running() as (engine, api):
+        begun = await api.begin()
+        performance = await engine.next()
+        performance.say("a")
+        performance.finish("max_output_tokens")
+        done = await api.ended(begun["id"])
+        assert (done["status"], done["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"store": False}, "store"),
+        ({"generate": False}, "generate"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"input": 3}, "input"),
+        ({"model": "nobody"}, "model"),
+    ],
+)
+async def test_a_request_that_is_wrong_is_refused_at_once(fields: dict[str, Any], param: str) -> None:
+    async with serve() as server:
+        status, error = await Api(server).call(
+            "POST", "/responses", json={"input": "x", "background": True, **fields}
+        )
+        assert (status // 100, error["error"]["param"]) == (4, param)
+        assert server.service.clients == set()
+
+
+async def test_it_is_not_to_be_had_on_a_socket() -> None:
+    async with serve() as server, server.connect() as socket:
+        error = await socket.error(input="hello", background=True)
+        assert (error["status"], error["error"]["param"]) == (400, "background")
+
+
+async def test_there_are_only_so_many_at_once() -> None:
+    async with running(limits=Limits(max_runs=1)) as (engine, api):
+        begun = await api.begin()
+        status, error = await api.call("POST", "/responses", json={"input": "x", "background": True})
+        assert (status, error["error"]["code"]) == (RateLimited.status, "rate_limit_exceeded")
+        (await engine.next()).finish()
+        await api.ended(begun["id"])
+        await until(lambda: not api.server.service.clients)
+        await api.begin()
+        (await engine.next()).finish()
+
+
+async def test_a_deleted_run_is_stopped_and_gone() -> None:
+    async with running() as (engine, api):
+        begun = await api.begin()
+        performance = await engine.next()
+        status, answer = await api.call("DELETE", f"/responses/{begun['id']}")
+        assert (status, answer) == (200, {"id": begun["id"], "object": "response", "deleted": True})
+        await asyncio.wait_for(performance.stopped.wait(), 10)
+        for method, path in (("GET", ""), ("POST", "/cancel"), ("DELETE", ""), ("GET", "/input_items")):
+            status, _ = await api.call(method, f"/responses/{begun['id']}{path}")
+            assert status == 404
+
+
+async def test_a_server_that_stops_lets_runs_finish() -> None:
+    async with running() as (engine, api):
+        begun = await api.begin()
+        performance = await engine.next()
+        stopping = asyncio.create_task(api.server.server.stop())
+        await until(lambda: api.server.service.draining)
+        performance.say("in time")
+        performance.finish()
+        await asyncio.wait_for(stopping, 10)
+        assert begun["id"]
+
+
+async def test_runs_that_do_not_finish_in_time_have_failed(tmp_path: Any) -> None:
+    file = f"sqlite:{tmp_path / 'slipring.db'}"
+    async with running(store=file, limits=Limits(drain_timeout_s=0.01)) as (engine, api):
+        begun = await api.begin()
+        await engine.next()
+    async with serve(store=file) as server:
+        failed = await Api(server).read(begun["id"])
+        assert failed["status"] == "failed"
+        assert (await Api(server).events(begun["id"]))[-1]["type"] == "response.failed"
+

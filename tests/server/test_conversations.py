@@ -1,0 +1,232 @@
+"""Conversations: items that outlive responses, and responses that take part."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.api import Api
+from tests.harness import PuppetEngine, serve
+
+
+def message(text: str, role: str = "user") -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": text}
+
+
+def texts(page: dict[str, Any]) -> list[str]:
+    return [item["content"][0]["text"] for item in page["data"]]
+
+
+async def made(api: Api, *said: str, **fields: Any) -> str:
+    body = {"items": [message(text) for text in said], **fields}
+    status, conversation = await api.call("POST", "/conversations", json=body)
+    assert status == 200, conversation
+    return str(conversation["id"])
+
+
+async def listed(api: Api, conversation_id: str, **query: Any) -> dict[str, Any]:
+    params = {key: str(value) for key, value in query.items()}
+    status, page = await api.call("GET", f"/conversations/{conversation_id}/items", params=params)
+    assert status == 200, page
+    return dict(page)
+
+
+async def test_a_conversation_lives_and_dies() -> None:
+    async with serve() as server:
+        api = Api(server)
+        status, made = await api.call("POST", "/conversations", json={"metadata": {"a": "b"}})
+        assert (status, made["metadata"]) == (200, {"a": "b"})
+        path = f"/conversations/{made['id']}"
+        assert await api.call("GET", path) == (200, made)
+        status, updated = await api.call("POST", path, json={"metadata": {"c": "d"}})
+        assert (status, updated) == (200, {**made, "metadata": {"c": "d"}})
+        assert await api.call("DELETE", path) == (
+            200,
+            {"id": made["id"], "object": "conversation.deleted", "deleted": True},
+        )
+        for method in ("GET", "DELETE"):
+            assert (await api.call(method, path))[0] == 404
+        assert (await api.call("POST", path, json={"metadata": {}}))[0] == 404
+
+
+async def test_one_can_be_made_of_nothing() -> None:
+    async with serve() as server:
+        status, made = await Api(server).call("POST", "/conversations")
+        assert (status, made["metadata"]) == (200, {})
+
+
+async def test_items_are_listed_in_pages() -> None:
+    async with serve() as server:
+        api = Api(server)
+        conversation = await made(api, "a", "b", "c", "d", "e")
+        first = await listed(api, conversation, limit=2, order="asc")
+        assert (texts(first), first["has_more"]) == (["a", "b"], True)
+        second = await listed(api, conversation, limit=3, order="asc", after=first["last_id"])
+        assert (texts(second), second["has_more"]) == (["c", "d", "e"], False)
+        assert texts(await listed(api, conversation)) == ["e", "d", "c", "b", "a"]
+        backwards = await listed(api, conversation, limit=2, after=second["first_id"])
+        assert (texts(backwards), backwards["first_id"]) == (["b", "a"], first["last_id"])
+        nothing = await listed(api, conversation, after="msg_nobody")
+        assert (nothing["data"], nothing["first_id"], nothing["last_id"]) == ([], "", "")
+
+
+async def test_items_are_added_read_and_deleted() -> None:
+    async with serve() as server:
+        api = Api(server)
+        conversation = await made(api, "a")
+        path = f"/conversations/{conversation}/items"
+        status, added = await api.call("POST", path, json={"items": [message("b"), message("c", "assistant")]})
+        assert (status, texts(added)) == (200, ["b", "c"])
+        assert await api.call("GET", f"{path}/{added['first_id']}") == (200, added["data"][0])
+        status, left = await api.call("DELETE", f"{path}/{added['first_id']}")
+        assert (status, left["id"]) == (200, conversation)
+        assert texts(await listed(api, conversation, order="asc")) == ["a", "c"]
+        for method in ("GET", "DELETE"):
+            status, error = await api.call(method, f"{path}/{added['first_id']}")
+            assert (status, error["error"]["param"]) == (404, "item_id")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"items": [{"type": "nonsense"}]}, "items[0].type"),
+        ({"items": [message("a"), {"type": "message", "role": "user"}]}, "items[1].content"),
+        ({"items": [{"type": "item_reference", "id": "msg_1"}]}, "items[0].type"),
+        ({"items": [message("x")] * 21}, "items"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a" * 65: "b"}}, "metadata"),
+    ],
+)
+async def test_what_cannot_be_kept_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+    async with serve() as server:
+        status, error = await Api(server).call("POST", "/conversations", json=body)
+        assert (status, error["error"]["param"].split("[")[0]) == (400, param.split("[")[0])
+        assert error["error"]["param"].startswith(param)
+
+
+@pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"order": "up"}])
+async def test_a_page_that_cannot_be_is_refused(query: dict[str, str]) -> None:
+    async with serve() as server:
+        api = Api(server)
+        conversation = await made(api)
+        status, error = await api.call("GET", f"/conversations/{conversation}/items", params=query)
+        assert (status, error["error"]["param"]) == (400, next(iter(query)))
+
+
+async def test_a_response_takes_part() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        api = Api(server)
+        conversation = await made(api, "before")
+        answer = asyncio.create_task(server.post(input="hello", conversation=conversation))
+        performance = await engine.next()
+        assert len(list(performance.job.context())) == 2
+        performance.say("hi")
+        performance.finish()
+        status, response = await answer
+        assert (status, response["conversation"]) == (200, {"id": conversation})
+        assert texts(await listed(api, conversation, order="asc")) == ["before", "hello", "hi"]
+
+
+async def test_the_next_response_goes_on_from_the_last() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        api = Api(server)
+        conversation = await made(api)
+        first = asyncio.create_task(server.post(input="one", conversation={"id": conversation}))
+        performance = await engine.next()
+        performance.say("1")
+        performance.finish()
+        _, response = await first
+        await api.call("POST", f"/conversations/{conversation}/items", json={"items": [message("aside")]})
+        second = asyncio.create_task(server.post(input="two", conversation=conversation))
+        job = (performance := await engine.next()).job
+        assert job.parent is not None
+        assert job.parent.id == response["id"]
+        assert [b"aside" in item.raw for item in job.input] == [True, False]
+        performance.finish()
+        assert (await second)[0] == 200
+        assert len((await listed(api, conversation))["data"]) == 4
+
+
+@pytest.mark.parametrize("store", [True, False])
+async def test_on_a_socket_too(store: bool) -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server, server.connect() as socket:
+        api = Api(server)
+        conversation = await made(api)
+        for number in range(3):
+            await socket.create(input=f"q{number}", conversation=conversation, store=store)
+            performance = await engine.next()
+            assert len(list(performance.job.context())) == 2 * number + 1
+            assert (performance.job.parent is not None) == (number > 0)
+            performance.say(f"a{number}")
+            performance.finish()
+            assert (await socket.until("response.completed"))[-1]["response"]["conversation"]
+        assert texts(await listed(api, conversation, order="asc")) == ["q0", "a0", "q1", "a1", "q2", "a2"]
+
+
+async def test_what_was_deleted_is_not_told_to_the_model() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        api = Api(server)
+        conversation = await made(api)
+        first = asyncio.create_task(server.post(input="forget me", conversation=conversation))
+        performance = await engine.next()
+        performance.say("ok")
+        performance.finish()
+        await first
+        page = await listed(api, conversation, order="asc")
+        await api.call("DELETE", f"/conversations/{conversation}/items/{page['first_id']}")
+        second = asyncio.create_task(server.post(input="next", conversation=conversation))
+        performance = await engine.next()
+        assert not any(b"forget me" in item.raw for item in performance.job.context())
+        assert len(list(performance.job.context())) == 2
+        performance.finish()
+        await second
+
+
+async def test_a_response_that_is_not_stored_still_takes_part() -> None:
+    async with serve() as server:
+        api = Api(server)
+        conversation = await made(api)
+        for _ in range(2):
+            status, _ = await server.post(input="x", conversation=conversation, store=False)
+            assert status == 200
+        assert len((await listed(api, conversation))["data"]) == 4
+
+
+async def test_two_responses_at_once_lose_nothing() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        api = Api(server)
+        conversation = await made(api)
+        answers = []
+        performances = []
+        for text in ("a", "b"):
+            answers.append(asyncio.create_task(server.post(input=text, conversation=conversation)))
+            performances.append(await engine.next())
+        for performance in performances:
+            performance.say("!")
+            performance.finish()
+        await asyncio.gather(*answers)
+        assert sorted(texts(await listed(api, conversation))) == ["!", "!", "a", "b"]
+        third = asyncio.create_task(server.post(input="c", conversation=conversation))
+        performance = await engine.next()
+        assert len(list(performance.job.context())) == 5
+        performance.finish()
+        await third
+
+
+async def test_a_conversation_that_is_not_there() -> None:
+    async with serve() as server, server.connect() as socket:
+        status, error = await server.post(input="x", conversation="conv_nobody")
+        assert (status, error["error"]["param"]) == (404, "conversation")
+        assert (await socket.error(input="x", conversation="conv_nobody"))["status"] == 404
+        assert (await socket.response(input="x"))["status"] == "completed"
+
+
+async def test_it_excludes_a_previous_response() -> None:
+    async with serve() as server:
+        status, error = await server.post(input="x", conversation="conv_1", previous_response_id="resp_1")
+        assert (status, error["error"]["param"]) == (400, "previous_response_id")

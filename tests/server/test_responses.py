@@ -1,0 +1,95 @@
+"""What can be done with a stored response."""
+
+from typing import Any
+
+import pytest
+
+from tests.api import Api
+from tests.harness import serve
+
+
+async def test_a_response_can_be_read_again() -> None:
+    async with serve() as server:
+        _, made = await server.post(input="hello", instructions="be brief", metadata={"a": "b"})
+        assert await Api(server).call("GET", f"/responses/{made['id']}") == (200, made)
+
+
+async def test_what_a_socket_has_stored_can_be_read() -> None:
+    async with serve() as server, server.connect() as socket:
+        made = await socket.response(input="hello", store=True)
+        assert await Api(server).call("GET", f"/responses/{made['id']}") == (200, made)
+
+
+async def test_what_was_not_stored_never_was() -> None:
+    async with serve() as server, server.connect() as socket:
+        made = await socket.response(input="hello", store=False)
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
+            status, error = await Api(server).call(method, f"/responses/{made['id']}{path}")
+            assert (status, error["error"]["code"]) == (404, "not_found")
+
+
+async def test_a_deleted_response_is_gone_and_what_builds_on_it_is_not() -> None:
+    async with serve() as server:
+        api = Api(server)
+        _, first = await server.post(input="one")
+        _, second = await server.post(input="two", previous_response_id=first["id"])
+        assert (await api.call("DELETE", f"/responses/{first['id']}"))[0] == 200
+        assert (await api.call("GET", f"/responses/{first['id']}"))[0] == 404
+        assert (await api.call("DELETE", f"/responses/{first['id']}"))[0] == 404
+        status, error = await server.post(input="x", previous_response_id=first["id"])
+        assert (status, error["error"]["code"]) == (400, "previous_response_not_found")
+        status, third = await server.post(input="three", previous_response_id=second["id"])
+        assert status == 200
+        assert third["usage"]["input_tokens"] > second["usage"]["input_tokens"]
+
+
+async def test_the_input_of_a_response_is_listed() -> None:
+    async with serve() as server:
+        api = Api(server)
+        _, first = await server.post(input=[{"role": "user", "content": "one"}])
+        _, second = await server.post(input="two", previous_response_id=first["id"])
+        path = f"/responses/{second['id']}/input_items"
+        status, page = await api.call("GET", path, params={"order": "asc"})
+        assert status == 200
+        assert [item["content"][0]["text"] for item in page["data"]][::2] == ["one", "two"]
+        assert page["data"][1] == first["output"][0]
+        status, newest = await api.call("GET", path, params={"limit": "1"})
+        assert (newest["data"], newest["has_more"]) == ([page["data"][2]], True)
+        status, rest = await api.call("GET", path, params={"after": newest["last_id"]})
+        assert (rest["data"], rest["has_more"]) == (page["data"][1::-1], False)
+
+
+async def test_a_listed_item_can_be_referred_to() -> None:
+    async with serve() as server:
+        api = Api(server)
+        _, first = await server.post(input="remember this")
+        _, page = await api.call("GET", f"/responses/{first['id']}/input_items")
+        references = [{"type": "item_reference", "id": page["first_id"]}, *({"id": i["id"]} for i in first["output"])]
+        status, second = await server.post(input=references)
+        assert status == 200, second
+        _, listed = await api.call("GET", f"/responses/{second['id']}/input_items", params={"order": "asc"})
+        assert [item["id"] for item in listed["data"]] == [page["first_id"], first["output"][0]["id"]]
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"include": "nonsense"}, "include[0]"),
+        ({"starting_after": "1"}, "starting_after"),
+        ({"stream": "true", "starting_after": "x"}, "starting_after"),
+        ({"stream": "true", "starting_after": "-1"}, "starting_after"),
+    ],
+)
+async def test_a_query_that_makes_no_sense_is_refused(query: dict[str, str], param: str) -> None:
+    async with serve() as server:
+        _, made = await server.post(input="hello")
+        status, error = await Api(server).call("GET", f"/responses/{made['id']}", params=query)
+        assert (status, error["error"]["param"]) == (400, param)
+
+
+async def test_includes_that_are_known_are_taken() -> None:
+    async with serve() as server:
+        _, made = await server.post(input="hello")
+        query: Any = [("include", "reasoning.encrypted_content"), ("include[]", "message.output_text.logprobs")]
+        status, _ = await Api(server).call("GET", f"/responses/{made['id']}", params=query)
+        assert status == 200
