@@ -25,11 +25,11 @@ class Seal(Protocol):
         """The very items that were sealed for this tenant; raises ``BrokenSeal``."""
 
 
-def opened(items: tuple[Item, ...], seal: Seal, tenant: str) -> tuple[Item, ...]:
-    """Open the items of an input that are sealed and have not been opened yet."""
+def opened(items: tuple[Item, ...], seal: Seal, tenant: str, where: str = "input") -> tuple[Item, ...]:
+    """Open the items that are sealed and have not been opened yet; errors name a place in ``where``."""
     if all(_blob(item) is None for item in items):
         return items
-    return tuple(_open(item, seal, tenant, f"input[{index}]") for index, item in enumerate(items))
+    return tuple(_open(item, seal, tenant, f"{where}[{index}]") for index, item in enumerate(items))
 
 
 def _blob(item: Item) -> str | None:
