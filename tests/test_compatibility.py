@@ -654,7 +654,10 @@ ITEM_SAMPLES: dict[str, list[Json]] = {
     ],
     "compaction": [{"type": "compaction", "encrypted_content": SEALED}],
     "compaction_summary": [{"type": "compaction_summary", "encrypted_content": SEALED}],
-    "compaction_trigger": [{"type": "message", "role": "user", "content": "x"}, {"type": "compaction_trigger"}],
+    "compaction_trigger": [
+        {"type": "message", "role": "user", "content": "x"},
+        {"type": "compaction_trigger"},
+    ],
     "computer_call": COMPUTER_CALL,
     "computer_call_output": COMPUTER_CALL,
     "shell_call": SHELL_CALL,
