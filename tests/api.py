@@ -47,9 +47,11 @@ class Api:
     async def ended(self, response_id: str) -> dict[str, Any]:
         """The response, once it is over."""
         async with asyncio.timeout(10):
-            while (response := await self.read(response_id))["status"] in ("queued", "in_progress"):
+            while True:
+                response = await self.read(response_id)
+                if response["status"] not in ("queued", "in_progress"):
+                    return response
                 await asyncio.sleep(0.01)
-        return response
 
     async def events(self, response_id: str, **query: Any) -> list[dict[str, Any]]:
         """The events of a run to its end; those from the first on are checked for order."""

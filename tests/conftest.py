@@ -5,7 +5,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.postgres import postgres_server, postgres_url
 from tests.tap import tapped
+
+__all__ = ["postgres_server", "postgres_url", "tap"]
 
 # The same examples on every machine and every run: a failure can be repeated, a pass means the same.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)

@@ -129,6 +129,13 @@ WAYS = [
     ),
     ("store", ["--store", "other"], {"SLIPRING_STORE": "other"}, 'store = "other"', "other"),
     (
+        "retention_days",
+        ["--retention-days", "0.5"],
+        {"SLIPRING_RETENTION_DAYS": "0.5"},
+        "retention_days = 0.5",
+        0.5,
+    ),
+    (
         "model",
         ["--model", "a", "--model", "b"],
         {"SLIPRING_MODEL": "a, b"},

@@ -106,6 +106,10 @@ class Config:
         },
     )
     store: str = field(default="memory", metadata={"help": "where stored responses are kept"})
+    retention_days: float = field(
+        default=30.0,
+        metadata={"help": "how long they are kept; 0: for ever", "rule": _NOT_NEGATIVE, "metavar": "DAYS"},
+    )
     model: tuple[str, ...] = field(
         default=(),
         metadata={"help": "name under which the engine's model is served", "metavar": "NAME"},

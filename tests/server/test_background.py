@@ -267,4 +267,3 @@ async def test_runs_that_do_not_finish_in_time_have_failed(tmp_path: Any) -> Non
         failed = await Api(server).read(begun["id"])
         assert failed["status"] == "failed"
         assert (await Api(server).events(begun["id"]))[-1]["type"] == "response.failed"
-

@@ -75,7 +75,9 @@ async def test_items_are_added_read_and_deleted() -> None:
         api = Api(server)
         conversation = await made(api, "a")
         path = f"/conversations/{conversation}/items"
-        status, added = await api.call("POST", path, json={"items": [message("b"), message("c", "assistant")]})
+        status, added = await api.call(
+            "POST", path, json={"items": [message("b"), message("c", "assistant")]}
+        )
         assert (status, texts(added)) == (200, ["b", "c"])
         assert await api.call("GET", f"{path}/{added['first_id']}") == (200, added["data"][0])
         status, left = await api.call("DELETE", f"{path}/{added['first_id']}")

@@ -64,7 +64,10 @@ async def test_a_listed_item_can_be_referred_to() -> None:
         api = Api(server)
         _, first = await server.post(input="remember this")
         _, page = await api.call("GET", f"/responses/{first['id']}/input_items")
-        references = [{"type": "item_reference", "id": page["first_id"]}, *({"id": i["id"]} for i in first["output"])]
+        references = [
+            {"type": "item_reference", "id": page["first_id"]},
+            *({"id": i["id"]} for i in first["output"]),
+        ]
         status, second = await server.post(input=references)
         assert status == 200, second
         _, listed = await api.call("GET", f"/responses/{second['id']}/input_items", params={"order": "asc"})
@@ -90,6 +93,9 @@ async def test_a_query_that_makes_no_sense_is_refused(query: dict[str, str], par
 async def test_includes_that_are_known_are_taken() -> None:
     async with serve() as server:
         _, made = await server.post(input="hello")
-        query: Any = [("include", "reasoning.encrypted_content"), ("include[]", "message.output_text.logprobs")]
+        query: Any = [
+            ("include", "reasoning.encrypted_content"),
+            ("include[]", "message.output_text.logprobs"),
+        ]
         status, _ = await Api(server).call("GET", f"/responses/{made['id']}", params=query)
         assert status == 200

@@ -33,6 +33,7 @@ class Limits:
     tenant_cache_bytes: int = _bound(1024 * _MIB, "the same, over all connections of one tenant")
     process_cache_bytes: int = _bound(2048 * _MIB, "the same, over all connections of the process")
     store_bytes: int = _bound(1024 * _MIB, "stored responses that the memory store holds")
+    recent_bytes: int = _bound(256 * _MIB, "state of stored responses kept in memory, whatever the store")
     parked_s: float = _bound(
         120.0, "how long a cut connection's responses that are not stored can be continued; 0: not at all"
     )

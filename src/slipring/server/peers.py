@@ -17,7 +17,7 @@ from slipring.core.state import Positions, ResponseState
 from slipring.server.clock import now
 from slipring.server.ids import node_of
 from slipring.stores.base import Cluster, Node
-from slipring.stores.records import pack_chain, unpack_chain
+from slipring.stores.chains import pack_chain, unpack_chain
 
 log = logging.getLogger("slipring")
 

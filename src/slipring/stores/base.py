@@ -180,7 +180,7 @@ class Conversations(ABC):
 
     @abstractmethod
     async def append(self, tenant: str, response_id: str, appended: Appended) -> None:
-        """Add what a response that is not stored leaves in its conversation, if that is still there."""
+        """Add what a response that is not stored leaves in its conversation, unless that is gone."""
 
     @abstractmethod
     async def items(self, tenant: str, conversation_id: str, page: Page) -> tuple[list[Item], bool] | None:
@@ -256,10 +256,6 @@ class Keys(ABC):
         """A key by its id, revoked or not."""
 
     @abstractmethod
-    async def list(self) -> "list[Key]":
-        """All keys, oldest first."""
-
-    @abstractmethod
     async def revoke(self, key_id: str, now: int) -> bool:
         """False: there is no such key, or it is revoked already."""
 
@@ -268,8 +264,13 @@ class Keys(ABC):
         """Whether there ever was one: revoking the last key must not open the door to everybody."""
 
     @abstractmethod
-    async def spend(self, spent: Sequence[Usage], *, expires_at: float) -> Sequence[Usage]:
-        """Add to what was used; returns the totals, in the same order. Adding nothing tells a total too."""
+    async def spend(self, spent: Sequence[Usage], *, expires_at: float) -> list[Usage]:
+        """Add to what was used; returns the totals, in the same order. Adding 0 looks one up."""
+
+    # Last, because it takes its name from whatever follows.
+    @abstractmethod
+    async def list(self) -> "list[Key]":
+        """All keys, oldest first."""
 
 
 class Cluster(ABC):

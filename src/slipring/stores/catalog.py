@@ -1,13 +1,61 @@
 """Which stores there are, by the name that an operator gives."""
 
+import os
+from pathlib import Path
+
 from slipring.core.limits import Limits
+from slipring.core.state import Positions
 from slipring.errors import StartupError
 from slipring.stores.base import Store
-from slipring.stores.memory import MemoryStore
+from slipring.stores.database import Database
+from slipring.stores.sql import SqlStore
+from slipring.stores.sqlite import SqliteDatabase
+
+KNOWN = "memory, sqlite, sqlite:PATH, postgresql://…"
 
 
-def open_store(spec: str, limits: Limits) -> Store:
-    """Make the store that ``spec`` names. It is not started yet."""
+def open_store(
+    spec: str, limits: Limits, positions: Positions | None = None, retention_s: float = 0.0
+) -> Store:
+    """Make the store that ``spec`` names. It is not started yet.
+
+    Things are kept for ``retention_s``; 0: until they are deleted.
+    """
+    database = open_database(spec)
+    return SqlStore(
+        database,
+        positions=positions,
+        retention_s=retention_s,
+        recent_bytes=limits.recent_bytes,
+        most_bytes=limits.store_bytes if spec == "memory" else None,
+    )
+
+
+def open_database(spec: str) -> Database:
+    """Only what lies below the store, not started either."""
+    kind, _, rest = spec.partition(":")
     if spec == "memory":
-        return MemoryStore(limits.store_bytes)
-    raise StartupError(f"--store {spec}: unknown store (known: memory)")
+        return SqliteDatabase(None)
+    if spec == "sqlite":
+        return SqliteDatabase(str(default_file()))
+    if kind == "sqlite" and rest:
+        return SqliteDatabase(rest)
+    if kind in ("postgresql", "postgres") and rest.startswith("//"):
+        return _postgres(spec)
+    # Not the whole of it: what was meant to be an address may hold a password.
+    raise StartupError(f"--store {kind}: unknown store (known: {KNOWN})")
+
+
+def _postgres(url: str) -> Database:
+    try:
+        from slipring.stores.postgres import PostgresDatabase
+    except ModuleNotFoundError as error:
+        extra = "pip install 'slipring[postgres]'"
+        raise StartupError(f"--store postgresql: {error.name} is not installed ({extra})") from None
+    return PostgresDatabase(url)
+
+
+def default_file() -> Path:
+    """Where the data lies of whoever names no file."""
+    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "slipring" / "slipring.db"

@@ -1,0 +1,143 @@
+"""The tables, as a list of steps that is only ever added to.
+
+A database remembers how many of the steps it has seen. One that has seen more than there are here was used by
+a newer slipring and is refused. Texts that clients choose freely are bytes: a text column of PostgreSQL
+cannot hold every character.
+"""
+
+from slipring.errors import StartupError
+
+VERSION_TABLE = "CREATE TABLE IF NOT EXISTS slipring_schema (version BIGINT PRIMARY KEY)"
+READ_VERSION = "SELECT COALESCE(MAX(version), 0) FROM slipring_schema"
+WRITE_VERSION = "INSERT INTO slipring_schema (version) VALUES ($1)"
+
+_FIRST = (
+    """
+    CREATE TABLE slipring_heads (
+        tenant TEXT NOT NULL,
+        digest BYTEA NOT NULL,
+        instructions BYTEA,
+        tools BYTEA NOT NULL,
+        PRIMARY KEY (tenant, digest)
+    )
+    """,
+    # A response holds what is new in it. One that is hidden is there only for those that build on it.
+    """
+    CREATE TABLE slipring_responses (
+        tenant TEXT NOT NULL,
+        id TEXT NOT NULL,
+        parent_id TEXT,
+        hidden BIGINT NOT NULL,
+        status TEXT NOT NULL,
+        model TEXT NOT NULL,
+        created_at BIGINT NOT NULL,
+        expires_at BIGINT NOT NULL,
+        head BYTEA NOT NULL,
+        response BYTEA NOT NULL,
+        input BYTEA NOT NULL,
+        output BYTEA NOT NULL,
+        carry BYTEA,
+        position BYTEA,
+        PRIMARY KEY (tenant, id),
+        FOREIGN KEY (tenant, parent_id) REFERENCES slipring_responses (tenant, id),
+        FOREIGN KEY (tenant, head) REFERENCES slipring_heads (tenant, digest)
+    )
+    """,
+    "CREATE INDEX slipring_responses_children ON slipring_responses (tenant, parent_id)",
+    "CREATE INDEX slipring_responses_heads ON slipring_responses (tenant, head)",
+    "CREATE INDEX slipring_responses_expiry ON slipring_responses (expires_at)",
+    """
+    CREATE TABLE slipring_conversations (
+        tenant TEXT NOT NULL,
+        id TEXT NOT NULL,
+        created_at BIGINT NOT NULL,
+        metadata BYTEA NOT NULL,
+        version BIGINT NOT NULL,
+        tip TEXT,
+        tip_position BIGINT NOT NULL,
+        next_position BIGINT NOT NULL,
+        PRIMARY KEY (tenant, id)
+    )
+    """,
+    """
+    CREATE TABLE slipring_conversation_items (
+        tenant TEXT NOT NULL,
+        conversation_id TEXT NOT NULL,
+        position BIGINT NOT NULL,
+        id TEXT NOT NULL,
+        data BYTEA NOT NULL,
+        PRIMARY KEY (tenant, conversation_id, position),
+        UNIQUE (tenant, conversation_id, id),
+        FOREIGN KEY (tenant, conversation_id)
+            REFERENCES slipring_conversations (tenant, id) ON DELETE CASCADE
+    )
+    """,
+    """
+    CREATE TABLE slipring_runs (
+        tenant TEXT NOT NULL,
+        response_id TEXT NOT NULL,
+        status TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        epoch BIGINT NOT NULL,
+        lease_until DOUBLE PRECISION NOT NULL,
+        last_sequence BIGINT NOT NULL,
+        response BYTEA NOT NULL,
+        expires_at BIGINT NOT NULL,
+        PRIMARY KEY (tenant, response_id)
+    )
+    """,
+    """
+    CREATE INDEX slipring_runs_leases ON slipring_runs (lease_until)
+        WHERE status IN ('queued', 'in_progress')
+    """,
+    "CREATE INDEX slipring_runs_expiry ON slipring_runs (expires_at)",
+    """
+    CREATE TABLE slipring_run_events (
+        tenant TEXT NOT NULL,
+        response_id TEXT NOT NULL,
+        sequence_number BIGINT NOT NULL,
+        data BYTEA NOT NULL,
+        PRIMARY KEY (tenant, response_id, sequence_number),
+        FOREIGN KEY (tenant, response_id)
+            REFERENCES slipring_runs (tenant, response_id) ON DELETE CASCADE
+    )
+    """,
+    """
+    CREATE TABLE slipring_keys (
+        id TEXT PRIMARY KEY,
+        tenant TEXT NOT NULL,
+        digest BYTEA NOT NULL,
+        created_at BIGINT NOT NULL,
+        name TEXT NOT NULL,
+        models BYTEA NOT NULL,
+        requests_per_minute BIGINT,
+        tokens_per_day BIGINT,
+        revoked_at BIGINT
+    )
+    """,
+    """
+    CREATE TABLE slipring_usage (
+        key_id TEXT NOT NULL,
+        period TEXT NOT NULL,
+        requests BIGINT NOT NULL,
+        tokens BIGINT NOT NULL,
+        expires_at DOUBLE PRECISION NOT NULL,
+        PRIMARY KEY (key_id, period)
+    )
+    """,
+    "CREATE INDEX slipring_usage_expiry ON slipring_usage (expires_at)",
+    "CREATE TABLE slipring_nodes (id TEXT PRIMARY KEY, url TEXT NOT NULL, seen_at DOUBLE PRECISION NOT NULL)",
+    "CREATE TABLE slipring_secrets (name TEXT PRIMARY KEY, value BYTEA NOT NULL)",
+)
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
+
+
+def pending(version: int, where: str) -> list[tuple[int, tuple[str, ...]]]:
+    """The steps that a database at this version lacks, each with the version that it leads to."""
+    if version > len(MIGRATIONS):
+        raise StartupError(
+            f"--store {where}: written by a newer slipring (schema {version}, this one knows"
+            f" {len(MIGRATIONS)})"
+        )
+    return [(number, MIGRATIONS[number - 1]) for number in range(version + 1, len(MIGRATIONS) + 1)]
