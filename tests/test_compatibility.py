@@ -496,6 +496,8 @@ FIELD_SAMPLES: Json = {
     "prompt": {"id": "pmpt_1", "variables": {"city": "Paris"}},
     "moderation": {"model": "omni-moderation-latest"},
     "context_management": [{"type": "compaction", "compact_threshold": 1000}],
+    "context_management.type": "compaction",
+    "context_management.compact_threshold": 50_000,
     "multi_agent": {"enabled": True, "max_concurrent_subagents": 3},
 }
 ACCEPTED_WHEN_OFF: Json = {
@@ -507,7 +509,13 @@ ACCEPTED_WHEN_OFF: Json = {
 
 def with_field(name: str, value: object) -> Json:
     whole, _, key = name.partition(".")
+    if whole == "context_management" and key:
+        return {**GOOD, whole: [{**FIELD_SAMPLES[whole][0], key: value}]}
     return {**GOOD, whole: {key: value} if key else value}
+
+
+NOT_OPTIONAL = {"type", "input", "context_management.type", "context_management.compact_threshold"}
+"""Or only where a model's context is known."""
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -522,7 +530,7 @@ def test_a_field_is_treated_as_the_page_says(name: str) -> None:
     assert (echo == sample) == (row.cells["Echo"] == "yes")
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if name not in ("type", "input")])
+@pytest.mark.parametrize("name", [name for name in FIELDS if name not in NOT_OPTIONAL])
 def test_null_counts_as_absent(name: str) -> None:
     assert send(with_field(name, None)).job is not None
 

@@ -313,7 +313,6 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"conversation": {"id": "conv_1"}}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"moderation": {"model": "m"}}, "moderation"),
-    ({"context_management": [{"type": "compaction"}]}, "context_management"),
     ({"multi_agent": {"enabled": True}}, "multi_agent"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"include": ["message.output_text.logprobs"]}, "include"),
