@@ -128,6 +128,7 @@ WAYS = [
         "simulated:tokens_per_s=1000,ttft_ms=0",
     ),
     ("store", ["--store", "other"], {"SLIPRING_STORE": "other"}, 'store = "other"', "other"),
+    ("workers", ["--workers", "2"], {"SLIPRING_WORKERS": "2"}, "workers = 2", 2),
     (
         "retention_days",
         ["--retention-days", "0.5"],
@@ -254,6 +255,7 @@ BAD_TEXT = [
     ("port", "", "must be a whole number"),
     ("port", "-1", "must be from 0 to 65535"),
     ("port", "65536", "must be from 0 to 65535"),
+    ("workers", "0", "must be 1 or more"),
     ("host", "", "must not be empty"),
     ("host", "  ", "must not be empty"),
     ("engine", "", "must not be empty"),
@@ -573,10 +575,10 @@ def test_the_variables_on_the_page_are_valid_ones() -> None:
 
 def test_the_flags_on_the_page_are_valid_ones() -> None:
     page = PAGE.read_text(encoding="utf-8").replace("\\\n", " ")
-    (line,) = re.findall(r"^slipring serve (--.*)$", page, re.MULTILINE)
-    made = load(line.split(), {})
-    assert (made.port, made.model, made.compression) == (9000, ("small", "large"), True)
-    assert made.limits.max_lanes == 8
+    many, workers = (load(line.split(), {}) for line in re.findall(r"^slipring serve (--.*)$", page, re.M))
+    assert (many.port, many.model, many.compression) == (9000, ("small", "large"), True)
+    assert many.limits.max_lanes == 8
+    assert workers.workers == 4
 
 
 def test_the_page_names_the_limits_that_may_be_zero() -> None:

@@ -1,6 +1,7 @@
 """The arrows between the parts, read from the imports.
 
-    cli → {server, chat}                       server → {engines, stores, core}
+    cli → {server, chat, keys}                 server → {engines, stores, core, keys.token}
+    keys → stores
     stores → {core, protocol}                  engines → {core.generation, core.head, protocol}
     chat → nothing                             core → protocol → errors
 
@@ -20,14 +21,19 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
     "models": (),
-    "config": ("core.limits", "models"),
+    "rules": (),
+    "config": ("core.limits", "models", "rules"),
     "prompts": ("errors", "protocol", "core.generation", "core.head", "prompts"),
     "engines": ("errors", "protocol", "core.generation", "core.head", "prompts", "engines"),
     "stores": ("errors", "protocol", "core", "stores"),
-    "server": ("", "errors", "config", "models", "protocol", "core", "engines", "stores", "server"),
+    "keys": ("errors", "config", "protocol.wire", "stores", "keys"),
+    "server": (
+        *("", "errors", "config", "models", "protocol"),
+        *("core", "engines", "stores", "keys.token", "server"),
+    ),
     "chat": ("chat",),
     "progress": (),
-    "cli": ("", "errors", "config", "progress", "server", "chat"),
+    "cli": ("", "errors", "config", "progress", "server", "chat", "keys"),
     "__main__": ("cli",),
     "__init__": (),
 }

@@ -1,4 +1,4 @@
-"""The command line: ``slipring serve`` and ``slipring chat``.
+"""The command line: ``slipring serve``, ``slipring chat`` and ``slipring keys``.
 
 Turns arguments into a ``Config`` or the ``Options`` of a chat, runs what was asked for, and turns every
 foreseeable failure into one line on standard error and a non-zero exit code.
@@ -6,7 +6,6 @@ foreseeable failure into one line on standard error and a non-zero exit code.
 
 import argparse
 import asyncio
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -18,8 +17,12 @@ from slipring.chat.connection import Unreachable
 from slipring.chat.run import chat
 from slipring.config import Config, ConfigError, add_flags, from_namespace
 from slipring.errors import StartupError
+from slipring.keys import commands as keys
 from slipring.progress import Loading
+from slipring.server.orders import Serving
 from slipring.server.run import Server
+from slipring.server.runtime import loop_factory, set_up_logging
+from slipring.server.supervisor import Supervisor, engine_names, refuse_private_store
 
 USAGE_ERROR = 2
 STARTUP_ERROR = 3
@@ -52,6 +55,13 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     chat_options.add_flags(talk)
+    manage = commands.add_parser(
+        "keys",
+        help="make, list and revoke the API keys in a store",
+        description="Make, list and revoke the API keys in a store.",
+        allow_abbrev=False,
+    )
+    keys.add_commands(manage)
     return parser
 
 
@@ -61,7 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "chat":
             options = chat_options.from_namespace(arguments, os.environ)
             return chat(options, " ".join(arguments.message))
-        return serve(from_namespace(arguments, os.environ))
+        config = from_namespace(arguments, os.environ)
+        if arguments.command == "keys":
+            return asyncio.run(keys.run(arguments, config))
+        return serve(config)
     except ConfigError as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -72,49 +85,52 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(config: Config) -> int:
     """Run a server until it is told to stop."""
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", force=True
-    )
-    server = Server(config)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(server))
+    set_up_logging(config.log_level, names_process=config.workers > 1)
+    if config.workers > 1:
+        refuse_private_store(config)
+        serving = _supervise(Supervisor(config))
+    else:
+        serving = _serve(Server(config))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serving)
     print("slipring: stopped", flush=True)
     return 0
 
 
 async def _serve(server: Server) -> None:
     engine = ", ".join(engine.name for engine in server.catalog.engines)
-    model = next(iter(server.catalog)).name
-    with Loading(sys.stderr, engine, model) as loading:
+    models = tuple(model.name for model in server.catalog)
+    with Loading(sys.stderr, engine, models[0]) as loading:
 
         def on_ready(server: Server) -> None:
             loading.end()
-            announce(server)
+            announce(server.config, server.base_url, server.describe())
 
         await server.serve(on_ready)
 
 
-def _loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
-    try:
-        import uvloop
-    except ImportError:  # not to be had on every platform; everything works without it
-        return None
-    return uvloop.Loop
+async def _supervise(supervisor: Supervisor) -> None:
+    engine = ", ".join(name.partition(":")[0] for name in engine_names(supervisor.config))
+    with Loading(sys.stderr, engine, engine) as loading:
+
+        def on_ready(supervisor: Supervisor, serving: Serving) -> None:
+            loading.end()
+            announce(supervisor.config, supervisor.base_url, serving)
+
+        await supervisor.serve(on_ready)
 
 
-def announce(server: Server) -> None:
+def announce(config: Config, url: str, serving: Serving) -> None:
     """Say where the server is and how to point a client at it."""
-    config, url = server.config, server.base_url
-    models = ", ".join(model.name for model in server.catalog)
-    keys = f"{len(config.api_key)} configured" if config.api_key else "none: any key is accepted"
-    key = "YOUR_KEY" if config.api_key else "any"
+    key = "any" if serving.is_open else "YOUR_KEY"
     lines = [
         f"slipring {__version__} serves {url}",
         f"  websocket  {url.replace('http', 'ws', 1)}/responses",
-        f"  engine     {', '.join(dict.fromkeys(model.engine for model in config.models)) or config.engine}",
-        f"  model      {models}",
-        f"  store      {server.service.store.name}",
-        f"  API keys   {keys}",
+        *([f"  workers    {config.workers}"] if config.workers > 1 else []),
+        f"  engine     {', '.join(engine_names(config))}",
+        f"  model      {', '.join(serving.models)}",
+        f"  store      {serving.store}",
+        f"  API keys   {serving.keys}",
         "",
         "Point a client at it:",
         f"  OPENAI_BASE_URL={url} OPENAI_API_KEY={key}",

@@ -11,12 +11,25 @@ No message of a `ConfigError` repeats a value, because any value may be a secret
 import argparse
 import math
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, NoReturn, get_origin, get_type_hints
 
 from slipring.core.limits import Limits
 from slipring.models import ModelEntry, ModelsError, read_models
+from slipring.rules import (
+    ANY,
+    API_KEYS,
+    AT_LEAST_ONE,
+    LOG_LEVEL,
+    LOG_LEVELS,
+    NO_EMPTY_ENTRY,
+    NOT_EMPTY,
+    NOT_NEGATIVE,
+    PORT,
+    POSITIVE,
+    Rule,
+)
 
 __all__ = [
     "LOG_LEVELS",
@@ -29,13 +42,12 @@ __all__ = [
     "split_api_key",
 ]
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
-
 _PREFIX = "SLIPRING_"
 _FILE_FLAG = "--config"
 _FILE_VARIABLE = f"{_PREFIX}CONFIG"
 _LIMITS = "limits"
 _MODELS = "models"
+_RULES = {str: NOT_EMPTY, bool: ANY, tuple: NO_EMPTY_ENTRY}
 _LIMITS_THAT_MAY_BE_ZERO = (
     "idle_timeout_s",
     "ping_interval_s",
@@ -56,36 +68,6 @@ def split_api_key(entry: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
-    """What a value of the right type must also satisfy, as a test and as words for a message."""
-
-    demand: str
-    holds: Callable[[Any], bool]
-
-
-def _is_api_key(entry: object) -> bool:
-    return isinstance(entry, str) and all(part.strip() for part in entry.split(":", 1))
-
-
-_ANY = _Rule("", lambda value: True)
-_NOT_EMPTY = _Rule("must not be empty", bool)
-_NO_EMPTY_ENTRY = _Rule(
-    "every entry must be a string and not empty",
-    lambda entries: all(isinstance(entry, str) and entry for entry in entries),
-)
-_API_KEYS = _Rule(
-    "every entry must be [TENANT:]KEY with neither part empty",
-    lambda entries: all(_is_api_key(entry) for entry in entries),
-)
-_PORT = _Rule("must be from 0 to 65535", lambda number: 0 <= number <= 65535)
-_LOG_LEVEL = _Rule(f"must be one of {', '.join(LOG_LEVELS)}", lambda name: name in LOG_LEVELS)
-_POSITIVE = _Rule("must be finite and above 0", lambda number: 0 < number < math.inf)
-_NOT_NEGATIVE = _Rule("must be finite and not below 0", lambda number: 0 <= number < math.inf)
-
-_RULES = {str: _NOT_EMPTY, bool: _ANY, tuple: _NO_EMPTY_ENTRY}
-
-
-@dataclass(frozen=True, slots=True)
 class Config:
     """The settings of one server. Immutable and hashable; its repr shows no API key.
 
@@ -96,7 +78,7 @@ class Config:
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
     port: int = field(
         default=8000,
-        metadata={"help": "port to listen on; 0: any free port", "rule": _PORT},
+        metadata={"help": "port to listen on; 0: any free port", "rule": PORT},
     )
     engine: str = field(
         default="simulated",
@@ -108,7 +90,23 @@ class Config:
     store: str = field(default="memory", metadata={"help": "where stored responses are kept"})
     retention_days: float = field(
         default=30.0,
-        metadata={"help": "how long they are kept; 0: for ever", "rule": _NOT_NEGATIVE, "metavar": "DAYS"},
+        metadata={"help": "how long they are kept; 0: for ever", "rule": NOT_NEGATIVE, "metavar": "DAYS"},
+    )
+    node_url: str = field(
+        default="",
+        metadata={
+            "help": "URL at which other nodes on the same store reach this one; empty: they do not ask it",
+            "rule": ANY,
+            "metavar": "URL",
+        },
+    )
+    workers: int = field(
+        default=1,
+        metadata={
+            "help": "processes that serve the port together; more than one need a store that they can share",
+            "rule": AT_LEAST_ONE,
+            "metavar": "N",
+        },
     )
     model: tuple[str, ...] = field(
         default=(),
@@ -119,7 +117,7 @@ class Config:
         repr=False,
         metadata={
             "help": "key that a client may present, as [TENANT:]KEY",
-            "rule": _API_KEYS,
+            "rule": API_KEYS,
             "metavar": "KEY",
             "plural": "api_keys",
         },
@@ -137,7 +135,7 @@ class Config:
         metadata={
             "help": "file of keys that seal what clients keep, 32 bytes in base64 a line, the newest first;"
             " empty: one that the store shares",
-            "rule": _ANY,
+            "rule": ANY,
             "metavar": "FILE",
         },
     )
@@ -152,7 +150,7 @@ class Config:
         default="info",
         metadata={
             "help": f"least severe message that is logged: {', '.join(LOG_LEVELS)}",
-            "rule": _LOG_LEVEL,
+            "rule": LOG_LEVEL,
             "metavar": "LEVEL",
         },
     )
@@ -212,7 +210,7 @@ class _Setting:
     kind: type
     default: Any
     help: str
-    rule: _Rule
+    rule: Rule
     metavar: str
     variable: str
     key: tuple[str, ...]
@@ -266,7 +264,7 @@ def _limit_setting(declared: Field[Any], hint: Any) -> _Setting:
         kind=hint,
         default=declared.default,
         help=declared.metadata["help"],
-        rule=_NOT_NEGATIVE if may_be_zero else _POSITIVE,
+        rule=NOT_NEGATIVE if may_be_zero else POSITIVE,
         metavar="SECONDS" if hint is float else "N",
         variable=_PREFIX + declared.name.upper(),
         key=(_LIMITS, declared.name),
@@ -309,12 +307,12 @@ def _flag_help(setting: _Setting) -> str:
     return f"{setting.help} ({remark})".replace("%", "%%")
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add `--config` and a flag for every setting; `from_namespace` reads what they leave."""
+def add_flags(parser: argparse.ArgumentParser, *, only: Collection[str] = ()) -> None:
+    """Add `--config` and a flag for every setting, or for `only` these; `from_namespace` reads them."""
     plain = parser.add_argument_group("settings")
     limits = parser.add_argument_group(_LIMITS)
     plain.add_argument(_FILE_FLAG, metavar="FILE.toml", help="TOML file to read settings from")
-    for setting in _SETTINGS:
+    for setting in (setting for setting in _SETTINGS if not only or setting.name in only):
         group = limits if setting.is_limit else plain
         group.add_argument(setting.flag, help=_flag_help(setting), **_flag_options(setting))
 

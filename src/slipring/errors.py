@@ -156,7 +156,7 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        served = ", ".join(f"'{model}'" for model in known)
+        served = ", ".join(f"'{model}'" for model in known) or "nothing that this key may use"
         super().__init__(
             f"The model {quoted(name)} does not exist here. This server serves: {served}.", param="model"
         )

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Text
+from slipring.core.session import Loaded
 from slipring.core.turn import Phase
-from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError
+from slipring.errors import ApiError, AuthenticationFailed, InvalidRequest, RateLimited, ServerError
 from tests.core.stage import Stage, World, call_output, context_of, function, message, only_error, types
 
 CALL = (CallStarted(kind="function", name="f"), CallArguments("{}"))
@@ -712,3 +713,62 @@ def test_reports_about_a_turn_that_has_ended_are_ignored():
     assert stage.session.saved(turn, 0.0) == []
     assert stage.session.failed(turn, ServerError(), 0.0) == []
     assert stage.session.in_flight == 0
+
+
+# Turns that need leave.
+
+
+def asking() -> Stage:
+    stage = Stage()
+    stage.session.asks_each_turn = True
+    return stage
+
+
+def test_a_session_that_asks_loads_nothing_before_a_turn_that_misses_nothing():
+    stage = asking()
+    assert stage.create() == []
+    (load,) = stage.loads.values()
+    assert (load.response_id, load.item_ids) == (None, frozenset())
+    assert not stage.starts
+    assert types(stage.load()) == ["created", "in_progress"]
+    first = stage.complete()
+    stage.create(previous=first["id"], input="more")
+    (load,) = stage.loads.values()
+    assert (load.response_id, load.item_ids) == (None, frozenset())
+    stage.load()
+    assert len(context_of(stage.job())) == 3
+
+
+def test_a_session_that_asks_loads_what_is_missing_with_the_same_question():
+    world = World()
+    stored = Stage(world).respond(store=True)
+    stage = Stage(world)
+    stage.session.asks_each_turn = True
+    stage.create(previous=stored["id"])
+    (load,) = stage.loads.values()
+    assert load.response_id == stored["id"]
+    stage.load()
+    stage.complete()
+
+
+def test_a_turn_that_waited_asks_when_its_time_has_come():
+    stage = asking()
+    stage.create("a")
+    stage.create("a")
+    stage.create("b")
+    stage.load("a")
+    assert len(stage.loads) == 1
+    stage.complete("a")
+    assert len(stage.loads) == 2
+    error = only_error(stage.fail("a", AuthenticationFailed("No.")))
+    assert (error["status"], error["stream_id"]) == (401, "a")
+    stage.load("b")
+    stage.complete("b")
+
+
+def test_leave_that_comes_after_the_end_starts_nothing():
+    stage = asking()
+    stage.create()
+    (turn,) = stage.loads
+    stage.hang_up()
+    assert stage.session.loaded(turn, Loaded(), stage.world.now) == []

@@ -15,7 +15,7 @@ from tests.server.raw import until
 
 def process_for(path: Path) -> Process:
     settings = ChildSettings(path=str(path), context=64, slots=1, threads=1, chunk=32)
-    return Process(settings, on_restart=lambda: None)
+    return Process(settings)
 
 
 async def test_a_model_that_cannot_be_loaded_is_told_at_start(tmp_path: Path) -> None:

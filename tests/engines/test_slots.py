@@ -119,7 +119,7 @@ class Engine:
     def __init__(self, slots: int = 2, limit: int = PLENTY, directory: Path | None = None) -> None:
         self.fake = FakeEngine(slots)
         self.shelf = Shelf(self.fake, limit, directory)
-        self.slots = Slots(slots, self.shelf)
+        self.slots = Slots(range(slots), self.shelf)
 
     @asynccontextmanager
     async def job(
@@ -530,7 +530,7 @@ async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_te
     engine.renderer = renderer("chatml in small")
     engine.model = SimpleNamespace(context=999, llguidance=False)  # type: ignore[assignment]
     engine._api = Completes(External("", ""))
-    engine._slots = Slots(1, Shelf(FakeEngine(1), 0))
+    engine._slots = Slots(range(1), Shelf(FakeEngine(1), 0))
     engine._places = Places(1, 8)
     end, begun, gone = Chunk(stop=True), Chunk(prompt_progress=Progress(0)), Unavailable("gone")
     told: list[tuple[str, list[Chunk | ApiError], bool]] = [
@@ -610,7 +610,7 @@ async def test_a_fork_may_leave_at_any_time(ticks: int) -> None:
     assert cached == parent.total
     await settle()
     assert engine.free == [0, 1]
-    assert not any(slot.is_copied for slot in engine.slots._all)
+    assert not any(slot.is_copied for slot in engine.slots._all.values())
     assert (await engine.run(then(other), other))[1] == other.total
 
 
@@ -660,7 +660,7 @@ async def test_nothing_is_believed_of_an_engine_that_has_started_again() -> None
         engine.slots.forget()
         engine.fake.slots = [(), ()]
         assert len(engine.free) == 1
-    known = [slot.held for slot in (*engine.slots._all, *engine.slots._free)]
+    known = [slot.held for slot in (*engine.slots._all.values(), *engine.slots._free)]
     assert known == [None] * 4, "nor what a job says that saw both"
     assert engine.free == [0, 1]
     assert engine.used == 0
@@ -681,7 +681,7 @@ async def test_an_engine_may_start_again_while_a_slot_is_prepared(action: str) -
     gate.set()
     assert (await asyncio.wait_for(fork, 5))[1] == 0
     assert engine.free == [0, 1]
-    assert not any(slot.is_copied for slot in engine.slots._all)
+    assert not any(slot.is_copied for slot in engine.slots._all.values())
 
 
 # Any schedule
@@ -788,7 +788,7 @@ class Schedule:
             if not task.cancelled():
                 assert isinstance(task.exception(), Unavailable | None)
         assert self.engine.free == list(range(len(self.engine.fake.slots))), "and gives it back"
-        assert not any(slot.is_copied for slot in self.engine.slots._all)
+        assert not any(slot.is_copied for slot in self.engine.slots._all.values())
         assert not self.engine.slots._waiting
         shelf = self.engine.shelf
         assert not shelf._readers

@@ -50,7 +50,7 @@ async def llama_cpp(metadata: dict[str, Any], path: Path) -> AsyncIterator[Encod
     """llama.cpp's tokenizer for a vocabulary."""
     write_hollow_model(path, metadata)
     settings = ChildSettings(path=str(path), context=64, slots=1, threads=1, chunk=32)
-    process = Process(settings, on_restart=lambda: None)
+    process = Process(settings)
     await process.start()
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {process.key}"}) as http:
 

@@ -255,7 +255,7 @@ async def test_what_is_being_saved_is_saved_although_the_client_is_gone() -> Non
             created = performance.job.response_id
             await socket.until(*TERMINAL)
         await gone(server)
-        assert await server.service.store.load("default", created) is not None
+        assert await server.service.store.responses.load("default", created) is not None
 
 
 # Clients that do not read.

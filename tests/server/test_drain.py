@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from slipring.core.limits import Limits
+from slipring.server.auth import Caller
 from tests.harness import TERMINAL, Performance, PuppetEngine, Running, Socket, serve
 from tests.server.raw import connection_of, open_raw, open_tcp, until
 
@@ -217,9 +218,10 @@ async def test_a_request_whose_body_arrives_after_the_server_began_to_stop_is_re
         admitted = asyncio.Event()
         admit = server.service.keyring.admit
 
-        def watched_admit(headers: Mapping[str, str]) -> str:
+        async def watched_admit(headers: Mapping[str, str]) -> Caller:
             admitted.set()
-            return str(admit(headers))
+            caller: Caller = await admit(headers)
+            return caller
 
         server.service.keyring.admit = watched_admit
         await raw.send(head + body[:5])

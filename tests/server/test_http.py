@@ -3,6 +3,7 @@
 import asyncio
 import gzip
 import json
+import os
 from typing import Any
 
 import aiohttp
@@ -272,7 +273,7 @@ async def test_a_store_that_fails_is_no_completed_response(monkeypatch: pytest.M
         raise Broken(SECRET)
 
     async with serve() as server:
-        monkeypatch.setattr(server.service.store, "save", save)
+        monkeypatch.setattr(server.service.store.responses, "save", save)
         status, body = await server.post(input="hello")
         assert (status, body["error"]["code"]) == (500, "server_error")
         events = await server.stream(input="hello")
@@ -446,6 +447,7 @@ async def test_health_tells_what_is_running() -> None:
         assert body == {
             "status": "ok",
             "version": __version__,
+            "pid": os.getpid(),
             "engines": [{"name": "simulated", "trouble": None}],
             "store": "memory",
             "connections": 0,

@@ -700,7 +700,7 @@ async def test_a_store_that_cannot_read_refuses_the_create_and_tells_nothing(
         raise RuntimeError(SECRET)
 
     async with serve() as server, server.connect() as socket:
-        monkeypatch.setattr(server.service.store, "load", load)
+        monkeypatch.setattr(server.service.store.responses, "load", load)
         refused = await socket.error(input="hello", previous_response_id="resp_1", stream_id="a")
         assert (refused["status"], refused["error"]["code"]) == (500, "server_error")
         assert refused["stream_id"] == "a"

@@ -21,7 +21,7 @@ class Send(Struct, frozen=True, gc=False):
 
 class Load(Struct, frozen=True):
     """Read a stored response, items and a conversation by id; answer with ``session.loaded`` or
-    ``session.failed``."""
+    ``session.failed``. There may be nothing to read: then it is only asked whether the turn may begin."""
 
     turn: "Turn"
     response_id: str | None

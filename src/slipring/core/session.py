@@ -78,6 +78,7 @@ class Session:
         "_models",
         "_opened_at",
         "_tells_timing",
+        "asks_each_turn",
         "tenant",
     )
 
@@ -94,6 +95,8 @@ class Session:
     ) -> None:
         """``tells_timing``: the client wants a ``slipring.timing`` event after each response."""
         self.tenant = tenant
+        self.asks_each_turn = False
+        """Whether a turn begins with a ``Load`` even if nothing is missing, so that the driver can say no."""
         self._tells_timing = tells_timing
         self._models = models
         self._limits = limits
@@ -337,7 +340,8 @@ class Session:
         if missing and turn.parent is not None:
             turn.found = turn.parent.find_items(missing)
             missing -= turn.found.keys()
-        if wanted is None and not missing and conversation_id is None:
+        known = wanted is None and not missing and conversation_id is None
+        if known and not self.asks_each_turn:
             return self._start(turn, now)
         turn.phase = Phase.LOADING
         return [Load(turn, wanted, frozenset(missing), conversation_id)]

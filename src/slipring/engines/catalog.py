@@ -5,11 +5,13 @@ dependencies are needed only by those who use it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from msgspec import Struct, structs
 
 from slipring.core.generation import Defaults, Model
 from slipring.engines.base import Engine
+from slipring.engines.sharing import Borrowed, Owner
 from slipring.errors import ModelNotFound, StartupError
 
 
@@ -23,6 +25,22 @@ def _llama(rest: str) -> Engine:
     from slipring.engines.llama import LlamaEngine
 
     return LlamaEngine.from_options(rest)
+
+
+def _llama_owner(rest: str, users: int) -> Owner:
+    from slipring.engines.llama.models import locate
+    from slipring.engines.llama.options import read_options
+    from slipring.engines.llama.owners import Elsewhere, Embedded
+
+    options = read_options(rest)
+    return Elsewhere(options, users) if options.is_elsewhere else Embedded(options, *locate(options), users)
+
+
+def _borrowing_llama(rest: str, borrowed: Borrowed) -> Engine:
+    from slipring.engines.llama import LlamaEngine
+    from slipring.engines.llama.options import read_options
+
+    return LlamaEngine(read_options(rest), borrowed)
 
 
 def _chat(rest: str) -> Engine:
@@ -58,6 +76,10 @@ KINDS: dict[str, Callable[[str], Engine]] = {
     "vllm": _vllm,
 }
 
+OWNERS: dict[str, Callable[[str, int], Owner]] = {"llama": _llama_owner}
+BORROWERS: dict[str, Callable[[str, Borrowed], Engine]] = {"llama": _borrowing_llama}
+"""Engines that processes cannot use side by side without an order among them."""
+
 EXTRAS = {"sglang": "tokens", "vllm": "tokens"}
 """What an engine's dependencies are installed by, where it is not its own name."""
 
@@ -69,8 +91,29 @@ def open_engine(spec: str) -> Engine:
     if make is None:
         known = ", ".join(KINDS)
         raise StartupError(f"--engine {spec}: unknown engine '{kind}' (known: {known})")
-    try:
+    with _needing(kind):
         return make(rest)
+
+
+def open_owner(spec: str, users: int) -> Owner | None:
+    """Make what one process keeps for all ``users`` of an engine, where the engine has such a part."""
+    kind, _, rest = spec.partition(":")
+    if kind not in OWNERS:
+        return None
+    with _needing(kind):
+        return OWNERS[kind](rest, users)
+
+
+def borrow_engine(spec: str, borrowed: Borrowed) -> Engine:
+    """Make the engine that ``spec`` names, with the part of it that another process keeps for all."""
+    kind, _, rest = spec.partition(":")
+    return BORROWERS[kind](rest, borrowed)
+
+
+@contextmanager
+def _needing(kind: str) -> Iterator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
         extra = f"pip install 'slipring[{EXTRAS.get(kind, kind)}]'"
         raise StartupError(f"--engine {kind}: {error.name} is not installed ({extra})") from None
@@ -93,7 +136,7 @@ class Catalog:
     def __init__(self, served: Iterable[tuple[Model, Engine]], aliases: dict[str, str] | None = None) -> None:
         """Models with their engines, the default one first; ``aliases`` are further names for them."""
         self._served = {model.name: (model, engine) for model, engine in served}
-        self._aliases = aliases or {}
+        self.aliases = aliases or {}
         self._default = next(iter(self._served))
 
     @classmethod
@@ -105,13 +148,15 @@ class Catalog:
         return cls((model, engine) for model in served)
 
     @classmethod
-    def of_entries(cls, entries: Sequence[Entry]) -> "Catalog":
+    def of_entries(
+        cls, entries: Sequence[Entry], open_by_name: Callable[[str], Engine] = open_engine
+    ) -> "Catalog":
         """The models of a configuration; entries that name the same engine share it."""
         engines: dict[str, Engine] = {}
         served = []
         for entry in entries:
             if entry.engine not in engines:
-                engines[entry.engine] = open_engine(entry.engine)
+                engines[entry.engine] = open_by_name(entry.engine)
             engine = engines[entry.engine]
             model = _renamed(_own_model(engine, entry), entry.name)
             served.append((structs.replace(model, defaults=entry.defaults), engine))
@@ -126,9 +171,9 @@ class Catalog:
         return list(dict.fromkeys(engine for _, engine in self._served.values()))
 
     def find(self, name: str | None) -> Model:
-        wanted = self._default if name is None else self._aliases.get(name, name)
+        wanted = self._default if name is None else self.aliases.get(name, name)
         if wanted not in self._served:
-            raise ModelNotFound(wanted, [*self._served, *self._aliases])
+            raise ModelNotFound(wanted, [*self._served, *self.aliases])
         return self._served[wanted][0]
 
     def engine_of(self, model: Model) -> Engine:

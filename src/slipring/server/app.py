@@ -4,6 +4,7 @@
 """
 
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -13,12 +14,12 @@ from aiohttp.typedefs import Handler
 from slipring import __version__
 from slipring.core.generation import Model
 from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError, Unavailable
-from slipring.server import peers
+from slipring.server import conversations, peers
 from slipring.server.answers import error_response, json_response
+from slipring.server.auth import Caller
 from slipring.server.background import Background
 from slipring.server.clock import now
 from slipring.server.compact import compact
-from slipring.server.conversations import ConversationEndpoints
 from slipring.server.http import create_response
 from slipring.server.ids import mint
 from slipring.server.responses import StoredResponses
@@ -27,7 +28,7 @@ from slipring.server.websocket import Connection, serve_websocket
 
 log = logging.getLogger("slipring")
 
-_Endpoint = Callable[[Service, web.Request, str], Awaitable[web.StreamResponse]]
+_Endpoint = Callable[[Service, web.Request, Caller], Awaitable[web.StreamResponse]]
 
 
 class UpgradeRequired(InvalidRequest):
@@ -39,12 +40,12 @@ class UpgradeRequired(InvalidRequest):
 
 def build_app(service: Service, background: Background) -> web.Application:
     app = web.Application(middlewares=[_answer_errors], client_max_size=service.config.limits.max_frame_bytes)
-    stored, conversations = StoredResponses(background), ConversationEndpoints()
+    stored = StoredResponses(background)
     create = partial(_create, background)
     endpoints: list[tuple[str, str, _Endpoint]] = [
         ("GET", "/responses", _open_socket),
         ("POST", "/responses", create),
-        ("POST", "/responses/compact", compact),
+        ("POST", "/responses/compact", _compact),
         ("GET", "/responses/{response_id}", stored.retrieve),
         ("DELETE", "/responses/{response_id}", stored.delete),
         ("POST", "/responses/{response_id}/cancel", stored.cancel),
@@ -83,13 +84,13 @@ async def _sign(request: web.Request, response: web.StreamResponse) -> None:
 
 
 def _admitted(service: Service, endpoint: _Endpoint) -> Handler:
-    """Let a request through to an endpoint, as the tenant that it speaks for."""
+    """Let a request through to an endpoint, as the caller that it comes from."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
-        tenant = service.keyring.admit(request.headers)
+        caller = await service.keyring.admit(request.headers)
         if service.draining:
             raise shutting_down()
-        return await endpoint(service, request, tenant)
+        return await endpoint(service, request, caller)
 
     return handler
 
@@ -129,11 +130,11 @@ def _translate(refusal: web.HTTPException, request: web.Request) -> ApiError:
     return error
 
 
-async def _open_socket(service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+async def _open_socket(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     if request.headers.get("Upgrade", "").lower() != "websocket":
         raise UpgradeRequired("This endpoint takes POST, or GET with an upgrade to a WebSocket.")
     _require_place(service.sockets, service)
-    return await serve_websocket(service, request, tenant)
+    return await serve_websocket(service, request, caller)
 
 
 def _require_place(taken: int, service: Service) -> None:
@@ -142,10 +143,15 @@ def _require_place(taken: int, service: Service) -> None:
 
 
 async def _create(
-    background: Background, service: Service, request: web.Request, tenant: str
+    background: Background, service: Service, request: web.Request, caller: Caller
 ) -> web.StreamResponse:
     _require_place(len(service.clients), service)
-    return await create_response(service, background, request, tenant)
+    return await create_response(service, background, request, caller)
+
+
+async def _compact(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    _require_place(len(service.clients), service)
+    return await compact(service, request, caller)
 
 
 def _show_parked(service: Service, request: web.Request) -> web.Response:
@@ -163,21 +169,22 @@ def _describe(model: Model) -> dict[str, object]:
     return {"id": model.name, "object": "model", "created": model.created, "owned_by": model.owner}
 
 
-async def _list_models(service: Service, request: web.Request, tenant: str) -> web.Response:
-    return json_response({"object": "list", "data": [_describe(model) for model in service.catalog]})
+async def _list_models(service: Service, request: web.Request, caller: Caller) -> web.Response:
+    return json_response(
+        {"object": "list", "data": [_describe(model) for model in service.models_of(caller)]}
+    )
 
 
-async def _show_model(service: Service, request: web.Request, tenant: str) -> web.Response:
-    return json_response(_describe(service.catalog.find(request.match_info["model"])))
+async def _show_model(service: Service, request: web.Request, caller: Caller) -> web.Response:
+    return json_response(_describe(service.models_of(caller).find(request.match_info["model"])))
 
 
-async def _list_turns(service: Service, request: web.Request, tenant: str) -> web.Response:
+async def _list_turns(service: Service, request: web.Request, caller: Caller) -> web.Response:
     """How the recent turns of the tenant's open sockets went, each socket's newest first."""
     sockets = [client for client in service.clients if isinstance(client, Connection)]
-    own = [socket.recent or () for socket in sockets if socket.driver.session.tenant == tenant]
-    return json_response(
-        {"object": "list", "data": [report for recent in own for report in reversed(recent)]}
-    )
+    own = [socket.recent or () for socket in sockets if socket.driver.session.tenant == caller.tenant]
+    reports = [report for recent in own for report in reversed(recent)]
+    return json_response({"object": "list", "data": reports})
 
 
 def _health(service: Service) -> web.Response:
@@ -187,6 +194,7 @@ def _health(service: Service) -> web.Response:
     body = {
         "status": "draining" if service.draining else "degraded" if in_trouble else "ok",
         "version": __version__,
+        "pid": os.getpid(),
         "engines": engines,
         "store": service.store.name,
         "connections": service.sockets,

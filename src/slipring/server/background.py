@@ -9,7 +9,6 @@ is over, takes it away for good: nothing is made twice.
 import asyncio
 import logging
 
-from slipring.core.session import Session
 from slipring.core.stages import Stages
 from slipring.errors import ApiError, RateLimited
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
@@ -18,6 +17,7 @@ from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport
 from slipring.protocol.wire import encode
 from slipring.server import endings
+from slipring.server.auth import Caller
 from slipring.server.clock import now
 from slipring.server.driver import Driver
 from slipring.server.service import Service
@@ -60,7 +60,7 @@ class Refused(Exception):
 class LiveRun:
     """A run of this node, in the making. The sink that its driver sends to, and a client of the server."""
 
-    def __init__(self, service: Service, session: Session) -> None:
+    def __init__(self, service: Service, caller: Caller) -> None:
         loop = asyncio.get_running_loop()
         self._service = service
         self._store = service.store
@@ -75,7 +75,12 @@ class LiveRun:
         self.written = Signal()
         self.is_over = False
         self.driver = Driver(
-            service, session, self, states=StoredStates(service.store.responses), tenure=self._tenure
+            service,
+            caller,
+            service.open_exchange(caller, tells_timing=False),
+            self,
+            states=StoredStates(service.store.responses),
+            tenure=self._tenure,
         )
 
     # The sink.
@@ -204,13 +209,11 @@ class Background:
     def find(self, tenant: str, response_id: str) -> LiveRun | None:
         return self._runs.get((tenant, response_id))
 
-    async def begin(
-        self, session: Session, request: CreateRequest, stages: Stages, size_bytes: int
-    ) -> LiveRun:
+    async def begin(self, caller: Caller, request: CreateRequest, stages: Stages, size_bytes: int) -> LiveRun:
         """Begin a run that goes on by itself; raises ``Refused`` where the request is no response."""
         if len(self._runs) >= self.service.config.limits.max_runs:
             raise RateLimited("This server makes as many background responses as it may. Try again later.")
-        run = LiveRun(self.service, session)
+        run = LiveRun(self.service, caller)
         opened = asyncio.create_task(self._open(run, request, stages, size_bytes))
         await asyncio.shield(opened)  # a client that leaves just now has asked for it all the same
         return run

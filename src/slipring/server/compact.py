@@ -19,24 +19,28 @@ from slipring.protocol.compact import Window, read_compact
 from slipring.protocol.items import InputText, Item
 from slipring.protocol.responses import CompactionItem, Response
 from slipring.server.answers import read_body
+from slipring.server.auth import Caller
 from slipring.server.clock import clock
+from slipring.server.driver import Driver
 from slipring.server.http import JsonReply, answer
 from slipring.server.service import Service
+from slipring.server.states import StoredStates
 
 _compaction = msgspec.json.Decoder(CompactionItem)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _text = msgspec.json.Decoder(str)
 
 
-async def compact(service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+async def compact(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     """Compact a context and answer with what is left of it."""
     body = await read_body(request)
     stages = Stages(clock)
     create = read_compact(body).as_create()
     stages.lap("decode")
-    session = service.open_exchange(tenant, tells_timing=False)
-    reply = JsonReply(partial(_window, service.seal, tenant))
-    return await answer(service, session, reply, create, stages, len(body))
+    session = service.open_exchange(caller, tells_timing=False)
+    reply = JsonReply(partial(_window, service.seal, caller.tenant))
+    driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
+    return await answer(driver, reply, create, stages, len(body))
 
 
 def _window(seal: Seal, tenant: str, response: Response) -> Window:

@@ -15,6 +15,7 @@ from slipring.protocol.listing import present
 from slipring.protocol.requests import Metadata
 from slipring.server import paging
 from slipring.server.answers import json_response, read_body
+from slipring.server.auth import Caller
 from slipring.server.clock import now
 from slipring.server.ids import mint
 from slipring.server.service import Service
@@ -41,67 +42,73 @@ _update = json.Decoder(_Update)
 _add = json.Decoder(_Add)
 
 
-class ConversationEndpoints:
-    """The endpoints below ``/conversations``."""
+async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    asked = wire.decode(_create, await read_body(request)) if request.can_read_body else _Create()
+    conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
+    items = _read_items(service, caller.tenant, asked.items or [])
+    await service.store.conversations.create(caller.tenant, conversation, items)
+    return json_response(_shown(conversation))
 
-    async def create(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
-        asked = wire.decode(_create, await read_body(request)) if request.can_read_body else _Create()
-        conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
-        items = _read_items(service, tenant, asked.items or [])
-        await service.store.conversations.create(tenant, conversation, items)
-        return json_response(_shown(conversation))
 
-    async def retrieve(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
-        conversation_id = _id(request)
-        conversation = await service.store.conversations.read(tenant, conversation_id)
-        return json_response(_shown(_required(conversation, conversation_id)))
+async def retrieve(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id = _id(request)
+    conversation = await service.store.conversations.read(caller.tenant, conversation_id)
+    return json_response(_shown(_required(conversation, conversation_id)))
 
-    async def update(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
-        conversation_id = _id(request)
-        asked = wire.decode(_update, await read_body(request))
-        conversation = await service.store.conversations.update(tenant, conversation_id, asked.metadata or {})
-        return json_response(_shown(_required(conversation, conversation_id)))
 
-    async def delete(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
-        conversation_id = _id(request)
-        if not await service.store.conversations.delete(tenant, conversation_id):
-            raise conversation_not_found(conversation_id)
-        return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+async def update(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id = _id(request)
+    asked = wire.decode(_update, await read_body(request))
+    conversation = await service.store.conversations.update(
+        caller.tenant, conversation_id, asked.metadata or {}
+    )
+    return json_response(_shown(_required(conversation, conversation_id)))
 
-    async def list_items(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
-        conversation_id = _id(request)
-        _read_include(request)
-        page = paging.read_page(request.query)
-        found = await service.store.conversations.items(tenant, conversation_id, page)
-        if found is None:
-            raise conversation_not_found(conversation_id)
-        items, has_more = found
-        return json_response(paging.as_list(items, has_more=has_more))
 
-    async def add_items(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
-        conversation_id = _id(request)
-        _read_include(request)
-        asked = wire.decode(_add, await read_body(request))
-        items = _read_items(service, tenant, asked.items)
-        if not await service.store.conversations.add(tenant, conversation_id, items):
-            raise conversation_not_found(conversation_id)
-        return json_response(paging.as_list(items, has_more=False))
+async def delete(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id = _id(request)
+    if not await service.store.conversations.delete(caller.tenant, conversation_id):
+        raise conversation_not_found(conversation_id)
+    return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
-    async def retrieve_item(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
-        conversation_id, item_id = _id(request), request.match_info["item_id"]
-        _read_include(request)
-        item = await service.store.conversations.item(tenant, conversation_id, item_id)
-        if item is None:
-            raise await _missing(service, tenant, conversation_id, item_id)
-        return json_response(present(item, item_id))
 
-    async def delete_item(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
-        conversation_id, item_id = _id(request), request.match_info["item_id"]
-        conversations = service.store.conversations
-        if not await conversations.delete_item(tenant, conversation_id, item_id):
-            raise await _missing(service, tenant, conversation_id, item_id)
-        conversation = await conversations.read(tenant, conversation_id)
-        return json_response(_shown(_required(conversation, conversation_id)))
+async def list_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id = _id(request)
+    _read_include(request)
+    page = paging.read_page(request.query)
+    found = await service.store.conversations.items(caller.tenant, conversation_id, page)
+    if found is None:
+        raise conversation_not_found(conversation_id)
+    items, has_more = found
+    return json_response(paging.as_list(items, has_more=has_more))
+
+
+async def add_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id = _id(request)
+    _read_include(request)
+    asked = wire.decode(_add, await read_body(request))
+    items = _read_items(service, caller.tenant, asked.items)
+    if not await service.store.conversations.add(caller.tenant, conversation_id, items):
+        raise conversation_not_found(conversation_id)
+    return json_response(paging.as_list(items, has_more=False))
+
+
+async def retrieve_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id, item_id = _id(request), request.match_info["item_id"]
+    _read_include(request)
+    item = await service.store.conversations.item(caller.tenant, conversation_id, item_id)
+    if item is None:
+        raise await _missing(service, caller.tenant, conversation_id, item_id)
+    return json_response(present(item, item_id))
+
+
+async def delete_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id, item_id = _id(request), request.match_info["item_id"]
+    conversations = service.store.conversations
+    if not await conversations.delete_item(caller.tenant, conversation_id, item_id):
+        raise await _missing(service, caller.tenant, conversation_id, item_id)
+    conversation = await conversations.read(caller.tenant, conversation_id)
+    return json_response(_shown(_required(conversation, conversation_id)))
 
 
 async def _missing(service: Service, tenant: str, conversation_id: str, item_id: str) -> NotFound:

@@ -21,6 +21,7 @@ from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import with_id
 from slipring.protocol.timing import TurnReport
+from slipring.server.auth import Caller
 from slipring.server.clock import clock, now
 from slipring.server.service import Service
 from slipring.server.states import States
@@ -64,11 +65,12 @@ class _Line:
 class Driver:
     """Carries out the actions of one session."""
 
-    __slots__ = ("__weakref__", "_tasks", "_tenure", "service", "session", "sink", "states")
+    __slots__ = ("__weakref__", "_tasks", "_tenure", "caller", "service", "session", "sink", "states")
 
     def __init__(
         self,
         service: Service,
+        caller: Caller,
         session: Session,
         sink: Sink,
         *,
@@ -78,6 +80,7 @@ class Driver:
         """``states``: where responses that the session does not remember are looked for. ``tenure``: for a
         run in the background, what has to hold when its response is saved."""
         self.service = service
+        self.caller = caller
         self.session = session
         self.sink = sink
         self.states = states
@@ -95,7 +98,7 @@ class Driver:
                     task.cancel()
             elif isinstance(action, Record):
                 turns.info("%s", _Line(action))
-                self.service.count(action.report)
+                self.service.count(action.report, self.caller)
                 self.sink.record(action.report)
             elif isinstance(action, Close):
                 self.sink.close(action.code, action.reason)
@@ -140,6 +143,16 @@ class Driver:
         await self.sink.flush()
 
     async def _load(self, load: Load) -> list[Action]:
+        refusal, loaded = await asyncio.gather(
+            self.service.check(self.caller), self._read(load), return_exceptions=True
+        )
+        if refusal is not None:
+            raise refusal  # whatever the store says, whoever may not ask is told nothing else
+        if isinstance(loaded, BaseException):
+            raise loaded
+        return self.session.loaded(load.turn, loaded, now())
+
+    async def _read(self, load: Load) -> Loaded:
         tenant = self.session.tenant
         joined: Joined | None = None
         state: ResponseState | None = None
@@ -148,7 +161,7 @@ class Driver:
         elif load.response_id is not None:
             state = await self.states.find(tenant, load.response_id)
         items = await self.service.store.responses.load_items(tenant, load.item_ids) if load.item_ids else {}
-        return self.session.loaded(load.turn, Loaded(state, items, joined), now())
+        return Loaded(state, items, joined)
 
     async def _join(self, conversation_id: str) -> tuple[Joined, ResponseState | None]:
         """A conversation, and the state to go on from; without one, everything that was said in it."""

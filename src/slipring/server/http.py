@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from slipring.core.session import Session
 from slipring.core.stages import Stages
 from slipring.errors import ApiError, InvalidRequest, RateLimited, UnsupportedParameter
 from slipring.protocol import requests
@@ -19,6 +18,7 @@ from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server import following, sse
 from slipring.server.answers import error_response, json_response, read_body, refusal
+from slipring.server.auth import Caller
 from slipring.server.background import Background, Refused
 from slipring.server.betas import wants_timing
 from slipring.server.clock import clock, now
@@ -33,7 +33,7 @@ _FAILURES: dict[str, type[ApiError]] = {"rate_limit_exceeded": RateLimited, "inv
 
 
 async def create_response(
-    service: Service, background: Background, request: web.Request, tenant: str
+    service: Service, background: Background, request: web.Request, caller: Caller
 ) -> web.StreamResponse:
     """Make one response and answer with it."""
     body = await read_body(request)
@@ -41,23 +41,22 @@ async def create_response(
     create = read_create(body)
     stages.lap("decode")
     if create.background is True:
-        session = service.open_exchange(tenant, tells_timing=False)
-        return await _create_in_background(background, request, session, create, stages, len(body))
+        return await _create_in_background(background, request, caller, create, stages, len(body))
     reply: JsonReply | _SseReply = _SseReply(service, request, stages) if create.stream else JsonReply()
-    session = service.open_exchange(tenant, tells_timing=wants_timing(request.headers))
-    return await answer(service, session, reply, create, stages, len(body))
+    session = service.open_exchange(caller, tells_timing=wants_timing(request.headers))
+    driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
+    return await answer(driver, reply, create, stages, len(body))
 
 
 async def answer(
-    service: Service,
-    session: Session,
+    driver: Driver,
     reply: "JsonReply | _SseReply",
     create: CreateRequest,
     stages: Stages,
     size_bytes: int,
 ) -> web.StreamResponse:
     """See the one response of a session through."""
-    driver = Driver(service, session, reply, states=StoredStates(service.store.responses))
+    service, session = driver.service, driver.session
     with service.serving(_Exchange(driver, reply)):
         try:
             driver.run(session.create(create, stages, size_bytes=size_bytes, now=now()))
@@ -69,18 +68,18 @@ async def answer(
 async def _create_in_background(
     background: Background,
     request: web.Request,
-    session: Session,
+    caller: Caller,
     create: CreateRequest,
     stages: Stages,
     size_bytes: int,
 ) -> web.StreamResponse:
     """Begin a response that goes on by itself; answer with it as it is now, or tell how it goes."""
     try:
-        run = await background.begin(session, create, stages, size_bytes)
+        run = await background.begin(caller, create, stages, size_bytes)
     except Refused as refused:
         return refusal(refused.error)
     if create.stream:
-        return await following.follow(background, request, session.tenant, run.response.id, after=-1)
+        return await following.follow(background, request, caller.tenant, run.response.id, after=-1)
     return json_response(run.response)
 
 

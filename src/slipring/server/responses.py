@@ -13,6 +13,7 @@ from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
 from slipring.server import following, paging
 from slipring.server.answers import json_response
+from slipring.server.auth import Caller
 from slipring.server.background import Background
 from slipring.server.endings import read_response
 from slipring.server.service import Service
@@ -24,10 +25,10 @@ class StoredResponses:
     def __init__(self, background: Background) -> None:
         self._background = background
 
-    async def retrieve(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+    async def retrieve(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
         read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
-        response = await _find(service, tenant, response_id)
+        response = await _find(service, caller.tenant, response_id)
         if request.query.get("stream", "false") != "true":
             if "starting_after" in request.query:
                 raise InvalidRequest("'starting_after' needs 'stream=true'.", param="starting_after")
@@ -37,33 +38,33 @@ class StoredResponses:
             raise InvalidRequest(
                 "Only responses that were created with 'background' can be streamed again.", param="stream"
             )
-        return await following.follow(self._background, request, tenant, response_id, after=after)
+        return await following.follow(self._background, request, caller.tenant, response_id, after=after)
 
-    async def delete(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+    async def delete(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
         store = service.store
-        run_deleted = await store.runs.delete(tenant, response_id)
-        await self._background.stop(tenant, response_id)
-        if not await store.responses.delete(tenant, response_id) and not run_deleted:
+        run_deleted = await store.runs.delete(caller.tenant, response_id)
+        await self._background.stop(caller.tenant, response_id)
+        if not await store.responses.delete(caller.tenant, response_id) and not run_deleted:
             raise response_not_found(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
-    async def cancel(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+    async def cancel(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
-        response = await self._background.cancel(tenant, response_id)
+        response = await self._background.cancel(caller.tenant, response_id)
         if response is None:
-            await _find(service, tenant, response_id)
+            await _find(service, caller.tenant, response_id)
             raise InvalidRequest(
                 "Only responses that were created with 'background' can be cancelled.", param="response_id"
             )
         return json_response(response)
 
-    async def input_items(self, service: Service, request: web.Request, tenant: str) -> web.StreamResponse:
+    async def input_items(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
         page = paging.read_page(request.query)
-        state = await service.store.responses.load(tenant, response_id)
+        state = await service.store.responses.load(caller.tenant, response_id)
         if state is None:
-            await _find(service, tenant, response_id)
+            await _find(service, caller.tenant, response_id)
             raise InvalidRequest(
                 "The input of a background response can be listed when it has finished.", param="response_id"
             )

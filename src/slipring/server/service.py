@@ -1,4 +1,4 @@
-"""What all connections of a process share: engines, store, keys, memory bounds, clock and ids."""
+"""What all connections of a process share: engines, store, keys, quotas, memory bounds, clock and ids."""
 
 import asyncio
 from collections import Counter
@@ -18,11 +18,13 @@ from slipring.core.state import Positions
 from slipring.engines.catalog import Catalog
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.timing import TurnReport
-from slipring.server.auth import Keyring
+from slipring.server.auth import Caller, Keyring
 from slipring.server.clock import clock, now
 from slipring.server.ids import minter, new_node_id
 from slipring.server.parking import Parking
 from slipring.server.peers import Peers
+from slipring.server.permissions import Permitted, Selection
+from slipring.server.quotas import Quotas
 from slipring.server.sealing import KeyedSeal, new_key
 from slipring.stores.base import Store
 
@@ -50,6 +52,7 @@ class Service:
     catalog: Catalog
     store: Store
     keyring: Keyring
+    quotas: Quotas
     scopes: SharedScopes
     parking: Parking
     peers: Peers
@@ -74,7 +77,8 @@ class Service:
             config=config,
             catalog=catalog,
             store=store,
-            keyring=Keyring(config.api_key, config.allow_origin),
+            keyring=Keyring(store.keys, config.api_key, config.allow_origin),
+            quotas=Quotas(store.keys, now),
             scopes=SharedScopes(limits.tenant_cache_bytes, limits.process_cache_bytes),
             parking=Parking(limits.parked_s, limits.parked_bytes),
             peers=Peers(node_id, store.cluster, positions),
@@ -83,29 +87,52 @@ class Service:
             seal=KeyedSeal([new_key()]),
         )
 
-    def open_session(self, tenant: str, *, tells_timing: bool) -> Session:
+    def open_session(self, caller: Caller, *, tells_timing: bool) -> Session:
         """The session of a connection that stays."""
-        cache = ConnectionCache(self.config.limits.connection_cache_bytes, self.scopes.of(tenant))
-        return self._session(tenant, cache, tells_timing=tells_timing)
+        cache = ConnectionCache(self.config.limits.connection_cache_bytes, self.scopes.of(caller.tenant))
+        return self._session(caller, cache, tells_timing=tells_timing)
 
-    def open_exchange(self, tenant: str, *, tells_timing: bool) -> Session:
+    def open_exchange(self, caller: Caller, *, tells_timing: bool) -> Session:
         """The session of a single request."""
-        return self._session(tenant, NoMemory(), tells_timing=tells_timing)
+        return self._session(caller, NoMemory(), tells_timing=tells_timing)
 
-    def _session(self, tenant: str, cache: ConnectionCache, *, tells_timing: bool) -> Session:
-        return Session(
-            tenant=tenant,
-            models=self.catalog,
+    def _session(self, caller: Caller, cache: ConnectionCache, *, tells_timing: bool) -> Session:
+        session = Session(
+            tenant=caller.tenant,
+            models=self.models_of(caller),
             limits=self.config.limits,
             means=Means(mint=self.mint, clock=clock, seal=self.seal),
             cache=cache,
             now=now(),
             tells_timing=tells_timing,
         )
+        # Configured keys stay as they are. Those in a store may change, and the first may come while there
+        # are guests.
+        session.asks_each_turn = caller.key is not None or (caller.is_guest and self.store.is_shared)
+        return session
 
-    def count(self, report: TurnReport) -> None:
+    def models_of(self, caller: Caller) -> Selection:
+        """The models that a caller may use."""
+        if caller.key is None or not caller.key.models:
+            return self.catalog
+        return Permitted(self.catalog, caller.key.models)
+
+    async def check(self, caller: Caller) -> None:
+        """Let a caller have one more turn, and count it, or raise what refuses it."""
+        key = await self.keyring.recheck(caller)
+        if key is not None:
+            await self.quotas.admit(key)
+
+    def count(self, report: TurnReport, caller: Caller) -> None:
         if report.fallback is not UNSET:
             self.render_fallbacks[report.fallback] += 1
+        if report.tokens is not UNSET and caller.key is not None:
+            self.quotas.spend(caller.key, report.tokens.input + report.tokens.output)
+
+    async def compare_notes(self) -> None:
+        """Learn from the store what others have done about keys, and tell it what was used here."""
+        await self.keyring.refresh()
+        await self.quotas.exchange()
 
     @contextmanager
     def serving(self, client: Client) -> Iterator[None]:

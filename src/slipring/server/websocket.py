@@ -18,6 +18,7 @@ from slipring.errors import ApiError
 from slipring.protocol.events import Event
 from slipring.protocol.timing import TurnReport
 from slipring.protocol.wire import encode
+from slipring.server.auth import Caller
 from slipring.server.betas import wants_no_retention, wants_timing
 from slipring.server.clock import now
 from slipring.server.driver import Driver
@@ -51,7 +52,7 @@ class Connection:
     )
 
     def __init__(
-        self, service: Service, request: web.Request, socket: web.WebSocketResponse, tenant: str
+        self, service: Service, request: web.Request, socket: web.WebSocketResponse, caller: Caller
     ) -> None:
         self._request = request
         self._socket = socket
@@ -60,9 +61,9 @@ class Connection:
         self._closing: asyncio.Task[None] | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
-        session = service.open_session(tenant, tells_timing=wants_timing(request.headers))
+        session = service.open_session(caller, tells_timing=wants_timing(request.headers))
         states = SocketStates(service.store.responses, service.parking, service.peers)
-        self.driver = Driver(service, session, self, states=states)
+        self.driver = Driver(service, caller, session, self, states=states)
         self._keeps_nothing = wants_no_retention(request.headers)
         self._said_goodbye = False
         self.recent: deque[TurnReport] | None = None
@@ -183,7 +184,7 @@ class Connection:
             self.abort()
 
 
-async def serve_websocket(service: Service, request: web.Request, tenant: str) -> web.WebSocketResponse:
+async def serve_websocket(service: Service, request: web.Request, caller: Caller) -> web.WebSocketResponse:
     """Hold a connection until it ends."""
     limits = service.config.limits
     socket = web.WebSocketResponse(
@@ -195,7 +196,7 @@ async def serve_websocket(service: Service, request: web.Request, tenant: str) -
     service.sockets += 1
     try:
         await socket.prepare(request)
-        connection = Connection(service, request, socket, tenant)
+        connection = Connection(service, request, socket, caller)
         with service.serving(connection):
             await connection.serve()
     finally:

@@ -1,11 +1,11 @@
-"""The llama engine: llama.cpp by token ids, in a child process of its own or in a server elsewhere.
+"""The llama engine: llama.cpp by token ids, in a child process of its own or one that is shared, or in a
+server elsewhere.
 
 We render, tokenize and parse; llama.cpp evaluates. A chain stays in the slot that holds its KV, so that a
 continuation is prefilled from where its parent ended. What the engine reports as cached is what clients are
 told.
 """
 
-import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -16,16 +16,16 @@ from slipring.engines.constraint import schema_of
 from slipring.engines.gate import Places
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import Answer
-from slipring.engines.llama.api import Api
+from slipring.engines.llama.api import Api, Host
 from slipring.engines.llama.grammar import constrains_calls, grammar_of
 from slipring.engines.llama.options import Options, read_options
-from slipring.engines.llama.process import ChildSettings, Process, kv_directory
+from slipring.engines.llama.owners import Embedded
 from slipring.engines.llama.remote import External
 from slipring.engines.llama.requests import completion_body
 from slipring.engines.llama.shelf import Shelf
 from slipring.engines.llama.slots import Slots, Wish
+from slipring.engines.sharing import Borrowed, Share
 from slipring.engines.tokens import count, learn, render
-from slipring.errors import StartupError
 from slipring.prompts.rendering import Rendered, Rendering
 
 
@@ -35,33 +35,27 @@ class LlamaEngine(Engine):
     name = "llama"
     level = Level.TOKENS
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, borrowed: Borrowed | None = None) -> None:
+        """``borrowed`` is what this process may use of an engine that others use as well."""
         self.options = options
-        directory: Path | None = None
-        limit_bytes = options.saved_mib * 2**20
         if options.is_elsewhere:
-            key = _key_from(options.key_env)
+            key = options.key()
             self.model = models.from_server(options, key)
-            self._host: Process | External = External(options.model, key)
+            self._host: Host = External(options.model, key)
+            whole = Share(tuple(range(self.model.slots)), options.saved_mib * 2**20)
+            share = whole if borrowed is None else borrowed.share
         else:
             self.model = models.from_file(options, lambda: (self._host.url, self._host.key))
-            directory = kv_directory(limit_bytes) if limit_bytes else None
-            self._host = Process(
-                ChildSettings(
-                    path=self.model.path,
-                    context=self.model.context,
-                    slots=self.model.slots,
-                    threads=options.thread_count,
-                    gpu_layers=options.gpu_layers,
-                    chunk=options.chunk,
-                    directory=str(directory or ""),
-                ),
-                on_restart=lambda: self._slots.forget(),
-            )
+            if borrowed is None:
+                embedded = Embedded(options, self.model.path, self.model.context)
+                self._host, share = embedded.process, embedded.share(0)
+            else:
+                self._host, share = borrowed, borrowed.share
         self.renderer = self.model.renderer
         self._api = Api(self._host)
-        self._places = Places(self.model.slots, options.max_waiting)
-        self._slots = Slots(self.model.slots, Shelf(self._api, limit_bytes, directory))
+        self._places = Places(len(share.slots), options.max_waiting)
+        directory = Path(share.directory) if share.directory else None
+        self._slots = Slots(share.slots, Shelf(self._api, share.saved_bytes, directory, share.mark))
 
     @classmethod
     def from_options(cls, text: str) -> "LlamaEngine":
@@ -82,15 +76,13 @@ class LlamaEngine(Engine):
         ]
 
     async def start(self) -> None:
-        if isinstance(self._host, Process):
-            await self._host.start()
+        await self._host.start(on_loss=lambda: self._slots.forget())
         await self._api.start()
         await learn(self.renderer)
 
     async def close(self) -> None:
         await self._api.close()
-        if isinstance(self._host, Process):
-            await self._host.close()
+        await self._host.close()
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         rendering = await render(job, self.renderer, self.model.context)
@@ -149,12 +141,3 @@ class LlamaEngine(Engine):
             return {"grammar": grammar} if grammar is not None else {}
         schema = schema_of(job, self.renderer.calls)
         return {"json_schema": schema} if schema is not None else {}
-
-
-def _key_from(variable: str) -> str:
-    if not variable:
-        return ""
-    key = os.environ.get(variable, "")
-    if not key:
-        raise StartupError(f"--engine llama: the variable {variable} (key_env) is empty")
-    return key

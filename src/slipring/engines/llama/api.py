@@ -1,6 +1,6 @@
 """llama-server's native API, as far as it is used: completions by token ids, and slots as files."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -18,7 +18,7 @@ _SILENCE_TIMEOUT_S = 300.0
 
 
 class Host(Protocol):
-    """Where a llama-server is: a child of ours, or somebody else's."""
+    """Where a llama-server is: a child of ours, another process's, or somebody else's."""
 
     key: str
 
@@ -26,8 +26,17 @@ class Host(Protocol):
     def url(self) -> str:
         """Its address, or ``Unavailable`` while it is not there."""
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it is not there, in words for whoever looks after it; None while it is."""
+
     def suspect(self) -> None:
         """It has not answered for too long."""
+
+    async def start(self, on_loss: Callable[[], None]) -> None:
+        """Have it there. ``on_loss`` is told when all that it held is lost."""
+
+    async def close(self) -> None: ...
 
 
 class Timings(Struct):

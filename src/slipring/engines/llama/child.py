@@ -8,11 +8,16 @@ a crash of this process and of nothing else.
 import json
 import os
 import shutil
+import signal
 import sys
 from typing import Any
 
 
 def main() -> None:
+    # Ctrl-C reaches everybody at the terminal, and a service manager may tell all processes of a service to
+    # stop. Responses that still run need this one; it ends when its parent has let it go.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     # By standard input rather than as arguments, which everybody on the machine can read.
     settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     import xllamacpp

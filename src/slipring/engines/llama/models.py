@@ -47,15 +47,25 @@ def from_file(options: Options, where: Where) -> ServedModel:
         name = f"{path} {metadata.get('general.name')}"
         vocabulary = RemoteVocabulary(where, name, control_tokens(metadata))
     manner = Manner(str(metadata.get("tokenizer.chat_template", "")), *_ends_from(metadata))
-    trained: int = metadata.get(f"{metadata.get('general.architecture')}.context_length", options.context)
     return ServedModel(
         name=name_of(path),
         path=path,
-        context=min(options.context, trained),
+        context=_context(options, metadata),
         slots=options.slots,
         renderer=make_renderer("llama", options.dialect, manner, vocabulary),
         llguidance=True,
     )
+
+
+def locate(options: Options) -> tuple[str, int]:
+    """The path of a model's file and the tokens that a slot can hold, for one who only runs it."""
+    path = options.model or embedded_model()
+    return path, _context(options, read_file(path))
+
+
+def _context(options: Options, metadata: dict[str, Any]) -> int:
+    trained: int = metadata.get(f"{metadata.get('general.architecture')}.context_length", options.context)
+    return min(options.context, trained)
 
 
 def from_server(options: Options, key: str) -> ServedModel:

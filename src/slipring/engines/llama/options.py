@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 
 from slipring.engines.options import option, read_pairs
+from slipring.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,15 @@ class Options:
     def is_elsewhere(self) -> bool:
         """Whether the model is named by the address of a server."""
         return self.model.startswith(("http://", "https://"))
+
+    def key(self) -> str:
+        """The API key of a server elsewhere, from its variable."""
+        if not self.key_env:
+            return ""
+        key = os.environ.get(self.key_env, "")
+        if not key:
+            raise StartupError(f"--engine llama: the variable {self.key_env} (key_env) is empty")
+        return key
 
     @property
     def thread_count(self) -> int:

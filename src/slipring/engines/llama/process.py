@@ -39,19 +39,22 @@ class ChildSettings(Struct, frozen=True):
     """Where slots are saved. It belongs to the child and is removed with it."""
 
 
+def _ignore() -> None:
+    return
+
+
 class Process:
     """A llama.cpp of our own, in a child process."""
 
-    def __init__(self, settings: ChildSettings, on_restart: Callable[[], None]) -> None:
-        """``on_restart`` is told when all that the child held is lost."""
+    def __init__(self, settings: ChildSettings) -> None:
         self.key = secrets.token_hex(16)
         """Without it the child answers nobody: other users of the machine can reach its port."""
-        self._on_restart = on_restart
         self._directory = Path(settings.directory) if settings.directory else None
         self._settings = json.dumps({**structs.asdict(settings), "key": self.key})
         self._child: asyncio.subprocess.Process | None = None
         self._url: str | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._on_loss = self._on_return = _ignore
         self.restarts = 0
 
     @property
@@ -75,7 +78,12 @@ class Process:
             log.error("the embedded engine hangs; ending it")
             self._child.kill()
 
-    async def start(self) -> None:
+    async def start(
+        self, on_loss: Callable[[], None] = _ignore, on_return: Callable[[], None] = _ignore
+    ) -> None:
+        """Run the child. ``on_loss`` is told when all that it held is lost, ``on_return`` when another one is
+        there."""
+        self._on_loss, self._on_return = on_loss, on_return
         if self._directory is not None:
             self._directory.mkdir(mode=0o700, exist_ok=True)
         await self._spawn()
@@ -121,7 +129,7 @@ class Process:
             assert self._child is not None
             code = await self._child.wait()
             self._url = None
-            self._on_restart()
+            self._on_loss()
             log.error("the embedded engine ended with %s; starting it again", code)
             await asyncio.sleep(pause_s)
             try:
@@ -131,6 +139,7 @@ class Process:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
             self.restarts += 1
+            self._on_return()
             pause_s = _FIRST_PAUSE_S
 
     async def _end(self) -> None:

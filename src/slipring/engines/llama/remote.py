@@ -22,6 +22,13 @@ class External:
         """It is not ours to end."""
         return
 
+    async def start(self, on_loss: Callable[[], None]) -> None:
+        """It runs already, and does not say when it has lost something."""
+        return
+
+    async def close(self) -> None:
+        return
+
 
 def describe(url: str, key: str) -> dict[str, Any]:
     """What a llama-server says about itself and its model."""

@@ -45,8 +45,11 @@ class Saved(Struct, frozen=True, eq=False):
 class Shelf:
     """What is saved, and for how long."""
 
-    def __init__(self, files: SlotFiles, limit_bytes: int, directory: Path | None = None) -> None:
-        """``directory``: where the files are, if they are ours to remove; else their names are used again."""
+    def __init__(
+        self, files: SlotFiles, limit_bytes: int, directory: Path | None = None, mark: str = ""
+    ) -> None:
+        """``directory``: where the files are, if they are ours to remove; else their names are used again.
+        ``mark`` begins their names."""
         self._files = files
         self._limit_bytes = limit_bytes
         self._directory = directory
@@ -54,7 +57,7 @@ class Shelf:
         self._used_bytes = 0
         self._readers: Counter[Saved] = Counter()
         self._spare_names: list[str] = []
-        self._prefix = secrets.token_hex(6)  # others may save to the same place
+        self._prefix = mark + secrets.token_hex(6)  # others may save to the same place
         self._named = 0
         self.restored = 0
 

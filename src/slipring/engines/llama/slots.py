@@ -7,7 +7,7 @@ work wait in order.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from msgspec import Struct
@@ -91,18 +91,18 @@ class _Turn:
 
 
 class Slots:
-    """All slots of an engine."""
+    """The slots of an engine, as far as they are ours."""
 
-    def __init__(self, count: int, shelf: Shelf) -> None:
-        self._all = [Slot(number) for number in range(count)]
-        self._free = list(self._all)  # least recently used first
+    def __init__(self, numbers: Iterable[int], shelf: Shelf) -> None:
+        self._all = {number: Slot(number) for number in numbers}
+        self._free = list(self._all.values())  # least recently used first
         self._waiting: list[_Turn] = []
         self._moves: set[asyncio.Task[None]] = set()
         self._shelf = shelf
 
     def forget(self) -> None:
         """The engine has lost everything. What jobs at work still say of their slots is of no interest."""
-        self._all = [Slot(slot.number) for slot in self._all]
+        self._all = {number: Slot(number) for number in self._all}
         self._free = [self._all[slot.number] for slot in self._free]
         self._shelf.clear()
 
@@ -146,7 +146,7 @@ class Slots:
 
     def _should_wait(self, wish: Wish) -> bool:
         """Whether a copy is being made of what a job wants: a matter of milliseconds, and worth a prefill."""
-        most = max((_reusable(slot, wish) for slot in self._all if slot.is_copied), default=0)
+        most = max((_reusable(slot, wish) for slot in self._all.values() if slot.is_copied), default=0)
         return most >= LEAST_TOKENS and most > max(_reusable(slot, wish) for slot in self._free)
 
     def _choose(self, wish: Wish) -> Slot:

@@ -1,0 +1,100 @@
+"""Owners of an engine: what runs, and what each of its users may use of it.
+
+Usually there is one user, in the same process. Workers are several: slots and room for saved contexts are
+divided among them, and names keep their files apart. A slot that two used would tell the tenants of one what
+those of the other have sent.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from slipring.engines.llama.options import Options
+from slipring.engines.llama.process import ChildSettings, Process, kv_directory
+from slipring.engines.llama.remote import describe
+from slipring.engines.sharing import Share
+from slipring.errors import StartupError
+
+
+class Embedded:
+    """A child of ours and its division."""
+
+    def __init__(self, options: Options, path: str, context: int, users: int = 1) -> None:
+        """``path`` is the model's file, ``context`` what a slot is to hold."""
+        self._users = users
+        self._slots = max(options.slots, users)  # nobody can do with less than one
+        limit_bytes = options.saved_mib * 2**20
+        self._share_bytes = limit_bytes // users
+        self._directory = kv_directory(limit_bytes) if limit_bytes else None
+        self.process = Process(
+            ChildSettings(
+                path=path,
+                context=context,
+                slots=self._slots,
+                threads=options.thread_count,
+                gpu_layers=options.gpu_layers,
+                chunk=options.chunk,
+                directory=str(self._directory or ""),
+            )
+        )
+        self.key = self.process.key
+
+    @property
+    def address(self) -> str | None:
+        return None if self.process.trouble else self.process.url
+
+    async def start(self, on_move: Callable[[], None]) -> None:
+        await self.process.start(on_loss=on_move, on_return=on_move)
+
+    async def close(self) -> None:
+        await self.process.close()
+
+    def share(self, number: int) -> Share:
+        mark = f"{number}-"
+        self._sweep(mark)
+        return Share(
+            slots=tuple(range(number, self._slots, self._users)),
+            saved_bytes=self._share_bytes,
+            directory=str(self._directory or ""),
+            mark=mark,
+        )
+
+    def suspect(self, url: str) -> None:
+        # All users come to suspect it at about the same time. Those who come late mean one that has ended.
+        if url == self.address:
+            self.process.suspect()
+
+    def _sweep(self, mark: str) -> None:
+        """Remove the files of a user that died. Nobody else knows their names."""
+        if self._directory is not None:
+            for left in Path(self._directory).glob(f"slipring-{mark}*"):
+                left.unlink(missing_ok=True)
+
+
+class Elsewhere:
+    """A llama-server that somebody else runs. There is nothing to own but the order among its users."""
+
+    def __init__(self, options: Options, users: int) -> None:
+        self.key = options.key()
+        self.address: str | None = options.model
+        self._users = users
+        self._share_bytes = options.saved_mib * 2**20 // users
+        self._slots = int(describe(options.model, self.key).get("total_slots", 0))
+        if self._slots < users:
+            raise StartupError(
+                f"--engine llama: {options.model} has {self._slots} slots, and {users} workers need one each"
+                f" (start it with --parallel {users} or more)"
+            )
+
+    async def start(self, on_move: Callable[[], None]) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    def share(self, number: int) -> Share:
+        slots = tuple(range(number, self._slots, self._users))
+        return Share(slots, self._share_bytes, mark=f"{number}-")
+
+    def suspect(self, url: str) -> None:
+        """It is not ours to end."""
+        return

@@ -1,0 +1,178 @@
+"""``slipring keys``: make, list and revoke the keys in a store.
+
+Owns the flags, and what is printed: on standard output what a script wants to read, on standard error what a
+person does. A secret is printed once, when its key is made. It knows nothing of servers: they find the keys
+in the store that they share with these commands.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from slipring.config import Config, ConfigError, add_flags
+from slipring.errors import StartupError, Unavailable
+from slipring.keys.token import Token
+from slipring.protocol import wire
+from slipring.stores.base import Key, Store
+from slipring.stores.catalog import open_store
+
+NO_SUCH_KEY = 1
+_COLUMNS = ("ID", "TENANT", "NAME", "MODELS", "REQUESTS/MIN", "TOKENS/DAY", "CREATED", "REVOKED")
+
+
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """Add the commands that ``run`` carries out."""
+    commands = parser.add_subparsers(dest="keys_command", required=True, metavar="COMMAND")
+    create = commands.add_parser(
+        "create",
+        help="make a key and print it, once",
+        description="Make a key and print it on the standard output. It cannot be shown again.",
+        allow_abbrev=False,
+    )
+    create.add_argument(
+        "--tenant", required=True, type=_text, help="whose key it is: tenants see nothing of each other"
+    )
+    create.add_argument("--name", type=_text, metavar="LABEL", help="what it is for, for people")
+    create.add_argument(
+        "--model",
+        dest="permitted",
+        action="append",
+        type=_text,
+        default=[],
+        metavar="NAME",
+        help="model that it may use (repeatable; default: all)",
+    )
+    create.add_argument("--requests-per-minute", type=_bound, metavar="N", help="turns in a minute")
+    create.add_argument("--tokens-per-day", type=_bound, metavar="N", help="tokens in a day, in and out")
+    show = commands.add_parser(
+        "list", help="list all keys", description="List all keys, without secrets.", allow_abbrev=False
+    )
+    show.add_argument("--json", action="store_true", help="as a JSON array")
+    revoke = commands.add_parser(
+        "revoke",
+        help="make a key worthless",
+        description="Make a key worthless: the next turn of whoever uses it is refused.",
+        allow_abbrev=False,
+    )
+    revoke.add_argument("id", metavar="ID", help="as printed by list")
+    for command in (create, show, revoke):
+        add_flags(command, only=("store",))
+
+
+def _text(given: str) -> str:
+    if not given.strip() or not given.isprintable():
+        raise argparse.ArgumentTypeError("must be printable and not empty")
+    return given.strip()
+
+
+def _bound(given: str) -> int:
+    if not (given.isascii() and given.isdecimal() and 0 < int(given) < 2**63):
+        raise argparse.ArgumentTypeError("must be a whole number above 0")
+    return int(given)
+
+
+async def run(arguments: argparse.Namespace, config: Config) -> int:
+    """Carry out a command; the exit code. ``StartupError``: the store cannot be used."""
+    async with _opened(config) as store:
+        if arguments.keys_command == "create":
+            return await _create(store, arguments)
+        if arguments.keys_command == "list":
+            return await _list(store, as_json=arguments.json)
+        return await _revoke(store, arguments.id)
+
+
+@asynccontextmanager
+async def _opened(config: Config) -> AsyncIterator[Store]:
+    store = open_store(config.store, config.limits)
+    if not store.is_shared:
+        raise ConfigError(
+            f"keys in the store '{config.store}' would be gone at once: name one that lasts, with --store or"
+            " SLIPRING_STORE"
+        )
+    try:
+        await store.start()
+        yield store
+    except Unavailable as error:
+        raise StartupError(error.message) from None
+    finally:
+        await store.close()
+
+
+async def _create(store: Store, arguments: argparse.Namespace) -> int:
+    token = Token.draw()
+    key = Key(
+        id=token.id,
+        tenant=arguments.tenant,
+        digest=token.digest,
+        created_at=int(time.time()),
+        name=arguments.name or "",
+        models=tuple(dict.fromkeys(arguments.permitted)),
+        requests_per_minute=arguments.requests_per_minute,
+        tokens_per_day=arguments.tokens_per_day,
+    )
+    await store.keys.create(key)
+    print(token.reveal(), flush=True)
+    print(f"slipring: key {key.id} of tenant '{key.tenant}'; it is not shown again", file=sys.stderr)
+    return 0
+
+
+async def _list(store: Store, *, as_json: bool) -> int:
+    keys = await store.keys.list()
+    if as_json:
+        print(wire.encode([_described(key) for key in keys]).decode())
+    else:
+        print(_table([_COLUMNS, *map(_row, keys)]))
+    return 0
+
+
+async def _revoke(store: Store, key_id: str) -> int:
+    if not await store.keys.revoke(key_id, int(time.time())):
+        print("slipring: there is no such key, or it is revoked already", file=sys.stderr)
+        return NO_SUCH_KEY
+    print(f"slipring: key {key_id} is revoked", file=sys.stderr)
+    return 0
+
+
+def _described(key: Key) -> dict[str, Any]:
+    """A key as others may see it: all but the digest."""
+    return {
+        "id": key.id,
+        "tenant": key.tenant,
+        "name": key.name,
+        "models": key.models,
+        "requests_per_minute": key.requests_per_minute,
+        "tokens_per_day": key.tokens_per_day,
+        "created_at": key.created_at,
+        "revoked_at": key.revoked_at,
+    }
+
+
+def _row(key: Key) -> Sequence[str]:
+    return (
+        key.id,
+        key.tenant,
+        key.name or "-",
+        ", ".join(key.models) or "all",
+        _or_dash(key.requests_per_minute),
+        _or_dash(key.tokens_per_day),
+        _date(key.created_at),
+        _date(key.revoked_at),
+    )
+
+
+def _or_dash(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+def _date(seconds: int | None) -> str:
+    return "-" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _table(rows: list[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

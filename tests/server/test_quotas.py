@@ -1,0 +1,186 @@
+"""How much a key may use, on one server and on several that share a store."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipring.errors import Unavailable
+from tests.harness import PuppetEngine, Running, Socket
+from tests.server.issuing import NOW, bearer, issue, serve_stored
+
+MINUTE_LEFT = "45"
+DAY_LEFT = str(24 * 60 * 60 - 15)
+COST = {"input_tokens": 30, "output_tokens": 12}
+
+
+async def post(server: Running, key: str, **body: Any) -> tuple[int, str | None]:
+    """The status of a request, and when to come back."""
+    url = f"{server.url}/responses"
+    async with server.http.post(url, json={"input": "hello", **body}, headers=bearer(key)) as answer:
+        return answer.status, answer.headers.get("Retry-After")
+
+
+def later(server: Running, seconds: float) -> None:
+    server.service.quotas.now = lambda: NOW + seconds
+
+
+async def played(socket: Socket, engine: PuppetEngine, **fields: Any) -> str:
+    """A turn that costs ``COST``; the type of its last event."""
+    await socket.create(input="hello", **fields)
+    (await engine.next()).finish(**COST)
+    return str((await socket.until("response.completed"))[-1]["type"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_requests_up_to_the_bound_are_served_over_http(tmp_path: Path, stream: bool) -> None:
+    async with serve_stored(tmp_path) as server:
+        key, other = await issue(server, requests_per_minute=3), await issue(server, requests_per_minute=3)
+        for _ in range(3):
+            assert await post(server, key, stream=stream) == (200, None)
+        for _ in range(2):
+            assert await post(server, key, stream=stream) == (429, MINUTE_LEFT)
+        assert await post(server, other, stream=stream) == (200, None)
+        later(server, 44.5)
+        assert await post(server, key, stream=stream) == (429, "1")
+        later(server, 45)
+        assert await post(server, key, stream=stream) == (200, None)
+
+
+async def test_requests_up_to_the_bound_are_served_on_a_socket(tmp_path: Path) -> None:
+    async with serve_stored(tmp_path) as server:
+        key = await issue(server, requests_per_minute=2)
+        async with server.connect(key=key) as socket:
+            first = await socket.response(input="hello")
+            await socket.response(input="more", stream_id="a", previous_response_id=first["id"])
+            error = await socket.error(input="more", stream_id="a")
+            assert (error["status"], error["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert error["error"]["type"] == "rate_limit_error"
+            assert error["error"]["headers"] == {"retry-after": MINUTE_LEFT}
+            assert error["error"]["message"] == "Rate limit reached for this API key: 2 requests per minute."
+            later(server, 60)
+            await socket.response(input="more", previous_response_id=first["id"])
+
+
+async def test_turns_that_begin_at_the_same_time_are_all_counted(tmp_path: Path) -> None:
+    async with serve_stored(tmp_path) as server:
+        key = await issue(server, requests_per_minute=3)
+        async with server.connect(key=key) as socket:
+            lanes = [f"lane-{number}" for number in range(8)]
+            for lane in lanes:
+                await socket.create(input="hello", stream_id=lane)
+            ends = []
+            while len(ends) < len(lanes):
+                event = await socket.receive()
+                if event["type"] in ("response.completed", "error"):
+                    ends.append(event["type"])
+            assert ends.count("response.completed") == 3
+
+
+async def test_what_never_becomes_a_turn_is_not_counted(tmp_path: Path) -> None:
+    async with serve_stored(tmp_path) as server:
+        key = await issue(server, requests_per_minute=1)
+        async with server.connect(key=key) as socket:
+            assert (await post(server, key, input=7))[0] == 400
+            assert (await post(server, key, input=[{"type": "no such type"}]))[0] == 400
+            assert (await socket.error(input=7))["status"] == 400
+            await socket.send(type="response.dance")
+            assert (await socket.receive())["status"] == 400
+            await socket.response(input="hello")
+            assert (await socket.error(input="hello"))["status"] == 429
+
+
+async def test_tokens_are_counted_in_and_out_when_a_response_is_finished(tmp_path: Path) -> None:
+    engine = PuppetEngine()
+    async with serve_stored(tmp_path, engine) as server:
+        key = await issue(server, tokens_per_day=84)
+        async with server.connect(key=key) as socket:
+            await played(socket, engine)
+            await played(socket, engine, store=False)
+            error = await socket.error(input="hello")
+            assert (error["status"], error["error"]["headers"]) == (429, {"retry-after": DAY_LEFT})
+            assert error["error"]["message"] == "Rate limit reached for this API key: 84 tokens per day."
+            assert await post(server, key) == (429, DAY_LEFT)
+            later(server, 24 * 60 * 60)
+            await played(socket, engine)
+
+
+async def test_a_bound_that_is_not_reached_lets_a_turn_exceed_it(tmp_path: Path) -> None:
+    engine = PuppetEngine()
+    async with serve_stored(tmp_path, engine) as server:
+        key = await issue(server, tokens_per_day=43, requests_per_minute=100)
+        async with server.connect(key=key) as socket:
+            await played(socket, engine)
+            await played(socket, engine)
+            assert (await socket.error(input="hello"))["status"] == 429
+
+
+async def test_servers_on_one_store_share_a_quota(tmp_path: Path) -> None:
+    async with serve_stored(tmp_path) as one, serve_stored(tmp_path) as two:
+        key = await issue(one, requests_per_minute=4)
+        for _ in range(2):
+            assert (await post(one, key))[0] == 200
+        await one.service.quotas.exchange()
+        assert (await post(two, key))[0] == 200  # it has met the key for the first time, and asks the store
+        await two.service.quotas.exchange()
+        await one.service.quotas.exchange()
+        assert (await post(one, key))[0] == 200
+        assert (await post(one, key))[0] == 429
+        await one.service.quotas.exchange()
+        await two.service.quotas.exchange()
+        assert (await post(two, key))[0] == 429
+
+
+async def test_what_a_server_heard_long_ago_is_looked_up_again(tmp_path: Path) -> None:
+    async with serve_stored(tmp_path) as one, serve_stored(tmp_path) as two:
+        key = await issue(one, requests_per_minute=3)
+        for server in (one, two):
+            assert (await post(server, key))[0] == 200
+            await server.service.quotas.exchange()
+        assert (await post(two, key))[0] == 200
+        await two.service.quotas.exchange()
+        later(one, 2)
+        assert (await post(one, key))[0] == 429
+
+
+async def test_tokens_are_shared_too_and_survive_a_stop(tmp_path: Path) -> None:
+    engine = PuppetEngine()
+    async with serve_stored(tmp_path, engine) as server:
+        key = await issue(server, tokens_per_day=42)
+        async with server.connect(key=key) as socket:
+            await played(socket, engine)
+    async with serve_stored(tmp_path) as again:
+        assert await post(again, key) == (429, DAY_LEFT)
+
+
+async def test_between_exchanges_a_quota_may_be_overshot(tmp_path: Path) -> None:
+    async with serve_stored(tmp_path) as one, serve_stored(tmp_path) as two:
+        key = await issue(one, requests_per_minute=1)
+        for server in (one, two):
+            assert (await post(server, key))[0] == 200
+        for server in (one, two):
+            await server.service.quotas.exchange()
+            assert (await post(server, key))[0] == 429
+
+
+async def test_without_the_store_a_quota_goes_on_with_what_is_known_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def spend(spent: object, *, expires_at: float) -> None:
+        raise Unavailable("The store cannot be reached.")
+
+    async with serve_stored(tmp_path) as server:
+        key = await issue(server, requests_per_minute=3)
+        assert (await post(server, key))[0] == 200
+        with monkeypatch.context() as fault:
+            fault.setattr(server.service.store.keys, "spend", spend)
+            for status in (200, 200, 429):
+                await server.service.quotas.exchange()
+                assert (await post(server, key))[0] == status
+            unmet = await issue(server, requests_per_minute=1)
+            assert [(await post(server, unmet))[0] for _ in range(2)] == [200, 429]
+        warnings = [record.message for record in caplog.records if "quotas" in record.message]
+        assert warnings == ["quotas go on with what is known here: The store cannot be reached."]
+        await server.service.quotas.exchange()
+        async with serve_stored(tmp_path) as other:
+            assert (await post(other, key))[0] == 429

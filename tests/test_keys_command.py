@@ -1,0 +1,224 @@
+"""``slipring keys`` as its users meet it: what it prints, where, and what it never does."""
+
+import asyncio
+import json
+import re
+import shlex
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from slipring.cli import main
+from tests.test_cli import COMMAND, FAST, environment, launched
+from tests.test_docs import ROOT, commands
+
+KEY = re.compile(r"sk-slip-([0-9a-f]{16})\.([A-Za-z0-9_-]{43})\n")
+HEADINGS = ["ID", "TENANT", "NAME", "MODELS", "REQUESTS/MIN", "TOKENS/DAY", "CREATED", "REVOKED"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLIPRING_STORE", raising=False)
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run a command; its exit code, standard output and standard error."""
+    try:
+        code = main(["keys", *arguments])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    return code, *capsys.readouterr()
+
+
+def created(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+    """Make a key; its id and secret."""
+    code, out, err = said(capsys, "create", "--store", "sqlite:keys.db", *arguments)
+    assert code == 0
+    found = KEY.fullmatch(out)
+    assert found is not None
+    key_id, secret = found.groups()
+    assert key_id in err
+    assert secret not in err
+    return key_id, secret
+
+
+def columns(line: str) -> list[str]:
+    return re.split(r"  +", line)
+
+
+def test_a_key_is_printed_once_and_listed_without_its_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = created(capsys, "--tenant", "a")
+    limits = ["--requests-per-minute", "60", "--tokens-per-day", "2000000"]
+    bound = created(
+        capsys, "--tenant", "b", "--name", "nightly run", *("--model", "x", "--model", "y"), *limits
+    )
+    code, table, err = said(capsys, "list", "--store", "sqlite:keys.db")
+    assert (code, err) == (0, "")
+    heading, *lines = table.splitlines()
+    assert columns(heading) == HEADINGS
+    rows = {columns(line)[0]: columns(line)[1:] for line in lines}
+    assert rows.keys() == {plain[0], bound[0]}
+    assert rows[plain[0]][:5] == ["a", "-", "all", "-", "-"]
+    assert rows[bound[0]][:5] == ["b", "nightly run", "x, y", "60", "2000000"]
+    assert rows[bound[0]][6] == "-"
+    code, text, _ = said(capsys, "list", "--store", "sqlite:keys.db", "--json")
+    keys = {key["tenant"]: key for key in json.loads(text)}
+    assert all(key.pop("created_at") for key in keys.values())
+    assert keys["b"] == {
+        "id": bound[0],
+        "tenant": "b",
+        "name": "nightly run",
+        "models": ["x", "y"],
+        "requests_per_minute": 60,
+        "tokens_per_day": 2000000,
+        "revoked_at": None,
+    }
+    assert keys["a"]["requests_per_minute"] is None
+    for _, secret in (plain, bound):
+        assert secret not in table + text
+
+
+def test_a_key_is_revoked_once(capsys: pytest.CaptureFixture[str]) -> None:
+    key_id, _ = created(capsys, "--tenant", "a")
+    revoke = ["revoke", "--store", "sqlite:keys.db"]
+    assert said(capsys, *revoke, key_id) == (0, "", f"slipring: key {key_id} is revoked\n")
+    complaint = "slipring: there is no such key, or it is revoked already\n"
+    assert said(capsys, *revoke, key_id) == (1, "", complaint)
+    assert said(capsys, *revoke, "0123456789abcdef") == (1, "", complaint)
+    _, table, _ = said(capsys, "list", "--store", "sqlite:keys.db")
+    assert columns(table.splitlines()[1])[-1].endswith("Z")
+
+
+def test_the_store_is_named_as_for_serve(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_id, _ = created(capsys, "--tenant", "a")
+    Path("slipring.toml").write_text('store = "sqlite:keys.db"\n')
+    assert key_id in said(capsys, "list", "--config", "slipring.toml")[1]
+    monkeypatch.setenv("SLIPRING_STORE", "sqlite:keys.db")
+    assert key_id in said(capsys, "list")[1]
+    assert key_id not in said(capsys, "list", "--store", "sqlite:other.db")[1]
+
+
+@pytest.mark.parametrize("command", [["create", "--tenant", "a"], ["list"], ["revoke", "0123456789abcdef"]])
+def test_the_store_in_memory_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    line = (
+        "slipring: keys in the store 'memory' would be gone at once: name one that lasts, with --store or"
+        " SLIPRING_STORE\n"
+    )
+    assert said(capsys, *command) == (2, "", line)
+    assert said(capsys, *command, "--store", "memory") == (2, "", line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "slipring keys: the following arguments are required: COMMAND"),
+        (["create"], "slipring keys create: the following arguments are required: --tenant"),
+        (["revoke"], "slipring keys revoke: the following arguments are required: ID"),
+        (["create", "--tenant", " "], "slipring keys create: argument --tenant: must be printable and not"),
+        (
+            ["create", "--tenant", "a\nb"],
+            "slipring keys create: argument --tenant: must be printable and not",
+        ),
+        (
+            ["create", "--tenant", "a", "--requests-per-minute", "0"],
+            "slipring keys create: argument --requests-per-minute: must be a whole number above 0",
+        ),
+        (
+            ["create", "--tenant", "a", "--tokens-per-day", "1e6"],
+            "slipring keys create: argument --tokens-per-day: must be a whole number above 0",
+        ),
+        (
+            ["create", "--tenant", "a", "--tokens-per-day", str(2**63)],
+            "slipring keys create: argument --tokens-per-day: must be a whole number above 0",
+        ),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
+) -> None:
+    code, out, err = said(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith(line)
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("store", ["sqlite:/dev/null/keys.db", "sqlite:.", "attic"])
+def test_a_store_that_cannot_be_used_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], store: str
+) -> None:
+    code, out, err = said(capsys, "list", "--store", store)
+    assert (code, out) == (3, "")
+    assert err.startswith("slipring: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_the_commands_of_the_page_do_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    documented = [shlex.split(line)[2:] for where, line in commands() if where.startswith("keys.md:")]
+    assert [words[0] for words in documented] == ["create", "create", "list", "list", "revoke"]
+    *makings, listing, as_json, revoking = documented
+    ids = [found.group(1) for words in makings if (found := KEY.fullmatch(said(capsys, *words)[1]))]
+    assert len(said(capsys, *listing)[1].splitlines()) == 3
+    assert {key["id"] for key in json.loads(said(capsys, *as_json)[1])} == set(ids)
+    assert said(capsys, *revoking)[0] == 1  # the id of the page is nobody's
+    assert said(capsys, *revoking[:-1], ids[0])[0] == 0
+    assert "slipring.db" in {path.name for path in Path().iterdir()}
+    assert (ROOT / "docs" / "keys.md").exists()
+
+
+# With a server in a process of its own.
+
+
+async def keys(*arguments: str) -> str:
+    """Run a command in a process of its own; what it prints on standard output."""
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "keys", *arguments, env=environment(SLIPRING_STORE="sqlite:keys.db"), stdout=-1, stderr=-1
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 0, err.decode()
+    return out.decode()
+
+
+async def ask(http: aiohttp.ClientSession, url: str, key: str) -> int:
+    headers = {"Authorization": f"Bearer {key}"}
+    async with http.post(f"{url}/responses", json={"input": "hello"}, headers=headers) as answer:
+        return answer.status
+
+
+def all_bytes(directory: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in directory.iterdir())
+
+
+async def test_keys_from_their_making_to_their_end(tmp_path: Path) -> None:
+    first = (await keys("create", "--tenant", "a", "--requests-per-minute", "1")).strip()
+    flags = ("--store", "sqlite:keys.db", "--log-level", "debug")
+    async with launched(*FAST, *flags) as server, aiohttp.ClientSession() as http:
+        assert "  API keys   those in the store" in server.told
+        assert server.told[-1].endswith("OPENAI_API_KEY=YOUR_KEY")
+        assert await ask(http, server.url, "any") == 401
+        assert await ask(http, server.url, first) == 200
+        second = (await keys("create", "--tenant", "b")).strip()
+        async with http.ws_connect(
+            f"{server.url}/responses", headers={"Authorization": f"Bearer {second}"}
+        ) as ws:
+            ids = {key["tenant"]: key["id"] for key in json.loads(await keys("list", "--json"))}
+            assert ids.keys() == {"a", "b"}
+            await keys("revoke", ids["b"])
+            await ws.send_json({"type": "response.create", "input": "hello"})
+            event = await ws.receive_json(timeout=10)
+            assert (event["type"], event["status"]) == ("error", 401)
+        assert await ask(http, server.url, second) == 401
+        secrets = [key.partition(".")[2] for key in (first, second)]
+        kept = all_bytes(tmp_path)
+        assert await server.stop() == 0
+        spoken = "\n".join(server.told) + await server.errors()
+    assert ids["a"].encode() in kept
+    kept += all_bytes(tmp_path)
+    for secret in secrets:
+        assert secret.encode() not in kept
+        assert secret not in spoken
