@@ -194,7 +194,7 @@ def test_the_summary_goes_on_where_the_parent_ended() -> None:
     assert job.head is ordinary.head
     assert job.input[:-1] == ordinary.input
     assert "summary" in context_of(job)[-1]["content"]
-    assert (job.settings.format.kind, job.settings.max_output_tokens) == ("text", 512)
+    assert (job.settings.format.kind, job.settings.max_output_tokens) == ("text", 250)
     stage.finish(Text("s"))
     real = stage.job()
     assert real.parent is None

@@ -34,7 +34,7 @@ _SUMMARY_START = user_message(_LEAD).raw[:-2]
 """How the message with a summary begins, as JSON."""
 _SLACK_TOKENS = 1024
 """More than any template writes around items by itself."""
-_SHORTEST_SUMMARY, _LONGEST_SUMMARY = 512, 8192
+_SHORTEST_SUMMARY, _LONGEST_SUMMARY = 128, 8192
 _MOST_KEPT_BYTES = 64 * 1024
 _UNKNOWN_CONTEXT = 32 * 1024
 _UNCOUNTABLE = (b'"input_image"', b'"input_file"')
