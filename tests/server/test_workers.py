@@ -218,7 +218,7 @@ async def test_a_worker_that_cannot_be_replaced_is_tried_until_it_can(
 
         post = Post(assign, lambda suspicion: None)
         post.start()
-        assert await asyncio.wait_for(post.serving, PATIENCE_S) == orders.Serving(("simulated",), "memory")
+        assert (await asyncio.wait_for(post.serving, PATIENCE_S)).models == ("simulated",)
         assert post._process is not None
         post._process.kill()
         url = f"http://127.0.0.1:{config.port}/v1"
@@ -261,7 +261,7 @@ def test_orders_and_reports_survive_their_way() -> None:
     ):
         assert orders.read_order(orders.encode(order)) == order
     for report in (
-        orders.Serving(("a", "b"), "sqlite"),
+        orders.Serving(("a", "b"), "sqlite", "2 configured", False),
         orders.Failed("one line"),
         orders.Suspicion("llama", "http://127.0.0.1:1"),
     ):

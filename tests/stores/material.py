@@ -81,16 +81,11 @@ def same(left: ResponseState | None, right: ResponseState) -> bool:
     """Whether two chains are equal in everything that a later turn or a client could see."""
     if left is None or left.depth != right.depth:
         return False
-    return all(
-        _seen(a) == _seen(b) and a.position == b.position
-        for a, b in zip(left.chain(), right.chain(), strict=True)
-    )
+    return all(_seen(a) == _seen(b) for a, b in zip(left.chain(), right.chain(), strict=True))
 
 
 def _seen(each: ResponseState) -> tuple[Any, ...]:
-    # Raw has no equality of its own, so heads and carries are compared as they are written.
-    head = (each.head.instructions, each.head.tools.raw, wire.encode(each.head.tools.callables))
-    return told(each.response), each.input, each.output, head, wire.encode(each.carry)
+    return told(each.response), each.input, each.output, each.head, each.carry, each.position
 
 
 def response(name: str, **fields: Any) -> Response:

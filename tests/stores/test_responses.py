@@ -267,6 +267,7 @@ async def test_items_are_found_by_their_ids(store: SqlStore) -> None:
         "msg_abci0000",
         "msg_abci0009",
         "fc_abc0000",
+        "msg_abci-001",
         "",
         "x_",
         "msg_theirs",

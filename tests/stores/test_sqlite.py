@@ -2,6 +2,7 @@
 
 import asyncio
 import stat
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,14 @@ async def test_nobody_else_may_read_the_file(database: SqliteDatabase, path: Pat
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
+async def test_processes_that_start_together(path: Path) -> None:
+    databases = [SqliteDatabase(str(path)) for _ in range(6)]
+    await asyncio.gather(*(each.start() for each in databases))
+    await asyncio.gather(*(each.write(add(str(number))) for number, each in enumerate(databases)))
+    assert await names(databases[0]) == list("012345")
+    await asyncio.gather(*(each.close() for each in databases))
+
+
 async def test_the_modes_of_the_file(database: SqliteDatabase) -> None:
     assert await database.read("PRAGMA journal_mode") == [("wal",)]
     assert await database.read("PRAGMA foreign_keys") == [(1,)]
@@ -83,10 +92,12 @@ async def test_what_is_no_database_is_refused_in_one_line(
         assert path.read_bytes() == content
 
 
-async def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", ["file", "/proc"])
+async def test_a_directory_that_cannot_be_made(tmp_path: Path, beside: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartupError, match=r"^--store sqlite:.*: (Not a directory|File exists)$"):
-        await SqliteDatabase(str(tmp_path / "file" / "store.db")).start()
+    where = tmp_path / beside / "slipring" / "store.db"
+    with pytest.raises(StartupError, match=r"^--store sqlite:.*: [A-Z][a-z ]+$"):
+        await SqliteDatabase(str(where)).start()
 
 
 def damage(path: Path) -> None:
@@ -217,6 +228,47 @@ async def test_a_full_disk_is_told_and_got_over(database: SqliteDatabase, path: 
     await database.write(Statement("PRAGMA max_page_count = 100000"))
     await database.write(add("huge", "x" * 100_000))
     assert "huge" in await names(database)
+
+
+WRITER = """
+import asyncio, sys
+from slipring.stores.database import Statement
+from slipring.stores.sqlite import SqliteDatabase
+
+async def main(path, name):
+    database = SqliteDatabase(path)
+    await database.start()
+    for number in range(100_000):
+        own = f"{name}{number:05}"
+        await database.write(Statement(sys.argv[3], (own, "")))
+        print(own, flush=True)
+
+asyncio.run(main(*sys.argv[1:3]))
+"""
+
+
+async def test_processes_that_are_killed_lose_nothing_that_they_were_told_is_kept(
+    database: SqliteDatabase, path: Path
+) -> None:
+    writers = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(path), name, ADD, stdout=-1)
+        for name in ("x", "y")
+    ]
+    told = []
+    for number in range(60):
+        stream = writers[number % 2].stdout
+        assert stream is not None
+        told.append((await stream.readline()).decode().strip())
+        await database.write(add(f"{number:02}"))
+    for writer in writers:
+        writer.kill()
+    for writer in writers:
+        rest, _ = await writer.communicate()
+        told += rest.decode().split("\n")[:-1]
+    kept = await names(database)
+    assert set(told) <= set(kept)
+    assert kept[:60] == [f"{number:02}" for number in range(60)]
+    assert await database.read("PRAGMA integrity_check") == [("ok",)]
 
 
 async def test_in_memory_reads_see_what_was_written() -> None:

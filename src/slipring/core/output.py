@@ -177,9 +177,21 @@ class Output:
         self._open = _Call(self, delta)
 
     def _call_arguments(self, delta: CallArguments) -> None:
-        if not isinstance(self._open, _Call):
+        # As hot: once per token of every call.
+        call = self._open
+        if not isinstance(call, _Call):
             raise TypeError("an engine sent call arguments outside a call")
-        self._open.extend(delta.text)
+        call.pieces.append(delta.text)
+        self._sequence += 1
+        self._events.append(
+            call.delta_kind(
+                sequence_number=self._sequence,
+                stream_id=self.stream_id,
+                output_index=self._index,
+                item_id=call.id,
+                delta=delta.text,
+            )
+        )
 
     _feeders: ClassVar[dict[type[Delta], Callable[["Output", Any], None]]] = {
         Text: _text,
@@ -371,23 +383,21 @@ class _Reasoning:
 class _Call:
     """An open ``function_call`` or ``custom_tool_call`` item."""
 
-    __slots__ = ("_call_id", "_output", "_pieces", "_started", "id")
+    __slots__ = ("_call_id", "_output", "_started", "delta_kind", "id", "pieces")
 
     def __init__(self, output: Output, started: CallStarted) -> None:
         self._output = output
         self._started = started
-        self._pieces: list[str] = []
+        self.pieces: list[str] = []
+        self.delta_kind = (
+            events.FunctionCallArgumentsDelta if self._is_function else events.CustomToolCallInputDelta
+        )
         self._call_id = output.mint_call()
         self.id = output.name_item("function_call" if started.kind == "function" else "custom_tool_call")
         output.start_item(self._item("", "in_progress"))
 
-    def extend(self, text: str) -> None:
-        self._pieces.append(text)
-        kind = events.FunctionCallArgumentsDelta if self._is_function else events.CustomToolCallInputDelta
-        self._output.emit(kind, item_id=self.id, delta=text)
-
     def close(self, status: ItemStatus) -> FunctionCallItem | CustomToolCallItem:
-        text = "".join(self._pieces)
+        text = "".join(self.pieces)
         if self._is_function:
             self._output.emit(events.FunctionCallArgumentsDone, item_id=self.id, arguments=text)
         else:

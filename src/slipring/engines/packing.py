@@ -1,9 +1,12 @@
 """How the positions that engines leave are written down: those of token engines, where there are any."""
 
-from slipring.core.state import Positions
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slipring.prompts.packing import RenderedPositions
 
 
-def positions() -> Positions | None:
+def positions() -> "RenderedPositions | None":
     """None where what token engines need is not installed: then nobody leaves a position worth keeping."""
     try:
         from slipring.prompts.packing import RenderedPositions

@@ -20,6 +20,7 @@ from slipring.server.auth import Caller
 from slipring.server.background import Background
 from slipring.server.clock import now
 from slipring.server.compact import compact
+from slipring.server.counting import count_tokens
 from slipring.server.http import create_response
 from slipring.server.ids import mint
 from slipring.server.responses import StoredResponses
@@ -46,6 +47,7 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("GET", "/responses", _open_socket),
         ("POST", "/responses", create),
         ("POST", "/responses/compact", _compact),
+        ("POST", "/responses/input_tokens", count_tokens),
         ("GET", "/responses/{response_id}", stored.retrieve),
         ("DELETE", "/responses/{response_id}", stored.delete),
         ("POST", "/responses/{response_id}/cancel", stored.cancel),
@@ -63,8 +65,11 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("GET", "/models/{model:.+}", _show_model),
     ]
     for method, path, endpoint in endpoints:
+        handler = _admitted(service, endpoint)
         for prefix in ("/v1", ""):
-            app.router.add_route(method, prefix + path, _admitted(service, endpoint))
+            app.router.add_route(method, prefix + path, handler)
+            if method == "GET":
+                app.router.add_route("HEAD", prefix + path, handler)
 
     async def health(request: web.Request) -> web.Response:
         return _health(service)

@@ -120,10 +120,9 @@ class LiveRun:
     # Its life.
 
     @property
-    def response(self) -> Response:
-        """As it is now."""
-        assert self._response is not None
-        return self._response
+    def promised(self) -> Response:
+        """The response as it was when it was accepted."""
+        return self._opened.result()
 
     @property
     def tenure(self) -> Tenure | None:

@@ -10,9 +10,10 @@ from slipring.core.compaction import TRIGGER
 from slipring.core.settings import read_include
 from slipring.errors import InvalidRequest, NotFound, conversation_not_found, quoted
 from slipring.protocol import wire
-from slipring.protocol.items import Item, read_item, with_id
+from slipring.protocol.items import AdditionalTools, ConfigurationUpdate, Item, read_item, with_id
 from slipring.protocol.listing import present
-from slipring.protocol.requests import Metadata
+from slipring.protocol.requests import Metadata, read_format
+from slipring.protocol.tools import Toolset
 from slipring.server import paging
 from slipring.server.answers import json_response, read_body
 from slipring.server.auth import Caller
@@ -80,7 +81,7 @@ async def list_items(service: Service, request: web.Request, caller: Caller) -> 
     if found is None:
         raise conversation_not_found(conversation_id)
     items, has_more = found
-    return json_response(paging.as_list(items, has_more=has_more))
+    return json_response(paging.as_list(items, "conversation", has_more=has_more))
 
 
 async def add_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -90,7 +91,7 @@ async def add_items(service: Service, request: web.Request, caller: Caller) -> w
     items = _read_items(service, caller.tenant, asked.items)
     if not await service.store.conversations.add(caller.tenant, conversation_id, items):
         raise conversation_not_found(conversation_id)
-    return json_response(paging.as_list(items, has_more=False))
+    return json_response(paging.as_list(items, "conversation", has_more=False))
 
 
 async def retrieve_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -99,7 +100,7 @@ async def retrieve_item(service: Service, request: web.Request, caller: Caller) 
     item = await service.store.conversations.item(caller.tenant, conversation_id, item_id)
     if item is None:
         raise await _missing(service, caller.tenant, conversation_id, item_id)
-    return json_response(present(item, item_id))
+    return json_response(present(item, item_id, "conversation"))
 
 
 async def delete_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -145,6 +146,7 @@ def _read_items(service: Service, tenant: str, raws: list[Raw]) -> tuple[Item, .
     items = []
     for index, raw in enumerate(raws):
         item = read_item(bytes(raw), f"items[{index}]")
+        _check_settings(item, f"items[{index}]")
         if item.type in ("item_reference", TRIGGER):
             raise InvalidRequest(
                 f"Invalid 'items[{index}]': a conversation holds items, and nothing that stands for them.",
@@ -152,3 +154,12 @@ def _read_items(service: Service, tenant: str, raws: list[Raw]) -> tuple[Item, .
             )
         items.append(with_id(item, item.id or mint(naming.prefix(item.type))))
     return sealing.opened(tuple(items), service.seal, tenant, "items")
+
+
+def _check_settings(item: Item, where: str) -> None:
+    """What a turn would stumble over is refused now: every turn of the conversation would."""
+    body = item.body()
+    if isinstance(body, AdditionalTools):
+        Toolset.read(body.tools, f"{where}.tools")
+    elif isinstance(body, ConfigurationUpdate) and body.text is not None:
+        read_format(body.text.format, f"{where}.text.format")

@@ -8,7 +8,7 @@ from msgspec import Raw, Struct, json, structs
 
 from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEvent
 from slipring.protocol.responses import Response, ResponseError
-from slipring.protocol.wire import encode
+from slipring.protocol.wire import NULL, encode
 from slipring.stores.base import Run, RunEvent, Store
 
 _PAGE = 500
@@ -17,7 +17,7 @@ _GONE = "The server that made this response went away before it was finished."
 
 class _Outline(Struct):
     type: str
-    item: Raw | None = None
+    item: Raw = NULL
 
 
 _response = json.Decoder(Response)
@@ -71,6 +71,6 @@ async def _output(store: Store, run: Run) -> list[Raw]:
         for event in events:
             if b'"response.output_item.done"' in event.data:
                 outline = _outline.decode(event.data)
-                if outline.type == "response.output_item.done" and outline.item is not None:
+                if outline.type == "response.output_item.done":
                     items.append(outline.item)
     return items

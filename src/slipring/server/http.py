@@ -79,8 +79,8 @@ async def _create_in_background(
     except Refused as refused:
         return refusal(refused.error)
     if create.stream:
-        return await following.follow(background, request, caller.tenant, run.response.id, after=-1)
-    return json_response(run.response)
+        return await following.follow(background, request, caller.tenant, run.promised.id, after=-1)
+    return json_response(run.promised)
 
 
 def read_create(body: bytes) -> CreateRequest:

@@ -38,6 +38,8 @@ _Connection: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
 _POOL = 10
 _CONNECT_S = 5.0
 _COMMAND_S = 30.0
+_MIGRATE_S = 600.0
+"""For a step of the schema, and for waiting until another node has done them all."""
 _CLOSE_S = 5.0
 _CONFLICTS = 5
 """How often a transaction that collided with another is tried."""
@@ -54,6 +56,7 @@ _GONE = (
 )
 _COLLISIONS = (pg.SerializationError, pg.DeadlockDetectedError)
 _SORRY = "The store cannot be reached at the moment."
+_CLOSED = "The store is closed."
 
 
 class _NotBegun(Exception):
@@ -67,6 +70,7 @@ class PostgresDatabase(Database):
     def __init__(self, url: str) -> None:
         self._url = url
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
+        self._is_closed = False
         self._writing: set[asyncio.Task[list[list[Row]]]] = set()
 
     async def start(self) -> None:
@@ -84,19 +88,19 @@ class PostgresDatabase(Database):
         except (OSError, TimeoutError, ValueError, pg.PostgresError, pg.InterfaceError) as error:
             if self._pool is not None:
                 self._pool.terminate()
-            reason = " ".join(str(error).split()) or "no answer"
-            raise StartupError(f"--store {self._address}: {self._hushed(reason)}") from None
+            raise StartupError(f"--store {self._address}: {_hushed(self._url, _reason(error))}") from None
         except StartupError:
             assert self._pool is not None
             await self._pool.close()
             raise
 
     async def close(self) -> None:
+        self._is_closed = True
+        if self._writing:
+            await asyncio.wait(self._writing)
         pool, self._pool = self._pool, None
         if pool is None:
             return
-        if self._writing:
-            await asyncio.wait(self._writing)
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await pool.close()
@@ -117,6 +121,8 @@ class PostgresDatabase(Database):
         raise AssertionError("the last attempt returns or raises")
 
     async def write(self, *statements: Statement) -> list[list[Row]]:
+        if self._is_closed:
+            raise Unavailable(_CLOSED)
         task = asyncio.create_task(self._write(statements))
         self._writing.add(task)
         task.add_done_callback(self._written)
@@ -149,9 +155,9 @@ class PostgresDatabase(Database):
         raise AssertionError("the last attempt returns or raises")
 
     async def _with_connection(self, work: Callable[[_Connection], Awaitable[_T]]) -> _T:
-        if self._pool is None:
-            raise Unavailable("The store is closed.")
         pool = self._pool
+        if pool is None:
+            raise Unavailable(_CLOSED)
         try:
             connection = await pool.acquire(timeout=_CONNECT_S)
         except (*_GONE, pg.PostgresError) as error:
@@ -172,28 +178,36 @@ class PostgresDatabase(Database):
                 if not schema.pending(version, self._address):
                     return
             async with connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK)
+                await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK, timeout=_MIGRATE_S)
                 await connection.execute(schema.VERSION_TABLE)
                 version = await connection.fetchval(schema.READ_VERSION)
                 for number, statements in schema.pending(version, self._address):
                     for sql in statements:
-                        await connection.execute(sql)
+                        await connection.execute(sql, timeout=_MIGRATE_S)
                     await connection.execute(schema.WRITE_VERSION, number)
 
     @property
     def _address(self) -> str:
         """The address without its password."""
-        parts = urlsplit(self._url)
+        try:
+            parts = urlsplit(self._url)
+        except ValueError:
+            return "postgresql"  # whatever it is, a password may be in it
         user, _, host = parts.netloc.rpartition("@")
         name = user.partition(":")[0]
         return f"{parts.scheme}://{name}{'@' if name else ''}{host}{parts.path}"
 
-    def _hushed(self, text: str) -> str:
-        parts = urlsplit(self._url)
-        password = parts.netloc.rpartition("@")[0].partition(":")[2]
-        for secret in (password, unquote(password), *parse_qs(parts.query).get("password", ())):
-            text = text.replace(secret, "…") if secret else text
-        return text
+
+def _hushed(url: str, text: str) -> str:
+    """What was said about an address, in one line and without the password in it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "not an address"
+    password = parts.netloc.rpartition("@")[0].partition(":")[2]
+    for secret in (password, unquote(password), *parse_qs(parts.query).get("password", ())):
+        text = text.replace(secret, "…") if secret else text
+    return " ".join(text.split())
 
 
 async def _keep(connection: Any) -> None:

@@ -8,7 +8,8 @@ from slipring.stores.database import Database, ForeignKeyViolated, Statement
 from slipring.stores.expiry import NEVER
 
 # $1: what has expired by then, $2: rows at most, $3: chains at most. From the ends of chains towards their
-# roots, for as long as nothing else branches off.
+# roots, for as long as nothing else branches off. That a row has expired is asked again when it is its turn:
+# PostgreSQL may have waited for somebody who gave it a longer life.
 _CHAINS = """
 WITH RECURSIVE dead (depth, tenant, id, parent_id) AS (
     SELECT 0, leaf.tenant, leaf.id, leaf.parent_id FROM (
@@ -29,7 +30,7 @@ WITH RECURSIVE dead (depth, tenant, id, parent_id) AS (
 )
 DELETE FROM slipring_responses WHERE (tenant, id) IN (
     SELECT tenant, id FROM dead ORDER BY depth LIMIT $2
-)
+) AND expires_at <= $1
 RETURNING 1
 """
 _EXPIRED = _CHAINS.format(order="")
@@ -55,7 +56,7 @@ RETURNING 1
 _USAGE = """
 DELETE FROM slipring_usage WHERE (key_id, period) IN (
     SELECT key_id, period FROM slipring_usage WHERE expires_at <= $1 LIMIT $2
-)
+) AND expires_at <= $1
 RETURNING 1
 """
 _NODES = "DELETE FROM slipring_nodes WHERE seen_at <= $1 RETURNING 1"

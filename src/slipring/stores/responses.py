@@ -236,10 +236,10 @@ def _pick(response_id: str, places: dict[str, Place], given: bytes, produced: by
     items = {True: records.unpack_items(given), False: records.unpack_items(produced)}
     for item_id, place in places.items():
         here = items[place.of_input]
-        if place.index >= len(here):
+        if not 0 <= place.index < len(here):
             continue
         item = here[place.index]
-        own = naming.input_id(item, response_id, place.index) if place.of_input else item.id
-        if own == item_id:
+        by_place = naming.place_id(item, response_id, place.index) if place.of_input else None
+        if item_id in (item.id, by_place):
             found[item_id] = item if item.id == item_id else structs.replace(item, id=item_id)
     return found

@@ -6,7 +6,7 @@ before the client could notice.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ _ROOM = 64 * 1024
 Answers = AsyncGenerator[list[Delta], None]
 
 
-class _Kind(msgspec.Struct):
+class _Kind(msgspec.Struct, gc=False):
     type: str = ""
 
 
@@ -185,7 +185,7 @@ class ResponsesEngine(Engine):
         deltas: list[Delta] = []
         said = False
         try:
-            await socket.send(self._body(job, items, opening, parent))
+            await socket.send(b"".join(self._body(job, items, opening, parent)))
             while not answer.ended:
                 deltas, fault = _read(answer, await self._next(lane, patient=not said))
                 if answer.ended:
@@ -197,7 +197,8 @@ class ResponsesEngine(Engine):
                     raise fault
         finally:
             socket.give_back(lane, position)
-        yield _with_position(deltas, position)  # whoever takes long to read it has given the lane back
+        _leave_position(deltas, position)
+        yield deltas  # whoever takes long to read it has given the lane back
 
     async def _next(self, lane: Lane, *, patient: bool) -> list[Frame]:
         """The next events. How long the first word may take is the gate's business."""
@@ -217,21 +218,26 @@ class ResponsesEngine(Engine):
         def patience() -> float | None:
             return self.options.idle_timeout_s if said else None  # until then it is the gate's business
 
-        events = self._upstream.events(self._path, [body], headers, idle_s=patience)
-        async with aclosing(events) as payloads:
-            async for payload in payloads:
-                deltas = answer.take(_kind_of(payload), payload)
+        def is_over() -> bool:
+            return answer.ended
+
+        events = self._upstream.events(self._path, body, headers, idle_s=patience, is_over=is_over)
+        async with aclosing(events) as batches:
+            async for payloads in batches:
+                deltas, fault = _read(answer, ((_kind_of(payload), payload) for payload in payloads))
                 if answer.ended:
-                    yield _with_position(deltas, self._position(job, answer, parent, None))
-                    return
+                    _leave_position(deltas, self._position(job, answer, parent, None))
                 if deltas:
                     said = True
                     yield deltas
-        raise Retryable("The engine's answer has no end.")
+                if fault is not None:
+                    raise fault
+        if not answer.ended:
+            raise Retryable("The engine's answer has no end.")
 
     def _body(
         self, job: Job, items: list[bytes], opening: dict[str, object], parent: Position | None
-    ) -> bytes:
+    ) -> list[bytes]:
         model = job.model.own_name or job.model.name
         previous_id = parent.upstream_id if parent is not None else None
         return create_body(job, model, self.options, items, opening=opening, previous_id=previous_id)
@@ -256,7 +262,7 @@ class ResponsesEngine(Engine):
         )
 
 
-def _read(answer: Answer, frames: list[Frame]) -> tuple[list[Delta], ApiError | None]:
+def _read(answer: Answer, frames: Iterable[tuple[str, bytes | str]]) -> tuple[list[Delta], ApiError | None]:
     """What events say, up to the first that tells of a failure."""
     deltas: list[Delta] = []
     try:
@@ -269,11 +275,10 @@ def _read(answer: Answer, frames: list[Frame]) -> tuple[list[Delta], ApiError | 
     return deltas, None
 
 
-def _with_position(deltas: list[Delta], position: Position | None) -> list[Delta]:
+def _leave_position(deltas: list[Delta], position: Position | None) -> None:
     finished = deltas[-1]
     assert isinstance(finished, Finished)
     finished.position = position
-    return deltas
 
 
 async def _nothing() -> Answers:

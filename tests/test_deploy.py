@@ -1,0 +1,299 @@
+"""The files of deploy/ and the pages about them: names that exist, and numbers that fit together."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipring.config import reference
+from slipring.core.limits import Limits
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+DEPLOYMENT, STORES = ROOT / "docs" / "deployment.md", ROOT / "docs" / "stores.md"
+
+# Being added while this was written: settings, a limit, and the flag of a command. Delete what has come.
+COMING = {
+    *("--workers", "--node-url", "--retention-days", "--seal-key-file", "--tenant"),
+    *("SLIPRING_NODE_URL", "SLIPRING_SEAL_KEY_FILE", "retention_days", "recent_bytes"),
+}
+# Flags of other programs.
+THEIRS = {
+    *("--create-home", "--home-dir", "--no-create-home", "--shell", "--system", "--uid"),  # useradd
+    *("--from", "--interval", "--no-cache-dir", "--retries", "--start-period", "--timeout"),  # Dockerfile
+    *("--read-only", "--rm", "--stop-timeout", "--tmpfs"),  # docker run
+    *("--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint", "--model"),  # vLLM
+    *("--model-path", "--host", "--port"),  # SGLang
+    "--now",  # systemctl
+}
+# Ours, but not in the table of settings; and where they are.
+ELSEWHERE = {
+    "--config": "src/slipring/config.py",
+    "SLIPRING_AFFINITY_SECRET": "src/slipring/engines/upstream.py",
+}
+LIMITS = Limits()
+LIFETIME_S = LIMITS.max_age_s + LIMITS.age_grace_s
+DRAIN_S = LIMITS.drain_timeout_s + 10  # with ticks, farewells, and what is closed at the end
+
+
+def in_settings(pattern: str) -> set[str]:
+    return set(re.findall(pattern, reference()))
+
+
+def in_file(path: Path, pattern: str) -> list[str]:
+    """What a pattern finds in a file, comments left out; something it must find."""
+    found = re.findall(pattern, re.sub(r"^\s*#.*$", "", path.read_text(), flags=re.MULTILINE))
+    assert found, f"{path.name} has no {pattern}"
+    return found
+
+
+def seconds(text: str) -> float:
+    number, unit = text.rstrip("smh"), text.lstrip("0123456789")
+    return float(number) * {"": 1, "s": 1, "m": 60, "h": 3600}[unit]
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    yaml = pytest.importorskip(
+        "yaml", reason="needs PyYAML, which is there only if something brings it along"
+    )
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def pod_of(name: str) -> dict[str, Any]:
+    (pod,) = (
+        document["spec"]["template"]["spec"]
+        for document in documents(DEPLOY / "kubernetes" / f"{name}.yaml")
+        if document["kind"] == "Deployment"
+    )
+    return pod
+
+
+# --- Names -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [DEPLOYMENT, STORES, *FILES], ids=lambda path: path.name)
+def test_what_is_named_exists(path: Path) -> None:
+    text = path.read_text()
+    variables = set(re.findall(r"\bSLIPRING_[A-Z_]*[A-Z]\b", text))
+    assert variables <= in_settings(r"SLIPRING_[A-Z_]+") | set(ELSEWHERE) | COMING
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", text))
+    assert flags <= in_settings(r"--[a-z-]+") | set(ELSEWHERE) | COMING | THEIRS
+    limits = set(re.findall(r"`([a-z_]+_(?:s|bytes|days))`", text))
+    assert limits <= in_settings(r"(?m)^\| `([a-z_]+)`") | COMING
+
+
+@pytest.mark.parametrize(("name", "path"), ELSEWHERE.items())
+def test_names_beside_the_settings_exist(name: str, path: str) -> None:
+    assert name in (ROOT / path).read_text()
+
+
+def test_every_file_is_spoken_of() -> None:
+    page = DEPLOYMENT.read_text()
+    for path in FILES:
+        known = path if path.parent == DEPLOY else path.parent
+        assert f"](../{known.relative_to(ROOT)})" in page, path.name
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("Dockerfile", r"127\.0\.0\.1:8000(/[a-z/]+)'"),
+        ("nginx.conf", r"location = (/\S+)"),
+        ("nginx.conf", r"location (/[a-z/]+[a-z])/ "),
+        ("haproxy.cfg", r"httpchk GET (/\S+)"),
+        ("haproxy.cfg", r"path (/\S+)"),
+        ("haproxy.cfg", r"path_beg (/\S+)"),
+        ("envoy.yaml", r"http_health_check: \{path: (/[^}]+)\}"),
+        ("envoy.yaml", r"match: \{path\w*: (/[^}]+)\}"),
+        ("kubernetes/slipring.yaml", r"httpGet: \{path: (/[^,]+),"),
+    ],
+)
+def test_paths_that_are_asked_or_hidden_are_served(file: str, pattern: str) -> None:
+    routes = (ROOT / "src/slipring/server/app.py").read_text() + (
+        ROOT / "src/slipring/server/peers.py"
+    ).read_text()
+    for path in in_file(DEPLOY / file, pattern):
+        assert f'"{path}"' in routes
+
+
+# --- Numbers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("nginx.conf", r"proxy_read_timeout (\w+);"),
+        ("haproxy.cfg", r"timeout client (\w+)"),
+        ("haproxy.cfg", r"timeout server (\w+)"),
+        ("haproxy.cfg", r"timeout tunnel (\w+)"),
+        ("haproxy.cfg", r"hard-stop-after (\w+)"),
+        ("envoy.yaml", r"stream_idle_timeout: (\w+)"),
+    ],
+)
+def test_balancers_wait_longer_than_a_connection_lives(file: str, pattern: str) -> None:
+    (value,) = in_file(DEPLOY / file, pattern)
+    assert seconds(value) > LIFETIME_S > LIMITS.ping_interval_s
+
+
+def test_envoy_has_no_bound_for_a_whole_answer() -> None:
+    assert in_file(DEPLOY / "envoy.yaml", r"\n {28}timeout: (\w+)") == ["0s"]
+
+
+def test_bodies_may_be_as_large_as_frames() -> None:
+    (nginx,) = in_file(DEPLOY / "nginx.conf", r"client_max_body_size (\d+)m;")
+    (haproxy,) = in_file(DEPLOY / "haproxy.cfg", r"req\.body_size gt (\d+)")
+    assert int(nginx) * 2**20 == int(haproxy) == LIMITS.max_frame_bytes
+
+
+def test_whoever_stops_it_waits_for_the_drain() -> None:
+    (systemd,) = in_file(DEPLOY / "slipring.service", r"TimeoutStopSec=(\w+)")
+    (docker,) = in_file(DEPLOYMENT, r"--stop-timeout (\d+)")
+    (kubernetes,) = in_file(DEPLOY / "kubernetes/slipring.yaml", r"terminationGracePeriodSeconds: (\d+)")
+    (pause,) = in_file(DEPLOY / "kubernetes/slipring.yaml", r'command: \[sleep, "(\d+)"\]')
+    assert min(seconds(systemd), seconds(docker), seconds(kubernetes) - seconds(pause)) > DRAIN_S
+
+
+def test_the_page_tells_the_defaults() -> None:
+    page = DEPLOYMENT.read_text()
+    for said in (
+        f"{LIFETIME_S:g} s",
+        f"{LIMITS.max_frame_bytes // 2**20} MiB",
+        f"`drain_timeout_s` ({LIMITS.drain_timeout_s:g} s)",
+        f"every {LIMITS.ping_interval_s:g} s (`ping_interval_s`)",
+        f"{LIMITS.parked_s:g} s (`parked_s`)",
+        f"{LIMITS.max_connections:,} (`max_connections`)",
+        f"`process_cache_bytes` ({LIMITS.process_cache_bytes // 2**30} GiB)",
+    ):
+        assert said in page, said
+
+
+def test_the_page_tells_how_many_connections_a_database_needs() -> None:
+    postgres = ROOT / "src/slipring/stores/postgres.py"
+    if not postgres.exists():
+        pytest.skip("the PostgreSQL store is not here yet")
+    (most,) = re.findall(r"^_POOL = (\d+)$", postgres.read_text(), re.MULTILINE)
+    assert f"up to {most} connections" in DEPLOYMENT.read_text()
+
+
+# --- Kubernetes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [*MANIFESTS, DEPLOY / "envoy.yaml"], ids=lambda path: path.name)
+def test_yaml_is_yaml(path: Path) -> None:
+    for document in documents(path):
+        assert "static_resources" in document or {"apiVersion", "kind", "metadata"} <= set(document)
+
+
+@pytest.mark.parametrize("name", ["slipring", "vllm", "sglang"])
+def test_services_lead_to_their_pods_and_set_no_variables_there(name: str) -> None:
+    pod = pod_of(name)
+    assert pod["enableServiceLinks"] is False  # a Service named slipring would set SLIPRING_PORT=tcp://…
+    (container,) = pod["containers"]
+    (port,) = container["ports"]
+    kinds = {document["kind"]: document for document in documents(DEPLOY / "kubernetes" / f"{name}.yaml")}
+    labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert kinds["Service"]["spec"]["selector"].items() <= labels.items()
+    assert kinds["Deployment"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert kinds["Service"]["spec"]["ports"][0]["port"] == port["containerPort"]
+
+
+def test_the_deployment_never_has_fewer_pods_than_wanted() -> None:
+    kinds = {document["kind"]: document for document in documents(DEPLOY / "kubernetes/slipring.yaml")}
+    spec = kinds["Deployment"]["spec"]
+    assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    assert kinds["PodDisruptionBudget"]["spec"]["maxUnavailable"] < spec["replicas"]
+    assert kinds["PodDisruptionBudget"]["spec"]["selector"] == spec["selector"]
+
+
+def test_pods_find_the_secrets_that_there_are() -> None:
+    (secret,) = documents(DEPLOY / "kubernetes/secret.yaml")
+    pod = pod_of("slipring")
+    (container,) = pod["containers"]
+    sources = [each["valueFrom"] for each in container["env"] if "valueFrom" in each]
+    asked = [source["secretKeyRef"] for source in sources if "secretKeyRef" in source]
+    (volume,) = (each["secret"] for each in pod["volumes"] if "secret" in each)
+    assert {volume["secretName"], *(each["name"] for each in asked)} == {secret["metadata"]["name"]}
+    keys = [each["key"] for each in asked + volume["items"]]
+    assert sorted(keys) == sorted(secret["stringData"])
+    assert all("CHANGE-ME" in value for value in secret["stringData"].values())
+
+
+def test_pods_are_as_the_image_is() -> None:
+    (user,) = in_file(DEPLOY / "Dockerfile", r"USER (\d+)")
+    pod = pod_of("slipring")
+    assert pod["securityContext"]["runAsUser"] == int(user)
+    (container,) = pod["containers"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    assert "livenessProbe" not in container
+
+
+def test_memory_holds_the_caches() -> None:
+    (container,) = pod_of("slipring")["containers"]
+    limit = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) * 2**30
+    connections = LIMITS.max_connections * 27 * 2**10  # as measured: benchmarks/results/idle_connections.json
+    assert limit > LIMITS.process_cache_bytes + connections
+
+
+# --- What the programs themselves say --------------------------------------------------------
+
+
+def run(*command: str | Path) -> None:
+    """Run a checker, or say that it is not here."""
+    if shutil.which(str(command[0])) is None:
+        pytest.skip(f"{command[0]} is not here")
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def without(path: Path, *patterns: str) -> str:
+    """A file without what is not on this machine."""
+    text = path.read_text()
+    for pattern in patterns:
+        text, count = re.subn(pattern, "", text, flags=re.MULTILINE)
+        assert count, pattern
+    return text
+
+
+def test_nginx_takes_its_configuration(tmp_path: Path) -> None:
+    server = without(DEPLOY / "nginx.conf", r"^\s*ssl_\w+ .*$", r"(?<=listen 443) ssl", r"^\s*access_log .*$")
+    places = "".join(
+        f"{kind}_temp_path {tmp_path}/{kind};"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    (tmp_path / "nginx.conf").write_text(
+        f"pid {tmp_path}/pid; error_log stderr; events {{}}\nhttp {{ access_log off; {places}\n{server}\n}}\n"
+    )
+    run("nginx", "-t", "-c", tmp_path / "nginx.conf")
+
+
+def test_haproxy_takes_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "haproxy.cfg").write_text(without(DEPLOY / "haproxy.cfg", r"(?<=bind :443) ssl .*$"))
+    run("haproxy", "-c", "-f", tmp_path / "haproxy.cfg")
+
+
+def test_envoy_takes_its_configuration(tmp_path: Path) -> None:
+    tls = r"transport_socket:\n(?: {12}.*\n)+ {10}(?=filters)"
+    (tmp_path / "envoy.yaml").write_text(without(DEPLOY / "envoy.yaml", tls))
+    run("envoy", "--mode", "validate", "-c", tmp_path / "envoy.yaml")
+
+
+def test_systemd_takes_its_unit(tmp_path: Path) -> None:
+    unit = (DEPLOY / "slipring.service").read_text().replace("/opt/slipring/bin/slipring", "/bin/true")
+    (tmp_path / "slipring.service").write_text(unit)
+    run("systemd-analyze", "verify", tmp_path / "slipring.service")
+
+
+def test_kubernetes_takes_its_manifests() -> None:
+    run("kubeconform", "-strict", "-summary", *MANIFESTS)
+
+
+def test_docker_takes_its_file() -> None:
+    builder = shutil.which("docker") and subprocess.run(["docker", "buildx", "inspect"], capture_output=True)
+    if not builder or builder.returncode:
+        pytest.skip("docker has no builder here")
+    run("docker", "build", "--check", "-f", DEPLOY / "Dockerfile", ROOT)
