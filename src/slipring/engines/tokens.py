@@ -43,11 +43,8 @@ async def learn(renderer: Renderer) -> None:
 
 
 async def render(job: Job, renderer: Renderer, context: int) -> Rendering:
-    """Render, off the event loop where it is much or has to wait; refuse what does not fit in ``context``."""
-    if _renders_at_once(job, renderer):
-        rendering = renderer.render(job)
-    else:
-        rendering = await _aside(renderer, renderer.render, job)
+    """Render; refuse what does not fit in ``context``."""
+    rendering = await _rendered(job, renderer)
     total = rendering.prompt.total
     if job.settings.truncation == "auto":
         reserve = min(job.settings.max_output_tokens or context // 8, context // 2)
@@ -61,6 +58,18 @@ async def render(job: Job, renderer: Renderer, context: int) -> Rendering:
     if total >= context:
         raise ContextLengthExceeded(total, context)
     return rendering
+
+
+async def count(job: Job, renderer: Renderer) -> int:
+    """The tokens of a job's prompt, whether they fit or not."""
+    return (await _rendered(job, renderer)).prompt.total
+
+
+async def _rendered(job: Job, renderer: Renderer) -> Rendering:
+    """Render, off the event loop where it is much or has to wait."""
+    if _renders_at_once(job, renderer):
+        return renderer.render(job)
+    return await _aside(renderer, renderer.render, job)
 
 
 async def _aside(renderer: Renderer, work: Callable[..., T], *given: object) -> T:

@@ -21,7 +21,7 @@ from slipring.engines.gate import Gate, Retryable
 from slipring.engines.options import option, read_pairs
 from slipring.engines.questions import ask, at_start
 from slipring.engines.renderers import Manner, make_renderer
-from slipring.engines.tokens import Answer, Piece, learn, render
+from slipring.engines.tokens import Answer, Piece, count, learn, render
 from slipring.engines.upstream import Upstream, UpstreamOptions, read_key, refusal
 from slipring.errors import ServerError, StartupError
 from slipring.prompts.rendering import Rendered
@@ -107,7 +107,8 @@ class TokenServer(Engine):
 
     def models(self) -> Sequence[Model]:
         capabilities = Capabilities(logprobs=True)
-        return [Model(name=self.served.name, owner=self.name, capabilities=capabilities)]
+        name, context = self.served.name, self.served.context
+        return [Model(name=name, owner=self.name, capabilities=capabilities, context_tokens=context)]
 
     async def start(self) -> None:
         await self._upstream.start()
@@ -139,6 +140,9 @@ class TokenServer(Engine):
                     if fault is not None:
                         raise fault
         yield answer.finish()  # whoever takes long to read it has given the place back
+
+    async def count(self, job: Job) -> int:
+        return await count(job, self.renderer)
 
     @abstractmethod
     def find_vocabulary(self) -> tuple[Vocabulary, Manner]:

@@ -116,7 +116,14 @@ class Upstream:
 
     async def get(self, path: str) -> Any:
         """Ask for a JSON document."""
-        async with self._speaking(), self.http.get(self.url + path) as answer:
+        return await self._ask("GET", path)
+
+    async def post(self, path: str, pieces: Sequence[bytes]) -> Any:
+        """Ask for the JSON document that answers another."""
+        return await self._ask("POST", path, data=JsonBody(pieces))
+
+    async def _ask(self, method: str, path: str, **sent: Any) -> Any:
+        async with self._speaking(), self.http.request(method, self.url + path, **sent) as answer:
             body = await answer.read()
             if answer.status != 200:
                 raise refusal(answer.status, body, answer.headers)

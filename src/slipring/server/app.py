@@ -19,6 +19,7 @@ from slipring.server.answers import error_response, json_response
 from slipring.server.auth import Caller
 from slipring.server.background import Background
 from slipring.server.clock import now
+from slipring.server.compact import compact
 from slipring.server.counting import count_tokens
 from slipring.server.http import create_response
 from slipring.server.ids import mint
@@ -45,6 +46,7 @@ def build_app(service: Service, background: Background) -> web.Application:
     endpoints: list[tuple[str, str, _Endpoint]] = [
         ("GET", "/responses", _open_socket),
         ("POST", "/responses", create),
+        ("POST", "/responses/compact", _compact),
         ("POST", "/responses/input_tokens", count_tokens),
         ("GET", "/responses/{response_id}", stored.retrieve),
         ("DELETE", "/responses/{response_id}", stored.delete),
@@ -150,6 +152,11 @@ async def _create(
 ) -> web.StreamResponse:
     _require_place(len(service.clients), service)
     return await create_response(service, background, request, caller)
+
+
+async def _compact(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    _require_place(len(service.clients), service)
+    return await compact(service, request, caller)
 
 
 def _show_parked(service: Service, request: web.Request) -> web.Response:

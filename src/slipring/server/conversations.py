@@ -5,7 +5,8 @@ from typing import Annotated
 from aiohttp import web
 from msgspec import Meta, Raw, Struct, json
 
-from slipring.core import naming
+from slipring.core import naming, sealing
+from slipring.core.compaction import TRIGGER
 from slipring.core.settings import read_include
 from slipring.errors import InvalidRequest, NotFound, conversation_not_found, quoted
 from slipring.protocol import wire
@@ -45,7 +46,7 @@ _add = json.Decoder(_Add)
 async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     asked = wire.decode(_create, await read_body(request)) if request.can_read_body else _Create()
     conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
-    items = _read_items(asked.items or [])
+    items = _read_items(service, caller.tenant, asked.items or [])
     await service.store.conversations.create(caller.tenant, conversation, items)
     return json_response(_shown(conversation))
 
@@ -87,7 +88,7 @@ async def add_items(service: Service, request: web.Request, caller: Caller) -> w
     conversation_id = _id(request)
     _read_include(request)
     asked = wire.decode(_add, await read_body(request))
-    items = _read_items(asked.items)
+    items = _read_items(service, caller.tenant, asked.items)
     if not await service.store.conversations.add(caller.tenant, conversation_id, items):
         raise conversation_not_found(conversation_id)
     return json_response(paging.as_list(items, "conversation", has_more=False))
@@ -140,19 +141,19 @@ def _read_include(request: web.Request) -> None:
     read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
 
 
-def _read_items(raws: list[Raw]) -> list[Item]:
+def _read_items(service: Service, tenant: str, raws: list[Raw]) -> tuple[Item, ...]:
     """Items that are added by hand; each gets an id."""
     items = []
     for index, raw in enumerate(raws):
         item = read_item(bytes(raw), f"items[{index}]")
         _check_settings(item, f"items[{index}]")
-        if item.type == "item_reference":
+        if item.type in ("item_reference", TRIGGER):
             raise InvalidRequest(
-                f"Invalid 'items[{index}]': a conversation holds items, not references.",
+                f"Invalid 'items[{index}]': a conversation holds items, and nothing that stands for them.",
                 param=f"items[{index}].type",
             )
         items.append(with_id(item, item.id or mint(naming.prefix(item.type))))
-    return items
+    return sealing.opened(tuple(items), service.seal, tenant, "items")
 
 
 def _check_settings(item: Item, where: str) -> None:

@@ -15,6 +15,7 @@ from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.models import model_names
 from slipring.engines.chat.options import Options, read_options
 from slipring.engines.chat.requests import Request, write_request
+from slipring.engines.estimates import estimated_tokens
 from slipring.engines.gate import Gate
 from slipring.engines.upstream import Upstream
 from slipring.errors import InvalidRequest, RateLimited, ServerError
@@ -74,6 +75,9 @@ class ChatEngine(Engine):
                         yield deltas
             last = answer.finish() if job.generate else answer.prepared()
         yield last  # whoever takes long to read it has given its place back
+
+    async def count(self, job: Job) -> int:
+        return estimated_tokens(job)
 
     async def _ask(self, job: Job, request: Request, answer: Answer) -> AsyncGenerator[list[Delta], None]:
         """Send the request once. An answer that has said nothing can be begun again."""

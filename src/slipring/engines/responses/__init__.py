@@ -14,6 +14,7 @@ import msgspec
 
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
+from slipring.engines.estimates import estimated_tokens
 from slipring.engines.gate import Gate, Retryable
 from slipring.engines.responses import context, faults, models
 from slipring.engines.responses.answer import Answer
@@ -21,11 +22,13 @@ from slipring.engines.responses.faults import Lost, NoLanes
 from slipring.engines.responses.options import Options, read_options
 from slipring.engines.responses.pool import NoSockets, Pool, Route
 from slipring.engines.responses.positions import Position, position_of
-from slipring.engines.responses.requests import create_body
+from slipring.engines.responses.requests import count_body, create_body
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES, Frame, Lane
 from slipring.engines.upstream import Upstream, read_key
 from slipring.errors import ApiError, InvalidRequest, ServerError
 
+_COUNT_S = 10.0
+"""How long a count may take. Somebody waits for more than that."""
 _ROOM = 64 * 1024
 """For what a frame holds besides."""
 Answers = AsyncGenerator[list[Delta], None]
@@ -33,6 +36,10 @@ Answers = AsyncGenerator[list[Delta], None]
 
 class _Kind(msgspec.Struct, gc=False):
     type: str = ""
+
+
+class _Counted(msgspec.Struct):
+    input_tokens: int
 
 
 _kind = msgspec.json.Decoder(_Kind)
@@ -51,6 +58,9 @@ class ResponsesEngine(Engine):
         self._keeps_reasoning = options.reasoning == "text"
         query = f"?{options.query}" if options.query else ""
         self._path, self._probe_path = f"/responses{query}", f"/models{query}"
+        self._count_path = f"/responses/input_tokens{query}"
+        self._counts = True
+        """Whether the upstream may know how to count."""
         self._upstream = Upstream("responses", replace(options, key_env="", key_file=""), headers)
         self._pool = Pool(self._upstream, self._path, options)
         self._gate = Gate("the Responses server", options, self._probe)
@@ -91,6 +101,21 @@ class ResponsesEngine(Engine):
                         yield deltas
             except ApiError as error:
                 raise faults.without_ids(error) from error.__cause__
+
+    async def count(self, job: Job) -> int:
+        """As the upstream counts, where it can be asked; else a guess."""
+        if self._counts:
+            model = job.model.own_name or job.model.name
+            items = context.everything(job, self, keep_reasoning=self._keeps_reasoning)
+            try:
+                async with asyncio.timeout(_COUNT_S):
+                    told = await self._upstream.post(self._count_path, count_body(job, model, items))
+                return msgspec.convert(told, _Counted).input_tokens
+            except InvalidRequest as error:
+                self._counts = error.status not in (404, 405)
+            except (ApiError, TimeoutError, msgspec.ValidationError):
+                pass  # it will be asked again; the job itself says what is wrong
+        return estimated_tokens(job)
 
     async def _attempt(self, job: Job) -> Answers:
         """By what the upstream has; where it has lost that, before a word was said, by the whole context."""

@@ -36,6 +36,15 @@ def create_body(
     choice = _tool_choice(job.offer, _available(job), hosted=job.head.tools.raw != b"[]")
     if choice is not None:
         fields["tool_choice"] = choice
+    return _with_context(job, fields, items)
+
+
+def count_body(job: Job, model: str, items: list[bytes]) -> list[bytes]:
+    """The request for a count, in pieces: what a prompt is made of, and nothing else."""
+    return _with_context(job, {"model": model}, items)
+
+
+def _with_context(job: Job, fields: dict[str, object], items: list[bytes]) -> list[bytes]:
     head = [wire.encode(fields)[:-1]]
     if job.head.instructions is not None:
         head.append(b',"instructions":' + bytes(job.head.instructions_json))
