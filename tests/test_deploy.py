@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from slipring.reference import reference
 from slipring.core.limits import Limits
+from slipring.reference import reference
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -25,6 +25,7 @@ THEIRS = {
     *("--enable-prompt-tokens-details", "--enable-tokenizer-info-endpoint", "--model"),  # vLLM
     *("--model-path", "--host", "--port"),  # SGLang
     "--now",  # systemctl
+    "--dir",  # a benchmark
 }
 # Ours, but not in the table of settings; and where they are.
 ELSEWHERE = {

@@ -46,9 +46,9 @@ VALUES ($1, $2, 2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 ON CONFLICT DO NOTHING
 """
 _EXISTS = "SELECT 1 FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3"
-# The text of a head comes with the newest response that has it, not with each. The tenant of a step is that of
-# the step before: compared with $1, a planner whose statistics are older than the tenant thinks that there is
-# one such row, and reads all of them at each step.
+# The text of a head comes with the newest response that has it, not with each. The tenant of a step is that
+# of the step before: compared with $1, a planner whose statistics are older than the tenant thinks that there
+# is one such row, and reads all of them at each step.
 _CHAIN = """
 WITH RECURSIVE
 chain (depth, is_news, tenant, parent_id, id, head, response, input, output, carry, position) AS (
