@@ -130,6 +130,30 @@ async def test_in_the_background() -> None:
     assert kinds[-1] == "response.completed"
 
 
+async def test_a_background_run_is_cancelled_while_it_compacts() -> None:
+    engine = long_engine()
+    async with serve(engine) as server:
+        _, made = await server.post(input="hi", background=True, context_management=MANAGED)
+        performance = await engine.next()
+        assert performance.job.offer.forbidden
+        answer = await server.http.post(f"{server.url}/responses/{made['id']}/cancel")
+        assert (await answer.json())["status"] == "cancelled"
+        await asyncio.wait_for(performance.stopped.wait(), 10)
+
+
+async def test_a_background_run_fails_where_nobody_can_count() -> None:
+    class Clueless(PuppetEngine):
+        async def count(self, job: Job) -> int:
+            raise ServerError("who knows")
+
+    async with serve(Clueless()) as server:
+        events = await server.stream(input="hi", background=True, context_management=MANAGED)
+        refused = await server.post(input="hi", context_management=MANAGED)
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["error"]["message"] == "who knows"
+    assert refused[0] == 500
+
+
 async def test_in_a_conversation() -> None:
     engine = long_engine()
     async with serve(engine) as server:
