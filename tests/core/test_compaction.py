@@ -94,6 +94,14 @@ def test_what_may_be_long_is_weighed(fields: Json) -> None:
     assert weigh.job.parent.id == first["id"]
 
 
+def test_what_another_model_has_counted_is_weighed() -> None:
+    stage = Stage()
+    first = stage.respond(model="able")
+    managed = [{"type": "compaction", "compact_threshold": 5000}]
+    stage.create(previous=first["id"], model="m", context_management=managed)
+    assert stage.weighs
+
+
 def test_a_response_after_a_compaction_is_weighed_by_its_context_and_not_by_its_usage() -> None:
     stage = Stage()
     made = compacted(stage)

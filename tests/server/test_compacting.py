@@ -11,6 +11,7 @@ from openai import AsyncOpenAI
 
 from slipring.core.generation import CallArguments, CallStarted, Job, Text, Thought
 from slipring.errors import ServerError
+from tests.api import Api
 from tests.harness import FAST, TERMINAL, WEATHER, PuppetEngine, Running, serve
 
 Json = dict[str, Any]
@@ -110,6 +111,8 @@ async def test_a_stored_chain_goes_on_from_what_is_left_after_a_restart(tmp_path
         _, second = (await played(engine, asking, "so far", "four"))[0]
     engine = long_engine()
     async with serve(engine, store=store) as server:
+        _, listed = await Api(server).call("GET", f"/responses/{second['id']}/input_items")
+        assert [item["content"][0]["text"] for item in listed["data"]] == ["three"]
         asking = server.post(input="five", previous_response_id=second["id"])
         _, jobs = await played(engine, asking, "six")
         assert words(jobs[0])[1].endswith("so far")
@@ -163,8 +166,8 @@ async def test_in_a_conversation() -> None:
         await played(engine, server.post(input="two", **fields), "so far", "three")
         asking = server.post(input="four", conversation=conversation)
         _, jobs = await played(engine, asking, "five")
-        listed = await server.http.get(f"{server.url}/conversations/{conversation}/items?order=asc")
-        kept = [item["type"] for item in (await listed.json())["data"]]
+        _, listed = await Api(server).call("GET", f"/conversations/{conversation}/items?order=asc")
+        kept = [item["type"] for item in listed["data"]]
     assert [text for text in words(jobs[0]) if "so far" not in text] == ["one", "two", "three", "four"]
     assert kept == ["message", "message", "compaction", "message", "message", "message"]
 

@@ -108,7 +108,10 @@ class Compaction:
         if self.plan.alone:
             return False
         job, parent = self._job, self._job.parent
-        before = parent.tokens if parent is not None else 0
+        before: int | None = 0
+        if parent is not None:
+            # Another model counts by other tokens.
+            before = parent.tokens if parent.response.model == job.model.name else None
         if before is None or any(mark in item.raw for item in job.input for mark in _UNCOUNTABLE):
             return True
         new = sum(len(item.raw) for item in job.input)
