@@ -48,17 +48,20 @@ class Relay:
             pass
         finally:
             self._passing.discard(task)
-            writer.transport.abort()
+            writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         found = await self._connect()
         if found is None:
             return
         behind, onward = found
+        asking = asyncio.create_task(_pump(reader, onward))
         try:
-            await asyncio.gather(_pump(reader, onward), _pump(behind, writer))
+            await _pump(behind, writer)  # when the node is done or gone, so is the connection
         finally:
-            onward.transport.abort()
+            asking.cancel()
+            await asyncio.wait([asking])
+            onward.close()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         """To the next target that listens: one that is stopping or dead refuses."""
