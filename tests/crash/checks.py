@@ -25,6 +25,8 @@ class Findings:
     def __init__(self) -> None:
         self.lost: list[str] = []
         self.half: list[str] = []
+        self.whole = 0
+        """Responses that were there though no client had been told: the crash came in between."""
 
     def __bool__(self) -> bool:
         return bool(self.lost or self.half)
@@ -80,6 +82,7 @@ class Inspector:
             turn.id = None
         else:
             self._take(turn, found)
+            self._findings.whole += 1
 
     async def _identify(self, response_id: str) -> None:
         """A response that no client has heard of: its request was cut off before."""
@@ -90,6 +93,7 @@ class Inspector:
             return
         turn = self._ledger.turns[int(number)]
         self._take(turn, found)
+        self._findings.whole += 1
         await self._read_input(turn)
         if turn.talk is not None and turn not in turn.talk.entries:
             self._findings.half.append(f"turn {turn.number} is stored, but not in its conversation")
@@ -168,6 +172,7 @@ class Inspector:
         status, found = await self._get(f"/responses/{response_id}")
         if status == 200:
             self._take(turn, found)
+            self._findings.whole += 1
         else:
             self._findings.half.append(f"turn {turn.number} is in its conversation, but not stored")
             turn.response = {"status": "completed", "output": output}
@@ -190,6 +195,7 @@ class Inspector:
             turn.response = found
         else:
             self._take(turn, found)
+            self._findings.whole += 1
         await self._read_run(turn)
 
     async def _read_run(self, turn: Turn) -> None:

@@ -1,4 +1,4 @@
-"""Clients that talk to a server until it is gone, each in a manner of its own."""
+"""Clients that talk to servers until all of them are gone, each in a manner of its own."""
 
 import asyncio
 import json
@@ -26,11 +26,33 @@ class Refused(Exception):
     """The server could not do what was asked for, and said so."""
 
 
+class Door:
+    """The way to one server."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+        self.http = http
+        self.url = url
+
+    @asynccontextmanager
+    async def ask(
+        self, method: str, path: str, body: Json | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        async with self.http.request(method, f"{self.url}{path}", json=body) as answer:
+            yield answer
+
+    async def tell(self, method: str, path: str, body: Json | None = None) -> Json:
+        async with self.ask(method, path, body) as answer:
+            return await _json(answer)
+
+
 class Crowd:
     """The clients of one round."""
 
-    def __init__(self, url: str, ledger: Ledger, random: Random, on_answer: Callable[[], None]) -> None:
-        self.url = url
+    def __init__(
+        self, urls: list[str], ledger: Ledger, random: Random, on_answer: Callable[[], None]
+    ) -> None:
+        self.urls = urls
+        """The servers that live. Whoever loses another one has found an error."""
         self.ledger = ledger
         self.random = random
         self.may_refuse = False
@@ -38,17 +60,19 @@ class Crowd:
         self._on_answer = on_answer
 
     async def run(self) -> None:
-        """Until every client has lost its server."""
+        """Until no server is left."""
         manners = [self._socket] * 4 + [self._post, self._sse] + [self._talk] * 3 + [self._background] * 3
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
             await asyncio.gather(*(self._until_gone(manner, http) for manner in manners))
 
-    async def _until_gone(self, manner: Callable[[aiohttp.ClientSession], Any], http: Any) -> None:
-        while True:
+    async def _until_gone(self, manner: Callable[[Door], Any], http: aiohttp.ClientSession) -> None:
+        while self.urls:
+            door = Door(http, self.random.choice(self.urls))
             try:
-                await manner(http)
-            except GONE:
-                return
+                await manner(door)
+            except GONE as error:
+                if door.url in self.urls:
+                    raise Broken("a server that lives has dropped its client") from error
             except Refused:
                 if not self.may_refuse:
                     raise
@@ -96,9 +120,9 @@ class Crowd:
 
     # How they ask.
 
-    async def _socket(self, http: aiohttp.ClientSession) -> None:
+    async def _socket(self, door: Door) -> None:
         """A chain with forks on one socket; some of it is not stored."""
-        async with http.ws_connect(f"{self.url}/responses") as ws:
+        async with door.http.ws_connect(f"{door.url}/responses") as ws:
             tip = self._parent()
             while True:
                 if tip is not None and tip.depth >= _LONGEST_CHAIN:
@@ -111,70 +135,64 @@ class Crowd:
                     pass
                 tip = turn
 
-    async def _post(self, http: aiohttp.ClientSession) -> None:
+    async def _post(self, door: Door) -> None:
         """A chain, answer by answer. Now and then something that nothing needs is deleted."""
         tip = self._parent()
         while True:
-            tip = await self._ask(http, self.ledger.ask(parent=tip))
+            tip = await self._ask(door, self.ledger.ask(parent=tip))
             if self.random.random() < 0.1 and not any(turn.parent is tip for turn in self.ledger.turns):
-                await self._delete(http, tip)
+                await self._delete(door, tip)
                 tip = self._parent()
             elif tip.depth >= _LONGEST_CHAIN:
                 tip = None
 
-    async def _sse(self, http: aiohttp.ClientSession) -> None:
+    async def _sse(self, door: Door) -> None:
         tip = self._parent()
         while True:
             turn = self.ledger.ask(parent=tip)
-            async with self._posting(http, {**self._body(turn), "stream": True}) as answer:
+            async with door.ask("POST", "/responses", {**self._body(turn), "stream": True}) as answer:
                 await self._follow(turn, answer)
             tip = turn if turn.depth < _LONGEST_CHAIN else None
 
-    async def _talk(self, http: aiohttp.ClientSession) -> None:
+    async def _talk(self, door: Door) -> None:
         """A conversation. Stored or not, a turn adds its items; now and then one is added by hand."""
-        async with self._posting(http, {}, "/conversations") as answer:
-            talk = Talk((await _json(answer))["id"])
+        talk = Talk((await door.tell("POST", "/conversations", {}))["id"])
         self.ledger.talks.append(talk)
         while len(talk.entries) < _LONGEST_TALK:
             if self.random.random() < 0.2:
-                await self._add(http, talk)
+                await self._add(door, talk)
             else:
-                await self._ask(http, self.ledger.ask(talk=talk, is_stored=self.random.random() < 0.8))
+                await self._ask(door, self.ledger.ask(talk=talk, is_stored=self.random.random() < 0.8))
 
-    async def _background(self, http: aiohttp.ClientSession) -> None:
+    async def _background(self, door: Door) -> None:
         """A run that somebody asks about, or follows, to its end."""
         turn = self.ledger.ask(parent=self._parent(), is_background=True)
-        async with self._posting(http, self._body(turn)) as answer:
-            turn.id = (await _json(answer))["id"]
+        turn.id = (await door.tell("POST", "/responses", self._body(turn)))["id"]
         if self.random.random() < 0.5:
-            async with http.get(f"{self.url}/responses/{turn.id}?stream=true") as answer:
+            async with door.ask("GET", f"/responses/{turn.id}?stream=true") as answer:
                 return await self._follow(turn, answer)
         while not turn.is_acknowledged:
-            async with http.get(f"{self.url}/responses/{turn.id}") as answer:
-                response = await _json(answer)
+            response = await door.tell("GET", f"/responses/{turn.id}")
             if response["status"] in ("queued", "in_progress"):
                 await asyncio.sleep(0.02)
             else:
                 self._ended(turn, response)
 
-    async def _ask(self, http: aiohttp.ClientSession, turn: Turn) -> Turn:
-        async with self._posting(http, self._body(turn)) as answer:
-            self._ended(turn, await _json(answer))
+    async def _ask(self, door: Door, turn: Turn) -> Turn:
+        self._ended(turn, await door.tell("POST", "/responses", self._body(turn)))
         return turn
 
-    async def _add(self, http: aiohttp.ClientSession, talk: Talk) -> None:
+    async def _add(self, door: Door, talk: Talk) -> None:
         note = Note(f"note {len(self.ledger.turns)} of {talk.id}")
         talk.entries.append(note)
         talk.is_settled = False
         items = [{"role": "user", "content": note.text}]
-        async with self._posting(http, {"items": items}, f"/conversations/{talk.id}/items") as answer:
-            await _json(answer)
+        await door.tell("POST", f"/conversations/{talk.id}/items", {"items": items})
         note.is_acknowledged = talk.is_settled = True
 
-    async def _delete(self, http: aiohttp.ClientSession, turn: Turn) -> None:
+    async def _delete(self, door: Door, turn: Turn) -> None:
         turn.deletion = "asked"
-        async with http.delete(f"{self.url}/responses/{turn.id}") as answer:
-            await _json(answer)
+        await door.tell("DELETE", f"/responses/{turn.id}")
         turn.deletion = "done"
 
     async def _follow(self, turn: Turn, answer: aiohttp.ClientResponse) -> None:
@@ -184,13 +202,6 @@ class Crowd:
             if line.startswith(b"data: {") and self._told(turn, json.loads(line[6:])):
                 return
         raise ConnectionError("the stream ended early")
-
-    @asynccontextmanager
-    async def _posting(
-        self, http: aiohttp.ClientSession, body: Json, path: str = "/responses"
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        async with http.post(f"{self.url}{path}", json=body) as answer:
-            yield answer
 
 
 def check_count(turn: Turn) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from random import Random
 
@@ -22,7 +22,9 @@ _ENGINE = "simulated:tokens_per_s=2000,output_tokens=60"
 _START_S = 60.0
 _LONGEST_ROUND_S = 20.0
 _LEASE_S = "0.6"
-_SIGNS = ("unexpectedly", "never retrieved")
+_TWO_SERVERS, _STORE_CRASHES, _BY_TIME = 0.3, 0.4, 0.5
+"""How many rounds are of such a kind."""
+_SIGNS = ("unexpectedly", "never retrieved", "Traceback")
 """Of errors that the server did not foresee. That its store is away is no such error."""
 
 
@@ -103,11 +105,13 @@ class Storm:
 
     async def rage(self, rounds: int, most_answers: int = 250) -> None:
         for number in range(1, rounds + 1):
-            async with serving(self._place.spec) as server:
-                await self._inspect(server)
-                how = await _Round(self._place, self._ledger, self._random, server).run(
-                    most_answers, by_time=self._by_time
-                )
+            async with AsyncExitStack() as stack:
+                servers = [await stack.enter_async_context(serving(self._place.spec))]
+                await self._inspect(servers[0])
+                if self._random.random() < _TWO_SERVERS:
+                    servers.append(await stack.enter_async_context(serving(self._place.spec)))
+                how = _Round(self._place, self._ledger, self._random, servers)
+                await how.run(most_answers, by_time=self._by_time)
             self.acknowledged += how.answers
             self.runs_cut_off += len(self._ledger.open_runs())
             self._say(f"{self._place.name} round {number}/{rounds}: {how}; {self.figures}")
@@ -119,7 +123,8 @@ class Storm:
     def figures(self) -> str:
         return (
             f"{self.acknowledged} responses acknowledged, {len(self.findings.lost)} lost,"
-            f" {len(self.findings.half)} half-written, {self.runs_cut_off} runs cut off"
+            f" {len(self.findings.half)} half-written ({self.findings.whole} whole that nobody was told of,"
+            f" {self.runs_cut_off} runs cut off)"
         )
 
     async def _inspect(
@@ -131,36 +136,37 @@ class Storm:
 
 
 class _Round:
-    """Load on one server until it is killed."""
+    """Load on one server or two until they are killed, one after the other."""
 
-    def __init__(self, place: Place, ledger: Ledger, random: Random, server: Server) -> None:
+    def __init__(self, place: Place, ledger: Ledger, random: Random, servers: list[Server]) -> None:
         self.answers = 0
         self._place = place
         self._random = random
-        self._server = server
-        self._crowd = Crowd(server.url, ledger, random, self._answered)
-        self._kill_at = self._crash_at = sys.maxsize
+        self._servers = {server.url: server for server in servers}
+        self._crowd = Crowd(list(self._servers), ledger, random, self._answered)
+        self._kills: list[int] = []
+        self._crash_at = sys.maxsize
         self._crash: asyncio.Task[None] | None = None
 
     def __str__(self) -> str:
-        also = "store crashed, then " if self._crash is not None else ""
-        return f"{also}killed after {self.answers} answers"
+        also = "store crashed, " if self._crash is not None else ""
+        which = "both servers" if len(self._servers) > 1 else "server"
+        return f"{also}{which} killed after {self.answers} answers"
 
-    async def run(self, most_answers: int, *, by_time: bool) -> "_Round":
-        loop = asyncio.get_running_loop()
-        self._kill_at = self._random.randint(1, most_answers)
+    async def run(self, most_answers: int, *, by_time: bool) -> None:
+        random = self._random
+        self._kills = sorted(random.randint(1, most_answers) for _ in self._servers)
         longest = _LONGEST_ROUND_S
-        if self._place.can_crash and self._random.random() < 0.4:
-            self._crash_at = self._kill_at
-            self._kill_at += self._random.choice([0, 1, 50])
-        elif by_time and self._random.random() < 0.5:
-            longest = self._random.uniform(0.05, 1.5)
-        end = loop.call_later(longest, self._server.kill)
+        if self._place.can_crash and random.random() < _STORE_CRASHES:
+            self._crash_at = self._kills[0]
+            self._kills = [count + random.choice([0, 1, 50]) for count in self._kills]
+        elif by_time and random.random() < _BY_TIME:
+            longest = random.uniform(0.05, 1.5)
+        end = asyncio.get_running_loop().call_later(longest, self._kill_all)
         await self._crowd.run()
         end.cancel()
         if self._crash is not None:
             await self._crash
-        return self
 
     def _answered(self) -> None:
         """In the moment in which a client was told that its response is stored."""
@@ -168,5 +174,16 @@ class _Round:
         if self.answers == self._crash_at:
             self._crowd.may_refuse = True
             self._crash = asyncio.create_task(self._place.crash(self._random))
-        if self.answers >= self._kill_at:
-            self._server.kill()
+        while self._kills and self.answers >= self._kills[0]:
+            del self._kills[0]
+            self._kill()
+
+    def _kill(self) -> None:
+        """One of those that live."""
+        if self._crowd.urls:
+            url = self._crowd.urls.pop(self._random.randrange(len(self._crowd.urls)))
+            self._servers[url].kill()
+
+    def _kill_all(self) -> None:
+        while self._crowd.urls:
+            self._kill()
