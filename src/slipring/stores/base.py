@@ -217,7 +217,9 @@ class Runs(ABC):
     ) -> None:
         """Write events, the object as it is now, and its status. Raises ``LeaseLost``.
 
-        A terminal status ends the run: nobody owns it any more.
+        A terminal status ends the run: nobody owns it any more. Events that are there already stay as they
+        are, so that a write may be repeated. Once its response is saved, a run can fail no more: that is
+        ``LeaseLost`` too, and the run is left for whoever ends it as what it is.
         """
 
     @abstractmethod
@@ -235,7 +237,8 @@ class Runs(ABC):
     async def end(self, run: Run, response: Response, event: RunEvent) -> bool:
         """End an open run whoever owns it, with its last object and event.
 
-        False: it has changed since it was read, and nothing was done. Its owner's tenure is over.
+        False: it has changed since it was read, or is to fail or be cancelled though its response has been
+        saved meanwhile; nothing was done. Otherwise its owner's tenure is over.
         """
 
     @abstractmethod

@@ -17,7 +17,7 @@ class Statement(Struct, frozen=True):
     sql: str
     args: tuple[Any, ...] = ()
     must: bool = False
-    """Whether the whole write is off when this returns no row. Such a statement has a RETURNING."""
+    """Whether the whole write is off when this returns no row. Such a statement has a RETURNING, or reads."""
 
 
 class Refused(Exception):

@@ -77,7 +77,9 @@ class PostgresDatabase(Database):
         try:
             self._pool = await asyncpg.create_pool(
                 self._url,
-                min_size=1,
+                # The first comes with the schema. asyncpg would restore a floor by itself, and tell a whole
+                # stack each time that it cannot: whoever needs a connection is told in one line.
+                min_size=0,
                 max_size=_POOL,
                 timeout=_CONNECT_S,
                 command_timeout=_COMMAND_S,

@@ -2,6 +2,7 @@
 
 A tenure is an owner's name and an epoch. Every write about a run begins with an update that holds only while
 the run is open and has this epoch, so that an owner who was given up for dead can change nothing any more.
+A run whose response has been saved cannot fail or be cancelled any more: what is saved is how it ended.
 """
 
 from collections.abc import Sequence
@@ -21,6 +22,14 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 """
 _INSERT_EVENT = """
 INSERT INTO slipring_run_events (tenant, response_id, sequence_number, data) VALUES ($1, $2, $3, $4)
+"""
+# An owner that was not told whether its events were written writes them again.
+_APPEND_EVENT = f"{_INSERT_EVENT}ON CONFLICT DO NOTHING\n"
+# Asked with the run's row locked by the update before: whoever saves updates that row first.
+_UNSAVED = """
+SELECT 1 WHERE NOT EXISTS (
+    SELECT 1 FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
+)
 """
 _HOLD = """
 UPDATE slipring_runs SET epoch = epoch
@@ -71,10 +80,10 @@ def _key(tenure: Tenure) -> tuple[str, str, str, int]:
     return tenure.tenant, tenure.response_id, tenure.owner, tenure.epoch
 
 
-def _insert(tenant: str, response_id: str, events: Sequence[RunEvent]) -> list[Statement]:
-    return [
-        Statement(_INSERT_EVENT, (tenant, response_id, event.sequence_number, event.data)) for event in events
-    ]
+def _insert(
+    tenant: str, response_id: str, events: Sequence[RunEvent], sql: str = _INSERT_EVENT
+) -> list[Statement]:
+    return [Statement(sql, (tenant, response_id, event.sequence_number, event.data)) for event in events]
 
 
 def _newest(events: Sequence[RunEvent]) -> int:
@@ -114,8 +123,10 @@ class SqlRuns(base.Runs):
     ) -> None:
         args = (response.status, wire.encode(response), float(lease_until), _newest(events))
         appended = Statement(_APPEND, (*_key(tenure), *args), must=True)
+        said = _insert(tenure.tenant, tenure.response_id, events, _APPEND_EVENT)
+        unsaved = self._unsaved(tenure.tenant, response)
         try:
-            await self._database.write(appended, *_insert(tenure.tenant, tenure.response_id, events))
+            await self._database.write(appended, *unsaved, *said)
         except Unmet:
             raise LeaseLost(tenure.response_id) from None
 
@@ -138,13 +149,19 @@ class SqlRuns(base.Runs):
     async def end(self, run: Run, response: Response, event: RunEvent) -> bool:
         key = (run.tenant, run.response_id, run.epoch, run.last_sequence)
         args = (response.status, wire.encode(response), event.sequence_number)
+        ended = Statement(_END, (*key, *args), must=True)
+        unsaved = self._unsaved(run.tenant, response)
         try:
-            await self._database.write(
-                Statement(_END, (*key, *args), must=True), *_insert(run.tenant, run.response_id, [event])
-            )
+            await self._database.write(ended, *unsaved, *_insert(run.tenant, run.response_id, [event]))
         except Unmet:
             return False
         return True
+
+    def _unsaved(self, tenant: str, response: Response) -> list[Statement]:
+        """What else has to hold for a run to end like this."""
+        if response.status not in ("failed", "cancelled"):
+            return []
+        return [Statement(_UNSAVED, (tenant, response.id, self._expiry.now()), must=True)]
 
     async def abandoned(self, now: float, limit: int) -> list[Run]:
         return [_run(row) for row in await self._database.read(_ABANDONED, float(now), limit)]

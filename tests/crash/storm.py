@@ -1,0 +1,189 @@
+"""Rounds of load, `kill -9`, restart and inspection, on one store.
+
+The seed decides what clients ask for and when the server is killed. How far the server has come by then is up
+to the machine, which is the point.
+"""
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from random import Random
+
+from tests.crash.checks import Findings, Inspector
+from tests.crash.clients import Crowd
+from tests.crash.ledger import Ledger
+from tests.crash.places import Place
+from tests.test_cli import COMMAND, environment
+
+_ENGINE = "simulated:tokens_per_s=2000,output_tokens=60"
+_START_S = 60.0
+_LONGEST_ROUND_S = 20.0
+_LEASE_S = "0.6"
+_TWO_SERVERS, _STORE_CRASHES, _BY_TIME = 0.3, 0.4, 0.5
+"""How many rounds are of such a kind."""
+_SIGNS = ("unexpectedly", "never retrieved", "Traceback")
+"""Of errors that the server did not foresee. That its store is away is no such error."""
+
+
+class Unexpected(Exception):
+    """A server did not start, or found an error in itself."""
+
+
+class Server:
+    """A real server on a free port."""
+
+    def __init__(self, process: asyncio.subprocess.Process, url: str, log: Path) -> None:
+        self.process = process
+        self.url = url
+        self._log = log
+        self._is_killed = False
+
+    def kill(self) -> None:
+        if not self._is_killed:  # a second signal may find that the process is gone, and nobody told asyncio
+            self._is_killed = True
+            self.process.kill()
+
+    async def gone(self) -> None:
+        await self.process.wait()
+        lines = self._log.read_text().splitlines()
+        for place, line in enumerate(lines):
+            if any(sign in line for sign in _SIGNS):
+                raise Unexpected("\n".join(lines[place : place + 40]))
+
+
+@asynccontextmanager
+async def serving(spec: str) -> AsyncIterator[Server]:
+    """A server on a store, until it is killed or the block ends."""
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory) / "log"
+        arguments = (
+            "--engine",
+            _ENGINE,
+            "--store",
+            spec,
+            "--run-lease-s",
+            _LEASE_S,
+            "--log-level",
+            "warning",
+        )
+        with log.open("wb") as errors:  # not a pipe: nobody would read it while it fills
+            process = await asyncio.create_subprocess_exec(
+                *(*COMMAND, "serve", "--port", "0", *arguments),
+                env=environment(),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+            )
+        server = Server(process, "", log)
+        try:
+            assert process.stdout is not None
+            line = await asyncio.wait_for(process.stdout.readline(), _START_S)
+            server.url = line.decode().rpartition(" ")[2].strip()
+            if not server.url:
+                raise Unexpected(log.read_text())
+            yield server
+        finally:
+            server.kill()
+            await server.gone()
+
+
+class Storm:
+    """Several rounds on one store. ``by_time``: kill after random times too, and not only after answers."""
+
+    def __init__(self, place: Place, seed: int, say: Callable[[str], None], *, by_time: bool = True) -> None:
+        self.findings = Findings()
+        self.acknowledged = 0
+        self.runs_cut_off = 0
+        self._place = place
+        self._random = Random(seed)
+        self._say = say
+        self._by_time = by_time
+        self._ledger = Ledger()
+        self._since = 0
+
+    async def rage(self, rounds: int, most_answers: int = 250) -> None:
+        for number in range(1, rounds + 1):
+            async with AsyncExitStack() as stack:
+                servers = [await stack.enter_async_context(serving(self._place.spec))]
+                await self._inspect(servers[0])
+                if self._random.random() < _TWO_SERVERS:
+                    servers.append(await stack.enter_async_context(serving(self._place.spec)))
+                how = _Round(self._place, self._ledger, self._random, servers)
+                await how.run(most_answers, by_time=self._by_time)
+            self.acknowledged += how.answers
+            self.runs_cut_off += len(self._ledger.open_runs())
+            self._say(f"{self._place.name} round {number}/{rounds}: {how}; {self.figures}")
+        stored = await self._place.stored_ids()
+        async with serving(self._place.spec) as server:
+            await self._inspect(server, everything=True, stored=stored)
+
+    @property
+    def figures(self) -> str:
+        return (
+            f"{self.acknowledged} responses acknowledged, {len(self.findings.lost)} lost,"
+            f" {len(self.findings.half)} half-written ({self.findings.whole} whole that nobody was told of,"
+            f" {self.runs_cut_off} runs cut off)"
+        )
+
+    async def _inspect(
+        self, server: Server, *, everything: bool = False, stored: list[str] | None = None
+    ) -> None:
+        inspector = Inspector(server.url, self._ledger, self.findings, self._random)
+        await inspector.inspect(self._since, everything=everything, stored=stored or ())
+        self._since = len(self._ledger.turns)
+
+
+class _Round:
+    """Load on one server or two until they are killed, one after the other."""
+
+    def __init__(self, place: Place, ledger: Ledger, random: Random, servers: list[Server]) -> None:
+        self.answers = 0
+        self._place = place
+        self._random = random
+        self._servers = {server.url: server for server in servers}
+        self._crowd = Crowd(list(self._servers), ledger, random, self._answered)
+        self._kills: list[int] = []
+        self._crash_at = sys.maxsize
+        self._crash: asyncio.Task[None] | None = None
+
+    def __str__(self) -> str:
+        also = "store crashed, " if self._crash is not None else ""
+        which = "both servers" if len(self._servers) > 1 else "server"
+        return f"{also}{which} killed after {self.answers} answers"
+
+    async def run(self, most_answers: int, *, by_time: bool) -> None:
+        random = self._random
+        self._kills = sorted(random.randint(1, most_answers) for _ in self._servers)
+        longest = _LONGEST_ROUND_S
+        if self._place.can_crash and random.random() < _STORE_CRASHES:
+            self._crash_at = self._kills[0]
+            self._kills = [count + random.choice([0, 1, 50]) for count in self._kills]
+        elif by_time and random.random() < _BY_TIME:
+            longest = random.uniform(0.05, 1.5)
+        end = asyncio.get_running_loop().call_later(longest, self._kill_all)
+        await self._crowd.run()
+        end.cancel()
+        if self._crash is not None:
+            await self._crash
+
+    def _answered(self) -> None:
+        """In the moment in which a client was told that its response is stored."""
+        self.answers += 1
+        if self.answers == self._crash_at:
+            self._crowd.may_refuse = True
+            self._crash = asyncio.create_task(self._place.crash(self._random))
+        while self._kills and self.answers >= self._kills[0]:
+            del self._kills[0]
+            self._kill()
+
+    def _kill(self) -> None:
+        """One of those that live."""
+        if self._crowd.urls:
+            url = self._crowd.urls.pop(self._random.randrange(len(self._crowd.urls)))
+            self._servers[url].kill()
+
+    def _kill_all(self) -> None:
+        while self._crowd.urls:
+            self._kill()
