@@ -3,7 +3,7 @@ beside what the API has in such an item.
 
 A request may say the same in several ways, and may hold fields that mean nothing here. What a client gets
 back must fit the types of its SDK. Only where the API has no form for something (an image of an assistant,
-say) is it shown as it was sent. A response's list and a conversation's have the same forms, but for one field.
+say) is it shown as it was sent. A response's list and a conversation's differ in one field.
 """
 
 from typing import Literal
