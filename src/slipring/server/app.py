@@ -78,7 +78,8 @@ def build_app(service: Service, background: Background) -> web.Application:
         return _show_parked(service, request)
 
     app.router.add_get("/health", health)
-    app.router.add_get(f"{peers.PATH}/{{response_id}}", parked)
+    # Any method, because what is refused as the wrong one is known to be there.
+    app.router.add_route("*", f"{peers.PATH}/{{response_id}}", parked)
     app.on_response_prepare.append(_sign)
     return app
 
@@ -160,11 +161,12 @@ async def _compact(service: Service, request: web.Request, caller: Caller) -> we
 
 
 def _show_parked(service: Service, request: web.Request) -> web.Response:
-    """To another node: what a socket that was cut has left here."""
-    if not service.peers.admits(request.headers):
+    """To another node: what a socket that was cut has left here. To everybody else, there is no such path."""
+    if request.method != "GET" or not service.peers.admits(request.headers):
         raise web.HTTPNotFound
-    tenant = bytes.fromhex(request.headers.get(peers.TENANT, "")).decode()
-    state = service.parking.find(tenant, request.match_info["response_id"], now())
+    tenant = service.peers.tenant_of(request.headers)
+    response_id = request.match_info["response_id"]
+    state = service.parking.find(tenant, response_id, now()) if tenant is not None else None
     if state is None:
         raise web.HTTPNotFound
     return web.Response(body=service.peers.pack(state), content_type="application/octet-stream")
