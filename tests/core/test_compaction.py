@@ -418,7 +418,20 @@ def test_only_the_newest_messages_are_kept_and_only_as_many_as_fit() -> None:
     stage.weigh(1000)
     stage.finish(Text("s"))
     told = [text[0] for text in texts(context_of(stage.job()))]
-    assert told == ["c", "S", "d"]
+    assert told == ["b", "c", "S", "d"]
+
+
+def test_what_waits_for_an_answer_is_kept_however_long_it_is() -> None:
+    stage = Stage()
+    first = stage.respond(input="a")
+    stage.create(
+        previous=first["id"],
+        input=[message("q" * 5000), message("n" * 5000, role="developer")],
+        context_management=[{"type": "compaction", "compact_threshold": 1000}],
+    )
+    stage.weigh(5000)
+    stage.finish(Text("s"))
+    assert [text[0] for text in texts(context_of(stage.job()))] == ["a", "S", "q", "n"]
 
 
 def test_tools_and_settings_that_items_brought_stay() -> None:

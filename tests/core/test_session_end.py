@@ -261,6 +261,10 @@ def test_when_the_client_is_gone_work_is_cancelled_but_not_what_is_being_saved()
     stage.hang_up()
     assert stage.cancelled == [running, loading]
     assert stage.saves
+    # What is finished counts, whether somebody reads of it or not.
+    (record,) = stage.reports
+    assert (record.lane, record.report.status) == ("c", "completed")
+    assert record.report.tokens
 
 
 def test_reports_after_the_client_is_gone_are_ignored():

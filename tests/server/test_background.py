@@ -267,3 +267,56 @@ async def test_runs_that_do_not_finish_in_time_have_failed(tmp_path: Any) -> Non
         failed = await Api(server).read(begun["id"])
         assert failed["status"] == "failed"
         assert (await Api(server).events(begun["id"]))[-1]["type"] == "response.failed"
+
+
+async def test_a_run_that_says_much_can_be_cancelled() -> None:
+    """Whoever ends it need not catch up with it."""
+    async with running() as (engine, api):
+        begun = await api.begin()
+        performance = await engine.next()
+        store = api.server.service.store
+        seize = store.runs.seize
+
+        async def slowly(run: Run, **claim: Any) -> Run | None:
+            performance.say("more")
+            await written(api, begun["id"], run.last_sequence + 2)
+            return await seize(run, **claim)
+
+        store.runs.seize = slowly
+        performance.say("much")
+        assert (await api.cancel(begun["id"]))["status"] == "cancelled"
+        await asyncio.wait_for(performance.stopped.wait(), 10)
+
+
+async def test_those_that_begin_count_too() -> None:
+    async with running(limits=Limits(max_runs=3)) as (engine, api):
+        body = {"input": "x", "background": True}
+        answers = await asyncio.gather(*(api.call("POST", "/responses", json=body) for _ in range(10)))
+        assert sorted(status for status, _ in answers) == [200] * 3 + [429] * 7
+        for _ in range(3):
+            (await engine.next()).finish()
+
+
+async def test_what_begins_while_the_server_stops_is_not_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(limits=Limits(drain_timeout_s=0.01)) as (engine, api):
+        server = api.server.server
+        runs = api.server.service.store.runs
+        opening, go_on = asyncio.Event(), asyncio.Event()
+        really_open = runs.open
+
+        async def open_late(*given: Any, **more: Any) -> Any:
+            opening.set()
+            await go_on.wait()
+            return await really_open(*given, **more)
+
+        monkeypatch.setattr(runs, "open", open_late)
+        posting = asyncio.create_task(api.call("POST", "/responses", json={"input": "x", "background": True}))
+        await opening.wait()
+        performance = await engine.next()
+        stopping = asyncio.create_task(server.stop())
+        await until(lambda: api.server.service.draining)
+        go_on.set()
+        await asyncio.wait_for(stopping, 10)
+        await asyncio.wait([posting])
+        assert performance.stopped.is_set()
+        assert not server.background._runs

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.api import Api
-from tests.harness import PuppetEngine, serve
+from tests.harness import PuppetEngine, Running, serve
 
 
 def message(text: str, role: str = "user") -> dict[str, Any]:
@@ -236,3 +236,50 @@ async def test_it_excludes_a_previous_response() -> None:
     async with serve() as server:
         status, error = await server.post(input="x", conversation="conv_1", previous_response_id="resp_1")
         assert (status, error["error"]["param"]) == (400, "previous_response_id")
+
+
+async def said(server: Running, engine: PuppetEngine, words: str, **fields: Any) -> tuple[list[bytes], str]:
+    """A turn over HTTP: what the engine was told, and the id of the response."""
+    answer = asyncio.create_task(server.post(**fields))
+    performance = await engine.next()
+    performance.say(words)
+    performance.finish()
+    status, response = await answer
+    assert status == 200, response
+    return [item.raw for item in performance.job.context()], response["id"]
+
+
+async def test_names_that_clients_repeat_are_not_mixed_up() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        api = Api(server)
+        conversation = await made(api)
+        named = {"type": "message", "id": "msg_u", "role": "user"}
+        for text in ("first", "second"):
+            fields = {"input": [{**named, "content": text}], "conversation": conversation}
+            _, tip = await said(server, engine, f"to {text}", **fields)
+        assert texts(await listed(api, conversation, order="asc")) == [
+            *("first", "to first"),
+            *("second", "to second"),
+        ]
+        await api.call("DELETE", f"/responses/{tip}")
+        context, _ = await said(server, engine, "x", input="third", conversation=conversation)
+        assert [b"second" in raw for raw in context] == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize("store", [True, False])
+async def test_a_listed_item_can_be_referred_to_in_the_same_conversation(store: bool) -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server, server.connect() as socket:
+        api = Api(server)
+        conversation = await made(api)
+        await socket.create(input="remember", conversation=conversation, store=store)
+        (await engine.next()).finish()
+        await socket.until("response.completed")
+        page = await listed(api, conversation, order="asc")
+        reference = {"type": "item_reference", "id": page["first_id"]}
+        await socket.create(input=[reference], conversation=conversation, store=store)
+        performance = await engine.next()
+        assert [b"remember" in item.raw for item in performance.job.context()] == [True, True]
+        performance.finish()
+        await socket.until("response.completed")

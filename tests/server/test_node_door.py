@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipring.server.ids import node_of
-from slipring.server.peers import PATH, TENANT
+from slipring.server.peers import ASKED_AT, PATH, SIGNATURE, TENANT
 from tests.harness import Running, serve
 from tests.server.test_attacks import VOLATILE, Answer, ghost, routes
 from tests.server.test_parking import cut
@@ -84,13 +84,26 @@ async def test_without_peers_there_is_no_secret_to_know() -> None:
 
 async def test_a_node_is_told_what_its_own_tenant_left(tmp_path: Path) -> None:
     async with node(tmp_path) as (server, parked, secret):
-        known = {"Authorization": f"Bearer {secret}"}
-        answer = await told(server, "GET", f"{PATH}/{parked}", {**known, TENANT: b"owners".hex()})
+        peers = server.service.peers
+        question = peers.question(peers.node_id, "owners", parked)
+        answer = await told(server, "GET", f"{PATH}/{parked}", question)
         assert answer.status == 200
         assert b"secret" in answer.body
-        for tenant in (b"attackers".hex(), "", "no hex", "ff"):
-            answer = await told(server, "GET", f"{PATH}/{parked}", {**known, TENANT: tenant})
-            assert (answer.status, b"secret" in answer.body) == (404, False), tenant
+        attackers = peers.question(peers.node_id, "attackers", parked)
+        elsewhere = peers.question("00000000", "owners", parked)
+        old = str(int(question[ASKED_AT]) - 61)
+        for wrong in (
+            attackers,
+            elsewhere,
+            {**attackers, TENANT: question[TENANT]},
+            *({**question, TENANT: tenant} for tenant in (b"attackers".hex(), "", "no hex", "ff")),
+            *({**question, ASKED_AT: when} for when in (old, "", "now", "9" * 30)),
+            *({**question, SIGNATURE: signature} for signature in ("", "0" * 64, "k\u00e9y")),
+            {name: value for name, value in question.items() if name != ASKED_AT},
+        ):
+            answer = await told(server, "GET", f"{PATH}/{parked}", wrong)
+            assert (answer.status, b"secret" in answer.body) == (404, False), wrong
+        known = {"Authorization": f"Bearer {secret}"}
         for method, path in routes(server):
             url = server.url.removesuffix("/v1") + path
             async with server.http.request(method, url, headers=known) as refusal:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from slipring.protocol import wire
 from slipring.protocol.responses import Response
@@ -218,3 +219,30 @@ async def test_runs_that_are_over_expire_with_their_events(place: Place) -> None
     assert await store.prune(100) == 1
     assert await numbers(store) == []
     assert await store.prune(100) == 0
+
+
+async def test_a_run_can_be_taken_away_whatever_its_owner_says_meanwhile(store: SqlStore) -> None:
+    tenure = await opened(store)
+    read_before = await read(store)
+    await store.runs.append(tenure, [event(2)], RUNNING, lease_until=60.5)
+    taken = await store.runs.seize(read_before, owner="node_b", lease_until=99.5)
+    assert taken is not None
+    assert (taken.owner, taken.epoch, taken.last_sequence, taken.lease_until) == ("node_b", 2, 2, 99.5)
+    assert taken.is_open
+    with pytest.raises(LeaseLost):
+        await store.runs.append(tenure, [event(3)], RUNNING, lease_until=70.5)
+    with pytest.raises(LeaseLost):
+        await store.responses.save("t", state("resp_1"), tenure=tenure)
+    assert await store.runs.renew([tenure], lease_until=70.5) == [tenure]
+    assert await store.runs.seize(read_before, owner="node_c", lease_until=99.5) is None
+    assert await store.runs.end(taken, CANCELLED, event(3))
+    assert await store.runs.seize(taken, owner="node_c", lease_until=99.5) is None
+    assert await numbers(store) == [0, 1, 2, 3]
+
+
+async def test_a_foreign_run_cannot_be_taken_away(store: SqlStore) -> None:
+    await opened(store)
+    run = await read(store)
+    foreign = structs.replace(run, tenant="u")
+    assert await store.runs.seize(foreign, owner="node_b", lease_until=99.5) is None
+    assert await read(store) == run

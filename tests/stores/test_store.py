@@ -9,11 +9,12 @@ import pytest
 from slipring.core.limits import Limits
 from slipring.errors import StartupError
 from slipring.stores import schema
+from slipring.stores.base import RunEvent
 from slipring.stores.catalog import default_file, open_store
 from slipring.stores.database import Statement
 from slipring.stores.sql import SqlStore
 from tests.stores.conftest import Place
-from tests.stores.material import HEAD, TokenPositions, Tokens, chain, same, state
+from tests.stores.material import HEAD, TokenPositions, Tokens, chain, response, same, state
 
 
 def test_stores_by_name(tmp_path: Path) -> None:
@@ -113,6 +114,26 @@ async def test_the_memory_store_lets_the_oldest_chains_go() -> None:
     left = [number for number in range(10) if await store.responses.load("t", f"resp_{number}_9") is not None]
     assert left
     assert left == list(range(10 - len(left), 10)), "those that ended last"
+    await place.close()
+
+
+async def test_what_runs_have_said_goes_before_responses() -> None:
+    place = Place("memory")
+    store = await place.open()
+    empty = await store._database.used_bytes()
+    await store.close()
+    store = await place.open(most_bytes=empty + 200_000, recent_bytes=0)
+    await store.responses.save("t", state("resp_kept"))
+    done, running = response("resp_done", status="completed"), response("resp_running")
+    for each in (done, running):
+        tenure = await store.runs.open("t", response(each.id, status="queued"), [], owner="a", lease_until=9)
+        events = [RunEvent(number, b"x" * 500) for number in range(300)]
+        await store.runs.append(tenure, events, each, lease_until=9)
+    while await store.prune(0):
+        pass
+    assert await store.runs.read("t", "resp_done") is None
+    assert await store.runs.read("t", "resp_running") is not None
+    assert await store.responses.load("t", "resp_kept") is not None
     await place.close()
 
 

@@ -176,15 +176,14 @@ class Compaction:
 
 
 def condensed(context: tuple[Item, ...], summary: str, carry: Carry, kept_bytes: int) -> tuple[Item, ...]:
-    """What stands for a context: its tools and settings, the newest messages of its user, the summary, and
-    the calls that nobody has answered yet.
+    """What stands for a context: its tools and settings, the newest messages of its user, the summary, what
+    still waits for an answer, and the calls that nobody has answered yet.
 
-    The summary stands where the work does: behind the messages that were worked on, before those that still
-    wait for an answer.
+    The summary stands where the work does: behind the messages that were worked on. What came after is kept
+    word for word, however long it is: nobody has done anything about it yet.
     """
-    places = [index for index, item in enumerate(context) if not is_users(item)]
-    answered = places[-1] if places else -1
-    kept = _newest_messages(context, kept_bytes)
+    done = [index for index, item in enumerate(context) if _is_work(item)]
+    worked_on = done[-1] + 1 if done else 0
     calls = {
         item.call_id: item
         for item in context
@@ -193,11 +192,21 @@ def condensed(context: tuple[Item, ...], summary: str, carry: Carry, kept_bytes:
     return (
         *dict.fromkeys(item for item in context if item.type == "additional_tools"),
         *_settings_of(context),
-        *(context[index] for index in kept if index < answered),
+        *_newest_messages(context[:worked_on], kept_bytes),
         user_message(_LEAD + summary),
-        *(context[index] for index in kept if index > answered),
+        *(item for item in context[worked_on:] if item.type == "message"),
         *calls.values(),
     )
+
+
+def _is_work(item: Item) -> bool:
+    """Whether it is the model's, or came of what the model did; and not somebody's wish or a setting."""
+    if item.type in ("additional_tools", "configuration_update"):
+        return False
+    if item.type != "message" or item.raw.startswith(_SUMMARY_START):
+        return True
+    body = item.body()
+    return isinstance(body, Message) and body.role == "assistant"
 
 
 def is_users(item: Item) -> bool:
@@ -208,17 +217,17 @@ def is_users(item: Item) -> bool:
     return isinstance(body, Message) and body.role == "user"
 
 
-def _newest_messages(context: tuple[Item, ...], most_bytes: int) -> list[int]:
-    """Where the newest messages of the user are that fit, oldest first."""
-    places: list[int] = []
+def _newest_messages(context: tuple[Item, ...], most_bytes: int) -> list[Item]:
+    """The newest messages of the user that fit, oldest first."""
+    kept: list[Item] = []
     left = most_bytes
-    for index in range(len(context) - 1, -1, -1):
-        if is_users(context[index]):
-            left -= len(context[index].raw)
+    for item in reversed(context):
+        if is_users(item):
+            left -= len(item.raw)
             if left < 0:
                 break
-            places.insert(0, index)
-    return places
+            kept.insert(0, item)
+    return kept
 
 
 def _settings_of(context: Iterable[Item]) -> list[Item]:

@@ -291,15 +291,17 @@ class Session:
         return cache
 
     def closed(self) -> list[Action]:
-        """The connection is gone: nobody will read what is being made. What is being saved is saved."""
+        """The connection is gone: nobody will read what is being made. What is being saved is saved, and
+        counts."""
         self._closed = True
-        running = list(self._lanes.running())
-        cancelled: list[Action] = [Cancel(turn) for turn in running if turn.phase is not Phase.SAVING]
-        for turn in running:
+        actions: list[Action] = []
+        for turn in list(self._lanes.running()):
+            saves = turn.phase is Phase.SAVING
+            actions.append(Record(turn.lane, turn.report()) if saves else Cancel(turn))
             turn.phase = Phase.ENDED
         self._finished.clear()
         self._cache.clear()
-        return cancelled
+        return actions
 
     # Within.
 

@@ -7,8 +7,9 @@ here, to fork is to make two; nothing is copied, and memory per turn is the delt
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from slipring.core import naming
 from slipring.core.head import Head
 from slipring.protocol.items import Item, in_context, last_compaction
 from slipring.protocol.requests import TextFormat
@@ -135,14 +136,27 @@ class ResponseState:
         return usage.total_tokens or None
 
     def find_items(self, ids: set[str]) -> dict[str, Item]:
-        """The items of this chain that have these ids: walks it, newest first, until all are found."""
+        """The items of this chain that have these ids: walks it, newest first, until all are found.
+
+        An item that was sent without an id has one by its place.
+        """
         found: dict[str, Item] = {}
+        placed = {
+            (place.response_id, place.index): item_id
+            for item_id in ids
+            if (place := naming.place_of(item_id)) is not None and place.of_input
+        }
         for node in self.chain():
             if len(found) == len(ids):
                 break
             for item in reversed(node.input + node.output):
                 if item.id in ids:
                     found.setdefault(item.id, item)
+            for (response_id, index), item_id in placed.items():
+                if response_id == node.id and index < len(node.input):
+                    item = node.input[index]
+                    if naming.place_id(item, node.id, index) == item_id:
+                        found.setdefault(item_id, structs.replace(item, id=item_id))
         return found
 
     def _measure(self) -> int:

@@ -162,14 +162,13 @@ async def _compact(service: Service, request: web.Request, caller: Caller) -> we
 
 def _show_parked(service: Service, request: web.Request) -> web.Response:
     """To another node: what a socket that was cut has left here. To everybody else, there is no such path."""
-    if request.method != "GET" or not service.peers.admits(request.headers):
-        raise web.HTTPNotFound
-    tenant = service.peers.tenant_of(request.headers)
     response_id = request.match_info["response_id"]
+    tenant = service.peers.asked_for(request.headers, response_id) if request.method == "GET" else None
     state = service.parking.find(tenant, response_id, now()) if tenant is not None else None
-    if state is None:
+    if state is None or tenant is None:
         raise web.HTTPNotFound
-    return web.Response(body=service.peers.pack(state), content_type="application/octet-stream")
+    body, headers = service.peers.reply(tenant, state)
+    return web.Response(body=body, headers=headers, content_type="application/octet-stream")
 
 
 def _describe(model: Model) -> dict[str, object]:

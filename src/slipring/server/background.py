@@ -8,6 +8,8 @@ is over, takes it away for good: nothing is made twice.
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from slipring.core.stages import Stages
 from slipring.errors import ApiError, RateLimited
@@ -18,9 +20,9 @@ from slipring.protocol.timing import TurnReport
 from slipring.protocol.wire import encode
 from slipring.server import endings
 from slipring.server.auth import Caller
-from slipring.server.clock import now
+from slipring.server.clock import now, shared_now
 from slipring.server.driver import Driver
-from slipring.server.service import Service
+from slipring.server.service import Service, shutting_down
 from slipring.server.states import StoredStates
 from slipring.stores.base import LeaseLost, RunEvent, Tenure
 
@@ -183,7 +185,7 @@ class LiveRun:
         self.written.give()
 
     def _lease(self) -> float:
-        return now() + self._service.config.limits.run_lease_s
+        return shared_now() + self._service.config.limits.run_lease_s
 
 
 class Background:
@@ -192,14 +194,16 @@ class Background:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._runs: dict[tuple[str, str], LiveRun] = {}
+        self._opening = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._looking_after: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._looking_after = asyncio.create_task(self._look_after())
+        # Apart from each other: however much there is to clear up, a living node must not look dead.
+        self._spawn(self._every(self._renew))
+        self._spawn(self._every(self._give_up_abandoned))
 
     async def close(self) -> None:
-        tasks = [*self._tasks, *([self._looking_after] if self._looking_after is not None else [])]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
@@ -210,10 +214,12 @@ class Background:
 
     async def begin(self, caller: Caller, request: CreateRequest, stages: Stages, size_bytes: int) -> LiveRun:
         """Begin a run that goes on by itself; raises ``Refused`` where the request is no response."""
-        if len(self._runs) >= self.service.config.limits.max_runs:
+        if len(self._runs) + self._opening >= self.service.config.limits.max_runs:
             raise RateLimited("This server makes as many background responses as it may. Try again later.")
         run = LiveRun(self.service, caller)
-        opened = asyncio.create_task(self._open(run, request, stages, size_bytes))
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opening += 1
+        self._spawn(self._run(run, opened, request, stages, size_bytes))
         await asyncio.shield(opened)  # a client that leaves just now has asked for it all the same
         return run
 
@@ -222,7 +228,7 @@ class Background:
         run = await self.service.store.runs.read(tenant, response_id)
         if run is None:
             return None
-        response = await endings.cancel(self.service.store, run)
+        response = await endings.cancel(self.service.store, run, self._claim())
         await self.stop(tenant, response_id)
         return response
 
@@ -233,43 +239,82 @@ class Background:
             live.stop_following()
             await live.driver.stop()
 
-    async def _open(self, run: LiveRun, request: CreateRequest, stages: Stages, size_bytes: int) -> None:
-        try:
-            response = await run.open(request, stages, size_bytes)
-        except BaseException:
-            await run.driver.stop()
-            raise
-        key = run.driver.session.tenant, response.id
-        self._runs[key] = run
-        task = asyncio.create_task(self._run(run, key))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _run(self, run: LiveRun, key: tuple[str, str]) -> None:
+    async def _run(
+        self,
+        run: LiveRun,
+        opened: "asyncio.Future[None]",
+        request: CreateRequest,
+        stages: Stages,
+        size_bytes: int,
+    ) -> None:
+        """A run's whole life; ``opened`` when the store knows it, or with what was in the way."""
+        key: tuple[str, str] | None = None
         try:
             with self.service.serving(run):
+                try:
+                    response = await run.open(request, stages, size_bytes)
+                finally:
+                    self._opening -= 1
+                key = run.driver.session.tenant, response.id
+                self._runs[key] = run
+                _settle(opened)
                 await run.run()
-        except Exception:
+        except (ApiError, Refused) as refusal:
+            _settle(opened, refusal)
+        except asyncio.CancelledError:
+            _settle(opened, shutting_down())
+            raise
+        except Exception as error:
             log.exception("a background run failed unexpectedly")
+            _settle(opened, error)
         finally:
-            del self._runs[key]
+            if key is not None:
+                del self._runs[key]
+            await run.driver.stop()
 
-    async def _look_after(self) -> None:
-        """Stay the owner of what is made here, and end what lost its owner."""
-        lease_s = self.service.config.limits.run_lease_s
+    async def _every(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something again and again, often enough for a lease."""
         while True:
-            await asyncio.sleep(lease_s / 3)
+            await asyncio.sleep(self.service.config.limits.run_lease_s / 3)
             try:
-                await self._renew(lease_s)
-                for run in await self.service.store.runs.abandoned(now(), _MANY):
-                    await endings.give_up(self.service.store, run)
+                await work()
             except ApiError as error:
                 log.warning("background runs could not be looked after: %s", error.message)
             except Exception:
                 log.exception("looking after background runs failed unexpectedly")
 
-    async def _renew(self, lease_s: float) -> None:
+    async def _renew(self) -> None:
+        """Stay the owner of what is made here."""
         tenures = [run.tenure for run in self._runs.values() if run.tenure is not None and not run.is_over]
-        lost = await self.service.store.runs.renew(tenures, lease_until=now() + lease_s) if tenures else []
-        for tenure in lost:
-            await self.stop(tenure.tenant, tenure.response_id)
+        if not tenures:
+            return
+        until = shared_now() + self.service.config.limits.run_lease_s
+        for tenure in await self.service.store.runs.renew(tenures, lease_until=until):
+            live = self.find(tenure.tenant, tenure.response_id)
+            if live is not None:
+                live.stop_following()  # its own task stops the engine; the others need not wait for that
+
+    async def _give_up_abandoned(self) -> None:
+        """End what lost its owner."""
+        runs = self.service.store.runs
+        for run in await runs.abandoned(shared_now(), _MANY):
+            await endings.give_up(self.service.store, run, self._claim())
+
+    def _claim(self) -> endings.Claim:
+        return endings.Claim(self.service.node_id, shared_now() + self.service.config.limits.run_lease_s)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _settle(opened: "asyncio.Future[None]", error: BaseException | None = None) -> None:
+    """Tell whoever waits for a run to begin, if anybody still does."""
+    if opened.done():
+        return
+    if error is None:
+        opened.set_result(None)
+    else:
+        opened.set_exception(error)
+        opened.exception()  # seen, even if its client has gone

@@ -152,7 +152,7 @@ def _read_items(service: Service, tenant: str, raws: list[Raw]) -> tuple[Item, .
                 f"Invalid 'items[{index}]': a conversation holds items, and nothing that stands for them.",
                 param=f"items[{index}].type",
             )
-        items.append(with_id(item, item.id or mint(naming.prefix(item.type))))
+        items.append(with_id(item, mint(naming.prefix(item.type))))
     return sealing.opened(tuple(items), service.seal, tenant, "items")
 
 

@@ -19,7 +19,7 @@ from slipring.core.state import ResponseState
 from slipring.core.turn import Joined, Turn
 from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
-from slipring.protocol.items import with_id
+from slipring.protocol.items import Item, with_id
 from slipring.protocol.timing import TurnReport
 from slipring.server.auth import Caller
 from slipring.server.clock import clock, now
@@ -169,14 +169,13 @@ class Driver:
         thread = await conversations.thread(tenant, conversation_id)
         if thread is None:
             raise conversation_not_found(conversation_id)
-        joined = Joined(conversation_id, thread.version, thread.added)
         if thread.tip is None:
-            return joined, None
+            return Joined(conversation_id, thread.version, _in_force(thread.added)), None
         tip = self.session.recall(thread.tip) or await self.states.find(tenant, thread.tip)
-        if tip is None:
-            everything = await conversations.all_items(tenant, conversation_id)
-            joined = Joined(conversation_id, thread.version, everything)
-        return joined, tip
+        if tip is not None:
+            return Joined(conversation_id, thread.version, thread.added), tip
+        everything = await conversations.all_items(tenant, conversation_id)
+        return Joined(conversation_id, thread.version, _in_force(everything)), None
 
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
         session, send, flush = self.session, self.sink.send, self.sink.flush
@@ -209,8 +208,24 @@ def _appended(joined: Joined, state: ResponseState) -> Appended:
     """What a response adds to its conversation: its own items, each with an id."""
     known = len(joined.items)
     asked = (
-        with_id(item, naming.input_id(item, state.id, index))
+        with_id(item, _lasting_id(item, state.id, index))
         for index, item in enumerate(state.input)
         if index >= known
     )
     return Appended(joined.conversation_id, joined.version, (*asked, *state.output))
+
+
+def _in_force(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """What a conversation's context is, from all of its items: a compaction that a response has made stands
+    for everything before it."""
+    for index in range(len(items) - 1, -1, -1):
+        place = naming.place_of(items[index].id or "")
+        if items[index].type == "compaction" and place is not None and not place.of_input:
+            return items[index:]
+    return items
+
+
+def _lasting_id(item: Item, response_id: str, index: int) -> str:
+    """An id that no other item of a conversation has. Those that clients make up may come again."""
+    is_ours = item.id is not None and naming.place_of(item.id) is not None
+    return item.id if is_ours and item.id else naming.place_id(item, response_id, index)

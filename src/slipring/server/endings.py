@@ -28,24 +28,36 @@ def read_response(data: bytes) -> Response:
     return _response.decode(data)
 
 
-async def cancel(store: Store, run: Run) -> Response | None:
+class Claim(Struct, frozen=True):
+    """Who ends a run in its owner's place, and how long that may take."""
+
+    owner: str
+    lease_until: float
+
+
+async def cancel(store: Store, run: Run, claim: Claim) -> Response | None:
     """End a run because its client wants it to end; a run that is over stays as it is."""
-    return await _end(store, run, cancelled=True)
+    return await _end(store, run, claim, cancelled=True)
 
 
-async def give_up(store: Store, run: Run) -> None:
+async def give_up(store: Store, run: Run, claim: Claim) -> None:
     """End a run whose owner is gone."""
-    await _end(store, run, cancelled=False)
+    await _end(store, run, claim, cancelled=False)
 
 
-async def _end(store: Store, run: Run, *, cancelled: bool) -> Response | None:
+async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Response | None:
+    # First it is taken away: whoever makes it may say more every moment, and would never be caught up with.
     current: Run | None = run
     while current is not None and current.is_open:
-        number = current.last_sequence + 1
-        event = await _last_event(store, current, number, cancelled=cancelled)
-        if await store.runs.end(current, event.response, RunEvent(number, encode(event))):
-            return event.response
+        taken = await store.runs.seize(current, owner=claim.owner, lease_until=claim.lease_until)
+        if taken is not None:
+            number = taken.last_sequence + 1
+            event = await _last_event(store, taken, number, cancelled=cancelled)
+            if await store.runs.end(taken, event.response, RunEvent(number, encode(event))):
+                return event.response
         current = await store.runs.read(run.tenant, run.response_id)
+        if current is not None and not cancelled and current.epoch != run.epoch:
+            return None  # somebody else is at it
     return read_response(current.response) if current is not None else None
 
 

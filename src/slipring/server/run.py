@@ -7,6 +7,7 @@ socket is told and closed with 1001; then engine and store are let go.
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import get_args
 
 from aiohttp import web
@@ -156,10 +157,11 @@ class Server:
             await self.stop()
 
     async def _let_go(self) -> None:
-        await self.service.peers.close()
-        for engine in self.catalog.engines:
-            await engine.close()
-        await self._store.close()
+        async with AsyncExitStack() as last:  # each of them, whatever becomes of the others
+            last.push_async_callback(self._store.close)
+            for engine in self.catalog.engines:
+                last.push_async_callback(engine.close)
+            last.push_async_callback(self.service.peers.close)
 
     async def _until_quiet(self, timeout_s: float) -> None:
         waits = [asyncio.create_task(self.service.quiet()), asyncio.create_task(self.stopping.hurried.wait())]

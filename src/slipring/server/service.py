@@ -19,7 +19,7 @@ from slipring.engines.catalog import Catalog
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.timing import TurnReport
 from slipring.server.auth import Caller, Keyring
-from slipring.server.clock import clock, now
+from slipring.server.clock import clock, now, shared_now
 from slipring.server.ids import minter, new_node_id
 from slipring.server.parking import Parking
 from slipring.server.peers import Peers
@@ -78,7 +78,7 @@ class Service:
             catalog=catalog,
             store=store,
             keyring=Keyring(store.keys, config.api_key, config.allow_origin),
-            quotas=Quotas(store.keys, now),
+            quotas=Quotas(store.keys, shared_now),
             scopes=SharedScopes(limits.tenant_cache_bytes, limits.process_cache_bytes),
             parking=Parking(limits.parked_s, limits.parked_bytes),
             peers=Peers(node_id, store.cluster, positions),

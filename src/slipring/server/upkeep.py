@@ -5,7 +5,7 @@ import contextlib
 import logging
 
 from slipring.errors import ApiError
-from slipring.server.clock import now
+from slipring.server.clock import shared_now
 from slipring.server.service import Service
 
 log = logging.getLogger("slipring")
@@ -38,9 +38,10 @@ class Upkeep:
         """Remove what has expired, little by little, and let other nodes know that this one is alive."""
         removed = 0
         while not await self._is_stopped(_PRUNE_PAUSE_S if removed else _PRUNE_INTERVAL_S):
+            removed = 0
             try:
                 await self._service.peers.announce()
-                removed = await self._service.store.prune(now())
+                removed = await self._service.store.prune(shared_now())
             except ApiError as error:
                 log.warning("the store could not be looked after: %s", error.message)
             except Exception:

@@ -234,6 +234,13 @@ class Runs(ABC):
         """Events with a greater number than ``after``, in order."""
 
     @abstractmethod
+    async def seize(self, run: Run, *, owner: str, lease_until: float) -> Run | None:
+        """Take an open run away from its owner, whose tenure is over with that.
+
+        None: it has another owner since it was read, or is over.
+        """
+
+    @abstractmethod
     async def end(self, run: Run, response: Response, event: RunEvent) -> bool:
         """End an open run whoever owns it, with its last object and event.
 

@@ -53,6 +53,14 @@ DELETE FROM slipring_runs WHERE (tenant, response_id) IN (
 )
 RETURNING 1
 """
+_OLDEST_RUNS = """
+DELETE FROM slipring_runs WHERE (tenant, response_id) IN (
+    SELECT tenant, response_id FROM slipring_runs
+    WHERE status NOT IN ('queued', 'in_progress')
+    ORDER BY expires_at, lease_until LIMIT $1
+)
+RETURNING 1
+"""
 _USAGE = """
 DELETE FROM slipring_usage WHERE (key_id, period) IN (
     SELECT key_id, period FROM slipring_usage WHERE expires_at <= $1 LIMIT $2
@@ -77,10 +85,13 @@ async def prune(database: Database, now: float, limit: int) -> int:
 
 
 async def make_room(database: Database, most_bytes: int, limit: int) -> int:
-    """Remove the chains that ended first, while there is more than that; returns how many rows."""
+    """Remove the chains and the finished runs that are oldest, while there is more than that; returns how
+    many rows. What runs have said goes first: their responses are there without it."""
     removed, chains = 0, 1
     while removed < limit and await database.used_bytes() > most_bytes:
-        gone = await _remove(database, Statement(_OLDEST, (NEVER, limit - removed, chains)))
+        gone = await _remove(database, Statement(_OLDEST_RUNS, (chains,)))
+        if not gone:
+            gone = await _remove(database, Statement(_OLDEST, (NEVER, limit - removed, chains)))
         if not gone:
             break
         removed += gone + await _remove(database, Statement(_HEADS, (limit,)))

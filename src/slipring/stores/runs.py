@@ -50,6 +50,11 @@ WHERE tenant = $1 AND response_id = $2 AND owner = $3 AND epoch = $4
     AND status IN ('queued', 'in_progress')
 RETURNING epoch
 """
+_SEIZE = """
+UPDATE slipring_runs SET epoch = epoch + 1, owner = $4, lease_until = $5
+WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND status IN ('queued', 'in_progress')
+RETURNING {columns}
+"""
 _END = """
 UPDATE slipring_runs SET status = $5, response = $6, last_sequence = $7, epoch = epoch + 1
 WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND last_sequence = $4
@@ -145,6 +150,11 @@ class SqlRuns(base.Runs):
     async def events(self, tenant: str, response_id: str, *, after: int, limit: int) -> list[RunEvent]:
         rows = await self._database.read(_EVENTS, tenant, response_id, after, limit)
         return [RunEvent(sequence_number=number, data=data) for number, data in rows]
+
+    async def seize(self, run: Run, *, owner: str, lease_until: float) -> Run | None:
+        args = (run.tenant, run.response_id, run.epoch, owner, float(lease_until))
+        (rows,) = await self._database.write(Statement(_SEIZE.format(columns=_COLUMNS), args))
+        return _run(rows[0]) if rows else None
 
     async def end(self, run: Run, response: Response, event: RunEvent) -> bool:
         key = (run.tenant, run.response_id, run.epoch, run.last_sequence)
