@@ -264,8 +264,8 @@ async def test_items_are_found_by_their_ids(store: SqlStore) -> None:
     output_id = saved.output[0].id or ""
     others = [
         "msg_abc0001",
-        "msg_abci0000",
         "msg_abci0009",
+        "fco_abci0000",
         "fc_abc0000",
         "msg_abci-001",
         "",
@@ -273,8 +273,10 @@ async def test_items_are_found_by_their_ids(store: SqlStore) -> None:
         "msg_theirs",
         "msg_\0i0000",
     ]
-    assert await store.responses.load_items("t", [output_id, "msg_abci0001", *others]) == {
+    wanted = [output_id, "msg_abci0000", "msg_abci0001", *others]
+    assert await store.responses.load_items("t", wanted) == {
         output_id: saved.output[0],
+        "msg_abci0000": structs.replace(theirs, id="msg_abci0000"),
         "msg_abci0001": structs.replace(unnamed, id="msg_abci0001"),
     }
     assert await store.responses.load_items("t", []) == {}
