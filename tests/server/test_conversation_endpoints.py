@@ -1,6 +1,7 @@
 """Conversations: items that outlive responses, and responses that take part."""
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -95,6 +96,7 @@ async def test_items_are_added_read_and_deleted() -> None:
         ({"items": [message("a"), {"type": "message", "role": "user"}]}, "items[1].content"),
         ({"items": [{"type": "item_reference", "id": "msg_1"}]}, "items[0].type"),
         ({"items": [message("x")] * 21}, "items"),
+        ({"items": [{**message("x"), "id": "a" * 513}]}, "items[0].id"),
         ({"items": [{"type": "additional_tools", "tools": {}}]}, "items[0].tools"),
         ({"items": [{"type": "configuration_update", "text": {"format": {}}}]}, "items[0].text.format"),
         ({"metadata": {"a": 1}}, "metadata"),
@@ -117,6 +119,21 @@ async def test_a_page_that_cannot_be_is_refused(query: dict[str, str]) -> None:
         conversation = await made(api)
         status, error = await api.call("GET", f"/conversations/{conversation}/items", params=query)
         assert (status, error["error"]["param"]) == (400, next(iter(query)))
+
+
+async def test_the_longest_id_can_be_kept(postgres_url: str) -> None:
+    """What an index takes is counted in bytes, and what a client may send in characters."""
+    drawn = random.Random(1)
+    longest = "".join(chr(drawn.randrange(0x10000, 0x20000)) for _ in range(512))
+    async with serve(store=postgres_url) as server:
+        api = Api(server)
+        conversation = await made(api)
+        item = {**message("x"), "id": longest}
+        status, error = await server.post(input=[{**item, "id": longest + "x"}], conversation=conversation)
+        assert (status, error["error"]["param"]) == (400, "input[0].id")
+        status, _ = await server.post(input=[item], conversation=conversation)
+        assert status == 200
+        assert (await listed(api, conversation, order="asc"))["first_id"] == longest
 
 
 async def test_a_response_takes_part() -> None:
