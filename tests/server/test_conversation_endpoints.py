@@ -121,6 +121,26 @@ async def test_a_page_that_cannot_be_is_refused(query: dict[str, str]) -> None:
         assert (status, error["error"]["param"]) == (400, next(iter(query)))
 
 
+async def test_an_id_that_is_taken_is_not_taken_again() -> None:
+    async with serve() as server:
+        api = Api(server)
+        conversation = await made(api)
+        path = f"/conversations/{conversation}/items"
+        item = {**message("one"), "id": "msg_mine"}
+        again = {"id": "msg_mine", "role": "user", "content": [{"type": "input_text", "text": "one"}]}
+        for items in ([item], [item], [again, again]):
+            status, added = await api.call("POST", path, json={"items": items})
+            assert (status, texts(added)) == (200, ["one"])
+        for items in ([{**item, "content": "two"}], [message("new"), {**item, "content": "two"}]):
+            status, error = await api.call("POST", path, json={"items": items})
+            assert (status, error["error"]["param"]) == (400, f"items[{len(items) - 1}].id")
+        twins = [{**item, "id": "msg_twin"}, {**item, "id": "msg_twin", "content": "two"}]
+        for where in (path, "/conversations"):
+            status, error = await api.call("POST", where, json={"items": twins})
+            assert (status, error["error"]["param"]) == (400, "items[1].id")
+        assert texts(await listed(api, conversation)) == ["one"]
+
+
 async def test_the_longest_id_can_be_kept(postgres_url: str) -> None:
     """What an index takes is counted in bytes, and what a client may send in characters."""
     drawn = random.Random(1)
