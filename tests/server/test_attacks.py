@@ -565,19 +565,17 @@ async def test_how_the_owners_turns_went_is_the_owners_business() -> None:
         assert (await at.attacker.have("GET", "/slipring/turns"))["data"] == []
 
 
-async def test_an_id_that_the_owner_has_is_of_no_use_to_others() -> None:
-    """Clients may name the items they send: that a name is taken must not show, nor do any harm."""
+async def test_an_id_that_the_owner_has_is_free_for_others() -> None:
+    """Clients choose the ids of the items they send: that one is taken must not show, nor do any harm."""
     async with scene("memory", ("owners", "attackers")) as at:
         taken = at.estate.items["of a conversation"]
         before = await at.owner.have("GET", f"/conversations/{at.estate.conversation}/items")
         mine = {"type": "message", "id": taken, "role": "user", "content": "mine"}
-        items = f"/conversations/{at.own_conversation}/items"
-        added = await at.attacker.have("POST", items, {"items": [mine]})
-        assert added["first_id"] != taken
-        assert (await at.attacker.have("GET", f"{items}/{added['first_id']}"))["content"][0]["text"] == "mine"
+        await at.attacker.have("POST", f"/conversations/{at.own_conversation}/items", {"items": [mine]})
+        path = f"/conversations/{at.own_conversation}/items/{taken}"
+        assert (await at.attacker.have("GET", path))["content"][0]["text"] == "mine"
         await at.attacker.create(input=[mine])
-        for method in ("GET", "DELETE"):
-            assert (await at.attacker.ask(method, f"{items}/{taken}")).status == 404
+        await at.attacker.have("DELETE", path)
         assert await at.owner.have("GET", f"/conversations/{at.estate.conversation}/items") == before
 
 

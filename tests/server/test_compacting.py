@@ -172,6 +172,20 @@ async def test_in_a_conversation() -> None:
     assert kept == ["message", "message", "compaction", "message", "message", "message"]
 
 
+async def test_a_conversation_whose_last_response_is_gone_goes_on_from_its_compaction() -> None:
+    engine = long_engine()
+    async with serve(engine) as server:
+        made = await server.http.post(f"{server.url}/conversations", json={"items": [user("one")]})
+        conversation = (await made.json())["id"]
+        await played(engine, server.post(input="two", conversation=conversation), "three")
+        fields = {"conversation": conversation, "context_management": MANAGED}
+        (_, last), _ = await played(engine, server.post(input="four", **fields), "so far", "five")
+        assert (await Api(server).call("DELETE", f"/responses/{last['id']}"))[0] == 200
+        _, jobs = await played(engine, server.post(input="six", conversation=conversation), "seven")
+    assert [text for text in words(jobs[0]) if "so far" not in text] == ["one", "two", "four", "five", "six"]
+    assert sum("so far" in text for text in words(jobs[0])) == 1
+
+
 async def test_a_failure_while_it_compacts() -> None:
     engine = long_engine()
     async with serve(engine) as server, server.connect() as socket:

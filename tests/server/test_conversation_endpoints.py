@@ -1,6 +1,7 @@
 """Conversations: items that outlive responses, and responses that take part."""
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -95,6 +96,7 @@ async def test_items_are_added_read_and_deleted() -> None:
         ({"items": [message("a"), {"type": "message", "role": "user"}]}, "items[1].content"),
         ({"items": [{"type": "item_reference", "id": "msg_1"}]}, "items[0].type"),
         ({"items": [message("x")] * 21}, "items"),
+        ({"items": [{**message("x"), "id": "a" * 513}]}, "items[0].id"),
         ({"items": [{"type": "additional_tools", "tools": {}}]}, "items[0].tools"),
         ({"items": [{"type": "configuration_update", "text": {"format": {}}}]}, "items[0].text.format"),
         ({"metadata": {"a": 1}}, "metadata"),
@@ -117,6 +119,43 @@ async def test_a_page_that_cannot_be_is_refused(query: dict[str, str]) -> None:
         conversation = await made(api)
         status, error = await api.call("GET", f"/conversations/{conversation}/items", params=query)
         assert (status, error["error"]["param"]) == (400, next(iter(query)))
+
+
+async def test_an_id_that_is_taken_is_not_taken_again() -> None:
+    async with serve() as server:
+        api = Api(server)
+        conversation = await made(api)
+        path = f"/conversations/{conversation}/items"
+        item = {**message("one"), "id": "msg_mine"}
+        again = {"id": "msg_mine", "role": "user", "content": [{"type": "input_text", "text": "one"}]}
+        for items in ([item], [item], [again, again]):
+            status, added = await api.call("POST", path, json={"items": items})
+            assert (status, texts(added)) == (200, ["one"])
+        for items in ([{**item, "content": "two"}], [message("new"), {**item, "content": "two"}]):
+            status, error = await api.call("POST", path, json={"items": items})
+            assert (status, error["error"]["param"]) == (400, f"items[{len(items) - 1}].id")
+        twins = [{**item, "id": "msg_twin"}, {**item, "id": "msg_twin", "content": "two"}]
+        for where in (path, "/conversations"):
+            status, error = await api.call("POST", where, json={"items": twins})
+            assert (status, error["error"]["param"]) == (400, "items[1].id")
+        assert texts(await listed(api, conversation)) == ["one"]
+
+
+async def test_the_longest_id_can_be_kept(postgres_url: str) -> None:
+    """What an index takes is counted in bytes, and what a client may send in characters."""
+    drawn = random.Random(1)
+    longest = "".join(chr(drawn.randrange(0x10000, 0x20000)) for _ in range(512))
+    async with serve(store=postgres_url) as server:
+        api = Api(server)
+        conversation = await made(api)
+        item = {**message("x"), "id": longest}
+        status, error = await server.post(input=[{**item, "id": longest + "x"}], conversation=conversation)
+        assert (status, error["error"]["param"]) == (400, "input[0].id")
+        status, _ = await server.post(input=[item], conversation=conversation)
+        assert status == 200
+        added = await api.call("POST", f"/conversations/{conversation}/items", json={"items": [item]})
+        assert added[0] == 200
+        assert (await listed(api, conversation))["first_id"] == longest
 
 
 async def test_a_response_takes_part() -> None:

@@ -265,6 +265,7 @@ async def test_items_are_found_by_their_ids(store: SqlStore) -> None:
     others = [
         "msg_abc0001",
         "msg_abci0009",
+        "fco_abci0000",
         "fc_abc0000",
         "msg_abci-001",
         "",

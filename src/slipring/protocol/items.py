@@ -18,6 +18,8 @@ Role = Literal["user", "assistant", "system", "developer"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 CallId = Annotated[str, Meta(min_length=1, max_length=256)]
+ItemId = Annotated[str, Meta(max_length=512)]
+"""As a client may choose it. Ids are keys of an index, and an index does not take any length."""
 
 
 class InputText(Struct, tag_field="type", tag="input_text"):
@@ -214,7 +216,7 @@ class _Outline(Struct):
 
     type: str | None = None
     role: str | None = None
-    id: str | None = None
+    id: ItemId | None = None
     call_id: str | None = None
 
 

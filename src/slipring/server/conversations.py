@@ -46,7 +46,7 @@ _add = json.Decoder(_Add)
 async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     asked = wire.decode(_create, await read_body(request)) if request.can_read_body else _Create()
     conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
-    items = _read_items(service, caller.tenant, asked.items or [])
+    items, _ = _read_items(service, caller.tenant, asked.items or [])
     await service.store.conversations.create(caller.tenant, conversation, items)
     return json_response(_shown(conversation))
 
@@ -88,8 +88,13 @@ async def add_items(service: Service, request: web.Request, caller: Caller) -> w
     conversation_id = _id(request)
     _read_include(request)
     asked = wire.decode(_add, await read_body(request))
-    items = _read_items(service, caller.tenant, asked.items)
-    if not await service.store.conversations.add(caller.tenant, conversation_id, items):
+    items, chosen = _read_items(service, caller.tenant, asked.items)
+    conversations = service.store.conversations
+    for item in items:
+        if item.id is not None and item.id in chosen:
+            there = await conversations.item(caller.tenant, conversation_id, item.id)
+            _refuse_change(there, item, chosen[item.id])
+    if not await conversations.add(caller.tenant, conversation_id, items):
         raise conversation_not_found(conversation_id)
     return json_response(paging.as_list(items, "conversation", has_more=False))
 
@@ -141,19 +146,41 @@ def _read_include(request: web.Request) -> None:
     read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
 
 
-def _read_items(service: Service, tenant: str, raws: list[Raw]) -> tuple[Item, ...]:
-    """Items that are added by hand; each gets an id."""
-    items = []
+def _read_items(service: Service, tenant: str, raws: list[Raw]) -> tuple[tuple[Item, ...], dict[str, str]]:
+    """Items that are added by hand, and where those are whose ids the client chose; the others get one.
+
+    One that is there twice is there once.
+    """
+    items: dict[str, Item] = {}
+    chosen: dict[str, str] = {}
     for index, raw in enumerate(raws):
-        item = read_item(bytes(raw), f"items[{index}]")
-        _check_settings(item, f"items[{index}]")
+        where = f"items[{index}]"
+        item = read_item(bytes(raw), where)
+        _check_settings(item, where)
         if item.type in ("item_reference", TRIGGER):
             raise InvalidRequest(
-                f"Invalid 'items[{index}]': a conversation holds items, and nothing that stands for them.",
-                param=f"items[{index}].type",
+                f"Invalid '{where}': a conversation holds items, and nothing that stands for them.",
+                param=f"{where}.type",
             )
-        items.append(with_id(item, mint(naming.prefix(item.type))))
-    return sealing.opened(tuple(items), service.seal, tenant, "items")
+        if item.id:
+            _refuse_change(items.get(item.id), item, where)
+            chosen[item.id] = where
+        item_id = item.id or mint(naming.prefix(item.type))
+        items[item_id] = with_id(item, item_id)
+    return sealing.opened(tuple(items.values()), service.seal, tenant, "items"), chosen
+
+
+def _refuse_change(there: Item | None, item: Item, where: str) -> None:
+    """An id that is taken keeps its item. To send that again does no harm: it may be a second attempt."""
+    if there is not None and _meaning(there) != _meaning(item):
+        raise InvalidRequest(
+            f"Invalid '{where}.id': the conversation has another item with the id {quoted(item.id or '')}.",
+            param=f"{where}.id",
+        )
+
+
+def _meaning(item: Item) -> object:
+    return json.decode(present(item, item.id or "", "conversation"))
 
 
 def _check_settings(item: Item, where: str) -> None:
