@@ -1,7 +1,7 @@
 """Rounds of load, `kill -9`, restart and inspection, on one store.
 
-The seed decides what clients ask for and when the server is killed. How far the server has come by then is up
-to the machine, which is the point.
+The seed says what clients ask for and when servers are killed. How far they have come by then is up to the
+machine, so that two storms of one seed are alike and not the same.
 """
 
 import asyncio
@@ -103,7 +103,7 @@ class Storm:
         self._ledger = Ledger()
         self._since = 0
 
-    async def rage(self, rounds: int, most_answers: int = 250) -> None:
+    async def rage(self, rounds: int, most_answers: int = 400) -> None:
         for number in range(1, rounds + 1):
             async with AsyncExitStack() as stack:
                 servers = [await stack.enter_async_context(serving(self._place.spec))]
