@@ -112,7 +112,8 @@ class Storm:
                     servers.append(await stack.enter_async_context(serving(self._place.spec)))
                 how = _Round(self._place, self._ledger, self._random, servers)
                 await how.run(most_answers, by_time=self._by_time)
-            self.acknowledged += how.answers
+            new = self._ledger.turns[self._since :]
+            self.acknowledged += sum(turn.is_complete and turn.is_stored for turn in new)
             self.runs_cut_off += len(self._ledger.open_runs())
             self._say(f"{self._place.name} round {number}/{rounds}: {how}; {self.figures}")
         stored = await self._place.stored_ids()
@@ -122,7 +123,7 @@ class Storm:
     @property
     def figures(self) -> str:
         return (
-            f"{self.acknowledged} responses acknowledged, {len(self.findings.lost)} lost,"
+            f"{self.acknowledged} stored responses acknowledged, {len(self.findings.lost)} lost,"
             f" {len(self.findings.half)} half-written ({self.findings.whole} whole that nobody was told of,"
             f" {self.runs_cut_off} runs cut off)"
         )
