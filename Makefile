@@ -55,6 +55,7 @@ bench: .venv/.dev ## the measurements of benchmarks/, one after the other
 	$(BIN)/python benchmarks/render_cost.py
 	$(BIN)/python benchmarks/llama_loop.py
 	$(BIN)/python benchmarks/engine_overhead.py
+	$(BIN)/python benchmarks/store_cost.py
 
 clean: ## remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -61,7 +61,7 @@ def started(*command: str) -> Iterator[Process]:
 
 
 def slipring(engine: str, *flags: str) -> "contextlib.AbstractContextManager[Process]":
-    return started("-m", "slipring", "serve", "--port", "0", "--engine", engine, *flags)
+    return started("-m", "slipring", "serve", "--port", "0", "--store", "memory", "--engine", engine, *flags)
 
 
 class Loop:

@@ -42,24 +42,26 @@ def item(**fields: Any) -> Item:
     return read_item(json.dumps(fields).encode(), "input[0]")
 
 
-def exchange(number: int) -> tuple[Item, Item]:
-    """A call and what the tool said, 3.5 kB."""
+def exchange(number: int, size: int = 3_500) -> tuple[Item, Item]:
+    """A call and what the tool said."""
     call_id = f"call_{number}"
     arguments = json.dumps({"path": f"src/module_{number}.py"})
     start = number * 31 % 1000
-    text = (SOURCE[start:] + SOURCE)[:3_500]
+    text = (SOURCE[start:] + SOURCE)[:size]
     return (
         item(type="function_call", call_id=call_id, name="read_file", arguments=arguments),
         item(type="function_call_output", call_id=call_id, output=text),
     )
 
 
-def begun(items: tuple[Item, ...], parent: ResponseState | None) -> tuple[Turn, Job]:
+def begun(
+    items: tuple[Item, ...], parent: ResponseState | None, response_id: str = "resp"
+) -> tuple[Turn, Job]:
     request = CreateRequest(instructions="You mend code.", store=False)
     stages = Stages(time.perf_counter)
     turn = Turn(request, tenant="t", lane=None, size_bytes=0, mint=lambda prefix: prefix, stages=stages)
     turn.parent = parent
-    return turn, turn.begin("resp", MODEL, items, now=0.0)
+    return turn, turn.begin(response_id, MODEL, items, now=0.0)
 
 
 def chain(renderer: FoldingRenderer, tokens: int) -> ResponseState:

@@ -1,10 +1,9 @@
 """The endpoints around a response, called over a real socket, with every answer checked."""
 
 import asyncio
-import json
 from typing import Any
 
-from openai.types.conversations import Conversation, ConversationItemList
+from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItemList
 from openai.types.responses import ResponseItemList
 
 from tests import wire
@@ -58,9 +57,7 @@ class Api:
         text = await self.stream(response_id, **query)
         if "starting_after" not in query:
             return read_sse(text)
-        *blocks, done, rest = text.split("\n\n")
-        assert (done, rest) == ("data: [DONE]", "")
-        return [json.loads(block.split("\n")[1].removeprefix("data: ")) for block in blocks]
+        return check_rest(text)
 
     async def stream(self, response_id: str, **query: Any) -> str:
         url = f"{self.server.url}/responses/{response_id}"
@@ -77,7 +74,26 @@ def check_answer(body: Any, path: str) -> None:
         wire.check_response(body)
     elif kind == "conversation":
         wire.validate(Conversation, body)
+    elif kind == "conversation.deleted":
+        wire.validate(ConversationDeletedResource, body)
     elif kind == "list" and "/responses/" in path:
         wire.validate(ResponseItemList, body)
     elif kind == "list" and "/conversations/" in path:
         wire.validate(ConversationItemList, body)
+    elif kind is None and "/items/" in path:
+        page = {"object": "list", "data": [body], "first_id": body["id"], "last_id": body["id"]}
+        wire.validate(ConversationItemList, {**page, "has_more": False})
+
+
+def check_rest(text: str) -> list[dict[str, Any]]:
+    """Check an SSE body that begins in the middle of a response: its types, and that no number is missing."""
+    *blocks, done, rest = text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    lines = [block.split("\n") for block in blocks]
+    events = [
+        wire.check_sse_event(name.removeprefix("event: "), data.removeprefix("data: "))
+        for name, data in lines
+    ]
+    numbers = [event["sequence_number"] for event in events]
+    assert numbers == [events[0]["sequence_number"] + place for place in range(len(events))]
+    return events

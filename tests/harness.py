@@ -73,12 +73,18 @@ class PuppetEngine(Engine):
     accepts = True
     """Whether jobs are accepted at once; if not, the first cue accepts or refuses."""
 
+    tokens = 1
+    """How long every prompt is said to be."""
+
     def __init__(self, capabilities: Capabilities | None = None) -> None:
         self._capabilities = capabilities or Capabilities()
         self._performances: asyncio.Queue[Performance] = asyncio.Queue()
 
     def models(self) -> list[Model]:
         return [Model(name="puppet", owner="tests", capabilities=self._capabilities)]
+
+    async def count(self, job: Job) -> int:
+        return self.tokens
 
     async def next(self) -> Performance:
         return await asyncio.wait_for(self._performances.get(), 10)
@@ -201,6 +207,14 @@ class Running:
                 wire.check_response(content)
             else:
                 wire.check_http_error(content)
+            return answer.status, content
+
+    async def compact(self, *, key: str = "test-key", **body: Any) -> tuple[int, dict[str, Any]]:
+        """POST to the compact endpoint; status and checked body."""
+        headers = {"Authorization": f"Bearer {key}"}
+        async with self.http.post(f"{self.url}/responses/compact", json=body, headers=headers) as answer:
+            content = await answer.json()
+            (wire.check_window if answer.status == 200 else wire.check_http_error)(content)
             return answer.status, content
 
     async def stream(self, *, key: str = "test-key", **body: Any) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from aiohttp import WSMsgType, web
 
 from slipring.engines.base import Engine
 from tests import wire
+from tests.api import check_answer, check_rest
 from tests.harness import FAST, read_sse, serve
 
 Json = dict[str, Any]
@@ -64,6 +65,7 @@ class Exchange:
     answer: Any = None
     """The JSON body, or the list of events of an SSE stream. Of a stream, a client may have seen the end a
     moment before it is here: look after the relay's block."""
+    query: Mapping[str, str] = field(default_factory=dict)
     keepalives: int = 0
     """Comments within an SSE stream."""
 
@@ -183,7 +185,11 @@ class Relay:
     async def _relay_request(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         exchange = Exchange(
-            request.method, request.path, dict(request.headers), json.loads(body) if body else None
+            request.method,
+            request.path,
+            dict(request.headers),
+            json.loads(body) if body else None,
+            query=dict(request.query),
         )
         self.exchanges.append(exchange)
         asking = self._http.request(
@@ -207,10 +213,13 @@ class Relay:
         if content_type == "text/event-stream":
             text = content.decode()
             exchange.keepalives = text.count(_KEEPALIVE)
-            return read_sse(text.replace(_KEEPALIVE, ""))
+            text = text.replace(_KEEPALIVE, "")
+            return check_rest(text) if "starting_after" in exchange.query else read_sse(text)
         if exchange.path.endswith("/responses"):
             return wire.check_response(content, self._foreign)
-        return json.loads(content)
+        answer = json.loads(content)
+        check_answer(answer, exchange.path)
+        return answer
 
 
 def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:

@@ -41,18 +41,22 @@ from pydantic import BaseModel
 
 import slipring
 from slipring import errors
-from slipring.core.actions import Action, Load, Send, Start
+from slipring.core.actions import Action, Load, Send, Start, Weigh
 from slipring.core.cache import ConnectionCache
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
 from slipring.core.limits import Limits
+from slipring.core.means import Means
 from slipring.core.session import Loaded, Session
+from slipring.core.turn import Joined
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.errors import ApiError, UnsupportedParameter
 from slipring.protocol import events, items, requests, tools, wire
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import OutputItem, Response
-from slipring.server.http import read_body
-from tests.harness import WEATHER, serve
+from slipring.server.http import read_create
+from slipring.server.sealing import KeyedSeal
+from tests.api import Api
+from tests.harness import WEATHER, Running, serve
 
 Json = dict[str, Any]
 
@@ -356,7 +360,7 @@ def test_the_page_lists_the_keys_of_objects_that_are_not_refused() -> None:
 
 def test_the_page_lists_what_the_server_knows() -> None:
     assert set(requests.CreateRequest.__struct_fields__) <= FIELDS.keys()
-    assert ITEMS.keys() == items.SUPPORTED_TYPES | items.CARRIED_TYPES | items.REFUSED_TYPES
+    assert ITEMS.keys() == items.SUPPORTED_TYPES | items.CARRIED_TYPES
     assert {name for name, row in TOOLS.items() if row.status == "carried"} == tools.HOSTED_TYPES
 
 
@@ -365,6 +369,7 @@ def test_the_page_lists_what_the_server_knows() -> None:
 NOTE = {"type": "custom", "name": "take_note", "description": "Write it down"}
 CATALOG = Catalog.of_engine(open_engine("simulated"))
 STORED_ITEM = items.read_item(b'{"type":"message","id":"msg_stored","role":"user","content":"x"}', "input[0]")
+SEAL = KeyedSeal([b"k" * 32])
 GOOD: Json = {"input": "hello", "store": False, "tools": [WEATHER, NOTE]}
 
 
@@ -389,9 +394,8 @@ def open_session() -> Session:
         tenant="tests",
         models=CATALOG,
         limits=Limits(),
-        mint=mint,
+        means=Means(mint=mint, clock=lambda: 0.0, seal=SEAL),
         cache=ConnectionCache(2**20),
-        clock=lambda: 0.0,
         now=0.0,
     )
     frame = json.dumps({"type": "response.create", "input": "hello", "store": False})
@@ -411,7 +415,10 @@ def send(frame: Json) -> Outcome:
         action = pending.pop(0)
         if isinstance(action, Load):
             stored = {STORED_ITEM.id: STORED_ITEM} if STORED_ITEM.id in action.item_ids else {}
-            pending += session.loaded(action.turn, Loaded(items=stored), 0.0)
+            joined = Joined(action.conversation_id, 1) if action.conversation_id is not None else None
+            pending += session.loaded(action.turn, Loaded(items=stored, joined=joined), 0.0)
+        elif isinstance(action, Weigh):
+            pending += session.weighed(action, 0)
         elif isinstance(action, Start):
             outcome.job = action.job
             pending.append(Send(session.deltas(action.turn, [Accepted()])))
@@ -492,11 +499,12 @@ FIELD_SAMPLES: Json = {
     "prompt": {"id": "pmpt_1", "variables": {"city": "Paris"}},
     "moderation": {"model": "omni-moderation-latest"},
     "context_management": [{"type": "compaction", "compact_threshold": 1000}],
+    "context_management.type": "compaction",
+    "context_management.compact_threshold": 50_000,
     "multi_agent": {"enabled": True, "max_concurrent_subagents": 3},
 }
 ACCEPTED_WHEN_OFF: Json = {
     "background": False,
-    "context_management": [],
     "multi_agent": {"enabled": False},
     "top_logprobs": 0,
 }
@@ -504,7 +512,13 @@ ACCEPTED_WHEN_OFF: Json = {
 
 def with_field(name: str, value: object) -> Json:
     whole, _, key = name.partition(".")
+    if whole == "context_management" and key:
+        return {**GOOD, whole: [{**FIELD_SAMPLES[whole][0], key: value}]}
     return {**GOOD, whole: {key: value} if key else value}
+
+
+NOT_OPTIONAL = {"type", "input", "context_management.type", "context_management.compact_threshold"}
+"""Or only where a model's context is known."""
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -519,7 +533,7 @@ def test_a_field_is_treated_as_the_page_says(name: str) -> None:
     assert (echo == sample) == (row.cells["Echo"] == "yes")
 
 
-@pytest.mark.parametrize("name", [name for name in FIELDS if name not in ("type", "input")])
+@pytest.mark.parametrize("name", [name for name in FIELDS if name not in NOT_OPTIONAL])
 def test_null_counts_as_absent(name: str) -> None:
     assert send(with_field(name, None)).job is not None
 
@@ -547,11 +561,11 @@ def test_conversation_and_previous_response_id_exclude_each_other() -> None:
 
 def test_lanes_exist_on_sockets_only() -> None:
     with pytest.raises(UnsupportedParameter) as caught:
-        read_body(json.dumps({**GOOD, "stream_id": "agent.1"}).encode())
+        read_create(json.dumps({**GOOD, "stream_id": "agent.1"}).encode())
     stated = FIELDS["stream_id"].cells["Notes"].partition("Over HTTP: ")[2].rstrip(".")
     error = caught.value
     assert Refusal(error.status, error.code, error.param) == Refusal.read(stated)
-    assert read_body(json.dumps({**GOOD, "stream": False}).encode()).stream is False
+    assert read_create(json.dumps({**GOOD, "stream": False}).encode()).stream is False
 
 
 @pytest.mark.parametrize("example", TABLES["Refused values"], ids=lambda example: example["Example"])
@@ -631,6 +645,7 @@ AGENT_MESSAGE = {
     "recipient": "/root/child",
     "content": [{"type": "encrypted_content", "encrypted_content": "…"}],
 }
+SEALED = SEAL.seal("tests", (STORED_ITEM,))
 APPROVAL = {"name": "search", "server_label": "docs", "arguments": "{}"}
 ITEM_SAMPLES: dict[str, list[Json]] = {
     "message": [{"type": "message", "role": "developer", "content": "Be brief."}],
@@ -638,7 +653,7 @@ ITEM_SAMPLES: dict[str, list[Json]] = {
     "function_call_output": FUNCTION_CALL,
     "custom_tool_call": CUSTOM_CALL,
     "custom_tool_call_output": CUSTOM_CALL,
-    "reasoning": [{"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "…"}],
+    "reasoning": [{"type": "reasoning", "id": "rs_1", "summary": []}],
     "item_reference": [{"type": "item_reference", "id": "msg_stored"}],
     "additional_tools": [{"type": "additional_tools", "role": "developer", "tools": [WEATHER]}],
     "configuration_update": [
@@ -648,9 +663,12 @@ ITEM_SAMPLES: dict[str, list[Json]] = {
             "text": {"format": {"type": "json_object"}},
         }
     ],
-    "compaction": [{"type": "compaction", "encrypted_content": "…"}],
-    "compaction_summary": [{"type": "compaction_summary", "encrypted_content": "…"}],
-    "compaction_trigger": [{"type": "compaction_trigger"}],
+    "compaction": [{"type": "compaction", "encrypted_content": SEALED}],
+    "compaction_summary": [{"type": "compaction_summary", "encrypted_content": SEALED}],
+    "compaction_trigger": [
+        {"type": "message", "role": "user", "content": "x"},
+        {"type": "compaction_trigger"},
+    ],
     "computer_call": COMPUTER_CALL,
     "computer_call_output": COMPUTER_CALL,
     "shell_call": SHELL_CALL,
@@ -709,6 +727,9 @@ ITEM_SAMPLES: dict[str, list[Json]] = {
 }
 
 
+STANDING_FOR_THE_STORED = ("item_reference", "compaction", "compaction_summary")
+
+
 @pytest.mark.parametrize("name", ITEMS)
 def test_an_item_is_treated_as_the_page_says(name: str) -> None:
     sample = ITEM_SAMPLES[name]
@@ -717,7 +738,10 @@ def test_an_item_is_treated_as_the_page_says(name: str) -> None:
     check(ITEMS[name], outcome)
     if outcome.job is not None:
         kept = [json.loads(item.raw) for item in outcome.job.input]
-        assert kept == ([json.loads(STORED_ITEM.raw)] if name == "item_reference" else sample)
+        if name == "compaction_trigger":
+            assert kept[:-1] == sample[:-1]  # and then the question for a summary
+        else:
+            assert kept == ([json.loads(STORED_ITEM.raw)] if name in STANDING_FOR_THE_STORED else sample)
 
 
 def test_unknown_keys_of_items_are_kept() -> None:
@@ -915,26 +939,44 @@ def test_the_page_names_the_keys_that_a_response_lacks() -> None:
     assert set(_CODE_SPAN.findall(paragraph[0])) == lacking
 
 
+async def fresh_ids(server: Running) -> dict[str, str]:
+    """Something of everything that an endpoint can name."""
+    api = Api(server)
+    response = await api.begin(input="hello")
+    await api.ended(response["id"])
+    body = {"items": [{"role": "user", "content": "hello"}]}
+    _, conversation = await api.call("POST", "/conversations", json=body)
+    _, page = await api.call("GET", f"/conversations/{conversation['id']}/items")
+    return {
+        "model": "simulated",
+        "response_id": response["id"],
+        "conversation_id": conversation["id"],
+        "item_id": page["first_id"],
+    }
+
+
 async def test_the_endpoints_are_as_the_page_says() -> None:
-    ids = {"model": "simulated", "response_id": "resp_1", "conversation_id": "conv_1", "item_id": "msg_1"}
+    message = {"role": "user", "content": "hello"}
+    body = {"model": "simulated", "input": "hello", "items": [message], "metadata": {}}
     async with serve() as server:
         for name, row in ENDPOINTS.items():
-            method, path = name.format(**ids).split()
-            url = server.url.removesuffix("/v1") + path
-            if name == "GET /v1/responses":
-                async with server.http.ws_connect(url):
-                    continue
-            body = {"json": {"input": "hello"}} if method == "POST" else {}
-            for address in (url, url.replace("/v1/", "/")):
-                async with server.http.request(method, address, **body) as answer:
+            for prefix in ("/v1", ""):
+                method, path = name.format(**await fresh_ids(server)).split()
+                url = server.url.removesuffix("/v1") + prefix + path.removeprefix("/v1")
+                if name == "GET /v1/responses":
+                    async with server.http.ws_connect(url):
+                        continue
+                async with server.http.request(
+                    method, url, json=body if method == "POST" else None
+                ) as answer:
                     content = await answer.json()
                     refused = answer.status != 200 and Refusal.of({**content, "status": answer.status})
                     assert (refused or None) == row.refusal, name
 
 
 _CODE_ARGUMENT = re.compile(r'\bcode="(\w+)"|^ +code = "(\w+)"', re.MULTILINE)
-NEVER_SENT = {"not_found"}
-"""The name of a class of errors, of which only more exact ones are raised."""
+NEVER_SENT: set[str] = set()
+"""Codes of classes of errors of which only more exact ones are raised."""
 
 
 def error_classes(kind: type[ApiError] = ApiError) -> set[type[ApiError]]:

@@ -166,6 +166,13 @@ WAYS = [
         ("https://a.example",),
     ),
     (
+        "seal_key_file",
+        ["--seal-key-file", "seal.keys"],
+        {"SLIPRING_SEAL_KEY_FILE": "seal.keys"},
+        'seal_key_file = "seal.keys"',
+        "seal.keys",
+    ),
+    (
         "insecure_no_auth",
         ["--insecure-no-auth"],
         {"SLIPRING_INSECURE_NO_AUTH": "1"},

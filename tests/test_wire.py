@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.wire import Order, check_frame, check_http_error, check_response, check_sse_event
+from tests.wire import Order, check_frame, check_http_error, check_response, check_sse_event, check_window
 
 Json = dict[str, Any]
 Events = list[Json]
@@ -1143,3 +1143,62 @@ def test_progress_belongs_to_an_item_of_its_kind(kind: str) -> None:
     event = {**PROGRESS, "type": f"response.{kind}"}
     with complains(f"type of the item for response.{kind}"):
         see_all(inserted(TEXT, 3, event))
+
+
+# Compaction --------------------------------------------------------------------------------------
+
+COMPACTED = turn(COMPACTION, message())
+
+
+def test_a_compaction_says_that_it_is_being_made() -> None:
+    kinds = [event["type"] for event in COMPACTED]
+    at = kinds.index("response.compaction.compacting")
+    with complains("progress of a compaction"):
+        see_all(numbered([*COMPACTED[:at], *COMPACTED[at + 1 :]]))
+    with complains("progress of a compaction"):
+        see_all(inserted(COMPACTED, at, COMPACTED[at]))
+
+
+def test_a_compaction_holds_something() -> None:
+    events = turn({**COMPACTION, "encrypted_content": ""})
+    with complains("a finished compaction holds nothing"):
+        see_all(events)
+
+
+KEPT = {
+    "type": "message",
+    "id": "msg_1",
+    "status": "completed",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "hello"}],
+}
+WINDOW: Json = {
+    "id": "resp_1",
+    "object": "response.compaction",
+    "created_at": 1,
+    "output": [KEPT, COMPACTION],
+    "usage": usage(),
+}
+
+
+def test_a_window_is_messages_of_the_user_and_a_compaction() -> None:
+    assert check_window(WINDOW) == WINDOW
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"output": [KEPT]}, "not a valid CompactedResponse"),
+        ({"output": [COMPACTION, message()]}, "type of the last item of a window"),
+        ({"output": [{**KEPT, "role": "developer"}, COMPACTION]}, "role of a message in a window"),
+        ({"output": [{**KEPT, "content": "hello"}, COMPACTION]}, "not a valid ResponseInputMessageItem"),
+        ({"output": [{**COMPACTION, "encrypted_content": ""}]}, "a compaction holds nothing"),
+        ({"output": [KEPT, KEPT, COMPACTION]}, "share an id"),
+        ({"usage": {**usage(), "total_tokens": 6}}, "usage.total_tokens"),
+        ({"object": "response"}, "not a valid CompactedResponse"),
+        ({"surprise": 1}, "not a valid CompactedResponse"),
+    ],
+)
+def test_a_window_that_is_not_one(changes: Json, complaint: str) -> None:
+    with complains(complaint):
+        check_window({**WINDOW, **changes})

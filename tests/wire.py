@@ -15,7 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import (
+    CompactedResponse,
+    Response,
+    ResponseInputMessageItem,
+    ResponseStreamEvent,
+)
 from openai.types.responses.responses_server_event import ResponsesServerEvent
 from pydantic import BaseModel, ValidationError
 
@@ -211,6 +216,24 @@ def check_response(body: Json | str | bytes, foreign_tool_types: frozenset[str] 
     return response
 
 
+def check_window(body: Json) -> Json:
+    """Check what `POST /v1/responses/compact` returns.
+
+    The SDK's type knows messages of assistants only, but what is there is the user's own.
+    """
+    *messages, last = body["output"]
+    validate(CompactedResponse, {**body, "output": [last]})
+    _require_equal(last["type"], "compaction", "type of the last item of a window")
+    _require(bool(last["encrypted_content"]), "a compaction holds nothing")
+    _check_usage(body["usage"])
+    for message in messages:
+        validate(ResponseInputMessageItem, message)
+        _require_equal(message["role"], "user", "role of a message in a window")
+    ids = [item["id"] for item in body["output"]]
+    _require(len(ids) == len(set(ids)), f"items of a window share an id: {ids}")
+    return body
+
+
 # One document: frames, SSE events, errors --------------------------------------------------------
 
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
@@ -270,8 +293,8 @@ def check_sse_event(
 
 
 TIMING = "slipring.timing"
-_STAGES = ["decode", "queue", "resolve", "validate", "render", "engine_queue", "prefill", "generate", "store"]
-_STAGES += ["terminal"]
+_STAGES = ["decode", "queue", "resolve", "validate", "weigh", "compact", "render", "engine_queue", "prefill"]
+_STAGES += ["generate", "store", "terminal"]
 
 
 def _check_timing(event: Json) -> Json:
@@ -419,6 +442,7 @@ class _Item:
         self.type: str = self.added["type"]
         self.id: str = self.added.get("id") or ""
         self.text = _Text()
+        self.progress: list[str] = []
         self.part: _Part | None = None
         self.parts: dict[str, list[Json]] = {"content": [], "summary": []}
         _require(self.id != "", f"{self.type} item has no id")
@@ -486,6 +510,7 @@ class _Item:
         subject = kind.split(".")[1]
         if subject in _PROGRESS:
             _require_equal(self.type, subject, f"type of the item for {kind}")
+        self.progress.append(kind)
 
     def check_done(self, item: Json) -> None:
         for key in ("id", "type", "call_id", "name"):
@@ -497,6 +522,9 @@ class _Item:
                 _require_equal(item.get(place) or [], parts, f"{place} of the finished item")
         elif self.type in _STREAM_OF_ITEM:
             self._check_done_text(item)
+        elif self.type == "compaction":
+            _require_equal(self.progress, ["response.compaction.compacting"], "progress of a compaction")
+            _require(bool(item["encrypted_content"]), "a finished compaction holds nothing")
 
     def _check_done_text(self, item: Json) -> None:
         """A call cut short (`incomplete`) may lack its `.done`, never what was streamed of it."""

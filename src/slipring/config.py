@@ -137,6 +137,15 @@ class Config:
             "plural": "allow_origins",
         },
     )
+    seal_key_file: str = field(
+        default="",
+        metadata={
+            "help": "file of keys that seal what clients keep, 32 bytes in base64 a line, the newest first;"
+            " empty: one that the store shares",
+            "rule": ANY,
+            "metavar": "FILE",
+        },
+    )
     insecure_no_auth: bool = field(
         default=False,
         metadata={"help": "serve other addresses than loopback although no API key is configured"},

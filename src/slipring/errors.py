@@ -5,6 +5,7 @@
     │   ├── InvalidJson                  not JSON, not an object, nested too deeply
     │   ├── UnsupportedParameter         a field or value that cannot be honoured here
     │   ├── ContextLengthExceeded        more tokens than the model can read
+    │   ├── InvalidEncryptedContent      sealed by somebody else, for somebody else, or changed since
     │   ├── PreviousResponseNotFound     unknown, expired or somebody else's: the same answer
     │   ├── InvalidStreamId
     │   ├── LaneLimitReached
@@ -78,6 +79,16 @@ class ContextLengthExceeded(InvalidRequest):
             f"This model's maximum context length is {most} tokens. However, your input resulted in {tokens}"
             " tokens. Please reduce the length of the input, or set truncation to 'auto'.",
             param="input",
+        )
+
+
+class InvalidEncryptedContent(InvalidRequest):
+    code = "invalid_encrypted_content"
+
+    def __init__(self, param: str) -> None:
+        super().__init__(
+            f"Invalid '{param}': this server cannot open it. Send back what it has sent, unchanged.",
+            param=param,
         )
 
 

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from agents import (
     Agent,
     ModelSettings,
+    OpenAIConversationsSession,
     OpenAIProvider,
     RunConfig,
     Runner,
@@ -18,7 +20,7 @@ from agents import (
 )
 from agents.models.openai_responses import ResponsesWebSocketError
 from anyio.from_thread import BlockingPortal
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, NotFoundError
 from pydantic import BaseModel
 
 from tests.harness import PuppetEngine
@@ -260,3 +262,53 @@ async def test_a_streamed_run_works_over_http(served: Served) -> None:
     assert [event.type for event in raw].count("response.completed") == 3
     responses = [exchange.answer[-1]["response"] for exchange in relay.exchanges]
     require_chained([exchange.body for exchange in relay.exchanges], responses)
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+async def test_a_session_lives_in_a_conversation(served: Served, tmp_path: Path, store: str) -> None:
+    weather = Weather()
+    where = store if store == "memory" else f"sqlite:{tmp_path / 'slipring.db'}"
+    with served(TWO_CALLS, store=where) as relay:
+        async with (
+            AsyncOpenAI(base_url=relay.url, api_key="any", max_retries=0) as client,
+            running(relay.url, websocket=False) as config,
+        ):
+            session = OpenAIConversationsSession(openai_client=client)
+            first = await Runner.run(weather.agent(), "weather?", run_config=config, session=session)
+            items = await session.get_items()
+            kinds = ["message", *["function_call", "function_call_output"] * 2, "message"]
+            assert [item["type"] for item in items] == kinds
+            again = await Runner.run(weather.agent(), "tomorrow?", run_config=config, session=session)
+            assert (first.final_output, again.final_output) == (ANSWER, ANSWER)
+            # Each run after the first is told what the conversation holds.
+            creates = [e.body for e in relay.exchanges if e.path.endswith("/responses")]
+            assert len(creates[3]["input"]) == len(kinds) + 1
+            last = await session.pop_item()
+            assert last is not None
+            assert (await session.get_items(limit=1))[0] != last
+            await session.clear_session()
+            with pytest.raises(NotFoundError):
+                await client.conversations.retrieve(relay.exchanges[-1].path.rpartition("/")[2])
+
+
+async def test_runs_go_on_in_a_conversation_of_the_server(served: Served) -> None:
+    weather = Weather()
+    with served(TWO_CALLS) as relay:
+        async with (
+            AsyncOpenAI(base_url=relay.url, api_key="any", max_retries=0) as client,
+            running(relay.url, websocket=False) as config,
+        ):
+            conversation = await client.conversations.create()
+            for question in ("weather?", "tomorrow?"):
+                result = await Runner.run(
+                    weather.agent(), question, run_config=config, conversation_id=conversation.id
+                )
+                assert result.final_output == ANSWER
+            creates = [e.body for e in relay.exchanges if e.path.endswith("/responses")]
+            assert {body["conversation"] for body in creates} == {conversation.id}
+            assert all(len(body["input"]) == 1 for body in creates)
+            listed = [
+                item.type async for item in client.conversations.items.list(conversation.id, order="asc")
+            ]
+            assert listed.count("function_call") == listed.count("function_call_output") == weather.calls
+            assert listed.count("message") == 4

@@ -2,8 +2,8 @@
 
 A `World` is what connections share; a `Stage` is one connection in it. The stage carries out the actions of
 its session by writing them down: what was sent is in `events`, and the work that a real driver would do
-lies in `loads`, `starts` and `saves` until a test does it. Every frame is validated, and the order of all
-frames is checked, so that each test is also a test of the wire.
+lies in `loads`, `weighs`, `starts` and `saves` until a test does it. Every frame is validated, and the order
+of all frames is checked, so that each test is also a test of the wire.
 """
 
 import json
@@ -13,11 +13,13 @@ from typing import Any
 
 from msgspec import Raw
 
-from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start
+from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
 from slipring.core.cache import ConnectionCache, SharedScopes
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.head import Head
 from slipring.core.limits import Limits
+from slipring.core.means import Means
+from slipring.core.sealing import BrokenSeal
 from slipring.core.session import Loaded, Session
 from slipring.core.state import Carry, ResponseState
 from slipring.core.turn import Turn
@@ -29,7 +31,12 @@ from tests.wire import NO_TYPES, Order, check_frame
 
 Json = dict[str, Any]
 PLAIN = Model(name="m", owner="tests", capabilities=Capabilities())
-ABLE = Model(name="able", owner="tests", capabilities=Capabilities(logprobs=True, images=True, files=True))
+ABLE = Model(
+    name="able",
+    owner="tests",
+    capabilities=Capabilities(logprobs=True, images=True, files=True),
+    context_tokens=10_000,
+)
 
 
 class Models:
@@ -42,6 +49,23 @@ class Models:
         raise ModelNotFound(name or "", ["m", "able"])
 
 
+class Envelopes:
+    """Seals by keeping: a blob is a number, and what was put away under it is given to its tenant only."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[str, tuple[Item, ...]]] = []
+
+    def seal(self, tenant: str, items: tuple[Item, ...]) -> str:
+        self._kept.append((tenant, items))
+        return f"envelope {len(self._kept) - 1}"
+
+    def open(self, tenant: str, blob: str) -> tuple[Item, ...]:
+        for number, (owner, items) in enumerate(self._kept):
+            if (tenant, blob) == (owner, f"envelope {number}"):
+                return items
+        raise BrokenSeal
+
+
 class World:
     """What connections share: the store, the memory bounds, the ids."""
 
@@ -51,6 +75,7 @@ class World:
         self.store: dict[tuple[str, str], ResponseState] = {}
         self.models = Models()
         self.now = 1000.0
+        self.means = Means(mint=self.mint, clock=lambda: self.now, seal=Envelopes())
         self._minted: Counter[str] = Counter()
 
     def mint(self, prefix: str) -> str:
@@ -85,15 +110,15 @@ class Stage:
             tenant=tenant,
             models=world.models,
             limits=world.limits,
-            mint=world.mint,
+            means=world.means,
             cache=self.cache,
-            clock=lambda: world.now,
             now=world.now,
             tells_timing=tells_timing,
         )
         self.events: list[Json] = []
         self.frames: list[bytes] = []
         self.loads: dict[Turn, Load] = {}
+        self.weighs: dict[Turn, Weigh] = {}
         self.starts: dict[Turn, Start] = {}
         self.saves: dict[Turn, Save] = {}
         self.cancelled: list[Turn] = []
@@ -133,6 +158,11 @@ class Stage:
     def job(self, lane: str | None = None) -> Job:
         """The job that runs on a lane."""
         return self.starts[self._at(self.starts, lane)].job
+
+    def weigh(self, tokens: int, lane: str | None = None) -> list[Json]:
+        """The engine has counted what it was asked to count."""
+        weigh = self.weighs.pop(self._at(self.weighs, lane))
+        return self._run(self.session.weighed(weigh, tokens))
 
     def say(self, *deltas: Delta, lane: str | None = None) -> list[Json]:
         return self._run([Send(self.session.deltas(self._at(self.starts, lane), list(deltas)))])
@@ -178,7 +208,7 @@ class Stage:
 
     def fail(self, lane: str | None = None, error: ApiError | None = None) -> list[Json]:
         """Whatever works on this lane's turn cannot do it: engine, load or save."""
-        for work in (self.starts, self.loads, self.saves):
+        for work in (self.weighs, self.starts, self.loads, self.saves):
             for turn in [turn for turn in work if turn.lane == lane]:
                 del work[turn]
                 return self._run(self.session.failed(turn, error or ServerError(), self.world.now))
@@ -210,13 +240,15 @@ class Stage:
                 self._send(action)
             elif isinstance(action, Load):
                 self.loads[action.turn] = action
+            elif isinstance(action, Weigh):
+                self.weighs[action.turn] = action
             elif isinstance(action, Start):
                 self._start(action)
             elif isinstance(action, Save):
                 self.saves[action.turn] = action
             elif isinstance(action, Cancel):
                 self.cancelled.append(action.turn)
-                for work in (self.loads, self.starts, self.saves):
+                for work in (self.loads, self.weighs, self.starts, self.saves):
                     work.pop(action.turn, None)
             elif isinstance(action, Record):
                 self.reports.append(action)

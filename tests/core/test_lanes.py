@@ -11,10 +11,12 @@ from slipring.errors import LaneLimitReached
 from slipring.protocol.requests import CreateRequest
 from tests.core.stage import Stage, World, only_error, types
 
+MEANS = World().means
+
 
 def turn_on(lane: str | None, size_bytes: int = 10) -> Turn:
     stages = Stages(lambda: 0.0)
-    return Turn(CreateRequest(), tenant="t", lane=lane, size_bytes=size_bytes, mint=str.upper, stages=stages)
+    return Turn(CreateRequest(), tenant="t", lane=lane, size_bytes=size_bytes, means=MEANS, stages=stages)
 
 
 # The queue itself.

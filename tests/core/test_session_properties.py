@@ -6,6 +6,7 @@ could know: which creates were sent, and what the contexts of finished responses
 against that, and after each step the books of the caches against what they really hold.
 """
 
+import json
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ TOO_LONG: Json = {"seed": 666}
 """The engine reads the job and refuses it."""
 UNSERVABLE: list[Json] = [{"model": "nobody"}, {"background": True}, TOO_LONG]
 CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
+MANAGED: list[Json] = [{"type": "compaction", "compact_threshold": 1000}]
 SPEECH: list[list[Delta]] = [[Text("words")], [Thought("hm")], CALL]
 
 
@@ -50,9 +52,11 @@ class Request(NamedTuple):
     generate: bool = True
     outputs: str = "all"
     fault: Json = {}  # noqa: RUF012
+    managed: bool = False
+    """Whether its context is to be compacted, should the engine find it too long."""
 
 
-GOOD_REQUESTS = [Request(store=False), Request(store=True)]
+GOOD_REQUESTS = [Request(store=False), Request(store=True), Request(store=True, managed=True)]
 REQUESTS = [
     *(3 * GOOD_REQUESTS),
     Request(store=False, generate=False),
@@ -78,6 +82,8 @@ class Asked:
     loading: bool = False
     spoken: bool = False
     output: list[Json] = field(default_factory=list)
+    left: list[Json] | None = None
+    """What a compaction has left of its context."""
 
 
 @dataclass(eq=False)
@@ -105,6 +111,8 @@ class Model:
 
     def context(self, asked: Asked) -> list[Json]:
         """What an engine must be given for a create that was accepted."""
+        if asked.left is not None:
+            return asked.left
         past = self.made[asked.previous].context if asked.previous is not None else []
         return past + asked.input
 
@@ -150,9 +158,8 @@ class Model:
             cut_off = status == "incomplete" and item is asked.output[-1]
             if item["type"] == "function_call" and not cut_off:
                 calls.append(item["call_id"])
-        self.made[asked.response_id] = Made(
-            peer, asked.lane, self.context(asked) + asked.output, calls, stored
-        )
+        said = [item for item in asked.output if item["type"] != "compaction"]
+        self.made[asked.response_id] = Made(peer, asked.lane, self.context(asked) + said, calls, stored)
 
 
 def refuse_too_long(job: Job) -> ApiError | None:
@@ -191,7 +198,7 @@ class Peer:
     def busy(self) -> list[str | None]:
         """The lanes on which something is being done."""
         stage = self.stage
-        return [turn.lane for turn in (*stage.starts, *stage.loads, *stage.saves)]
+        return [turn.lane for turn in (*stage.weighs, *stage.starts, *stage.loads, *stage.saves)]
 
     def remembered(self) -> set[str]:
         return {response_id for response_id in self.model.ids if response_id in self.stage.cache}
@@ -210,6 +217,7 @@ class Peer:
                 metadata={"serial": asked.serial},
                 store=request.store,
                 generate=request.generate,
+                context_management=MANAGED if request.managed else None,
                 **request.fault,
             )
         assert self.refusal == expected
@@ -254,7 +262,7 @@ class Peer:
         """Turns that have begun may go on until then; those that only wait may not begin."""
         if self.deadline is None:
             self.deadline = deadline
-        for turn in self.stage.loads:
+        for turn in (*self.stage.loads, *self.stage.weighs):
             self.head(turn.lane).loading = True
 
     # Checking.
@@ -269,6 +277,8 @@ class Peer:
             assert self.head(lane).request.generate, "a warmup is never in progress"
         elif kind == "response.output_item.done":
             self.head(lane).output.append(event["item"])
+            if event["item"]["type"] == "compaction":
+                self._see_compaction(event["item"], self.head(lane))
         elif kind in ("response.completed", "response.incomplete", "response.failed"):
             self._see_terminal(event["response"], lane)
 
@@ -280,6 +290,12 @@ class Peer:
         assert not self.ending or asked.loading, "begun though the connection ends"
         asked.response_id = response["id"]
         self.model.ids.append(response["id"])
+
+    def _see_compaction(self, item: Json, asked: Asked) -> None:
+        """What is left begins anew, and still holds what the client has just said."""
+        meant = self.stage.world.means.seal.open(self.tenant, item["encrypted_content"])
+        asked.left = [json.loads(each.raw) for each in meant]
+        assert asked.input[-1] in asked.left
 
     def _see_terminal(self, response: Json, lane: str | None) -> None:
         asked = self.queues[lane].popleft()
@@ -332,8 +348,11 @@ class Peer:
         job, asked = start.job, self.head(start.turn.lane)
         assert (job.response_id, job.tenant) == (asked.response_id, self.tenant)
         assert job.generate is asked.request.generate
-        assert (job.parent.id if job.parent else None) == asked.previous
-        assert context_of(job) == self.model.context(asked)
+        assert (job.parent.id if job.parent else None) == (asked.previous if asked.left is None else None)
+        context = context_of(job)
+        if job.offer.forbidden:
+            context.pop()  # the question for a summary
+        assert context == self.model.context(asked)
 
 
 class Connections(RuleBasedStateMachine):
@@ -413,8 +432,12 @@ class Connections(RuleBasedStateMachine):
         self.calm += 1
         if peer.is_at("loads", lane):
             peer.load(lane)
+        elif peer.is_at("weighs", lane):
+            peer.stage.weigh(1000 * (pick % 3), lane)
         elif peer.is_at("saves", lane):
             peer.stage.save(lane)
+        elif peer.stage.job(lane).offer.forbidden:
+            peer.stage.finish(*words, Text("in short"), lane=lane)
         elif peer.stage.job(lane).generate and not peer.head(lane).spoken:
             peer.head(lane).spoken = True
             peer.stage.say(*words, *words, lane=lane)
@@ -438,7 +461,7 @@ class Connections(RuleBasedStateMachine):
     def fail(self, pick):
         peer, lane = self._pick(pick)
         self.calm = 0
-        peer.head(lane).loading = peer.is_at("loads", lane)
+        peer.head(lane).loading = peer.is_at("loads", lane) or peer.is_at("weighs", lane)
         with peer.forgetting_only_evictable():
             peer.stage.fail(lane)
 
@@ -479,7 +502,8 @@ class Connections(RuleBasedStateMachine):
                 peer.end_until(self.world.now + LIMITS["age_grace_s"])
             peer.stage.tick()
             in_time = peer.deadline is None or self.world.now < peer.deadline
-            assert in_time or not (peer.stage.starts or peer.stage.loads), "the grace is over"
+            at_work = peer.stage.starts or peer.stage.loads or peer.stage.weighs
+            assert in_time or not at_work, "the grace is over"
 
     # Always.
 
@@ -532,6 +556,8 @@ class Connections(RuleBasedStateMachine):
         while peer.busy:
             for turn in list(stage.loads):
                 peer.load(turn.lane)
+            for turn in list(stage.weighs):
+                stage.weigh(1000, turn.lane)
             for turn in list(stage.starts):
                 stage.finish(lane=turn.lane)
             for turn in list(stage.saves):
@@ -550,6 +576,7 @@ class Connections(RuleBasedStateMachine):
         peer.stage.hang_up()
         assert not peer.stage.starts
         assert not peer.stage.loads
+        assert not peer.stage.weighs
         assert set(peer.stage.saves) == saving
         self.gone.append(peer)
         self.peers[who] = Peer(self.model, self.world, peer.tenant)

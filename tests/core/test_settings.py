@@ -8,7 +8,6 @@ from tests.core.stage import Stage, message, only_error
 UNSUPPORTED = {
     "prompt": {"prompt": {"id": "pmpt_1"}},
     "moderation": {"moderation": {"model": "m"}},
-    "context_management": {"context_management": [{"type": "compaction", "compact_threshold": 1000}]},
     "background": {"background": True},
     "multi_agent": {"multi_agent": {"enabled": True}},
     "image.context_compression": {"image": {"context_compression": "enabled"}},

@@ -16,7 +16,7 @@ DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
 def turn_on(lane: str | None = None, **fields: object) -> Turn:
     stages = Stages(lambda: 0.0)
     return Turn(
-        CreateRequest(**fields), tenant="t", lane=lane, size_bytes=0, mint=World().mint, stages=stages
+        CreateRequest(**fields), tenant="t", lane=lane, size_bytes=0, means=World().means, stages=stages
     )
 
 

@@ -76,6 +76,9 @@ class ResponsesPartner(Partner):
         """Whether outputs must fit to calls."""
         self.is_deaf = False
         """Whether pings are left unanswered."""
+        self.counts: web.Response | None = None
+        """What it answers when it is asked for a count; None: it has no such path."""
+        self.counted: list[Json] = []
         self.stored: dict[str, set[str]] = {}
         self.faults: list[str] = []
         self.pulled = 0
@@ -86,6 +89,7 @@ class ResponsesPartner(Partner):
         app.router.add_get("/v1/models", self._list)
         app.router.add_get("/v1/responses", self._upgrade)
         app.router.add_post("/v1/responses", self._post)
+        app.router.add_post("/v1/responses/input_tokens", self._count)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -105,6 +109,10 @@ class ResponsesPartner(Partner):
 
     async def _list(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "up", "object": "model"}]})
+
+    async def _count(self, request: web.Request) -> web.Response:
+        self.counted.append(await request.json())
+        return self.counts or web.json_response({"error": {"message": "no such path"}}, status=404)
 
     # Over SSE.
 

@@ -30,7 +30,7 @@ from slipring.core.state import ResponseState
 from slipring.engines.catalog import open_engine
 from slipring.engines.chat import ChatEngine
 from slipring.engines.chat.answer import Answer
-from slipring.engines.chat.chunks import Chunk, read_chunks
+from slipring.engines.chat.chunks import Chunk
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import Options, read_options
 from slipring.engines.chat.requests import Request, Written, write_request
@@ -710,17 +710,14 @@ def test_other_choices_are_not_heard() -> None:
     assert said(delta_of(content="a"), other) == [Text("a")]
 
 
-async def read(*payloads: bytes) -> list[Chunk]:
-    async def stream() -> AsyncIterator[bytes]:
-        for payload in payloads:
-            yield payload
-
-    return [chunk async for chunk in read_chunks(stream())]  # type: ignore[arg-type]
+def read(*payloads: bytes) -> list[Delta]:
+    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX))
+    return [delta for payload in payloads for delta in answer.read(payload)]
 
 
-async def test_chunks_that_say_nothing_are_no_first_token() -> None:
+def test_chunks_that_say_nothing_are_no_first_token() -> None:
     role = b'{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}'
-    assert await read(role, b"{}", b'{"choices":[],"usage":null}') == []
+    assert read(role, b"{}", b'{"choices":[],"usage":null}') == []
 
 
 @pytest.mark.parametrize(
@@ -736,15 +733,15 @@ async def test_chunks_that_say_nothing_are_no_first_token() -> None:
         ({"message": "long", "type": "BadRequestError", "code": 400}, InvalidRequest),
     ],
 )
-async def test_an_error_in_the_stream_is_what_it_would_be_without(error: Any, kind: type[ApiError]) -> None:
+def test_an_error_in_the_stream_is_what_it_would_be_without(error: Any, kind: type[ApiError]) -> None:
     with pytest.raises(kind):
-        await read(json.dumps({"error": error}).encode())
+        read(json.dumps({"error": error}).encode())
 
 
 @pytest.mark.parametrize("payload", [b"", b"[]", b"<html>", b'{"choices": 1}', b'{"choices":[{"delta":5}]}'])
-async def test_what_is_no_chunk_fails(payload: bytes) -> None:
+def test_what_is_no_chunk_fails(payload: bytes) -> None:
     with pytest.raises(ServerError):
-        await read(payload)
+        read(payload)
 
 
 @asynccontextmanager

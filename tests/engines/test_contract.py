@@ -255,3 +255,29 @@ async def test_a_slow_reader_holds_the_engine_back_and_loses_nothing(kind: str) 
         await asyncio.sleep(0)
         events = await socket.until("response.completed")
         assert text_of(events[-1]["response"]) == "".join(words)
+
+
+@EVERY
+async def test_a_long_context_gives_way_to_a_summary(kind: str) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        for text in ("Hello you", "they said hello", "Hello again", "Bye"):
+            partner.script(Say((text,)), Stop())
+        first = await socket.response(input="a word that is gone afterwards", store=False)
+        asked = {"previous_response_id": first["id"], "store": False}
+        managed = [{"type": "compaction", "compact_threshold": 20}]
+        second = await socket.response(input="hi", context_management=managed, **asked)
+        assert [item["type"] for item in second["output"]] == ["compaction", "message"]
+        assert text_of(second) == "Hello again"
+        last = await socket.response(input="bye", previous_response_id=second["id"], store=False)
+        assert text_of(last) == "Bye"
+        again = await socket.response(input=[*second["output"], user("bye")], store=False)
+        assert again["status"] == "completed"
+    whole = json.dumps(partner.requests[-1])
+    assert "encrypted_content" not in whole
+    if kind in ("chat", "responses-sse", "responses-ws"):
+        assert "they said hello" in whole
+        assert "a word that is gone" not in whole
+
+
+def user(text: str) -> dict[str, str]:
+    return {"type": "message", "role": "user", "content": text}

@@ -98,7 +98,15 @@ async def serving(answer: Handler) -> AsyncIterator[str]:
 
 
 async def payloads(upstream: Upstream) -> list[bytes]:
-    return [payload async for payload in upstream.events("/x", [b"{", b"}"], {})]
+    found = [payload async for batch in upstream.events("/x", [b"{", b"}"], {}) for payload in batch]
+    await drained(upstream)
+    return found
+
+
+async def drained(upstream: Upstream) -> None:
+    """Wait until the last bytes of answers have been read."""
+    if upstream._draining:
+        await asyncio.wait(upstream._draining)
 
 
 async def test_events_are_read_however_they_are_cut_and_connections_are_used_again() -> None:
@@ -107,6 +115,45 @@ async def test_events_are_read_however_they_are_cut_and_connections_are_used_aga
         for _ in range(3):
             assert await payloads(upstream) == [b"1", b"2", b"3"]
         assert len(seen) == 1
+
+
+async def test_what_one_read_brings_comes_at_once() -> None:
+    async with answering(b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\ndata: 3\n\n") as (upstream, _):
+        assert [batch async for batch in upstream.events("/x", [b"{}"], {})] == [[b"1", b"2"]]
+
+
+async def test_an_answer_that_is_over_leaves_its_connection_to_the_next() -> None:
+    async with answering(b"data: 1\n\n", b"data: last\n\n", b"data: more\n\n") as (upstream, seen):
+        for _ in range(3):
+            heard: list[bytes] = []
+            events = upstream.events("/x", [b"{}"], {}, is_over=lambda heard=heard: b"last" in heard)
+            async for batch in events:
+                heard += batch
+            assert heard[:2] == [b"1", b"last"]
+            await drained(upstream)
+        assert len(seen) == 1
+
+
+async def test_nobody_waits_for_the_last_bytes_of_an_answer() -> None:
+    released = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        await stream.write(b"data: 1\n\ndata: [DONE]\n\n")
+        await released.wait()
+        return stream
+
+    async with serving(answer) as url:
+        upstream = Upstream("chat", UpstreamOptions(url=url))
+        await upstream.start()
+        async with asyncio.timeout(0.5):
+            assert [batch async for batch in upstream.events("/x", [b"{}"], {})] == [[b"1"]]
+        assert upstream._draining
+        async with asyncio.timeout(0.5):
+            await upstream.close()
+        assert not upstream._draining
+        released.set()
 
 
 async def test_a_line_may_be_longer_than_any_buffer_and_the_last_need_not_end() -> None:
@@ -144,11 +191,11 @@ async def test_silence_is_ended_and_slow_readers_are_not() -> None:
         upstream = Upstream("chat", UpstreamOptions(url=url, idle_timeout_s=0.05))
         await upstream.start()
         events = upstream.events("/x", [b"{}"], {})
-        assert await anext(events) == b"1"
+        assert await anext(events) == [b"1"]
         with pytest.raises(ServerError, match="nothing for too long"):
             await anext(events)
         patient = upstream.events("/x", [b"{}"], {}, idle_s=lambda: None)
-        assert await anext(patient) == b"1"
+        assert await anext(patient) == [b"1"]
         waiting = asyncio.ensure_future(anext(patient))
         done, _ = await asyncio.wait([waiting], timeout=0.2)
         assert not done, "no limit, no end"

@@ -95,6 +95,8 @@ async def test_items_are_added_read_and_deleted() -> None:
         ({"items": [message("a"), {"type": "message", "role": "user"}]}, "items[1].content"),
         ({"items": [{"type": "item_reference", "id": "msg_1"}]}, "items[0].type"),
         ({"items": [message("x")] * 21}, "items"),
+        ({"items": [{"type": "additional_tools", "tools": {}}]}, "items[0].tools"),
+        ({"items": [{"type": "configuration_update", "text": {"format": {}}}]}, "items[0].text.format"),
         ({"metadata": {"a": 1}}, "metadata"),
         ({"metadata": {"a" * 65: "b"}}, "metadata"),
     ],
@@ -106,7 +108,9 @@ async def test_what_cannot_be_kept_is_refused_by_name(body: dict[str, Any], para
         assert error["error"]["param"].startswith(param)
 
 
-@pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"order": "up"}])
+@pytest.mark.parametrize(
+    "query", [{"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"limit": "0" * 8 + "1999"}, {"order": "up"}]
+)
 async def test_a_page_that_cannot_be_is_refused(query: dict[str, str]) -> None:
     async with serve() as server:
         api = Api(server)

@@ -311,7 +311,6 @@ async def test_a_lane_is_refused_over_http() -> None:
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ({"moderation": {"model": "m"}}, "moderation"),
-    ({"context_management": [{"type": "compaction"}]}, "context_management"),
     ({"multi_agent": {"enabled": True}}, "multi_agent"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"include": ["message.output_text.logprobs"]}, "include"),

@@ -74,6 +74,26 @@ async def test_a_listed_item_can_be_referred_to() -> None:
         assert [item["id"] for item in listed["data"]] == [page["first_id"], first["output"][0]["id"]]
 
 
+async def test_an_item_that_was_sent_twice_is_listed_twice_and_pages_go_on() -> None:
+    async with serve() as server:
+        api = Api(server)
+        again = {"type": "message", "id": "msg_mine", "role": "user", "content": "again"}
+        other = {"type": "message", "role": "user", "content": "other"}
+        _, first = await server.post(input=[again, other])
+        _, second = await server.post(input=[again, again], previous_response_id=first["id"])
+        path = f"/responses/{second['id']}/input_items"
+        seen: list[str] = []
+        for _ in range(5):
+            query = {"order": "asc", "limit": "1", **({"after": seen[-1]} if seen else {})}
+            _, page = await api.call("GET", path, params=query)
+            seen += [item["id"] for item in page["data"]]
+        assert (len(set(seen)), page["has_more"]) == (5, False)
+        status, third = await server.post(input=[{"id": seen[-1]}])
+        assert status == 200
+        _, page = await api.call("GET", f"/responses/{third['id']}/input_items")
+        assert page["data"][0]["content"] == [{"type": "input_text", "text": "again"}]
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [

@@ -264,7 +264,6 @@ async def test_items_are_found_by_their_ids(store: SqlStore) -> None:
     output_id = saved.output[0].id or ""
     others = [
         "msg_abc0001",
-        "msg_abci0000",
         "msg_abci0009",
         "fc_abc0000",
         "msg_abci-001",
@@ -273,8 +272,11 @@ async def test_items_are_found_by_their_ids(store: SqlStore) -> None:
         "msg_theirs",
         "msg_\0i0000",
     ]
-    assert await store.responses.load_items("t", [output_id, "msg_abci0001", *others]) == {
+    named = [output_id, "msg_abci0000", "msg_abci0001"]
+    assert await store.responses.load_items("t", [*named, *others]) == {
         output_id: saved.output[0],
+        # By its place, under which it is listed where its own id occurs twice.
+        "msg_abci0000": structs.replace(theirs, id="msg_abci0000"),
         "msg_abci0001": structs.replace(unnamed, id="msg_abci0001"),
     }
     assert await store.responses.load_items("t", []) == {}

@@ -29,6 +29,14 @@ class Load(Struct, frozen=True):
     conversation_id: str | None = None
 
 
+class Weigh(Struct, frozen=True):
+    """Count the tokens of a job that may have to be compacted; answer with ``session.weighed`` or
+    ``session.failed``."""
+
+    turn: "Turn"
+    job: Job
+
+
 class Start(Struct, frozen=True):
     """Run a job: ``session.deltas`` for what comes, then ``session.finished`` or ``session.failed``."""
 
@@ -64,4 +72,4 @@ class Record(Struct, frozen=True):
     report: TurnReport
 
 
-Action = Send | Load | Start | Save | Cancel | Close | Record
+Action = Send | Load | Weigh | Start | Save | Cancel | Close | Record

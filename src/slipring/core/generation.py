@@ -132,6 +132,8 @@ class Model(Struct, frozen=True):
     own_name: str = ""
     """What its engine calls it, where that is another name."""
     defaults: Defaults = Defaults()
+    context_tokens: int | None = None
+    """How much it can read at once, where its engine knows."""
 
 
 class Settings(Struct, frozen=True):

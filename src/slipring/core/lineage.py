@@ -3,7 +3,7 @@
 Only the delta is looked at. What earlier items mean for it was summed up in the parent's ``Carry``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from slipring.core.state import Carry, OpenCall, ResponseState
 from slipring.errors import InvalidRequest, quoted
@@ -57,7 +57,7 @@ def join(parent: ResponseState | None, items: tuple[Item, ...], *, complete: boo
     before = parent.carry if parent is not None else NOTHING
     open_calls = _match(before.open_calls, items)
     tools, effort, text_format = before.tools, before.effort, before.format
-    for index, item in enumerate(items):
+    for index, item in _in_place(items):
         if item.type == "additional_tools":
             tools = _add_tools(tools, item, f"input[{index}]")
         elif item.type == "configuration_update":
@@ -76,7 +76,7 @@ def join(parent: ResponseState | None, items: tuple[Item, ...], *, complete: boo
 def after_output(carry: Carry, output: tuple[Item, ...], *, cut_off: bool = False) -> Carry:
     """What the chain carries once a response has added its own items; ``cut_off``: the last is a fragment."""
     calls = {
-        item.call_id: _open(item, cut_off=cut_off and item is output[-1])
+        item.call_id: opening(item, cut_off=cut_off and item is output[-1])
         for item in output
         if item.call_id is not None and item.type in _CALLS
     }
@@ -90,6 +90,18 @@ def after_output(carry: Carry, output: tuple[Item, ...], *, cut_off: bool = Fals
     )
 
 
+def is_call(item: Item) -> bool:
+    """Whether it is a call that a client answers."""
+    return item.type in _CALLS
+
+
+def _in_place(items: tuple[Item, ...]) -> Iterator[tuple[int, Item]]:
+    """What items stand for, each with the place in the input that it came from."""
+    for index, item in enumerate(items):
+        for meant in (item,) if item.opened is None else item.opened:
+            yield index, meant
+
+
 def _require_answers(open_calls: Mapping[str, OpenCall]) -> None:
     for call_id, call in open_calls.items():
         if call.required:
@@ -98,7 +110,7 @@ def _require_answers(open_calls: Mapping[str, OpenCall]) -> None:
 
 def _match(before: Mapping[str, OpenCall], items: tuple[Item, ...]) -> Mapping[str, OpenCall]:
     """The calls that are open after these items; the very same mapping where they change nothing."""
-    exchanged = [(n, item) for n, item in enumerate(items) if item.type in _CALLS or item.type in _OUTPUTS]
+    exchanged = [(n, item) for n, item in _in_place(items) if item.type in _CALLS or item.type in _OUTPUTS]
     if not exchanged:
         return before
     open_calls = dict(before)
@@ -113,7 +125,7 @@ def _exchange(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
     if call_id is None:
         raise wire.explain("Object missing required field `call_id`", f"input[{index}]")
     if item.type in _CALLS:
-        open_calls[call_id] = _open(item)
+        open_calls[call_id] = opening(item)
         return
     call = open_calls.pop(call_id, None)
     if call is None or call.type != _OUTPUTS[item.type]:
@@ -124,7 +136,8 @@ def _exchange(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
         )
 
 
-def _open(item: Item, *, cut_off: bool = False) -> OpenCall:
+def opening(item: Item, *, cut_off: bool = False) -> OpenCall:
+    """How a call is open that nobody has answered yet."""
     body = item.body()
     required = not cut_off and not (
         isinstance(body, FunctionCall | CustomToolCall)

@@ -41,8 +41,11 @@ def output_id(kind: str, response_id: str, index: int) -> str:
 
 def input_id(item: Item, response_id: str, index: int) -> str:
     """The id of an item of the input: its own, or one by its place."""
-    if item.id:
-        return item.id
+    return item.id or place_id(item, response_id, index)
+
+
+def place_id(item: Item, response_id: str, index: int) -> str:
+    """The id of an item of the input by its place alone."""
     return f"{prefix(item.type)}_{response_id.removeprefix(RESPONSE)}{_OF_INPUT}{index:0{_DIGITS}x}"
 
 

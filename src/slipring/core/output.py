@@ -20,10 +20,12 @@ from slipring.core.generation import (
     Thought,
     ThoughtSummary,
 )
+from slipring.core.means import Mint
 from slipring.protocol import events, wire
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
+    CompactionItem,
     CustomToolCallItem,
     FunctionCallItem,
     ItemStatus,
@@ -39,8 +41,8 @@ from slipring.protocol.responses import (
 )
 from slipring.protocol.timing import TurnReport
 
-Mint = Callable[[str], str]
-"""Makes a new id with a prefix: ``mint("msg")`` → ``msg_…``."""
+Conceal = Callable[[tuple[Item, ...]], str]
+"""Seals what an item stands for."""
 _NO_LOGPROBS: list[events.SpokenLogprob] = []
 
 
@@ -52,12 +54,14 @@ class Output:
     """The numbered output of one response."""
 
     __slots__ = (
+        "_compaction_id",
         "_events",
         "_index",
         "_mint",
         "_open",
         "_sequence",
         "_speaking",
+        "conceal",
         "items",
         "response_id",
         "stream_id",
@@ -68,6 +72,9 @@ class Output:
         self.response_id = ""
         """Known when the response is begun; its items are named after it."""
         self.items: list[Item] = []
+        self.conceal: Conceal | None = None
+        """Set where reasoning is to be sealed in its items too."""
+        self._compaction_id = ""
         self._mint = mint
         self._open: _Message | _Reasoning | _Call | None = None
         self._speaking: _Part | None = None
@@ -94,6 +101,22 @@ class Output:
     def finish(self, status: ItemStatus) -> list[Event]:
         """Close what is open. ``incomplete`` marks an item that was cut off."""
         self._close(status)
+        return self._told()
+
+    def open_compaction(self) -> list[Event]:
+        """The context is being compacted. Should that fail, nothing more is told of the item: half a
+        compaction is of no use to anybody."""
+        item_id = self._compaction_id = self.name_item("compaction")
+        self.start_item(CompactionItem(id=item_id, encrypted_content=""))
+        self.emit(events.CompactionCompacting, item_id=item_id)
+        return self._told()
+
+    def close_compaction(self, meant: tuple[Item, ...], blob: str) -> list[Event]:
+        """The compaction that was opened now stands for these items, sealed in ``blob``."""
+        self._keep(CompactionItem(id=self._compaction_id, encrypted_content=blob), meant)
+        return self._told()
+
+    def _told(self) -> list[Event]:
         told = self._events
         self._events = []
         return told
@@ -154,9 +177,21 @@ class Output:
         self._open = _Call(self, delta)
 
     def _call_arguments(self, delta: CallArguments) -> None:
-        if not isinstance(self._open, _Call):
+        # As hot: once per token of every call.
+        call = self._open
+        if not isinstance(call, _Call):
             raise TypeError("an engine sent call arguments outside a call")
-        self._open.extend(delta.text)
+        call.pieces.append(delta.text)
+        self._sequence += 1
+        self._events.append(
+            call.delta_kind(
+                sequence_number=self._sequence,
+                stream_id=self.stream_id,
+                output_index=self._index,
+                item_id=call.id,
+                delta=delta.text,
+            )
+        )
 
     _feeders: ClassVar[dict[type[Delta], Callable[["Output", Any], None]]] = {
         Text: _text,
@@ -189,13 +224,21 @@ class Output:
         if self._open is None:
             return
         item = self._open.close(status)
+        meant: tuple[Item, ...] | None = None
+        if isinstance(item, ReasoningItem) and self.conceal is not None:
+            meant = (Item(type="reasoning", raw=wire.encode(item), id=item.id),)
+            item.encrypted_content = self.conceal(meant)
+        self._keep(item, meant)
+        self._open = None
+
+    def _keep(self, item: OutputItem, meant: tuple[Item, ...] | None) -> None:
+        """An item is finished; ``meant``: what it stands for, where it is sealed."""
         raw = wire.encode(item)
         call_id = item.call_id if isinstance(item, FunctionCallItem | CustomToolCallItem) else None
         kind = type(item).__struct_config__.tag
         assert isinstance(kind, str)
-        self.items.append(Item(type=kind, raw=raw, id=item.id, call_id=call_id))
+        self.items.append(Item(type=kind, raw=raw, id=item.id, call_id=call_id, opened=meant))
         self.emit(events.OutputItemDone, item=Raw(raw))
-        self._open = None
 
     def start_item(self, item: OutputItem) -> None:
         self._index += 1
@@ -340,23 +383,21 @@ class _Reasoning:
 class _Call:
     """An open ``function_call`` or ``custom_tool_call`` item."""
 
-    __slots__ = ("_call_id", "_output", "_pieces", "_started", "id")
+    __slots__ = ("_call_id", "_output", "_started", "delta_kind", "id", "pieces")
 
     def __init__(self, output: Output, started: CallStarted) -> None:
         self._output = output
         self._started = started
-        self._pieces: list[str] = []
+        self.pieces: list[str] = []
+        self.delta_kind = (
+            events.FunctionCallArgumentsDelta if self._is_function else events.CustomToolCallInputDelta
+        )
         self._call_id = output.mint_call()
         self.id = output.name_item("function_call" if started.kind == "function" else "custom_tool_call")
         output.start_item(self._item("", "in_progress"))
 
-    def extend(self, text: str) -> None:
-        self._pieces.append(text)
-        kind = events.FunctionCallArgumentsDelta if self._is_function else events.CustomToolCallInputDelta
-        self._output.emit(kind, item_id=self.id, delta=text)
-
     def close(self, status: ItemStatus) -> FunctionCallItem | CustomToolCallItem:
-        text = "".join(self._pieces)
+        text = "".join(self.pieces)
         if self._is_function:
             self._output.emit(events.FunctionCallArgumentsDone, item_id=self.id, arguments=text)
         else:

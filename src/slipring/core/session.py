@@ -2,21 +2,21 @@
 
 Calls come in (a frame, a store's answer, an engine's deltas, the time), an eager list of actions goes out.
 It owns lanes, lineage and the connection's memory. It never waits, never reads a clock, never draws a random
-number: ids come from ``mint``, the time is an argument, and stages are stopped by a ``clock`` that is given.
+number: the time is an argument, and what else it takes (ids, a clock, seals) is handed in as its ``means``.
 """
 
 from typing import Protocol
 
 from msgspec import UNSET, Struct
 
-from slipring.core import lineage, settings
-from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start
+from slipring.core import lineage, sealing, settings
+from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
 from slipring.core.cache import ConnectionCache, NoMemory
 from slipring.core.generation import Delta, Model
 from slipring.core.lanes import Lanes
 from slipring.core.limits import Limits
-from slipring.core.output import Mint
-from slipring.core.stages import Clock, Stages
+from slipring.core.means import Means
+from slipring.core.stages import Stages
 from slipring.core.state import ResponseState
 from slipring.core.turn import Joined, Phase, Turn
 from slipring.errors import (
@@ -69,13 +69,12 @@ class Session:
     __slots__ = (
         "_active_at",
         "_cache",
-        "_clock",
         "_closed",
         "_ending",
         "_finished",
         "_lanes",
         "_limits",
-        "_mint",
+        "_means",
         "_models",
         "_opened_at",
         "_tells_timing",
@@ -89,9 +88,8 @@ class Session:
         tenant: str,
         models: Models,
         limits: Limits,
-        mint: Mint,
+        means: Means,
         cache: ConnectionCache,
-        clock: Clock,
         now: float,
         tells_timing: bool = False,
     ) -> None:
@@ -99,11 +97,10 @@ class Session:
         self.tenant = tenant
         self.asks_each_turn = False
         """Whether a turn begins with a ``Load`` even if nothing is missing, so that the driver can say no."""
-        self._clock = clock
         self._tells_timing = tells_timing
         self._models = models
         self._limits = limits
-        self._mint = mint
+        self._means = means
         self._cache = cache
         self._lanes = Lanes(limits.max_in_flight, limits.max_lanes)
         self._finished: dict[Turn, ResponseState] = {}
@@ -126,7 +123,7 @@ class Session:
         self._active_at = now
         if self._closed:
             return []
-        stages = Stages(self._clock)
+        stages = Stages(self._means.clock)
         try:
             if isinstance(frame, bytes):
                 wire.require_text(frame)
@@ -171,7 +168,7 @@ class Session:
             tenant=self.tenant,
             lane=lane,
             size_bytes=size_bytes,
-            mint=self._mint,
+            means=self._means,
             stages=stages,
             error=error,
             detached=detached,
@@ -197,6 +194,14 @@ class Session:
             turn.join(loaded.joined, loaded.state)
         return self._start(turn, now) + self._advance(now)
 
+    def weighed(self, weigh: Weigh, tokens: int) -> list[Action]:
+        """The engine has counted the tokens of a job."""
+        turn = weigh.turn
+        if turn.phase is not Phase.PREPARING:
+            return []
+        turn.stages.lap("weigh")
+        return [Start(turn, turn.first_job(weigh.job, tokens))]
+
     def deltas(self, turn: Turn, deltas: list[Delta]) -> list[Event]:
         """The engine produced something; what to tell the client.
 
@@ -210,12 +215,20 @@ class Session:
         """The engine is done with a turn."""
         if turn.phase not in (Phase.PREPARING, Phase.RUNNING):
             return []
+        told: list[Event] = []
+        if turn.is_compacting:
+            try:
+                told, job = turn.compacted()
+            except ApiError as error:
+                return self.failed(turn, error, now)
+            if job is not None:
+                return [Send(told), Start(turn, job)]
         closing, state = turn.finish(now)
         self._finished[turn] = state
         turn.phase = Phase.SAVING
         if not turn.saves:
-            return [Send(closing), *self.saved(turn, now)]
-        return [Send(closing), Save(turn, state)]
+            return [Send(told + closing), *self.saved(turn, now)]
+        return [Send(told + closing), Save(turn, state)]
 
     def saved(self, turn: Turn, now: float) -> list[Action]:
         """A response is as durable as it was asked to be; only now may it be called complete."""
@@ -337,14 +350,14 @@ class Session:
         turn.stages.lap("resolve")
         try:
             resolved = lineage.resolve(turn.input, turn.found)
+            resolved = sealing.opened(resolved, self._means.seal, self.tenant)
             model = self._models.find(turn.request.model)
-            job = turn.begin(self._mint("resp"), model, resolved, now)
+            job = turn.begin(self._means.mint("resp"), model, resolved, now)
         except ApiError as error:
             return self._drop(turn, error)
         turn.stages.lap("validate")
-        if turn.detached:
-            return [Send(turn.enqueue()), Start(turn, job)]
-        return [Start(turn, job)]
+        first = Weigh(turn, job) if turn.must_weigh else Start(turn, turn.first_job(job))
+        return [Send(turn.enqueue()), first] if turn.detached else [first]
 
     def _pin(self, turn: Turn) -> None:
         """Hold a fork's parent from now on, whatever its own lane does while the fork waits."""

@@ -14,6 +14,7 @@ from slipring.protocol.requests import TEXT, CreateRequest
 
 T = TypeVar("T", int, float)
 LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 INCLUDABLE = frozenset(
     {
         LOGPROBS,
@@ -21,7 +22,7 @@ INCLUDABLE = frozenset(
         "computer_call_output.output.image_url",
         "file_search_call.results",
         "message.input_image.image_url",
-        "reasoning.encrypted_content",
+        ENCRYPTED_REASONING,
         "web_search_call.action.sources",
         "web_search_call.results",
     }
@@ -82,7 +83,6 @@ def refuse_unsupported(request: CreateRequest, *, detached: bool = False) -> Non
     unsupported = {
         "prompt": request.prompt is not None,
         "moderation": request.moderation is not None,
-        "context_management": bool(request.context_management),
         "background": request.background is True and not detached,
         "multi_agent": agents is not None and agents.enabled is True,
         "image.context_compression": image is not None and image.context_compression == "enabled",

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from slipring.core.head import Head
-from slipring.protocol.items import Item, in_context
+from slipring.protocol.items import Item, in_context, last_compaction
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import Response
 from slipring.protocol.tools import CallableTool
@@ -109,8 +109,30 @@ class ResponseState:
     def context(self) -> Iterator[Item]:
         """All items up to and with this response, oldest first."""
         for node in reversed(list(self.chain())):
-            yield from in_context(node.input)
-            yield from in_context(node.output)
+            yield from node.told
+            yield from node.said
+
+    @property
+    def told(self) -> tuple[Item, ...]:
+        """What this response adds to the context before its own words: its input, or the compaction that it
+        made, which covers its input too."""
+        made = last_compaction(self.output)
+        return tuple(in_context(self.input if made is None else self.output[made : made + 1]))
+
+    @property
+    def said(self) -> tuple[Item, ...]:
+        """Its own words in the context."""
+        made = last_compaction(self.output)
+        return tuple(in_context(self.output if made is None else self.output[made + 1 :]))
+
+    @property
+    def tokens(self) -> int | None:
+        """The length of the context with this response, as the engine counted it; None: it is not known."""
+        usage = self.response.usage
+        # With a compaction the usage is of two jobs.
+        if usage is None or last_compaction(self.output) is not None:
+            return None
+        return usage.total_tokens or None
 
     def find_items(self, ids: set[str]) -> dict[str, Item]:
         """The items of this chain that have these ids: walks it, newest first, until all are found."""

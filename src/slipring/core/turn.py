@@ -9,10 +9,12 @@ from enum import Enum
 from msgspec import UNSET, Struct, structs
 
 from slipring.core import lineage
+from slipring.core.compaction import Compaction, read_plan
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Prefilled, Settings
 from slipring.core.head import Head
-from slipring.core.output import Mint, Output
-from slipring.core.settings import read_settings, refuse_unseen_content
+from slipring.core.means import Means
+from slipring.core.output import Output
+from slipring.core.settings import ENCRYPTED_REASONING, read_settings, refuse_unseen_content
 from slipring.core.stages import Stages, as_ms
 from slipring.core.state import Carry, ResponseState
 from slipring.errors import ApiError, InvalidRequest
@@ -64,7 +66,10 @@ class Turn:
         "_carry",
         "_finished",
         "_head",
+        "_means",
         "_prefilled",
+        "_rendered",
+        "compaction",
         "detached",
         "error",
         "forks",
@@ -89,7 +94,7 @@ class Turn:
         tenant: str,
         lane: str | None,
         size_bytes: int,
-        mint: Mint,
+        means: Means,
         stages: Stages,
         error: ApiError | None = None,
         detached: bool = False,
@@ -112,11 +117,14 @@ class Turn:
         self.found: dict[str, Item] = {}
         """The items that references in the input stand for."""
         self.response: Response | None = None
-        self.output = Output(mint, UNSET if lane is None else lane)
+        self.output = Output(means.mint, UNSET if lane is None else lane)
+        self.compaction: Compaction | None = None
+        """Of its context, where that may be due."""
+        self._means = means
         self._head = Head()
         self._carry = Carry()
         self._accepted: Accepted | None = None
-        self._prefilled = False
+        self._rendered = self._prefilled = False
         self._finished: Finished | None = None
 
     @property
@@ -142,9 +150,13 @@ class Turn:
         """Check the request against its parent and the model; what is left is the engine's consent."""
         request, parent = self.request, self.parent
         generate = not request.warms_up
+        plan = read_plan(request, items, model)
+        alone = plan is not None and plan.alone
+        if alone:
+            items = items[:-1]  # what asks for the compaction is no part of the context
         self._require_something(items, generate=generate)
         self.input = items
-        carry = lineage.join(parent, items, complete=generate)
+        carry = lineage.join(parent, items, complete=generate and not alone)
         settings = read_settings(request, carry, model, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
         head = self._read_head()
@@ -152,9 +164,11 @@ class Turn:
         offer = choice.offer(merged(head.tools.callables, carry.tools))
         self._head, self._carry = head, carry
         self.output.response_id = response_id
+        if ENCRYPTED_REASONING in (request.include or ()):
+            self.output.conceal = self._conceal
         self.response = self._new_response(response_id, model, choice, settings, now)
         self.phase = Phase.PREPARING
-        return Job(
+        job = Job(
             response_id=response_id,
             tenant=self.tenant,
             model=model,
@@ -167,16 +181,53 @@ class Turn:
             fork=self.forks,
             cache_key=request.prompt_cache_key,
         )
+        if plan is not None:
+            self.compaction = Compaction(plan, job, carry)
+        return job
 
     def accept(self, deltas: list[Delta]) -> list[Event]:
         """The engine's first deltas: the response exists, and unless it is a warmup, it is being made."""
         assert self.response is not None
-        first = deltas[0] if deltas else None
-        self.stages.lap("render")
-        told = (self._resumption() if self.detached else self._opening()) + self.feed(deltas)
-        self._accepted = first if isinstance(first, Accepted) else Accepted()
+        self._accepted = Accepted()
+        told = self._resumption() if self.detached else self._opening()
+        if self.is_compacting:
+            told += self.output.open_compaction()
+        told += self.feed(deltas)
         self.phase = Phase.RUNNING
         return told
+
+    @property
+    def must_weigh(self) -> bool:
+        """Whether the context has to be counted before it is known what is to be done first."""
+        return self.compaction is not None and self.compaction.must_weigh()
+
+    def first_job(self, job: Job, tokens: int = 0) -> Job:
+        """What the engine is to do first with a job of so many tokens."""
+        compaction = self.compaction
+        return compaction.summary_job() if compaction is not None and compaction.is_due(tokens) else job
+
+    @property
+    def is_compacting(self) -> bool:
+        """Whether what the engine says is a summary of the context, and not an answer."""
+        return self.compaction is not None and self.compaction.is_running
+
+    def compacted(self) -> tuple[list[Event], Job | None]:
+        """The summary is there: the events that say so, and what is left to do, if anything is."""
+        compaction = self.compaction
+        assert compaction is not None
+        items = compaction.conclude()
+        self.parent, self._carry = None, lineage.join(None, items, complete=False)
+        told = self.output.close_compaction(items, self._conceal(items))
+        self.stages.lap("compact")
+        if compaction.plan.alone:
+            assert compaction.finished is not None
+            # A summary that was cut off is one all the same; where the engine stands now is of no use.
+            self._finished = structs.replace(compaction.finished, reason="stop", position=None)
+            return told, None
+        return told, compaction.job_after(items)
+
+    def _conceal(self, items: tuple[Item, ...]) -> str:
+        return self._means.seal.seal(self.tenant, items)
 
     def enqueue(self) -> list[Event]:
         """A detached response exists as soon as it is known to be valid, and waits for its engine."""
@@ -200,6 +251,9 @@ class Turn:
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
         """Take deltas from the engine; the last one ever is ``Finished``."""
+        if self.compaction is not None and self.compaction.is_running:
+            self.compaction.take(deltas)
+            return []
         if deltas and type(last := deltas[-1]) is Finished:
             self._finished = last
             deltas = deltas[:-1]
@@ -209,6 +263,10 @@ class Turn:
 
     def _prelude(self, deltas: list[Delta]) -> list[Delta]:
         """Take note of what an engine reports before it speaks; returns what it says."""
+        if not self._rendered:
+            self._rendered = True
+            self._accepted = next((delta for delta in deltas if isinstance(delta, Accepted)), Accepted())
+            self.stages.lap("render")
         if any(isinstance(delta, Begun) for delta in deltas):
             self.stages.lap("engine_queue")
         said: list[Delta] = [delta for delta in deltas if not isinstance(delta, Accepted | Begun | Prefilled)]
@@ -222,7 +280,10 @@ class Turn:
         finished, response = self._finished, self.response
         if finished is None or response is None:
             raise RuntimeError("the engine ended its stream without a Finished delta")
-        self.stages.lap("generate")
+        if self.compaction is not None:
+            finished = self._finished = self.compaction.together(finished)
+        if self._rendered:
+            self.stages.lap("generate")
         stopped = finished.reason == "stop"
         closing = self.output.finish("completed" if stopped else "incomplete")
         self.response = response = structs.replace(

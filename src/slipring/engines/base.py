@@ -7,9 +7,12 @@ the job is the same and so are the deltas: each engine takes from the job the vi
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from enum import Enum
 
-from slipring.core.generation import Delta, Job, Model
+from msgspec import structs
+
+from slipring.core.generation import Delta, Finished, Job, Model
 
 
 class Level(Enum):
@@ -55,3 +58,15 @@ class Engine(ABC):
         ``Finished``. Raise an ``ApiError`` to fail the response with its message. When the generator is
         closed early, nobody wants the rest: stop and free what the job used, at once.
         """
+
+    async def count(self, job: Job) -> int:
+        """The tokens of a job's prompt, without doing the job.
+
+        As it stands, by a warmup: engines that know a cheaper way take that. An engine that cannot count says
+        in its documentation that it guesses.
+        """
+        async with aclosing(self.generate(structs.replace(job, generate=False))) as batches:
+            async for deltas in batches:
+                if deltas and isinstance(finished := deltas[-1], Finished):
+                    return finished.input_tokens
+        raise RuntimeError("the engine ended its stream without a Finished delta")

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from slipring.core.generation import Job, Settings
+from slipring.engines.bodies import spliced
 from slipring.engines.renderers import Manner, read_tokenizer
 from slipring.engines.tokens import Piece, sampling
 from slipring.engines.tokenserver import Fault, Reader, Request, TokenServer, raise_fault, reason_of
@@ -58,7 +59,7 @@ class SglangEngine(TokenServer):
         }
         if settings.logprobs and job.generate:
             body |= {"return_logprob": True, "top_logprobs_num": settings.top_logprobs}
-        pieces = [b'{"input_ids":', sent.json(), b",", wire.encode(body)[1:]]
+        pieces = spliced(b'{"input_ids":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
         return Request("/generate", pieces, headers, partial(_Reader, self))
 

@@ -43,11 +43,8 @@ async def learn(renderer: Renderer) -> None:
 
 
 async def render(job: Job, renderer: Renderer, context: int) -> Rendering:
-    """Render, off the event loop where it is much or has to wait; refuse what does not fit in ``context``."""
-    if _renders_at_once(job, renderer):
-        rendering = renderer.render(job)
-    else:
-        rendering = await _aside(renderer, renderer.render, job)
+    """Render; refuse what does not fit in ``context``."""
+    rendering = await _rendered(job, renderer)
     total = rendering.prompt.total
     if job.settings.truncation == "auto":
         reserve = min(job.settings.max_output_tokens or context // 8, context // 2)
@@ -61,6 +58,18 @@ async def render(job: Job, renderer: Renderer, context: int) -> Rendering:
     if total >= context:
         raise ContextLengthExceeded(total, context)
     return rendering
+
+
+async def count(job: Job, renderer: Renderer) -> int:
+    """The tokens of a job's prompt, whether they fit or not."""
+    return (await _rendered(job, renderer)).prompt.total
+
+
+async def _rendered(job: Job, renderer: Renderer) -> Rendering:
+    """Render, off the event loop where it is much or has to wait."""
+    if _renders_at_once(job, renderer):
+        return renderer.render(job)
+    return await _aside(renderer, renderer.render, job)
 
 
 async def _aside(renderer: Renderer, work: Callable[..., T], *given: object) -> T:
@@ -125,8 +134,10 @@ class Speech:
 
     def _with_logprobs(self, deltas: list[Delta]) -> list[Delta]:
         """Give the next words the logprobs of all tokens since the last: the parser may have held some."""
+        if not self._logprobs:
+            return deltas
         spoken = next((delta for delta in deltas if isinstance(delta, Text)), None)
-        if spoken is not None and self._logprobs:
+        if spoken is not None:
             spoken.logprobs, self._logprobs = self._logprobs, []
         elif self._parser.is_thinking or any(isinstance(delta, CallArguments) for delta in deltas):
             self._logprobs = []  # of thoughts and calls nobody is told any
@@ -154,7 +165,8 @@ class Answer:
         self, job: Job, rendering: Rendering, renderer: Renderer, *, constrained: bool = False
     ) -> None:
         self._rendering = rendering
-        self._renderer = renderer
+        self._is_local = renderer.vocabulary.is_local
+        self._bytes_of = renderer.bytes_of
         self._generates = job.generate
         self._stop_ids = renderer.stop_ids()
         self._speech = Speech(job, rendering, renderer, constrained=constrained)
@@ -171,11 +183,8 @@ class Answer:
             return []
         first: list[Delta] = [] if self._begun else [Prefilled()]
         self._begun = True
-        count = len(piece.ids) - (piece.ids[-1] == piece.stop_id)
-        kept = [number for number in range(count) if piece.ids[number] not in self._stop_ids]
-        ids = [piece.ids[number] for number in kept]
+        ids, logprobs = self._kept(piece)
         self._ids += ids
-        logprobs = [piece.logprobs[number] for number in kept] if piece.logprobs else []
         return first + self._speech.say(self._words(ids, piece.text), len(ids), logprobs)
 
     def finish(self) -> list[Delta]:
@@ -194,7 +203,17 @@ class Answer:
         )
         return [*(self._speech.finish() if self._generates else []), finished]
 
+    def _kept(self, piece: Piece) -> tuple[list[int], list[Logprob]]:
+        """The ids that are part of the answer, with their logprobs: all but those that end it."""
+        ids = piece.ids
+        if ids[-1] != piece.stop_id and self._stop_ids.isdisjoint(ids):
+            return ids, piece.logprobs
+        count = len(ids) - (ids[-1] == piece.stop_id)
+        kept = [number for number in range(count) if ids[number] not in self._stop_ids]
+        logprobs = [piece.logprobs[number] for number in kept] if piece.logprobs else []
+        return [ids[number] for number in kept], logprobs
+
     def _words(self, ids: list[int], told: str) -> str:
-        if not self._renderer.vocabulary.is_local:
+        if not self._is_local:
             return told
-        return self._speech.characters.feed(b"".join(map(self._renderer.bytes_of, ids)))
+        return self._speech.characters.feed(b"".join(map(self._bytes_of, ids)))

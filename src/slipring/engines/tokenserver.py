@@ -15,12 +15,13 @@ from msgspec import Struct
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
+from slipring.engines.batches import read_all
 from slipring.engines.constraint import schema_of
 from slipring.engines.gate import Gate, Retryable
 from slipring.engines.options import option, read_pairs
 from slipring.engines.questions import ask, at_start
 from slipring.engines.renderers import Manner, make_renderer
-from slipring.engines.tokens import Answer, Piece, learn, render
+from slipring.engines.tokens import Answer, Piece, count, learn, render
 from slipring.engines.upstream import Upstream, UpstreamOptions, read_key, refusal
 from slipring.errors import ServerError, StartupError
 from slipring.prompts.rendering import Rendered
@@ -106,7 +107,8 @@ class TokenServer(Engine):
 
     def models(self) -> Sequence[Model]:
         capabilities = Capabilities(logprobs=True)
-        return [Model(name=self.served.name, owner=self.name, capabilities=capabilities)]
+        name, context = self.served.name, self.served.context
+        return [Model(name=name, owner=self.name, capabilities=capabilities, context_tokens=context)]
 
     async def start(self) -> None:
         await self._upstream.start()
@@ -130,11 +132,17 @@ class TokenServer(Engine):
             # Not before its turn: a request holds all ids as text.
             request = self.write(job, sent, self._limit(job, sent), schema)
             answer = Answer(job, rendering, self.renderer, constrained=schema is not None)
-            async with aclosing(self._gate.stream(lambda: self._attempt(request))) as pieces:
-                async for piece in pieces:
-                    if deltas := answer.take(piece):
+            async with aclosing(self._gate.stream(lambda: self._attempt(request))) as batches:
+                async for pieces in batches:
+                    deltas, fault = read_all(answer.take, pieces)
+                    if deltas:
                         yield deltas
+                    if fault is not None:
+                        raise fault
         yield answer.finish()  # whoever takes long to read it has given the place back
+
+    async def count(self, job: Job) -> int:
+        return await count(job, self.renderer)
 
     @abstractmethod
     def find_vocabulary(self) -> tuple[Vocabulary, Manner]:
@@ -186,20 +194,28 @@ class TokenServer(Engine):
             if answer.status >= 500:
                 answer.raise_for_status()
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[Piece, None]:
+    async def _attempt(self, request: Request) -> AsyncGenerator[list[Piece], None]:
         """Send a request once. What it yields first is the beginning, or the end, of the answer."""
         reader = request.read()
         ended = False
+
+        def read(payload: bytes) -> list[Piece]:
+            nonlocal ended
+            try:
+                piece = reader.read(payload)
+            except (msgspec.DecodeError, UnicodeError) as error:
+                raise ServerError("The engine's answer cannot be read.") from error
+            ended = ended or piece.reason is not None
+            return [piece] if piece.ids or ended else []
+
         events = self._upstream.events(request.path, request.pieces, request.headers)
-        async with aclosing(events) as payloads:
-            async for payload in payloads:
-                try:
-                    piece = reader.read(payload)
-                except (msgspec.DecodeError, UnicodeError) as error:
-                    raise ServerError("The engine's answer cannot be read.") from error
-                ended = ended or piece.reason is not None
-                if piece.ids or ended:
-                    yield piece
+        async with aclosing(events) as batches:
+            async for payloads in batches:
+                pieces, fault = read_all(read, payloads)
+                if pieces:
+                    yield pieces
+                if fault is not None:
+                    raise fault
         if not ended:
             raise Retryable("The engine ended its answer without saying so.")
 

@@ -9,7 +9,7 @@ import hmac
 import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,14 @@ import aiohttp
 import msgspec
 
 from slipring.core.generation import Job
+from slipring.engines.bodies import JsonBody
 from slipring.engines.gate import Policy, Retryable, Stumbled
 from slipring.engines.options import option
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
-_JSON = {"Content-Type": "application/json"}
 _LONGEST_LINE = 64 * 2**20
-_LAST_BYTES_S = 0.05
+_LAST_BYTES_S = 1.0
 _LOOK_S = 1.0
 _DONE = b"[DONE]"
 Patience = Callable[[], float | None]
@@ -83,6 +83,7 @@ class Upstream:
         self.headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
         self._affinity = [name.strip() for name in options.affinity.split(";") if name.strip()]
         self._http: aiohttp.ClientSession | None = None
+        self._draining: set[asyncio.Task[None]] = set()
 
     @property
     def http(self) -> aiohttp.ClientSession:
@@ -98,11 +99,15 @@ class Upstream:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=timeout,
             connector=aiohttp.TCPConnector(limit=0),
-            read_bufsize=2**18,
+            # What one read brings is told at once: this bounds it, and so what a slow client has unsent.
+            read_bufsize=2**16,
             max_line_size=2**20,
         )
 
     async def close(self) -> None:
+        for task in (draining := list(self._draining)):
+            task.cancel()
+        await asyncio.gather(*draining, return_exceptions=True)
         if self._http is not None:
             await self._http.close()
 
@@ -111,7 +116,14 @@ class Upstream:
 
     async def get(self, path: str) -> Any:
         """Ask for a JSON document."""
-        async with self._speaking(), self.http.get(self.url + path) as answer:
+        return await self._ask("GET", path)
+
+    async def post(self, path: str, pieces: Sequence[bytes]) -> Any:
+        """Ask for the JSON document that answers another."""
+        return await self._ask("POST", path, data=JsonBody(pieces))
+
+    async def _ask(self, method: str, path: str, **sent: Any) -> Any:
+        async with self._speaking(), self.http.request(method, self.url + path, **sent) as answer:
             body = await answer.read()
             if answer.status != 200:
                 raise refusal(answer.status, body, answer.headers)
@@ -127,18 +139,50 @@ class Upstream:
         headers: Mapping[str, str],
         *,
         idle_s: Patience | None = None,
-    ) -> AsyncGenerator[bytes, None]:
-        """POST a body in pieces and yield the payloads of the SSE stream that answers. To stop reading is to
-        cancel. ``idle_s`` says how long silence is borne, where that changes on the way."""
-        data = b"".join(pieces)
-        async with (
-            self._speaking(),
-            self.http.post(self.url + path, data=data, headers={**_JSON, **headers}) as answer,
-        ):
+        is_over: Callable[[], bool] | None = None,
+    ) -> AsyncGenerator[list[bytes], None]:
+        """POST a body in pieces and yield the payloads of the SSE stream that answers: at once all that one
+        read has brought, and never nothing. To stop reading is to cancel.
+
+        ``idle_s`` says how long silence is borne, where that changes on the way; ``is_over`` whether the
+        answer has come to its end, where payloads tell that.
+        """
+        async with self._speaking(), AsyncExitStack() as held:
+            post = self.http.post(self.url + path, data=JsonBody(pieces), headers=headers)
+            answer = await held.enter_async_context(post)
             if answer.status != 200:
                 raise refusal(answer.status, await answer.read(), answer.headers)
-            async for payload in _payloads(answer.content, idle_s or self._patience):
-                yield payload
+            content, payloads = answer.content, _Payloads()
+            silence = _Silence(content, idle_s or self._patience)
+            try:
+                chunk = await content.readany()
+                while chunk:
+                    if found := payloads.take(chunk):
+                        yield found
+                    if payloads.ended or (is_over is not None and is_over()):
+                        if not content.at_eof():
+                            held.pop_all()
+                            self._drain(answer)
+                        return
+                    silence.begins()
+                    chunk = await content.readany()
+                    silence.ends()
+            finally:
+                silence.forget()
+            if found := payloads.take(b"\n"):  # the last line need not end
+                yield found
+
+    def _drain(self, answer: aiohttp.ClientResponse) -> None:
+        """Read the last bytes of an answer that is over, so that its connection can be used again. Nobody
+        waits for them."""
+
+        def forget(task: asyncio.Task[None]) -> None:
+            self._draining.discard(task)
+            answer.release()
+
+        task = asyncio.create_task(_read_last(answer.content))
+        self._draining.add(task)
+        task.add_done_callback(forget)
 
     def _patience(self) -> float:
         return self._options.idle_timeout_s
@@ -156,45 +200,37 @@ class Upstream:
             raise Retryable("The engine cannot be reached.") from error
 
 
-async def _payloads(content: aiohttp.StreamReader, idle_s: Patience) -> AsyncGenerator[bytes, None]:
-    """The data of server-sent events, one event at a time; ends with ``[DONE]`` or with the stream."""
-    async for line in _lines(content, idle_s):
-        if line.startswith(b"data:"):
-            payload = line[5:].strip()
-            if payload == _DONE:
-                await _drain(content)
-                return
-            yield payload
+class _Payloads:
+    """The data of server-sent events, however they are cut; ``[DONE]`` ends them."""
+
+    __slots__ = ("_rest", "ended")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.ended = False
+
+    def take(self, chunk: bytes) -> list[bytes]:
+        """What is complete with this."""
+        if len(self._rest) > _LONGEST_LINE:
+            raise ServerError("The engine's answer cannot be read.")
+        found: list[bytes] = []
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                payload = line[5:].strip()
+                if payload == _DONE:
+                    self.ended = True
+                    return found
+                found.append(payload)
+        return found
 
 
-async def _drain(content: aiohttp.StreamReader) -> None:
-    """Read the last bytes of an answer, if they are there at once: then its connection can be used again."""
+async def _read_last(content: aiohttp.StreamReader) -> None:
     # However the connection ends now, the answer is complete.
     with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
         async with asyncio.timeout(_LAST_BYTES_S):
             while await content.readany():
                 pass
-
-
-async def _lines(content: aiohttp.StreamReader, idle_s: Patience) -> AsyncGenerator[bytes, None]:
-    """Lines of any length up to a bound: the reader's own are bounded by its buffer."""
-    rest = b""
-    silence = _Silence(content, idle_s)
-    try:
-        chunk = await content.readany()
-        while chunk:
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                yield line
-            if len(rest) > _LONGEST_LINE:
-                raise ServerError("The engine's answer cannot be read.")
-            silence.begins()
-            chunk = await content.readany()
-            silence.ends()
-    finally:
-        silence.forget()
-    if rest:
-        yield rest
 
 
 class _Silence:

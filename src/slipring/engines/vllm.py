@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from slipring.core.generation import Job, Settings
+from slipring.engines.bodies import spliced
 from slipring.engines.questions import ask
 from slipring.engines.renderers import Manner, read_tokenizer
 from slipring.engines.tokens import Piece, sampling
@@ -71,7 +72,7 @@ class VllmEngine(TokenServer):
             body |= {"logprobs": job.settings.top_logprobs, "return_tokens_as_token_ids": is_local}
         if schema is not None:
             body["structured_outputs"] = {"json": schema}
-        pieces = [b'{"prompt":', sent.json(), b",", wire.encode(body)[1:]]
+        pieces = spliced(b'{"prompt":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
         return Request("/v1/completions", pieces, headers, partial(_Reader, self, job.settings.top_logprobs))
 

@@ -126,12 +126,13 @@ def _custom_input(raw: Raw) -> str:
 class _Markers:
     """Markers to look for in a text that comes in pieces."""
 
-    __slots__ = ("_longest", "_markers", "_prefixes")
+    __slots__ = ("_longest", "_markers", "_prefixes", "_starts")
 
     def __init__(self, *markers: str) -> None:
         self._markers = tuple(marker for marker in markers if marker)
         self._prefixes = frozenset(marker[:end] for marker in self._markers for end in range(1, len(marker)))
         self._longest = max(map(len, self._prefixes), default=0)
+        self._starts = frozenset(marker[0] for marker in self._markers)
 
     def __bool__(self) -> bool:
         return bool(self._markers)
@@ -150,6 +151,8 @@ class _Markers:
         return text[:end], "", text[end:]
 
     def _tail(self, text: str) -> int:
+        if self._starts.isdisjoint(text[-self._longest :]):
+            return 0  # nearly always
         for size in range(min(self._longest, len(text)), 0, -1):
             if text[-size:] in self._prefixes:
                 return size
@@ -218,9 +221,13 @@ class Parser:
 
     def feed(self, text: str) -> list[Delta]:
         """Take what the model wrote next."""
-        self._queue.extend(text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
-        if text:
-            self._run()
+        if not text:
+            return []
+        if len(text) <= _PIECE:
+            self._queue.append(text)
+        else:
+            self._queue.extend(text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
+        self._run()
         return self._told()
 
     def finish(self) -> list[Delta]:

@@ -110,7 +110,11 @@ class Rendered(Struct, frozen=True, eq=False):
 
     def json(self) -> bytes:
         """All ids as a JSON array, made of ready pieces."""
-        return b"[" + b",".join(step.json for step in self.steps() if step.json) + b"]"
+        return b"[" + b",".join(self.json_pieces()) + b"]"
+
+    def json_pieces(self) -> list[bytes]:
+        """The same without its brackets, in pieces to be joined by commas."""
+        return [step.json for step in self.steps() if step.json]
 
     def then(self, ids: Iterable[int], tail: object) -> "Rendered":
         """This context and some more."""

@@ -85,10 +85,9 @@ class Tokenizer(Vocabulary):
     ) -> None:
         self._backend = backend
         self._control = dict(control)
-        self._control_bytes = {
-            id: token.encode() if token in visible else b"" for token, id in control.items()
-        }
-        """Visible ones, such as Qwen's ``<tool_call>``, are text once a model has written them."""
+        self._bytes = {id: token.encode() if token in visible else b"" for token, id in control.items()}
+        """Of control tokens, of which visible ones, such as Qwen's ``<tool_call>``, are text once a model has
+        written them; and of words that models have said, which they say again and again."""
         self._words: dict[bytes, int] | None = None
         self.fingerprint = fingerprint
 
@@ -155,13 +154,13 @@ class Tokenizer(Vocabulary):
         return self._control.keys()
 
     def bytes_of(self, id: int) -> bytes:
-        if id in self._control_bytes:
-            return self._control_bytes[id]
-        token = self._backend.id_to_token(id) or ""
-        try:
-            return bytes(map(_BYTE_OF.__getitem__, token))
-        except KeyError:
-            return token.encode()  # a word that was added as it is, not in the alphabet of bytes
+        said = self._bytes.get(id)
+        if said is None:
+            token = self._backend.id_to_token(id)
+            if token is None:
+                return b""
+            said = self._bytes[id] = _spelled(token)
+        return said
 
     def spell(self, data: bytes, count: int, last: Sequence[int]) -> list[int] | None:
         ending = self._said(last)
@@ -179,6 +178,13 @@ class Tokenizer(Vocabulary):
 
     def _said(self, ids: Iterable[int]) -> bytes:
         return b"".join(map(self.bytes_of, ids))
+
+
+def _spelled(token: str) -> bytes:
+    try:
+        return bytes(map(_BYTE_OF.__getitem__, token))
+    except KeyError:
+        return token.encode()  # a word that was added as it is, not in the alphabet of bytes
 
 
 def _split(data: bytes, count: int, words: Mapping[bytes, int]) -> list[int] | None:

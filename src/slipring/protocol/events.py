@@ -166,6 +166,10 @@ class CustomToolCallInputDone(CallEvent, tag="response.custom_tool_call_input.do
     input: str
 
 
+class CompactionCompacting(ItemEvent, tag="response.compaction.compacting", kw_only=True):
+    item_id: str
+
+
 class Timing(Event, tag="slipring.timing", kw_only=True):
     """Where the time of the response before it went. Not of the API: only for clients that asked."""
 

@@ -5,13 +5,13 @@ and is never re-encoded. ``Item.body()`` reads it as one of the typed bodies bel
 Every body is checked once, on arrival, so that reading it later cannot fail.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
-from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
+from slipring.errors import InvalidRequest, quoted
 from slipring.protocol import wire
 
 Role = Literal["user", "assistant", "system", "developer"]
@@ -120,6 +120,10 @@ class Compaction(Struct):
     encrypted_content: str
 
 
+class CompactionTrigger(Struct):
+    """As the last item of an input: make nothing but a compaction."""
+
+
 class Carried(Struct):
     """An item of a known type that is kept and replayed, but that nothing here looks into."""
 
@@ -134,6 +138,7 @@ Body = (
     | AdditionalTools
     | ConfigurationUpdate
     | Compaction
+    | CompactionTrigger
     | Carried
 )
 
@@ -149,6 +154,7 @@ _BODIES: dict[str, type[Body]] = {
     "configuration_update": ConfigurationUpdate,
     "compaction": Compaction,
     "compaction_summary": Compaction,
+    "compaction_trigger": CompactionTrigger,
 }
 CARRIED_TYPES = frozenset(
     {
@@ -177,9 +183,6 @@ CARRIED_TYPES = frozenset(
         "web_search_call",
     }
 )
-REFUSED_TYPES = frozenset({"compaction_trigger"})
-"""Known types whose meaning cannot be honoured here, so that accepting them would be a lie."""
-
 _DECODERS: dict[str, msgspec.json.Decoder[Body]] = {
     **{name: msgspec.json.Decoder(body) for name, body in _BODIES.items()},
     **{name: msgspec.json.Decoder(Carried) for name in CARRIED_TYPES},
@@ -264,8 +267,6 @@ def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes
 
 def _refusal(kind: str, where: str) -> InvalidRequest:
     param = f"{where}.type"
-    if kind in REFUSED_TYPES:
-        return UnsupportedParameter(f"Items of type '{kind}' are not supported by this server.", param=param)
     known = ", ".join(f"'{name}'" for name in sorted(_BODIES))
     return InvalidRequest(
         f"Invalid '{param}': {quoted(kind)} is not a known item type. Known are {known}"
@@ -291,6 +292,14 @@ def in_context(items: Iterable[Item]) -> Iterator[Item]:
             yield item
         else:
             yield from item.opened
+
+
+def last_compaction(items: Sequence[Item]) -> int | None:
+    """Where the newest compaction lies."""
+    for index in range(len(items) - 1, -1, -1):
+        if items[index].type == "compaction":
+            return index
+    return None
 
 
 def user_message(text: str) -> Item:

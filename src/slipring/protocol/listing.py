@@ -1,44 +1,203 @@
-"""Items as lists show them: with an id and a status, and with the short forms of requests spelled out."""
+"""Items as lists show them: with an id and a status, the short forms of requests spelled out, and nothing
+beside what the API has in such an item.
 
-from msgspec import Raw, json
+A request may say the same in several ways, and may hold fields that mean nothing here. What a client gets
+back must fit the types of its SDK. Only where the API has no form for something (an image of an assistant,
+say) is it shown as it was sent. A list of a conversation differs from that of a response in one field only.
+"""
+
+from typing import Literal
+
+from msgspec import Raw, Struct, json
 
 from slipring.protocol import wire
-from slipring.protocol.items import Item
+from slipring.protocol.items import AdditionalTools, Item
+from slipring.protocol.tools import Toolset
 
-_fields = json.Decoder(dict[str, Raw])
-_text = json.Decoder(str)
+ListKind = Literal["response", "conversation"]
+
+_STATUSES = (b'"in_progress"', b'"completed"', b'"incomplete"')
 _HAVE_STATUS = frozenset(
     {
-        "message",
-        "function_call",
-        "function_call_output",
-        "custom_tool_call_output",
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "code_interpreter_call",
         "computer_call",
         "computer_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "file_search_call",
+        "function_call",
+        "function_call_output",
+        "image_generation_call",
+        "local_shell_call",
+        "message",
+        "program_output",
+        "shell_call",
+        "shell_call_output",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
     }
 )
+_WITHOUT_IN_CONVERSATIONS = frozenset({"custom_tool_call", "custom_tool_call_output"})
+"""Conversations alone show these without a status."""
+_CALL = frozenset({"call_id", "name", "namespace", "async", "caller", "created_by", "status"})
+_OUTPUT = frozenset({"call_id", "output", "caller", "created_by", "status"})
+_FIELDS: dict[str, frozenset[str]] = {
+    "message": frozenset({"role", "content", "status", "phase"}),
+    "function_call": _CALL | {"arguments"},
+    "function_call_output": _OUTPUT | {"name", "namespace"},
+    "custom_tool_call": _CALL | {"input"},
+    "custom_tool_call_output": _OUTPUT,
+    "reasoning": frozenset({"summary", "content", "encrypted_content", "status"}),
+    "compaction": frozenset({"encrypted_content", "created_by"}),
+    "additional_tools": frozenset({"role", "tools"}),
+    "configuration_update": frozenset({"reasoning", "text"}),
+}
+"""Of the items that are understood here, what is shown. All others are shown as they came."""
+_PART_FIELDS: dict[str, frozenset[str]] = {
+    "input_text": frozenset({"text", "prompt_cache_breakpoint"}),
+    "input_image": frozenset({"detail", "file_id", "image_url", "prompt_cache_breakpoint"}),
+    "input_file": frozenset(
+        {"detail", "file_data", "file_id", "file_url", "filename", "prompt_cache_breakpoint"}
+    ),
+    "output_text": frozenset({"text", "annotations", "logprobs"}),
+    "refusal": frozenset({"refusal"}),
+    "summary_text": frozenset({"text"}),
+    "reasoning_text": frozenset({"text"}),
+}
+_NAMES = {"compaction_summary": "compaction"}
+"""Older names of types."""
+_DEFAULT_ROLE = "developer"
+_Fields = dict[str, Raw]
+_Shown = dict[str, object]
 
 
-def present(item: Item, item_id: str) -> Raw:
+class _PartOutline(Struct):
+    type: str
+
+
+_fields = json.Decoder(_Fields)
+_text = json.Decoder(str)
+_parts = json.Decoder(list[Raw])
+_part_outline = json.Decoder(_PartOutline)
+
+
+def present(item: Item, item_id: str, within: ListKind) -> Raw:
     """The JSON of an item for a list."""
+    kind = _NAMES.get(item.type, item.type)
     fields = _fields.decode(item.raw)
-    shown: dict[str, object] = {"id": item_id, **fields}
-    if item.id is None or bytes(fields.get("id", wire.NULL)) == b"null":
-        shown["id"] = item_id
-    if item.type == "message":
-        shown["content"] = _content(fields)
-    if item.type == "reasoning":
-        shown.setdefault("summary", [])
-    if item.type in _HAVE_STATUS and bytes(fields.get("status", wire.NULL)) == b"null":
-        shown["status"] = "completed"
+    known = _FIELDS.get(kind)
+    shown: _Shown = {"id": item_id, "type": kind}
+    shown |= {
+        name: value
+        for name, value in fields.items()
+        if name not in shown and (known is None or name in known)
+    }
+    if kind == "message":
+        _present_message(fields, shown)
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        shown["output"] = _output(fields["output"])
+    elif kind == "reasoning":
+        _present_reasoning(fields, shown)
+    elif kind == "additional_tools":
+        _present_tools(item, fields, shown)
+    elif kind == "configuration_update":
+        _present_update(fields, shown)
+    elif kind in ("tool_search_call", "tool_search_output") and not _is_given(fields, "execution"):
+        # A client answers calls, so those that it runs have an id to answer.
+        shown["execution"] = "client" if _is_given(fields, "call_id") else "server"
+    if within == "conversation" and kind in _WITHOUT_IN_CONVERSATIONS:
+        for name in ("status", "created_by"):
+            shown.pop(name, None)
+    elif kind in _HAVE_STATUS:
+        shown["status"] = _status(fields, strict=known is not None)
     return wire.raw(shown)
 
 
-def _content(fields: dict[str, Raw]) -> object:
+def _is_given(fields: _Fields, name: str) -> bool:
+    return bytes(fields.get(name, wire.NULL)) != b"null"
+
+
+def _status(fields: _Fields, *, strict: bool) -> object:
+    """An item that a client sends is complete unless it says otherwise."""
+    given = fields.get("status", wire.NULL)
+    if bytes(given) in _STATUSES or (not strict and _is_given(fields, "status")):
+        return given
+    return "completed"
+
+
+def _present_message(fields: _Fields, shown: _Shown) -> None:
+    speaks = bytes(fields["role"]) == b'"assistant"'
+    if not speaks:
+        shown.pop("phase", None)
     content = fields["content"]
-    if not bytes(content).startswith(b'"'):
-        return content
-    text = _text.decode(content)
-    if bytes(fields["role"]) == b'"assistant"':
-        return [{"type": "output_text", "text": text, "annotations": []}]
-    return [{"type": "input_text", "text": text}]
+    if bytes(content).startswith(b'"'):
+        shown["content"] = [_say(_text.decode(content), speaks=speaks)]
+    else:
+        shown["content"] = [_message_part(part, speaks=speaks) for part in _parts.decode(content)]
+
+
+def _say(text: object, *, speaks: bool) -> _Shown:
+    if speaks:
+        return {"type": "output_text", "text": text, "annotations": []}
+    return {"type": "input_text", "text": text}
+
+
+def _message_part(raw: Raw, *, speaks: bool) -> object:
+    """A part in the form that it has with whoever says it."""
+    kind, part = _read_part(raw)
+    if speaks and kind in ("input_text", "summary_text", "reasoning_text"):
+        return _say(part["text"], speaks=True)
+    if not speaks and kind in ("output_text", "summary_text", "reasoning_text"):
+        return _say(part["text"], speaks=False)
+    if not speaks and kind == "refusal":
+        return _say(part["refusal"], speaks=False)
+    return part
+
+
+def _output(output: Raw) -> object:
+    """What a tool has returned: its text, or parts as a user would send them."""
+    if bytes(output).startswith(b'"'):
+        return output
+    return [_message_part(part, speaks=False) for part in _parts.decode(output)]
+
+
+def _read_part(raw: Raw) -> tuple[str, _Shown]:
+    kind = _part_outline.decode(raw).type
+    fields = _fields.decode(raw)
+    part: _Shown = {"type": kind}
+    part |= {name: value for name, value in fields.items() if name in _PART_FIELDS[kind]}
+    if kind == "input_image" and not _is_given(fields, "detail"):
+        part["detail"] = "auto"
+    if kind == "output_text" and not _is_given(fields, "annotations"):
+        part["annotations"] = []
+    return kind, part
+
+
+def _present_reasoning(fields: _Fields, shown: _Shown) -> None:
+    for name in ("summary", "content"):
+        if _is_given(fields, name):
+            shown[name] = [_read_part(part)[1] for part in _parts.decode(fields[name])]
+    shown.setdefault("summary", [])
+    if bytes(fields.get("status", wire.NULL)) not in _STATUSES:
+        shown.pop("status", None)
+
+
+def _present_tools(item: Item, fields: _Fields, shown: _Shown) -> None:
+    if not _is_given(fields, "role"):
+        shown["role"] = _DEFAULT_ROLE
+    body = item.body()
+    assert isinstance(body, AdditionalTools)
+    shown["tools"] = Toolset.read(body.tools).echo
+
+
+def _present_update(fields: _Fields, shown: _Shown) -> None:
+    """Of what an update could change, what it does change."""
+    for name, inner in (("reasoning", "effort"), ("text", "format")):
+        shown.pop(name, None)
+        if _is_given(fields, name):
+            setting = _fields.decode(fields[name])
+            if _is_given(setting, inner):
+                shown[name] = {inner: setting[inner]}

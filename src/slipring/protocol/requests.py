@@ -78,7 +78,7 @@ class CreateRequest(Struct):
     text: TextConfig | None = None
     include: list[str] | None = None
     store: bool | None = None
-    context_management: list[Any] | None = None
+    context_management: list[Raw] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -156,6 +156,24 @@ def read_conversation(data: Raw | UnsetType) -> str | None:
         return None
     named = wire.decode(_conversation, sent, where="conversation")
     return named if isinstance(named, str) else named.id
+
+
+class Management(Struct):
+    """An entry of ``context_management``: compact the context once it has so many tokens."""
+
+    type: Literal["compaction"]
+    compact_threshold: Annotated[int, Meta(ge=1)] | None = None
+
+
+_management = msgspec.json.Decoder(Management)
+
+
+def read_management(entries: list[Raw] | None) -> list[Management]:
+    """What is to be done about a context that grows; errors name the entry."""
+    return [
+        wire.decode(_management, entry, where=f"context_management[{index}]")
+        for index, entry in enumerate(entries or ())
+    ]
 
 
 def require_streaming(request: CreateRequest) -> None:

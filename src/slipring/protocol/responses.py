@@ -76,7 +76,14 @@ class CustomToolCallItem(Struct, tag_field="type", tag="custom_tool_call"):
     namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem
+class CompactionItem(Struct, tag_field="type", tag="compaction"):
+    """What came before it, in a form that only we can read."""
+
+    id: str
+    encrypted_content: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem | CompactionItem
 
 
 class InputTokensDetails(Struct):

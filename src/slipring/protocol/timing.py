@@ -14,6 +14,8 @@ StageName = Literal[
     "queue",
     "resolve",
     "validate",
+    "weigh",
+    "compact",
     "render",
     "engine_queue",
     "prefill",

@@ -19,6 +19,8 @@ from slipring.server.answers import error_response, json_response
 from slipring.server.auth import Caller
 from slipring.server.background import Background
 from slipring.server.clock import now
+from slipring.server.compact import compact
+from slipring.server.counting import count_tokens
 from slipring.server.http import create_response
 from slipring.server.ids import mint
 from slipring.server.responses import StoredResponses
@@ -44,6 +46,8 @@ def build_app(service: Service, background: Background) -> web.Application:
     endpoints: list[tuple[str, str, _Endpoint]] = [
         ("GET", "/responses", _open_socket),
         ("POST", "/responses", create),
+        ("POST", "/responses/compact", _compact),
+        ("POST", "/responses/input_tokens", count_tokens),
         ("GET", "/responses/{response_id}", stored.retrieve),
         ("DELETE", "/responses/{response_id}", stored.delete),
         ("POST", "/responses/{response_id}/cancel", stored.cancel),
@@ -74,7 +78,8 @@ def build_app(service: Service, background: Background) -> web.Application:
         return _show_parked(service, request)
 
     app.router.add_get("/health", health)
-    app.router.add_get(f"{peers.PATH}/{{response_id}}", parked)
+    # Any method, because what is refused as the wrong one is known to be there.
+    app.router.add_route("*", f"{peers.PATH}/{{response_id}}", parked)
     app.on_response_prepare.append(_sign)
     return app
 
@@ -150,12 +155,18 @@ async def _create(
     return await create_response(service, background, request, caller)
 
 
+async def _compact(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    _require_place(len(service.clients), service)
+    return await compact(service, request, caller)
+
+
 def _show_parked(service: Service, request: web.Request) -> web.Response:
-    """To another node: what a socket that was cut has left here."""
-    if not service.peers.admits(request.headers):
+    """To another node: what a socket that was cut has left here. To everybody else, there is no such path."""
+    if request.method != "GET" or not service.peers.admits(request.headers):
         raise web.HTTPNotFound
-    tenant = bytes.fromhex(request.headers.get(peers.TENANT, "")).decode()
-    state = service.parking.find(tenant, request.match_info["response_id"], now())
+    tenant = service.peers.tenant_of(request.headers)
+    response_id = request.match_info["response_id"]
+    state = service.parking.find(tenant, response_id, now()) if tenant is not None else None
     if state is None:
         raise web.HTTPNotFound
     return web.Response(body=service.peers.pack(state), content_type="application/octet-stream")

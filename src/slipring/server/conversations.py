@@ -5,13 +5,15 @@ from typing import Annotated
 from aiohttp import web
 from msgspec import Meta, Raw, Struct, json
 
-from slipring.core import naming
+from slipring.core import naming, sealing
+from slipring.core.compaction import TRIGGER
 from slipring.core.settings import read_include
 from slipring.errors import InvalidRequest, NotFound, conversation_not_found, quoted
 from slipring.protocol import wire
-from slipring.protocol.items import Item, read_item, with_id
+from slipring.protocol.items import AdditionalTools, ConfigurationUpdate, Item, read_item, with_id
 from slipring.protocol.listing import present
-from slipring.protocol.requests import Metadata
+from slipring.protocol.requests import Metadata, read_format
+from slipring.protocol.tools import Toolset
 from slipring.server import paging
 from slipring.server.answers import json_response, read_body
 from slipring.server.auth import Caller
@@ -44,7 +46,7 @@ _add = json.Decoder(_Add)
 async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     asked = wire.decode(_create, await read_body(request)) if request.can_read_body else _Create()
     conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
-    items = _read_items(asked.items or [])
+    items = _read_items(service, caller.tenant, asked.items or [])
     await service.store.conversations.create(caller.tenant, conversation, items)
     return json_response(_shown(conversation))
 
@@ -79,17 +81,17 @@ async def list_items(service: Service, request: web.Request, caller: Caller) -> 
     if found is None:
         raise conversation_not_found(conversation_id)
     items, has_more = found
-    return json_response(paging.as_list(items, has_more=has_more))
+    return json_response(paging.as_list(items, "conversation", has_more=has_more))
 
 
 async def add_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id = _id(request)
     _read_include(request)
     asked = wire.decode(_add, await read_body(request))
-    items = _read_items(asked.items)
+    items = _read_items(service, caller.tenant, asked.items)
     if not await service.store.conversations.add(caller.tenant, conversation_id, items):
         raise conversation_not_found(conversation_id)
-    return json_response(paging.as_list(items, has_more=False))
+    return json_response(paging.as_list(items, "conversation", has_more=False))
 
 
 async def retrieve_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -98,7 +100,7 @@ async def retrieve_item(service: Service, request: web.Request, caller: Caller) 
     item = await service.store.conversations.item(caller.tenant, conversation_id, item_id)
     if item is None:
         raise await _missing(service, caller.tenant, conversation_id, item_id)
-    return json_response(present(item, item_id))
+    return json_response(present(item, item_id, "conversation"))
 
 
 async def delete_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -139,15 +141,25 @@ def _read_include(request: web.Request) -> None:
     read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
 
 
-def _read_items(raws: list[Raw]) -> list[Item]:
+def _read_items(service: Service, tenant: str, raws: list[Raw]) -> tuple[Item, ...]:
     """Items that are added by hand; each gets an id."""
     items = []
     for index, raw in enumerate(raws):
         item = read_item(bytes(raw), f"items[{index}]")
-        if item.type == "item_reference":
+        _check_settings(item, f"items[{index}]")
+        if item.type in ("item_reference", TRIGGER):
             raise InvalidRequest(
-                f"Invalid 'items[{index}]': a conversation holds items, not references.",
+                f"Invalid 'items[{index}]': a conversation holds items, and nothing that stands for them.",
                 param=f"items[{index}].type",
             )
         items.append(with_id(item, item.id or mint(naming.prefix(item.type))))
-    return items
+    return sealing.opened(tuple(items), service.seal, tenant, "items")
+
+
+def _check_settings(item: Item, where: str) -> None:
+    """What a turn would stumble over is refused now: every turn of the conversation would."""
+    body = item.body()
+    if isinstance(body, AdditionalTools):
+        Toolset.read(body.tools, f"{where}.tools")
+    elif isinstance(body, ConfigurationUpdate) and body.text is not None:
+        read_format(body.text.format, f"{where}.text.format")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from slipring.core import naming
-from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start
+from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
 from slipring.core.generation import Job
 from slipring.core.session import Loaded, Session
 from slipring.core.state import ResponseState
@@ -30,6 +30,10 @@ from slipring.stores.base import Appended, LeaseLost, Tenure
 log = logging.getLogger("slipring")
 turns = logging.getLogger("slipring.turns")
 """One line per turn."""
+
+
+Work = Start | Load | Weigh | Save
+"""What takes time."""
 
 
 class Sink(Protocol):
@@ -87,7 +91,7 @@ class Driver:
         for action in actions:
             if isinstance(action, Send):
                 self.sink.send(action.events)
-            elif isinstance(action, Start | Load | Save):
+            elif isinstance(action, Work):
                 self._spawn(action)
             elif isinstance(action, Cancel):
                 if (task := self._tasks.get(action.turn)) is not None:
@@ -105,7 +109,7 @@ class Driver:
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
 
-    def _spawn(self, action: Start | Load | Save) -> None:
+    def _spawn(self, action: Work) -> None:
         """Do a turn's next piece of work in a task of its own."""
         task = asyncio.create_task(self._work(action))
         self._tasks[action.turn] = task
@@ -115,7 +119,7 @@ class Driver:
         if self._tasks.get(turn) is task:
             del self._tasks[turn]
 
-    async def _work(self, action: Start | Load | Save) -> None:
+    async def _work(self, action: Work) -> None:
         """Carry out a piece of work and what follows from it; a failure is the turn's, never more."""
         turn = action.turn
         try:
@@ -123,6 +127,9 @@ class Driver:
                 actions = await self._generate(turn, action.job)
             elif isinstance(action, Load):
                 actions = await self._load(action)
+            elif isinstance(action, Weigh):
+                engine = self.service.catalog.engine_of(action.job.model)
+                actions = self.session.weighed(action, await engine.count(action.job))
             else:
                 actions = await self._save(turn, action.state)
         except ApiError as error:
@@ -184,7 +191,7 @@ class Driver:
                     await flush()
                     sent_s += clock() - before
         finally:
-            turn.stages.send_s = sent_s
+            turn.stages.send_s += sent_s
         return session.finished(turn, now())
 
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:

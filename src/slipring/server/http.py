@@ -5,14 +5,16 @@ Each request is a session of its own with one create; what it may continue comes
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from aiohttp import web
 
 from slipring.core.stages import Stages
 from slipring.errors import ApiError, InvalidRequest, RateLimited, UnsupportedParameter
-from slipring.protocol import requests, wire
+from slipring.protocol import requests
 from slipring.protocol.events import TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
+from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server import following, sse
 from slipring.server.answers import error_response, json_response, read_body, refusal
@@ -40,12 +42,24 @@ async def create_response(
     stages.lap("decode")
     if create.background is True:
         return await _create_in_background(background, request, caller, create, stages, len(body))
-    reply: _JsonReply | _SseReply = _SseReply(service, request, stages) if create.stream else _JsonReply()
+    reply: JsonReply | _SseReply = _SseReply(service, request, stages) if create.stream else JsonReply()
     session = service.open_exchange(caller, tells_timing=wants_timing(request.headers))
     driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
+    return await answer(driver, reply, create, stages, len(body))
+
+
+async def answer(
+    driver: Driver,
+    reply: "JsonReply | _SseReply",
+    create: CreateRequest,
+    stages: Stages,
+    size_bytes: int,
+) -> web.StreamResponse:
+    """See the one response of a session through."""
+    service, session = driver.service, driver.session
     with service.serving(_Exchange(driver, reply)):
         try:
-            driver.run(session.create(create, stages, size_bytes=len(body), now=now()))
+            driver.run(session.create(create, stages, size_bytes=size_bytes, now=now()))
             return await reply.finished()
         finally:
             await driver.stop()
@@ -81,7 +95,7 @@ def read_create(body: bytes) -> CreateRequest:
 class _Exchange:
     """A request and its reply, as the server looks after them: the one response may finish, in time."""
 
-    def __init__(self, driver: Driver, reply: "_JsonReply | _SseReply") -> None:
+    def __init__(self, driver: Driver, reply: "JsonReply | _SseReply") -> None:
         self.driver = driver
         self.reply = reply
 
@@ -94,10 +108,11 @@ class _Exchange:
         self.driver.run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
 
 
-class _JsonReply:
-    """Waits for the terminal event and answers with its response object."""
+class JsonReply:
+    """Waits for the terminal event and answers with its response object, or what is to be told of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: Callable[[Response], object] = lambda response: response) -> None:
+        self._shape = shape
         self._answer: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
 
     def send(self, events: list[Event]) -> None:
@@ -107,7 +122,7 @@ class _JsonReply:
             if isinstance(event, Error):
                 self._answer.set_result(refusal(event))
             elif isinstance(event, TERMINAL):
-                self._answer.set_result(_final_response(event))
+                self._answer.set_result(self._final_response(event))
 
     def record(self, report: TurnReport) -> None:
         if self._answer.done() and not self._answer.cancelled():
@@ -125,13 +140,12 @@ class _JsonReply:
     async def finished(self) -> web.Response:
         return await self._answer
 
-
-def _final_response(event: ResponseEvent) -> web.Response:
-    response = event.response
-    if isinstance(event, Failed) and response.error is not None:
-        code = response.error.code
-        return error_response(_FAILURES.get(code, ApiError)(response.error.message, code=code))
-    return web.Response(body=wire.encode(response), content_type="application/json")
+    def _final_response(self, event: ResponseEvent) -> web.Response:
+        response = event.response
+        if isinstance(event, Failed) and response.error is not None:
+            code = response.error.code
+            return error_response(_FAILURES.get(code, ApiError)(response.error.message, code=code))
+        return json_response(self._shape(response))
 
 
 class _SseReply:

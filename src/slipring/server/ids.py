@@ -1,11 +1,13 @@
 """New ids. An id of a response also tells which node made it, to the nodes."""
 
+import re
 import secrets
 from collections.abc import Callable
 
 from slipring.core.naming import RESPONSE
 
 _NODE_DIGITS = 8
+_MADE_BY_A_NODE = re.compile(RESPONSE + "[0-9a-f]{32}")
 
 
 def mint(prefix: str) -> str:
@@ -31,7 +33,5 @@ def minter(node_id: str) -> Callable[[str], str]:
 
 def node_of(response_id: str) -> str | None:
     """The node that made a response, if the id is one that a node has made."""
-    digits = response_id.removeprefix(RESPONSE)
-    if digits == response_id or len(digits) != 32:
-        return None
-    return digits[:_NODE_DIGITS]
+    # Exactly such an id: it becomes part of a URL at which the node is asked.
+    return response_id[len(RESPONSE) :][:_NODE_DIGITS] if _MADE_BY_A_NODE.fullmatch(response_id) else None

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 Write = Callable[[bytes], Awaitable[None]]
+Join = Callable[[list[bytes]], bytes]
+_MOST_AT_ONCE = 64 * 1024
 
 
 class Outbox:
@@ -18,6 +20,7 @@ class Outbox:
     __slots__ = (
         "_bytes",
         "_failed",
+        "_join",
         "_limit_bytes",
         "_messages",
         "_room",
@@ -28,8 +31,10 @@ class Outbox:
         "_written",
     )
 
-    def __init__(self, write: Write, limit_bytes: int) -> None:
+    def __init__(self, write: Write, limit_bytes: int, *, join: Join | None = None) -> None:
+        """``join`` makes one of messages that are written together; without it each is written by itself."""
         self._write = write
+        self._join = join
         self._limit_bytes = limit_bytes
         self._messages: deque[bytes] = deque()
         self._bytes = 0
@@ -65,9 +70,7 @@ class Outbox:
         messages, write = self._messages, self._write
         try:
             while messages:
-                message = messages.popleft()
-                self._bytes -= len(message)
-                await write(message)
+                await write(self._take())
                 self._written += 1
                 if self._room is not None and not self.full:
                     self._give_room()
@@ -106,6 +109,21 @@ class Outbox:
         self._messages.clear()
         self._bytes = 0
         self._give_room()
+
+    def _take(self) -> bytes:
+        """Take what is written next from the queue."""
+        if self._join is None:
+            message = self._messages.popleft()
+            self._bytes -= len(message)
+            return message
+        taken: list[bytes] = []
+        size = 0
+        while self._messages and size < _MOST_AT_ONCE:
+            message = self._messages.popleft()
+            taken.append(message)
+            size += len(message)
+        self._bytes -= size
+        return self._join(taken)
 
     async def _flush_alone(self) -> None:
         try:

@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from slipring.errors import InvalidRequest
 from slipring.protocol.items import Item
-from slipring.protocol.listing import present
+from slipring.protocol.listing import ListKind, present
 from slipring.stores.base import Page
 
 _MOST = 100
+_DIGITS = 9
+"""A number that is longer is not read at all: that could take long."""
 
 
 def read_page(query: Mapping[str, str]) -> Page:
@@ -16,7 +18,7 @@ def read_page(query: Mapping[str, str]) -> Page:
     if order not in ("asc", "desc"):
         raise InvalidRequest("Invalid 'order': must be 'asc' or 'desc'.", param="order")
     limit = query.get("limit", "20")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= _MOST):
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= _DIGITS and 1 <= int(limit) <= _MOST):
         raise InvalidRequest(f"Invalid 'limit': must be a whole number from 1 to {_MOST}.", param="limit")
     return Page(limit=int(limit), ascending=order == "asc", after=query.get("after") or None)
 
@@ -31,10 +33,10 @@ def cut(items: Sequence[Item], page: Page) -> tuple[list[Item], bool]:
     return ordered[start : start + page.limit], len(ordered) > start + page.limit
 
 
-def as_list(items: Sequence[Item], *, has_more: bool) -> dict[str, object]:
+def as_list(items: Sequence[Item], within: ListKind, *, has_more: bool) -> dict[str, object]:
     return {
         "object": "list",
-        "data": [present(item, item.id or "") for item in items],
+        "data": [present(item, item.id or "", within) for item in items],
         "first_id": items[0].id if items else "",
         "last_id": items[-1].id if items else "",
         "has_more": has_more,

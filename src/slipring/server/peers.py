@@ -14,6 +14,7 @@ import aiohttp
 from aiohttp import ClientTimeout
 
 from slipring.core.state import Positions, ResponseState
+from slipring.keys.token import digest
 from slipring.server.clock import now
 from slipring.server.ids import node_of
 from slipring.stores.base import Cluster, Node
@@ -58,8 +59,15 @@ class Peers:
     def admits(self, headers: Mapping[str, str]) -> bool:
         """Whether a request comes from another node."""
         scheme, _, presented = headers.get("Authorization", "").partition(" ")
-        known = hmac.compare_digest(presented.strip().encode(), self._secret.encode())
+        known = hmac.compare_digest(digest(presented.strip()), digest(self._secret))
         return bool(self._secret) and scheme.lower() == "bearer" and known
+
+    def tenant_of(self, headers: Mapping[str, str]) -> str | None:
+        """Whose response another node asks for; None: it does not say so in a way that can be read."""
+        try:
+            return bytes.fromhex(headers[TENANT]).decode()
+        except (KeyError, ValueError):
+            return None
 
     async def find(self, tenant: str, response_id: str) -> ResponseState | None:
         """A response that another node has parked."""

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from slipring.core import naming
 from slipring.core.settings import read_include
+from slipring.core.state import ResponseState
 from slipring.errors import InvalidRequest, response_not_found
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
@@ -68,17 +69,26 @@ class StoredResponses:
             raise InvalidRequest(
                 "The input of a background response can be listed when it has finished.", param="response_id"
             )
-        nodes = list(reversed(list(state.chain())))
-        items: list[Item] = []
-        for node in nodes:
-            items += [
-                structs.replace(item, id=naming.input_id(item, node.id, index))
-                for index, item in enumerate(node.input)
-            ]
-            if node is not state:
-                items += node.output
+        items = _input_of(state)
         found, has_more = paging.cut(items, page)
-        return json_response(paging.as_list(found, has_more=has_more))
+        return json_response(paging.as_list(found, "response", has_more=has_more))
+
+
+def _input_of(state: ResponseState) -> list[Item]:
+    """All that a response was made from, oldest first, each item with an id that no other here has.
+
+    A client may send an item twice; a page that ends with the second must not be followed by what comes after
+    the first.
+    """
+    items: dict[str, Item] = {}
+    for node in reversed(list(state.chain())):
+        for index, item in enumerate(node.input):
+            own = naming.input_id(item, node.id, index)
+            item_id = own if own not in items else naming.place_id(item, node.id, index)
+            items[item_id] = structs.replace(item, id=item_id)
+        if node is not state:
+            items.update({item.id: item for item in node.output if item.id is not None})
+    return list(items.values())
 
 
 async def _find(service: Service, tenant: str, response_id: str) -> Response:

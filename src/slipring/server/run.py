@@ -24,6 +24,7 @@ from slipring.server.background import Background
 from slipring.server.clock import now
 from slipring.server.listening import base_url, join, listen, refuse_open_door
 from slipring.server.orders import Serving
+from slipring.server.sealing import open_seal
 from slipring.server.service import Service, shutting_down
 from slipring.server.stopping import Stopping
 from slipring.server.upkeep import Upkeep
@@ -101,6 +102,7 @@ class Server:
         await self._store.start()
         try:
             await self.service.keyring.start()
+            self.service.seal = await open_seal(self.config.seal_key_file, self._store)
         except Unavailable as error:
             raise StartupError(error.message) from None
         if self.service.keyring.is_open:

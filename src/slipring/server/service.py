@@ -11,7 +11,8 @@ from msgspec import UNSET
 
 from slipring.config import Config
 from slipring.core.cache import ConnectionCache, NoMemory, SharedScopes
-from slipring.core.output import Mint
+from slipring.core.means import Means, Mint
+from slipring.core.sealing import Seal
 from slipring.core.session import Session
 from slipring.core.state import Positions
 from slipring.engines.catalog import Catalog
@@ -24,6 +25,7 @@ from slipring.server.parking import Parking
 from slipring.server.peers import Peers
 from slipring.server.permissions import Permitted, Selection
 from slipring.server.quotas import Quotas
+from slipring.server.sealing import KeyedSeal, new_key
 from slipring.stores.base import Store
 
 
@@ -56,6 +58,8 @@ class Service:
     peers: Peers
     node_id: str
     mint: Mint
+    seal: Seal
+    """By a key of its own until the server has started."""
     clients: set[Client] = field(default_factory=set)
     sockets: int = 0
     render_fallbacks: Counter[str] = field(default_factory=Counter)
@@ -80,6 +84,7 @@ class Service:
             peers=Peers(node_id, store.cluster, positions),
             node_id=node_id,
             mint=minter(node_id),
+            seal=KeyedSeal([new_key()]),
         )
 
     def open_session(self, caller: Caller, *, tells_timing: bool) -> Session:
@@ -96,9 +101,8 @@ class Service:
             tenant=caller.tenant,
             models=self.models_of(caller),
             limits=self.config.limits,
-            mint=self.mint,
+            means=Means(mint=self.mint, clock=clock, seal=self.seal),
             cache=cache,
-            clock=clock,
             now=now(),
             tells_timing=tells_timing,
         )

@@ -22,6 +22,7 @@ from slipring.server.auth import Caller
 from slipring.server.betas import wants_no_retention, wants_timing
 from slipring.server.clock import now
 from slipring.server.driver import Driver
+from slipring.server.frames import text_frames
 from slipring.server.outbox import Outbox
 from slipring.server.service import Service
 from slipring.server.states import SocketStates
@@ -56,8 +57,11 @@ class Connection:
     ) -> None:
         self._request = request
         self._socket = socket
-        write = partial(socket.send_frame, opcode=WSMsgType.TEXT)
-        self._outbox = Outbox(write, service.config.limits.send_buffer_bytes)
+        limit_bytes = service.config.limits.send_buffer_bytes
+        if socket.compress:
+            self._outbox = Outbox(partial(socket.send_frame, opcode=WSMsgType.TEXT), limit_bytes)
+        else:
+            self._outbox = Outbox(self._write, limit_bytes, join=text_frames)
         self._closing: asyncio.Task[None] | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
@@ -86,6 +90,14 @@ class Connection:
         if self.recent is None:
             self.recent = deque(maxlen=_RECENT_TURNS)
         self.recent.append(report)
+
+    async def _write(self, frames: bytes) -> None:
+        """Write frames at once: one after the other, each would cost a system call."""
+        transport = self._request.transport
+        if transport is None or transport.is_closing() or self._socket.closed:
+            raise ConnectionResetError("the connection is closing")
+        transport.write(frames)
+        await self._request.writer.drain()
 
     # The reader.
 

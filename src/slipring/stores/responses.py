@@ -46,20 +46,24 @@ VALUES ($1, $2, 2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 ON CONFLICT DO NOTHING
 """
 _EXISTS = "SELECT 1 FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3"
-# The text of a head comes with the newest response that has it, not with each.
+# The text of a head comes with the newest response that has it, not with each. The tenant of a step is that
+# of the step before: compared with $1, a planner whose statistics are older than the tenant thinks that there
+# is one such row, and reads all of them at each step.
 _CHAIN = """
-WITH RECURSIVE chain (depth, is_news, parent_id, id, head, response, input, output, carry, position) AS (
-    SELECT 0, 1, parent_id, id, head, response, input, output, carry, position
+WITH RECURSIVE
+chain (depth, is_news, tenant, parent_id, id, head, response, input, output, carry, position) AS (
+    SELECT 0, 1, tenant, parent_id, id, head, response, input, output, carry, position
     FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
     UNION ALL
-    SELECT chain.depth + 1, CASE WHEN older.head = chain.head THEN 0 ELSE 1 END, older.parent_id, older.id,
-        older.head, older.response, older.input, older.output, older.carry, older.position
-    FROM chain JOIN slipring_responses AS older ON older.tenant = $1 AND older.id = chain.parent_id
+    SELECT chain.depth + 1, CASE WHEN older.head = chain.head THEN 0 ELSE 1 END, older.tenant,
+        older.parent_id, older.id, older.head, older.response, older.input, older.output, older.carry,
+        older.position
+    FROM chain JOIN slipring_responses AS older ON older.tenant = chain.tenant AND older.id = chain.parent_id
 )
 SELECT chain.id, chain.head, chain.response, chain.input, chain.output, chain.carry, chain.position,
     heads.instructions, heads.tools
 FROM chain LEFT JOIN slipring_heads AS heads
-    ON chain.is_news = 1 AND heads.tenant = $1 AND heads.digest = chain.head
+    ON chain.is_news = 1 AND heads.tenant = chain.tenant AND heads.digest = chain.head
 ORDER BY chain.depth DESC
 """
 _RETRIEVE = """
@@ -239,7 +243,7 @@ def _pick(response_id: str, places: dict[str, Place], given: bytes, produced: by
         if not 0 <= place.index < len(here):
             continue
         item = here[place.index]
-        own = naming.input_id(item, response_id, place.index) if place.of_input else item.id
-        if own == item_id:
+        by_place = naming.place_id(item, response_id, place.index) if place.of_input else None
+        if item_id in (item.id, by_place):
             found[item_id] = item if item.id == item_id else structs.replace(item, id=item_id)
     return found

@@ -168,6 +168,8 @@ def _prepared(connection: apsw.Connection) -> apsw.Connection:
     connection.set_busy_timeout(_BUSY_MS)
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = FULL")
+    # What is sorted stays in memory: a temporary file would hold content beside the database.
+    connection.execute("PRAGMA temp_store = MEMORY")
     return connection
 
 

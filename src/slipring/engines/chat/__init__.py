@@ -9,12 +9,13 @@ from contextlib import aclosing, suppress
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
+from slipring.engines.batches import read_all
 from slipring.engines.chat.answer import Answer
-from slipring.engines.chat.chunks import Chunk, read_chunks
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.models import model_names
 from slipring.engines.chat.options import Options, read_options
 from slipring.engines.chat.requests import Request, write_request
+from slipring.engines.estimates import estimated_tokens
 from slipring.engines.gate import Gate
 from slipring.engines.upstream import Upstream
 from slipring.errors import InvalidRequest, RateLimited, ServerError
@@ -68,16 +69,26 @@ class ChatEngine(Engine):
             answer = Answer(
                 request.position, logprobs=job.settings.logprobs, think_tags=self.options.think_tags
             )
-            async with aclosing(self._gate.stream(lambda: self._ask(job, request))) as chunks:
-                async for chunk in chunks:
-                    if (deltas := answer.take(chunk)) and job.generate:
+            async with aclosing(self._gate.stream(lambda: self._ask(job, request, answer))) as batches:
+                async for deltas in batches:
+                    if job.generate:
                         yield deltas
             last = answer.finish() if job.generate else answer.prepared()
         yield last  # whoever takes long to read it has given its place back
 
-    def _ask(self, job: Job, request: Request) -> AsyncGenerator[Chunk, None]:
+    async def count(self, job: Job) -> int:
+        return estimated_tokens(job)
+
+    async def _ask(self, job: Job, request: Request, answer: Answer) -> AsyncGenerator[list[Delta], None]:
+        """Send the request once. An answer that has said nothing can be begun again."""
         headers = self._upstream.affinity_headers(job)
-        return read_chunks(self._upstream.events(_PATH, request.pieces, headers))
+        async with aclosing(self._upstream.events(_PATH, request.pieces, headers)) as batches:
+            async for payloads in batches:
+                deltas, fault = read_all(answer.read, payloads)
+                if deltas:
+                    yield deltas
+                if fault is not None:
+                    raise fault
 
     async def _probe(self) -> None:
         # A server that refuses to list its models is there all the same.

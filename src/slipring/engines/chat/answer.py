@@ -2,11 +2,12 @@
 
 from typing import Literal
 
+import msgspec
 from msgspec import structs
 
 from slipring.core.generation import Delta, Finished, Prefilled, Refused, Text, Thought
 from slipring.engines.chat.calls import Calls
-from slipring.engines.chat.chunks import Choice, Chunk, ChunkDelta, ContentPart, Usage
+from slipring.engines.chat.chunks import Choice, Chunk, ChunkDelta, ContentPart, Usage, read_chunk
 from slipring.engines.chat.requests import Written
 from slipring.errors import ServerError
 from slipring.prompts.parser import CallFormat, Parser
@@ -40,10 +41,21 @@ class Answer:
         self._later: list[Delta] = []
         """Said while a call was not whole: one thing is told at a time."""
 
+    def read(self, payload: bytes) -> list[Delta]:
+        """Read a payload of the stream."""
+        try:
+            return self.take(read_chunk(payload))
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise ServerError("The engine's answer cannot be read.") from error
+
     def take(self, chunk: Chunk) -> list[Delta]:
-        """Read a chunk of the stream."""
-        deltas: list[Delta] = [] if self._begun else [Prefilled()]
-        self._begun = True
+        """Read a chunk of the stream. Nothing has begun until one says something."""
+        deltas: list[Delta] = []
+        if not self._begun:
+            if chunk.is_empty:
+                return deltas
+            self._begun = True
+            deltas.append(Prefilled())
         if chunk.usage is not None:
             self._usage = chunk.usage
         for choice in chunk.choices or ():
@@ -88,18 +100,22 @@ class Answer:
     def _take_choice(self, choice: Choice, deltas: list[Delta]) -> None:
         if choice.logprobs is not None and self._wants_logprobs:
             self._logprobs += [each.as_logprob() for each in choice.logprobs.content or ()]
-        if choice.delta is not None:
-            self._tell(self._said(choice.delta), deltas)
-            for piece in choice.delta.tool_calls or ():
-                deltas += self._calls.take(piece)
-        if choice.finish_reason == "error":
-            raise ServerError("The engine has failed.")
+        delta = choice.delta
+        if delta is not None:
+            if delta.speaks:
+                self._tell(self._said(delta), deltas)
+            if delta.tool_calls:
+                for piece in delta.tool_calls:
+                    deltas += self._calls.take(piece)
         if choice.finish_reason:
+            if choice.finish_reason == "error":
+                raise ServerError("The engine has failed.")
             self._reason = _REASONS.get(choice.finish_reason, "stop")
 
     def _said(self, delta: ChunkDelta) -> list[Delta]:
         """What a chunk says beside calls."""
-        said: list[Delta] = [Thought(delta.thought)] if delta.thought else []
+        thought = delta.thought
+        said: list[Delta] = [Thought(thought)] if thought else []
         if isinstance(delta.content, list):
             said += [each for part in delta.content for each in self._part(part)]
         elif delta.content:

@@ -25,7 +25,7 @@ class _Input(Struct):
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _input = msgspec.json.Decoder(_Input | str)
-_string = msgspec.json.Decoder(str)
+_string = msgspec.json.Decoder(str | None)
 
 
 class _Call:
@@ -42,6 +42,10 @@ class _Call:
         self.is_started = self.is_over = False
         self.partial_at = 0
         """How many pieces there were when it was last found not to be whole."""
+
+    @property
+    def is_function(self) -> bool:
+        return self.tool is None or self.tool.kind == "function"
 
     @property
     def is_whole(self) -> bool:
@@ -65,6 +69,8 @@ class Calls:
         self._calls: list[_Call] = []
         self._at: dict[int, _Call] = {}
         self._current = 0
+        self._growing: _Call | None = None
+        """The call whose arguments are told as they come: a function, the last call so far."""
 
     @property
     def any(self) -> bool:
@@ -72,8 +78,22 @@ class Calls:
 
     def take(self, piece: CallPiece) -> list[Delta]:
         """Take a piece; what can be told now."""
+        function, growing = piece.function, self._growing
+        if (
+            growing is not None
+            and function is not None
+            and not function.name
+            and piece.index is not None
+            and self._at.get(piece.index) is growing
+        ):
+            # The hot path, once per token of a call: nothing but more of its arguments.
+            text = _text_of(function.arguments)
+            if not text:
+                return []
+            growing.pieces.append(text)
+            growing.said += 1
+            return [CallArguments(text)]
         call = self._find(piece)
-        function = piece.function
         if function is not None and not call.is_over:
             text = _text_of(function.arguments)
             # A name comes before arguments, in pieces or whole, and then once or again and again.
@@ -102,6 +122,7 @@ class Calls:
             self._tell(call, deltas)
             self._end(call, deltas, cut_off=cut_off)
         self._current = len(self._calls)
+        self._growing = None
         return deltas
 
     def _find(self, piece: CallPiece) -> _Call:
@@ -128,10 +149,14 @@ class Calls:
 
     def _advance(self) -> list[Delta]:
         deltas: list[Delta] = []
+        self._growing = None
         while self._current < len(self._calls):
             call = self._calls[self._current]
             self._tell(call, deltas)
-            if self._current == len(self._calls) - 1 or not call.is_whole:
+            if self._current == len(self._calls) - 1:
+                self._growing = call if call.is_started and call.is_function else None
+                break
+            if not call.is_whole:
                 break
             self._end(call, deltas, cut_off=False)
             self._current += 1
@@ -143,7 +168,7 @@ class Calls:
             return
         if not call.is_started:
             self._start(call, deltas)
-        if call.tool is None or call.tool.kind == "function":
+        if call.is_function:
             if call.said < len(call.pieces):
                 deltas.append(CallArguments("".join(call.pieces[call.said :])))
             call.said = len(call.pieces)
@@ -171,10 +196,10 @@ class Calls:
 
 
 def _text_of(arguments: msgspec.Raw) -> str:
-    data = bytes(arguments)
-    if data.startswith(b'"'):
-        return _string.decode(data)
-    return "" if data == b"null" else data.decode()
+    try:
+        return _string.decode(arguments) or ""
+    except msgspec.ValidationError:
+        return bytes(arguments).decode()
 
 
 def _custom_input(text: str) -> str:

@@ -1,42 +1,40 @@
 """The stream of a Chat Completions server: chunks, read as tolerantly as servers differ, and errors."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
 from slipring.engines.upstream import refusal
-from slipring.errors import ApiError, ServerError
+from slipring.errors import ApiError
 from slipring.protocol.responses import Logprob, TopLogprob
 
 
-class FunctionPiece(Struct):
+class FunctionPiece(Struct, gc=False):
     name: str | None = None
     arguments: Raw = Raw(b"null")
     """A piece of text; from some servers, the whole object."""
 
 
-class CallPiece(Struct):
+class CallPiece(Struct, gc=False):
     index: int | None = None
     id: str | None = None
     function: FunctionPiece | None = None
 
 
-class ContentPart(Struct):
+class ContentPart(Struct, gc=False):
     """Of servers that send content in parts: text, or thinking that holds parts itself."""
 
     text: str | None = None
     thinking: "str | list[ContentPart] | None" = None
 
 
-class ReasoningDetail(Struct):
+class ReasoningDetail(Struct, gc=False):
     text: str | None = None
     summary: str | None = None
 
 
-class ChunkDelta(Struct):
+class ChunkDelta(Struct, gc=False):
     content: str | list[ContentPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -53,11 +51,18 @@ class ChunkDelta(Struct):
         return "".join(detail.text or detail.summary or "" for detail in self.reasoning_details)
 
     @property
+    def speaks(self) -> bool:
+        """Whether there may be something beside calls in it."""
+        return bool(
+            self.content or self.reasoning_content or self.reasoning or self.reasoning_details or self.refusal
+        )
+
+    @property
     def is_empty(self) -> bool:
         return not (self.content or self.refusal or self.tool_calls or self.thought)
 
 
-class TokenLogprob(Struct):
+class TokenLogprob(Struct, gc=False):
     token: str
     logprob: float
     bytes: list[int] | None = None
@@ -68,11 +73,11 @@ class TokenLogprob(Struct):
         return Logprob(self.token, self.logprob, self.bytes or [], top)
 
 
-class Logprobs(Struct):
+class Logprobs(Struct, gc=False):
     content: list[TokenLogprob] | None = None
 
 
-class Choice(Struct):
+class Choice(Struct, gc=False):
     index: int = 0
     delta: ChunkDelta | None = None
     finish_reason: str | None = None
@@ -84,22 +89,22 @@ class Choice(Struct):
         return silent and not self.finish_reason and self.logprobs is None
 
 
-class PromptDetails(Struct):
+class PromptDetails(Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class CompletionDetails(Struct):
+class CompletionDetails(Struct, gc=False):
     reasoning_tokens: int | None = None
 
 
-class Usage(Struct):
+class Usage(Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
 
 
-class Chunk(Struct):
+class Chunk(Struct, gc=False):
     choices: list[Choice] | None = None
     usage: Usage | None = None
     error: dict[str, Any] | str | None = None
@@ -113,18 +118,12 @@ class Chunk(Struct):
 _chunk = msgspec.json.Decoder(Chunk)
 
 
-async def read_chunks(payloads: AsyncGenerator[bytes, None]) -> AsyncGenerator[Chunk, None]:
-    """The chunks that say something; an error among them is raised."""
-    async with aclosing(payloads):
-        async for payload in payloads:
-            try:
-                chunk = _chunk.decode(payload)
-            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-                raise ServerError("The engine's answer cannot be read.") from error
-            if chunk.error:
-                raise _told(chunk.error, payload)
-            if not chunk.is_empty:
-                yield chunk
+def read_chunk(payload: bytes) -> Chunk:
+    """A chunk; an error in its place is raised."""
+    chunk = _chunk.decode(payload)
+    if chunk.error:
+        raise _told(chunk.error, payload)
+    return chunk
 
 
 def _told(error: dict[str, Any] | str, payload: bytes) -> ApiError:

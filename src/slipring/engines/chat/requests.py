@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from slipring.core.generation import Job, Settings
+from slipring.engines.bodies import spliced
 from slipring.engines.chat.messages import History, Writer, refuse_unsendable
 from slipring.engines.chat.options import Options
 from slipring.engines.chat.tools import EMPTY, Toolbox, offered_tools, toolbox
@@ -68,11 +69,8 @@ def write_request(job: Job, options: Options, writer: Writer) -> Request:
         if job.offer.required:
             fields["tool_choice"] = "required"
         fields["tools"] = Raw(box.json)
-    pieces = [
-        b'{"model":' + wire.encode(job.model.own_name or job.model.name) + b',"messages":[',
-        b",".join(messages),
-        b"]," + wire.encode(fields)[1:],
-    ]
+    model = wire.encode(job.model.own_name or job.model.name)
+    pieces = spliced(b'{"model":' + model + b',"messages":[', messages, b"]," + wire.encode(fields)[1:])
     return Request(pieces, Written(writer, history, box), bool(messages), fallback)
 
 
@@ -90,7 +88,7 @@ def _write_history(job: Job, before: Written | None, options: Options, writer: W
     if job.parent is None:
         return writer.extend(None, job.input)
     if before is not None:
-        return writer.extend(before.history, (*job.parent.output, *job.input))
+        return writer.extend(before.history, (*job.parent.said, *job.input))
     items = tuple(job.context())
     refuse_unsendable(items, images=options.images, new=False)
     return writer.extend(None, items)

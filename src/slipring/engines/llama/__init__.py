@@ -25,7 +25,7 @@ from slipring.engines.llama.requests import completion_body
 from slipring.engines.llama.shelf import Shelf
 from slipring.engines.llama.slots import Slots, Wish
 from slipring.engines.sharing import Borrowed, Share
-from slipring.engines.tokens import learn, render
+from slipring.engines.tokens import count, learn, render
 from slipring.prompts.rendering import Rendered, Rendering
 
 
@@ -66,7 +66,14 @@ class LlamaEngine(Engine):
         return self._host.trouble
 
     def models(self) -> Sequence[Model]:
-        return [Model(name=self.model.name, owner="llama.cpp", capabilities=Capabilities(logprobs=True))]
+        return [
+            Model(
+                name=self.model.name,
+                owner="llama.cpp",
+                capabilities=Capabilities(logprobs=True),
+                context_tokens=self.model.context,
+            )
+        ]
 
     async def start(self) -> None:
         await self._host.start(on_loss=lambda: self._slots.forget())
@@ -86,6 +93,9 @@ class LlamaEngine(Engine):
             async with aclosing(self._answer(job, rendering, constraint)) as batches:
                 async for deltas in batches:
                     yield deltas
+
+    async def count(self, job: Job) -> int:
+        return await count(job, self.renderer)
 
     async def _answer(
         self, job: Job, rendering: Rendering, constraint: dict[str, object]

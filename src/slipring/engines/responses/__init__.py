@@ -6,7 +6,7 @@ before the client could notice.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ import msgspec
 
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
+from slipring.engines.estimates import estimated_tokens
 from slipring.engines.gate import Gate, Retryable
 from slipring.engines.responses import context, faults, models
 from slipring.engines.responses.answer import Answer
@@ -21,18 +22,24 @@ from slipring.engines.responses.faults import Lost, NoLanes
 from slipring.engines.responses.options import Options, read_options
 from slipring.engines.responses.pool import NoSockets, Pool, Route
 from slipring.engines.responses.positions import Position, position_of
-from slipring.engines.responses.requests import create_body
+from slipring.engines.responses.requests import count_body, create_body
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES, Frame, Lane
 from slipring.engines.upstream import Upstream, read_key
 from slipring.errors import ApiError, InvalidRequest, ServerError
 
+_COUNT_S = 10.0
+"""How long a count may take. Somebody waits for more than that."""
 _ROOM = 64 * 1024
 """For what a frame holds besides."""
 Answers = AsyncGenerator[list[Delta], None]
 
 
-class _Kind(msgspec.Struct):
+class _Kind(msgspec.Struct, gc=False):
     type: str = ""
+
+
+class _Counted(msgspec.Struct):
+    input_tokens: int
 
 
 _kind = msgspec.json.Decoder(_Kind)
@@ -51,6 +58,9 @@ class ResponsesEngine(Engine):
         self._keeps_reasoning = options.reasoning == "text"
         query = f"?{options.query}" if options.query else ""
         self._path, self._probe_path = f"/responses{query}", f"/models{query}"
+        self._count_path = f"/responses/input_tokens{query}"
+        self._counts = True
+        """Whether the upstream may know how to count."""
         self._upstream = Upstream("responses", replace(options, key_env="", key_file=""), headers)
         self._pool = Pool(self._upstream, self._path, options)
         self._gate = Gate("the Responses server", options, self._probe)
@@ -91,6 +101,21 @@ class ResponsesEngine(Engine):
                         yield deltas
             except ApiError as error:
                 raise faults.without_ids(error) from error.__cause__
+
+    async def count(self, job: Job) -> int:
+        """As the upstream counts, where it can be asked; else a guess."""
+        if self._counts:
+            model = job.model.own_name or job.model.name
+            items = context.everything(job, self, keep_reasoning=self._keeps_reasoning)
+            try:
+                async with asyncio.timeout(_COUNT_S):
+                    told = await self._upstream.post(self._count_path, count_body(job, model, items))
+                return msgspec.convert(told, _Counted).input_tokens
+            except InvalidRequest as error:
+                self._counts = error.status not in (404, 405)
+            except (ApiError, TimeoutError, msgspec.ValidationError):
+                pass  # it will be asked again; the job itself says what is wrong
+        return estimated_tokens(job)
 
     async def _attempt(self, job: Job) -> Answers:
         """By what the upstream has; where it has lost that, before a word was said, by the whole context."""
@@ -160,7 +185,7 @@ class ResponsesEngine(Engine):
         deltas: list[Delta] = []
         said = False
         try:
-            await socket.send(self._body(job, items, opening, parent))
+            await socket.send(b"".join(self._body(job, items, opening, parent)))
             while not answer.ended:
                 deltas, fault = _read(answer, await self._next(lane, patient=not said))
                 if answer.ended:
@@ -172,7 +197,8 @@ class ResponsesEngine(Engine):
                     raise fault
         finally:
             socket.give_back(lane, position)
-        yield _with_position(deltas, position)  # whoever takes long to read it has given the lane back
+        _leave_position(deltas, position)
+        yield deltas  # whoever takes long to read it has given the lane back
 
     async def _next(self, lane: Lane, *, patient: bool) -> list[Frame]:
         """The next events. How long the first word may take is the gate's business."""
@@ -192,21 +218,26 @@ class ResponsesEngine(Engine):
         def patience() -> float | None:
             return self.options.idle_timeout_s if said else None  # until then it is the gate's business
 
-        events = self._upstream.events(self._path, [body], headers, idle_s=patience)
-        async with aclosing(events) as payloads:
-            async for payload in payloads:
-                deltas = answer.take(_kind_of(payload), payload)
+        def is_over() -> bool:
+            return answer.ended
+
+        events = self._upstream.events(self._path, body, headers, idle_s=patience, is_over=is_over)
+        async with aclosing(events) as batches:
+            async for payloads in batches:
+                deltas, fault = _read(answer, ((_kind_of(payload), payload) for payload in payloads))
                 if answer.ended:
-                    yield _with_position(deltas, self._position(job, answer, parent, None))
-                    return
+                    _leave_position(deltas, self._position(job, answer, parent, None))
                 if deltas:
                     said = True
                     yield deltas
-        raise Retryable("The engine's answer has no end.")
+                if fault is not None:
+                    raise fault
+        if not answer.ended:
+            raise Retryable("The engine's answer has no end.")
 
     def _body(
         self, job: Job, items: list[bytes], opening: dict[str, object], parent: Position | None
-    ) -> bytes:
+    ) -> list[bytes]:
         model = job.model.own_name or job.model.name
         previous_id = parent.upstream_id if parent is not None else None
         return create_body(job, model, self.options, items, opening=opening, previous_id=previous_id)
@@ -231,7 +262,7 @@ class ResponsesEngine(Engine):
         )
 
 
-def _read(answer: Answer, frames: list[Frame]) -> tuple[list[Delta], ApiError | None]:
+def _read(answer: Answer, frames: Iterable[tuple[str, bytes | str]]) -> tuple[list[Delta], ApiError | None]:
     """What events say, up to the first that tells of a failure."""
     deltas: list[Delta] = []
     try:
@@ -244,11 +275,10 @@ def _read(answer: Answer, frames: list[Frame]) -> tuple[list[Delta], ApiError | 
     return deltas, None
 
 
-def _with_position(deltas: list[Delta], position: Position | None) -> list[Delta]:
+def _leave_position(deltas: list[Delta], position: Position | None) -> None:
     finished = deltas[-1]
     assert isinstance(finished, Finished)
     finished.position = position
-    return deltas
 
 
 async def _nothing() -> Answers:

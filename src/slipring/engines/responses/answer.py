@@ -36,7 +36,7 @@ _FOR_THE_CLIENT = frozenset(
 """Items that ask the client for something in words that our deltas do not have."""
 
 
-class _Likely(Struct):
+class _Likely(Struct, gc=False):
     token: str = ""
     logprob: float = 0.0
     bytes: list[int] | None = None
@@ -45,7 +45,7 @@ class _Likely(Struct):
         return TopLogprob(self.token, self.logprob, _bytes_of(self))
 
 
-class _Spoken(_Likely):
+class _Spoken(_Likely, gc=False):
     top_logprobs: list[_Likely] = []
 
 
@@ -54,7 +54,7 @@ def _bytes_of(likely: _Likely) -> list[int]:
     return likely.bytes if likely.bytes is not None else list(likely.token.encode())
 
 
-class _Event(Struct):
+class _Event(Struct, gc=False):
     """The fields of all events that are read."""
 
     output_index: int | None = None
@@ -71,14 +71,14 @@ class _Event(Struct):
     response: Raw = Raw(b"{}")
 
 
-class _Part(Struct):
+class _Part(Struct, gc=False):
     type: str = ""
     text: str = ""
     refusal: str = ""
     logprobs: list[_Spoken] | None = None
 
 
-class _Item(Struct):
+class _Item(Struct, gc=False):
     type: str = ""
     id: str | None = None
     call_id: str | None = None
@@ -91,26 +91,26 @@ class _Item(Struct):
     summary: list[_Part] | None = None
 
 
-class _InputDetails(Struct):
+class _InputDetails(Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class _OutputDetails(Struct):
+class _OutputDetails(Struct, gc=False):
     reasoning_tokens: int | None = None
 
 
-class _Usage(Struct):
+class _Usage(Struct, gc=False):
     input_tokens: int = 0
     output_tokens: int = 0
     input_tokens_details: _InputDetails | None = None
     output_tokens_details: _OutputDetails | None = None
 
 
-class _Incomplete(Struct):
+class _Incomplete(Struct, gc=False):
     reason: str | None = None
 
 
-class _Response(Struct):
+class _Response(Struct, gc=False):
     id: str = ""
     output: list[Raw] | None = None
     usage: _Usage | None = None
@@ -288,6 +288,9 @@ class Answer:
         opened = self._items.get(place) if place is not None else None
         if opened is None:
             opened = self._open_item(event, _Item(type=item_kind, id=event.item_id))
+        return self._say(opened, part, delta)
+
+    def _say(self, opened: _Open, part: tuple[str, int], delta: _Piece) -> list[Delta]:
         opened.said.add(part)
         opened.untold.append(delta)
         return self._tell()
@@ -337,9 +340,9 @@ class Answer:
     def _call_piece(self, event: _Event, text: str, *, done: bool = False) -> list[Delta]:
         place = self._place(event, event.item_id)
         opened = self._items.get(place) if place is not None else None
-        if opened is None or opened.call_id is None or (done and opened.said):
+        if not text or opened is None or opened.call_id is None or (done and opened.said):
             return []  # a call whose name is not known yet is told when it is done
-        return self._piece(event, opened.kind, ("call", 0), CallArguments(text))
+        return self._say(opened, ("call", 0), CallArguments(text))
 
     # The end.
 

@@ -12,7 +12,7 @@ import msgspec
 from slipring.core.generation import Job
 from slipring.engines.responses.positions import own_position, upstream_call_id
 from slipring.protocol import wire
-from slipring.protocol.items import Item, Reasoning
+from slipring.protocol.items import Item
 
 _NAMED = frozenset(
     {
@@ -44,16 +44,13 @@ def everything(job: Job, home: object, *, keep_reasoning: bool) -> list[bytes]:
     pieces: list[bytes] = []
     nodes = list(job.parent.chain()) if job.parent is not None else []
     for node in reversed(nodes):
-        for item in node.input:
-            pieces += _sent(item, keep_reasoning)
+        _add(node.told, pieces, keep_reasoning)
         position = own_position(node.position, home)
         if position is not None and position.thoughts:
-            pieces += _with_thoughts(node.output, position.thoughts)
+            pieces += _with_thoughts(node.said, position.thoughts)
         else:
-            for item in node.output:
-                pieces += _sent(item, keep_reasoning)
-    for item in job.input:
-        pieces += _sent(item, keep_reasoning)
+            _add(node.said, pieces, keep_reasoning)
+    _add(job.input, pieces, keep_reasoning)
     return pieces
 
 
@@ -73,11 +70,17 @@ def _with_thoughts(output: tuple[Item, ...], thoughts: tuple[tuple[int, bytes], 
     # Reasoning that nothing followed is left out: upstreams take none without what it led to.
 
 
+def _add(items: tuple[Item, ...], pieces: list[bytes], keep_reasoning: bool) -> None:
+    for item in items:
+        if item.id is None and item.type != "reasoning":
+            pieces.append(item.raw)  # nearly all of a long context: as it came
+        else:
+            pieces += _sent(item, keep_reasoning)
+
+
 def _sent(item: Item, keep_reasoning: bool) -> list[bytes]:
     if item.type == "reasoning" and not keep_reasoning:
-        body = item.body()
-        if isinstance(body, Reasoning) and not body.encrypted_content:
-            return []
+        return []
     return [_without_our_id(item)]
 
 

@@ -5,6 +5,7 @@ that the upstream's defaults hold.
 """
 
 from slipring.core.generation import Job, Settings
+from slipring.engines.bodies import spliced
 from slipring.engines.responses.options import Options
 from slipring.protocol import wire
 from slipring.protocol.items import AdditionalTools
@@ -22,8 +23,8 @@ def create_body(
     *,
     opening: dict[str, object],
     previous_id: str | None = None,
-) -> bytes:
-    """The request. ``opening`` are the fields that the transport wants; they come first."""
+) -> list[bytes]:
+    """The request, in pieces. ``opening`` are the fields that the transport wants; they come first."""
     fields = {**opening, "model": model, "store": options.chain}
     if previous_id is not None:
         fields["previous_response_id"] = previous_id
@@ -35,13 +36,22 @@ def create_body(
     choice = _tool_choice(job.offer, _available(job), hosted=job.head.tools.raw != b"[]")
     if choice is not None:
         fields["tool_choice"] = choice
-    pieces = [wire.encode(fields)[:-1]]
+    return _with_context(job, fields, items)
+
+
+def count_body(job: Job, model: str, items: list[bytes]) -> list[bytes]:
+    """The request for a count, in pieces: what a prompt is made of, and nothing else."""
+    return _with_context(job, {"model": model}, items)
+
+
+def _with_context(job: Job, fields: dict[str, object], items: list[bytes]) -> list[bytes]:
+    head = [wire.encode(fields)[:-1]]
     if job.head.instructions is not None:
-        pieces.append(b',"instructions":' + bytes(job.head.instructions_json))
+        head.append(b',"instructions":' + bytes(job.head.instructions_json))
     if job.head.tools.raw != b"[]":
-        pieces.append(b',"tools":' + job.head.tools.raw)
-    pieces.append(b',"input":[' + b",".join(items) + b"]}")
-    return b"".join(pieces)
+        head.append(b',"tools":' + job.head.tools.raw)
+    head.append(b',"input":[')
+    return spliced(b"".join(head), items, b"]}")
 
 
 def _settings(settings: Settings, options: Options) -> dict[str, object]:

@@ -69,6 +69,9 @@ class SimulatedEngine(Engine):
         self._prefixes.add(position)
         yield [Finished(reason, tally.tokens, cached, produced, thought, position)]
 
+    async def count(self, job: Job) -> int:
+        return tally_job(job).tokens
+
     async def _plan(self, job: Job, tally: Tally) -> Iterable[Step]:
         """The answer, after the time that a model would take to begin it. A warmup has none."""
         if not job.generate:

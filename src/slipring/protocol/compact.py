@@ -1,0 +1,75 @@
+"""``POST /v1/responses/compact``: what is asked for, and the new window that is answered with."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+from slipring.protocol import wire
+from slipring.protocol.requests import (
+    CreateRequest,
+    PromptCacheOptions,
+    ReasoningConfig,
+    ServiceTier,
+    TextConfig,
+)
+from slipring.protocol.responses import Usage
+
+_TRIGGER = b'{"type":"compaction_trigger"}'
+
+
+class CompactRequest(Struct):
+    """Fields mean what they mean in a create."""
+
+    model: str
+    input: Raw | UnsetType = UNSET
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: Raw | UnsetType = UNSET
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningConfig | None = None
+    text: TextConfig | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    service_tier: ServiceTier | None = None
+
+    def as_create(self) -> CreateRequest:
+        """The create that does it: the same context, and at its end the item that asks for a compaction."""
+        return CreateRequest(
+            model=self.model,
+            input=_triggered(self.input),
+            instructions=self.instructions,
+            previous_response_id=self.previous_response_id,
+            tools=self.tools,
+            parallel_tool_calls=self.parallel_tool_calls,
+            reasoning=self.reasoning,
+            text=self.text,
+            prompt_cache_key=self.prompt_cache_key,
+            service_tier=self.service_tier,
+            store=False,
+        )
+
+
+class Window(Struct):
+    """A compacted context: an input to begin a new chain with."""
+
+    id: str
+    created_at: int
+    output: list[Raw]
+    usage: Usage
+    object: Literal["response.compaction"] = "response.compaction"
+
+
+_request = msgspec.json.Decoder(CompactRequest)
+_input = msgspec.json.Decoder(str | list[Raw])
+
+
+def read_compact(body: bytes) -> CompactRequest:
+    return wire.decode(_request, body)
+
+
+def _triggered(data: Raw | UnsetType) -> Raw:
+    sent = wire.given(data)
+    value = wire.decode(_input, sent, where="input") if sent is not None else []
+    items = [wire.raw({"role": "user", "content": value})] if isinstance(value, str) else value
+    return Raw(b"[" + b",".join([*map(bytes, items), _TRIGGER]) + b"]")

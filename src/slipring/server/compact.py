@@ -1,0 +1,77 @@
+"""``POST /v1/responses/compact``: a context goes in, a short one to begin anew with comes out.
+
+It is a turn like any other, one that makes a compaction and nothing else. What is new here is the form of the
+answer: the user's messages that were kept stand in the open, and what is sealed is the rest.
+"""
+
+from functools import partial
+
+import msgspec
+from aiohttp import web
+from msgspec import Raw
+
+from slipring.core import naming
+from slipring.core.compaction import is_users
+from slipring.core.sealing import Seal
+from slipring.core.stages import Stages
+from slipring.protocol import wire
+from slipring.protocol.compact import Window, read_compact
+from slipring.protocol.items import InputText, Item
+from slipring.protocol.responses import CompactionItem, Response
+from slipring.server.answers import read_body
+from slipring.server.auth import Caller
+from slipring.server.clock import clock
+from slipring.server.driver import Driver
+from slipring.server.http import JsonReply, answer
+from slipring.server.service import Service
+from slipring.server.states import StoredStates
+
+_compaction = msgspec.json.Decoder(CompactionItem)
+_fields = msgspec.json.Decoder(dict[str, Raw])
+_text = msgspec.json.Decoder(str)
+
+
+async def compact(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    """Compact a context and answer with what is left of it."""
+    body = await read_body(request)
+    stages = Stages(clock)
+    create = read_compact(body).as_create()
+    stages.lap("decode")
+    session = service.open_exchange(caller, tells_timing=False)
+    reply = JsonReply(partial(_window, service.seal, caller.tenant))
+    driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
+    return await answer(driver, reply, create, stages, len(body))
+
+
+def _window(seal: Seal, tenant: str, response: Response) -> Window:
+    """The window that a finished compaction is."""
+    assert response.usage is not None
+    made = _compaction.decode(response.output[0])
+    meant = seal.open(tenant, made.encrypted_content)
+    messages = [item for item in meant if is_users(item)]
+    rest = tuple(item for item in meant if not is_users(item))
+    shown = [_shown(item, response.id, index) for index, item in enumerate(messages)]
+    sealed_id = naming.output_id("compaction", response.id, len(messages))
+    sealed = CompactionItem(id=sealed_id, encrypted_content=seal.seal(tenant, rest))
+    return Window(
+        id=response.id,
+        created_at=response.created_at,
+        output=[*shown, wire.raw(sealed)],
+        usage=response.usage,
+    )
+
+
+def _shown(message: Item, response_id: str, index: int) -> Raw:
+    """A user's message in the form of output items."""
+    fields = _fields.decode(message.raw)
+    content: object = fields["content"]
+    if bytes(fields["content"]).startswith(b'"'):
+        content = [InputText(_text.decode(fields["content"]))]
+    return wire.raw(
+        {
+            **fields,
+            "id": naming.output_id("message", response_id, index),
+            "status": "completed",
+            "content": content,
+        }
+    )

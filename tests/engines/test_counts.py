@@ -1,0 +1,175 @@
+"""How long a prompt is, as engines count it without doing the job."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from msgspec import structs
+
+from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Settings
+from slipring.core.head import Head
+from slipring.core.state import ResponseState
+from slipring.engines.base import Engine, Level
+from slipring.engines.estimates import estimated_tokens
+from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama.options import Options
+from slipring.engines.simulated import SimulatedEngine
+from slipring.protocol.items import user_message
+from slipring.protocol.responses import InputTokensDetails, OutputTokensDetails, Usage
+from slipring.protocol.tools import Offer
+from tests.core.stage import PLAIN, node
+from tests.engines.responses_partner import ResponsesPartner
+from tests.engines.vllm_partner import VllmPartner
+from tests.harness import serve
+
+
+def job_of(*texts: str, **fields: Any) -> Job:
+    job = Job(
+        response_id="resp_1",
+        tenant="t",
+        model=PLAIN,
+        head=Head(),
+        parent=None,
+        input=tuple(map(user_message, texts or ("hello",))),
+        offer=Offer(),
+        settings=Settings(),
+    )
+    return structs.replace(job, **fields)
+
+
+def counted(tokens: int) -> ResponseState:
+    """A response whose context was as long as this."""
+    state = node("resp_0", text="x" * 1000)
+    details = InputTokensDetails(0, 0), OutputTokensDetails(0)
+    state.response = structs.replace(
+        state.response, usage=Usage(tokens - 1, details[0], 1, details[1], total_tokens=tokens)
+    )
+    return state
+
+
+class Warm(Engine):
+    """Knows no better than to be warmed up."""
+
+    name = "warm"
+    level = Level.TOKENS
+
+    def models(self) -> list[Model]:
+        return [Model(name="warm", owner="tests", capabilities=Capabilities())]
+
+    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        assert not job.generate
+        yield [Accepted()]
+        yield [Finished("stop", input_tokens=17, cached_tokens=0, output_tokens=0)]
+
+
+class Silent(Warm):
+    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        yield [Accepted()]
+
+
+async def test_an_engine_is_warmed_up_where_it_knows_no_better() -> None:
+    assert await Warm().count(job_of()) == 17
+
+
+async def test_a_warmup_without_an_end_is_a_fault() -> None:
+    with pytest.raises(RuntimeError):
+        await Silent().count(job_of())
+
+
+async def test_the_simulated_engine_counts_as_it_reports() -> None:
+    engine = SimulatedEngine.from_options("tokens_per_s=0")
+    job = job_of("a longer text than this one")
+    finished = [deltas[-1] async for deltas in engine.generate(job)][-1]
+    assert isinstance(finished, Finished)
+    assert await engine.count(job) == finished.input_tokens
+
+
+async def test_the_llama_engine_counts_as_it_reports_and_beyond_what_it_can_read() -> None:
+    engine = LlamaEngine(Options(slots=1, context=256))
+    async with serve(engine) as server:
+        _, response = await server.post(input="hello", max_output_tokens=4)
+    assert await engine.count(job_of("hello")) == response["usage"]["input_tokens"]
+    assert await engine.count(job_of("many words " * 200)) > 256
+    assert engine.models()[0].context_tokens == 256
+
+
+async def test_a_token_server_counts_without_being_asked() -> None:
+    partner = VllmPartner()
+    await partner.start()
+    try:
+        engine = partner.engine()
+        assert 5 < await engine.count(job_of("hello")) < await engine.count(job_of("hello", "you"))
+        assert partner.requests == []
+        assert engine.models()[0].context_tokens
+    finally:
+        await partner.close()
+
+
+# Estimates.
+
+
+def test_what_was_counted_before_is_believed() -> None:
+    head = Head()
+    job = job_of("x" * 400, parent=counted(5000), head=head)
+    assert 5100 <= estimated_tokens(job) <= 5130
+
+
+def test_a_new_head_is_counted_again() -> None:
+    job = job_of("x", parent=counted(5000), head=Head(instructions="x" * 400))
+    assert 5100 <= estimated_tokens(job) <= 5130
+
+
+@pytest.mark.parametrize("parent", [None, node("resp_0"), counted(0)])
+def test_what_nobody_has_counted_is_four_bytes_a_token(parent: ResponseState | None) -> None:
+    before = sum(len(item.raw) for item in parent.context()) if parent is not None else 0
+    job = job_of("x" * 400, parent=parent, head=Head(instructions="y" * 200))
+    assert abs(estimated_tokens(job) - (before + 400 + 200) / 4) < 30
+
+
+# An upstream that can count.
+
+
+@asynccontextmanager
+async def upstream() -> AsyncIterator[ResponsesPartner]:
+    partner = ResponsesPartner("sse")
+    await partner.start()
+    try:
+        yield partner
+    finally:
+        await partner.close()
+
+
+async def test_an_upstream_is_asked_with_the_whole_context() -> None:
+    async with upstream() as partner:
+        partner.counts = web.json_response({"object": "response.input_tokens", "input_tokens": 321})
+        engine = partner.engine()
+        await engine.start()
+        job = job_of("more", parent=node("resp_0", text="hello"), head=Head(instructions="Be kind."))
+        assert await engine.count(job) == 321
+        await engine.close()
+    (asked,) = partner.counted
+    assert [item["content"] for item in asked.pop("input")] == ["hello", "more"]
+    assert asked == {"model": "m", "instructions": "Be kind."}
+
+
+async def test_an_upstream_that_cannot_count_is_asked_once() -> None:
+    async with upstream() as partner:
+        engine = partner.engine()
+        await engine.start()
+        assert [await engine.count(job_of()) for _ in range(3)] == [estimated_tokens(job_of())] * 3
+        await engine.close()
+    assert len(partner.counted) == 1
+
+
+@pytest.mark.parametrize(("status", "body"), [(500, {}), (200, {"tokens": 1}), (429, {}), (400, {})])
+async def test_an_upstream_that_stumbles_is_asked_again(status: int, body: dict[str, Any]) -> None:
+    async with upstream() as partner:
+        engine = partner.engine()
+        await engine.start()
+        partner.counts = web.json_response(body, status=status)
+        assert await engine.count(job_of()) == estimated_tokens(job_of())
+        partner.counts = web.json_response({"input_tokens": 5})
+        assert await engine.count(job_of()) == 5
+        await engine.close()

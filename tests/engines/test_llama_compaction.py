@@ -1,0 +1,38 @@
+"""Compaction with the real embedded model: nothing is read twice that need not be."""
+
+from typing import Any
+
+from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama.options import Options
+from tests.harness import TERMINAL, serve
+
+GREEDY = {"temperature": 0, "max_output_tokens": 12, "store": False}
+SENTENCE = "Tell me about the weather, in short words, as if I were five years old. "
+
+
+def cached(response: dict[str, Any]) -> int:
+    return int(response["usage"]["input_tokens_details"]["cached_tokens"])
+
+
+async def test_a_summary_is_prefilled_from_where_the_parent_ended_and_the_chain_goes_on_by_delta() -> None:
+    engine = LlamaEngine(Options(slots=2, context=1024))
+    async with serve(engine) as server, server.connect() as socket:
+        first = await socket.response(input=SENTENCE * 6, **GREEDY)
+        length = first["usage"]["total_tokens"]
+        managed = [{"type": "compaction", "compact_threshold": length + 100}]
+        asked = {**GREEDY, "context_management": managed}
+        second = await socket.response(input="And now?", previous_response_id=first["id"], **asked)
+        assert [item["type"] for item in second["output"]] == ["message"]
+
+        managed = [{"type": "compaction", "compact_threshold": length}]
+        asked = {**GREEDY, "context_management": managed}
+        await socket.create(input="And then?", previous_response_id=second["id"], **asked)
+        while (event := await socket.receive(within_s=60))["type"] not in TERMINAL:
+            pass  # the summary takes its time
+        third = event["response"]
+        assert [item["type"] for item in third["output"]] == ["compaction", "message"]
+        assert cached(third) >= length  # of the summary's prompt: the answer's is new
+
+        last = await socket.response(input="Go on.", previous_response_id=third["id"], **GREEDY)
+        assert cached(last) > 100  # what is left, and the answer that was made from it
+        assert not server.service.render_fallbacks
