@@ -45,7 +45,7 @@ def main() -> int:
     lost = sum(len(storm.findings.lost) for storm in storms)
     half = sum(len(storm.findings.half) for storm in storms)
     answers = sum(storm.acknowledged for storm in storms)
-    _say(f"all: {answers} responses acknowledged, {lost} lost, {half} half-written")
+    _say(f"all: {answers} stored responses acknowledged, {lost} lost, {half} half-written")
     return 1 if lost or half else 0
 
 

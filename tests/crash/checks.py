@@ -54,7 +54,8 @@ class Inspector:
             chosen = new + (old if everything else self._random.sample(old, min(_SAMPLE, len(old))))
             await _each(self._read_input, chosen)
             await _each(self._read_talk, self._ledger.talks)
-            await _each(self._read_run, [turn for turn in chosen if turn.is_background])
+            runs = [turn for turn in self._ledger.turns if turn.is_background and turn.id and turn.response]
+            await _each(self._read_run, [run for run in runs if everything or run.number >= since])
             tips = [turn for turn in chosen if turn.talk is None]
             await _each(self._go_on, self._random.sample(tips, min(_SAMPLE, len(tips))))
             known = {turn.id for turn in self._ledger.turns}
@@ -191,7 +192,7 @@ class Inspector:
                 if found["status"] not in ("queued", "in_progress"):
                     break
                 await asyncio.sleep(0.05)
-        if found["status"] == "failed":
+        if found["status"] == "failed" or (turn.is_cancelled and found["status"] == "cancelled"):
             turn.response = found
         else:
             self._take(turn, found)

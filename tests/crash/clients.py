@@ -13,6 +13,8 @@ from tests.crash.ledger import Json, Ledger, Note, Talk, Turn
 
 _LONGEST_CHAIN = 12
 _LONGEST_TALK = 8
+_LONGEST_WAIT_S = 0.1
+"""Before a run is cancelled: by then it may be over."""
 _TERMINAL = ("response.completed", "response.failed", "response.incomplete")
 GONE = (aiohttp.ClientError, ConnectionError, TimeoutError)
 """How a client finds out that its server was killed."""
@@ -112,7 +114,7 @@ class Crowd:
     def _ended(self, turn: Turn, response: Json) -> None:
         if response["status"] == "failed" and not turn.is_background:
             raise Refused(response["error"])
-        if response["status"] not in ("completed", "failed"):
+        if response["status"] not in ("completed", "failed", "cancelled" if turn.is_cancelled else ""):
             raise Broken(f"turn {turn.number} ended as {response['status']}: {response}")
         self.ledger.acknowledge(turn, response)
         self._on_answer()
@@ -165,9 +167,14 @@ class Crowd:
                 await self._ask(door, self.ledger.ask(talk=talk, is_stored=self.random.random() < 0.8))
 
     async def _background(self, door: Door) -> None:
-        """A run that somebody asks about, or follows, to its end."""
+        """A run that somebody asks about, or follows, to its end, or cancels, by whichever server."""
         turn = self.ledger.ask(parent=self._parent(), is_background=True)
         turn.id = (await door.tell("POST", "/responses", self._body(turn)))["id"]
+        if self.random.random() < 0.3:
+            await asyncio.sleep(self.random.uniform(0, _LONGEST_WAIT_S))
+            door.url = self.random.choice(self.urls or [door.url])
+            turn.is_cancelled = True
+            return self._ended(turn, await door.tell("POST", f"/responses/{turn.id}/cancel"))
         if self.random.random() < 0.5:
             async with door.ask("GET", f"/responses/{turn.id}?stream=true") as answer:
                 return await self._follow(turn, answer)

@@ -46,6 +46,8 @@ class Turn:
     talk: Talk | None = None
     is_stored: bool = True
     is_background: bool = False
+    is_cancelled: bool = False
+    """Whether a client has asked for that."""
     before: list[Line] | None = None
     """What a turn of a conversation found there."""
     id: str | None = None

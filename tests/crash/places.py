@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -86,7 +87,8 @@ class PostgresPlace:
             " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY pid"
         )
         if rows:
-            os.kill(random.choice(rows)[0], signal.SIGKILL)
+            with suppress(ProcessLookupError):  # its client was killed a moment ago
+                os.kill(random.choice(rows)[0], signal.SIGKILL)
         connection.terminate()
 
     async def _is_back(self) -> bool:

@@ -1,7 +1,7 @@
 """Rounds of load, `kill -9`, restart and inspection, on one store.
 
-The seed decides what clients ask for and when the server is killed. How far the server has come by then is up
-to the machine, which is the point.
+The seed says what clients ask for and when servers are killed. How far they have come by then is up to the
+machine, so that two storms of one seed are alike and not the same.
 """
 
 import asyncio
@@ -103,7 +103,7 @@ class Storm:
         self._ledger = Ledger()
         self._since = 0
 
-    async def rage(self, rounds: int, most_answers: int = 250) -> None:
+    async def rage(self, rounds: int, most_answers: int = 400) -> None:
         for number in range(1, rounds + 1):
             async with AsyncExitStack() as stack:
                 servers = [await stack.enter_async_context(serving(self._place.spec))]
@@ -112,7 +112,8 @@ class Storm:
                     servers.append(await stack.enter_async_context(serving(self._place.spec)))
                 how = _Round(self._place, self._ledger, self._random, servers)
                 await how.run(most_answers, by_time=self._by_time)
-            self.acknowledged += how.answers
+            new = self._ledger.turns[self._since :]
+            self.acknowledged += sum(turn.is_complete and turn.is_stored for turn in new)
             self.runs_cut_off += len(self._ledger.open_runs())
             self._say(f"{self._place.name} round {number}/{rounds}: {how}; {self.figures}")
         stored = await self._place.stored_ids()
@@ -122,7 +123,7 @@ class Storm:
     @property
     def figures(self) -> str:
         return (
-            f"{self.acknowledged} responses acknowledged, {len(self.findings.lost)} lost,"
+            f"{self.acknowledged} stored responses acknowledged, {len(self.findings.lost)} lost,"
             f" {len(self.findings.half)} half-written ({self.findings.whole} whole that nobody was told of,"
             f" {self.runs_cut_off} runs cut off)"
         )

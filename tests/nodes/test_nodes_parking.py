@@ -2,6 +2,8 @@
 
 import asyncio
 import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
@@ -11,9 +13,11 @@ import pytest
 
 from tests.harness import FAST, PuppetEngine, Running, serve
 from tests.nodes.pairs import node_of, pair
+from tests.server.issuing import bearer
 from tests.server.test_parking import TWO_TENANTS, chain, cut
+from tests.server.test_workers import look
 from tests.test_cli import FAST as FAST_FLAGS
-from tests.test_cli import launched
+from tests.test_cli import Process, launched
 
 ZERO_RETENTION = {"OpenAI-Beta": "slipring_zero_retention=v1"}
 MOST_CONNECTIONS = 64
@@ -132,13 +136,18 @@ async def test_a_node_that_was_killed_has_taken_it_along(postgres_url: str) -> N
         await refused(there, tip["id"])
 
 
+class Refused(Exception):
+    """No response was made."""
+
+
 async def made(ws: aiohttp.ClientWebSocketResponse, previous: str | None) -> dict[str, Any]:
     """One more response that is not stored, on a plain socket."""
     create = {"type": "response.create", "input": "x", "store": False, "previous_response_id": previous}
     await ws.send_json(create)
     while True:
         event = await ws.receive_json(timeout=10)
-        assert event["type"] not in ("error", "response.failed"), event
+        if event["type"] in ("error", "response.failed"):
+            raise Refused(event)
         if event["type"] == "response.completed":
             response: dict[str, Any] = event["response"]
             return response
@@ -152,19 +161,37 @@ def reset(ws: aiohttp.ClientWebSocketResponse) -> None:
     transport.abort()
 
 
-async def test_a_chain_goes_on_on_another_worker(tmp_path: Path) -> None:
-    store = f"sqlite:{tmp_path / 'slipring.db'}"
+@asynccontextmanager
+async def two_workers(directory: Path) -> AsyncIterator[tuple[Process, aiohttp.ClientSession]]:
+    store = f"sqlite:{directory / 'slipring.db'}"
+    keys = [argument for key in TWO_TENANTS for argument in ("--api-key", key)]
     async with (
-        launched(*FAST_FLAGS, "--store", store, "--workers", "2") as server,
+        launched(*FAST_FLAGS, "--store", store, "--workers", "2", *keys) as server,
         aiohttp.ClientSession() as http,
     ):
-        first = await http.ws_connect(f"{server.url}/responses")
-        tip = await made(first, (await made(first, None))["id"])
-        reset(first)
+        yield server, http
+
+
+async def left_at_a_worker(server: Process, http: aiohttp.ClientSession, **headers: str) -> dict[str, Any]:
+    """The last response of a chain whose socket was cut; both workers know that nobody is connected."""
+    ws = await http.ws_connect(f"{server.url}/responses", headers={**bearer("our-key"), **headers})
+    tip = await made(ws, (await made(ws, None))["id"])
+    reset(ws)
+    await look(server.url, lambda said: len(said) == 2 and not any(map(is_connected, said.values())))
+    return tip
+
+
+def is_connected(health: dict[str, Any]) -> bool:
+    return bool(health["connections"])
+
+
+async def test_a_chain_goes_on_on_another_worker(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as (server, http):
+        tip = await left_at_a_worker(server, http)
         makers = set()
         for _ in range(MOST_CONNECTIONS):
-            async with http.ws_connect(f"{server.url}/responses") as ws:
-                response = await until_parked(ws, tip["id"])
+            async with http.ws_connect(f"{server.url}/responses", headers=bearer("our-key")) as ws:
+                response = await made(ws, tip["id"])
                 assert response["usage"]["input_tokens"] > tip["usage"]["input_tokens"]
                 makers.add(node_of(response))
             if makers - {node_of(tip)}:
@@ -172,15 +199,28 @@ async def test_a_chain_goes_on_on_another_worker(tmp_path: Path) -> None:
         assert makers - {node_of(tip)}, "the kernel has led every connection to the same worker"
 
 
-async def until_parked(ws: aiohttp.ClientWebSocketResponse, tip: str) -> dict[str, Any]:
-    """The next response, once the worker that had the socket has noticed that it was cut."""
-    async with asyncio.timeout(10):
-        while True:
-            try:
-                return await made(ws, tip)
-            except AssertionError as error:
-                if "previous_response_not_found" not in str(error):
-                    raise
+async def refused_by_both_workers(server: Process, http: aiohttp.ClientSession, key: str, tip: str) -> None:
+    makers = set()
+    for _ in range(MOST_CONNECTIONS):
+        async with http.ws_connect(f"{server.url}/responses", headers=bearer(key)) as ws:
+            makers.add(node_of(await made(ws, None)))
+            with pytest.raises(Refused, match="previous_response_not_found"):
+                await made(ws, tip)
+        if len(makers) == 2:
+            return
+    raise AssertionError("the kernel has led every connection to the same worker")
+
+
+async def test_another_tenant_cannot_go_on_on_any_worker(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as (server, http):
+        tip = await left_at_a_worker(server, http)
+        await refused_by_both_workers(server, http, "their-key", tip["id"])
+
+
+async def test_a_client_that_wants_nothing_kept_leaves_nothing_at_any_worker(tmp_path: Path) -> None:
+    async with two_workers(tmp_path) as (server, http):
+        tip = await left_at_a_worker(server, http, **ZERO_RETENTION)
+        await refused_by_both_workers(server, http, "our-key", tip["id"])
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer "}, {"Authorization": "Bearer wrong"}])
