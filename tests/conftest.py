@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -15,12 +16,11 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, print_b
 settings.load_profile("repeatable")
 
 
-@pytest.fixture(autouse=True, scope="session")
-def data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Servers that name no store write where nothing of the user's lies."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
-        yield
+@pytest.fixture(autouse=True)
+def data_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that name no store have one for each test, where nothing of the user's lies."""
+    home = tmp_path_factory.getbasetemp() / "data" / secrets.token_hex(8)
+    monkeypatch.setenv("XDG_DATA_HOME", str(home))
 
 
 @pytest.fixture(autouse=True)

@@ -299,10 +299,11 @@ async def test_a_failed_answer_is_left_out_of_the_conversation() -> None:
         assert await talk.end() == NO_ANSWER
 
 
-@pytest.mark.parametrize("store", [False, True])
-async def test_a_lost_connection_is_opened_again_and_nothing_is_lost(store: bool) -> None:
-    engine = PuppetEngine()
-    async with serve(engine) as server, talking(server.url, store=store) as talk:
+@pytest.mark.parametrize(("store", "parked_s"), [(False, 0), (False, 60), (True, 0)])
+async def test_a_lost_connection_is_opened_again_and_nothing_is_lost(store: bool, parked_s: float) -> None:
+    is_known = store or parked_s > 0
+    engine, limits = PuppetEngine(), Limits(parked_s=parked_s)
+    async with serve(engine, limits=limits) as server, talking(server.url, store=store) as talk:
         for question in ("one", "two"):
             talk.say(question)
             performance = await engine.next()
@@ -321,10 +322,10 @@ async def test_a_lost_connection_is_opened_again_and_nothing_is_lost(store: bool
             ("assistant", "About two."),
             ("user", "three"),
         ]
-        assert (performance.job.parent is not None) is store
+        assert (performance.job.parent is not None) is is_known
         performance.finish()
         _, lines = await talk.prompt()
-        assert (lines[0] == SENT_AGAIN) is not store
+        assert (lines[0] == SENT_AGAIN) is not is_known
         assert await talk.end() == 0
 
 

@@ -113,7 +113,7 @@ async def test_a_server_says_where_it_is_and_how_to_use_it(command: tuple[str, .
             f"  websocket  {url.replace('http', 'ws')}/responses",
             f"  engine     {FAST[1]}",
             "  model      small, large",
-            "  store      memory",
+            "  store      sqlite",
             "  API keys   none: any key is accepted",
             "",
             "Point a client at it:",
@@ -201,7 +201,7 @@ async def test_a_script_is_played_and_its_end_does_not_end_the_server(tmp_path: 
         (["--engine", "simulated:speed=1"], 3, "unknown option 'speed' (known: tokens_per_s,"),
         (["--host", "0.0.0.0"], 3, "refusing to serve on 0.0.0.0 without API keys"),
         (
-            ["--workers", "2"],
+            ["--workers", "2", "--store", "memory"],
             3,
             "--workers 2 with --store memory: each worker would know its own chains only",
         ),
