@@ -561,3 +561,46 @@ def test_a_summary_is_not_taken_for_a_message_of_the_user() -> None:
     items = stage.world.means.seal.open("tenant", blob_of(made))
     assert [is_users(item) for item in items] == [False, True]
     assert not is_users(user_message(json.loads(items[0].raw)["content"]))
+
+
+def test_what_those_with_authority_said_is_kept() -> None:
+    stage = Stage()
+    first = stage.respond(input=[message("rule", role="developer"), message("a")])
+    stage.create(
+        previous=first["id"],
+        input="b",
+        context_management=[{"type": "compaction", "compact_threshold": 1000}],
+    )
+    stage.weigh(1000)
+    stage.finish(Text("s"))
+    assert [text[0] for text in texts(context_of(stage.job()))] == ["r", "a", "S", "b"]
+
+
+def test_a_message_beside_a_tools_output_still_waits_for_its_answer() -> None:
+    stage = Stage()
+    stage.create(input="a", tools=[function("f")])
+    first = stage.finish(CallStarted("function", "f"), CallArguments("{}"))[-1]["response"]
+    stage.create(
+        previous=first["id"],
+        tools=[function("f")],
+        input=[message("q" * 5000), call_output("call_1")],
+        context_management=[{"type": "compaction", "compact_threshold": 1000}],
+    )
+    stage.weigh(5000)
+    stage.finish(Text("s"))
+    assert [text[0] for text in texts(context_of(stage.job()))] == ["a", "S", "q"]
+
+
+def test_a_summary_is_not_asked_for_with_a_call_that_waits() -> None:
+    stage = Stage()
+    stage.create(input="a", tools=[function("f")])
+    first = stage.finish(CallStarted("function", "f"), CallArguments("{}"))[-1]["response"]
+    stage.create(previous=first["id"], tools=[function("f")], input=[{"type": "compaction_trigger"}])
+    asked = [item.type for item in stage.job().input]
+    assert asked == ["function_call_output", "message"]
+    stage.finish(Text("s"))
+    stage.create(
+        previous="resp_2", input=[call_output("call_1")], tools=[function("f")]
+    )  # the call itself is still open, and can be answered
+    kinds = [item["type"] for item in context_of(stage.job())]
+    assert kinds[-2:] == ["function_call", "function_call_output"]

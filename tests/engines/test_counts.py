@@ -12,11 +12,12 @@ from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Jo
 from slipring.core.head import Head
 from slipring.core.state import ResponseState
 from slipring.engines.base import Engine, Level
-from slipring.engines.estimates import estimated_tokens
+from slipring.engines.estimates import _weight, estimated_tokens
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.options import Options
 from slipring.engines.simulated import SimulatedEngine
-from slipring.protocol.items import user_message
+from slipring.protocol import wire
+from slipring.protocol.items import read_item, user_message
 from slipring.protocol.responses import InputTokensDetails, OutputTokensDetails, Usage
 from slipring.protocol.tools import Offer
 from tests.core.stage import PLAIN, node
@@ -173,3 +174,10 @@ async def test_an_upstream_that_stumbles_is_asked_again(status: int, body: dict[
         partner.counts = web.json_response({"input_tokens": 5})
         assert await engine.count(job_of()) == 5
         await engine.close()
+
+
+def test_the_bytes_of_an_image_are_not_its_tokens() -> None:
+    url = "data:image/png;base64," + "A" * 400_000
+    parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "what is it?"}]
+    item = read_item(wire.encode({"type": "message", "role": "user", "content": parts}), "input[0]")
+    assert 1000 < _weight(item) // 4 < 3000

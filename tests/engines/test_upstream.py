@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from slipring.engines.gate import Retryable
-from slipring.engines.upstream import Upstream, UpstreamOptions, read_key, refusal
+from slipring.engines.upstream import Upstream, UpstreamOptions, _Payloads, read_key, refusal
 from slipring.errors import InvalidRequest, RateLimited, ServerError, StartupError
 
 
@@ -202,3 +202,10 @@ async def test_silence_is_ended_and_slow_readers_are_not() -> None:
         waiting.cancel()
         await asyncio.wait([waiting])
         await upstream.close()
+
+
+def test_an_event_that_says_nothing_is_passed_over() -> None:
+    payloads = _Payloads()
+    assert payloads.take(b"data:\n\ndata: \r\n\ndata: {}\n\n") == [b"{}"]
+    assert payloads.take(b"data: [DONE]\n\n") == []
+    assert payloads.ended

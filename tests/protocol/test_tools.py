@@ -6,6 +6,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from slipring.errors import InvalidRequest, UnsupportedParameter
+from slipring.protocol import wire
 from slipring.protocol.tools import (
     AUTO,
     HOSTED_TYPES,
@@ -14,6 +15,7 @@ from slipring.protocol.tools import (
     Offer,
     ToolChoice,
     Toolset,
+    merged,
 )
 
 F = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -303,3 +305,14 @@ def test_a_definition_is_kept_with_its_tool():
     (tool,) = read(G).callables
     assert isinstance(tool.definition, FunctionTool)
     assert (tool.definition.strict, tool.definition.description) == (True, "does g")
+
+
+def test_many_tools_and_many_names_are_matched_in_one_go() -> None:
+    """A quadratic search would take minutes here, and keep everybody else waiting."""
+    names = [f"f{number}" for number in range(20_000)]
+    tools = Toolset.read(Raw(wire.encode([{"type": "function", "name": name} for name in names])))
+    named = [{"type": "function", "name": name} for name in names]
+    choice = ToolChoice.read(Raw(wire.encode({"type": "allowed_tools", "mode": "auto", "tools": named})))
+    assert len(choice.offer(tools.callables).tools) == len(names)
+    pieces = [(tool,) for tool in tools.callables]
+    assert merged((), *pieces) == tools.callables

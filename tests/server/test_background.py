@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Text
 from slipring.core.limits import Limits
-from slipring.errors import InvalidRequest, RateLimited
+from slipring.errors import InvalidRequest, RateLimited, Unavailable
 from slipring.stores.base import Run
 from tests.api import Api
 from tests.harness import PuppetEngine, serve
@@ -320,3 +321,49 @@ async def test_what_begins_while_the_server_stops_is_not_promised(monkeypatch: p
         await asyncio.wait([posting])
         assert performance.stopped.is_set()
         assert not server.background._runs
+
+
+async def test_a_head_is_no_stream() -> None:
+    async with running() as (engine, api):
+        begun = await api.begin()
+        url = f"{api.server.url}/responses/{begun['id']}?stream=true"
+        async with api.server.http.head(url, headers=KEY) as answer:
+            assert (answer.status, answer.content_type) == (200, "application/json")
+        (await engine.next()).finish()
+        await api.ended(begun["id"])
+
+
+async def test_a_stream_whose_store_is_lost_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be asked for again from where it was; a second answer inside the first would help nobody."""
+    async with running() as (engine, api):
+        begun = await api.begin()
+        performance = await engine.next()
+        performance.say("a")
+        await written(api, begun["id"], 5)
+        monkeypatch.setattr(api.server.server.background, "find", lambda tenant, response_id: None)
+        url = f"{api.server.url}/responses/{begun['id']}?stream=true"
+        async with api.server.http.get(url, headers=KEY) as answer:
+            assert await answer.content.readline() == b"event: response.created\n"
+
+            async def lost(*given: Any, **more: Any) -> Any:
+                raise Unavailable("gone")
+
+            monkeypatch.setattr(api.server.service.store.runs, "read", lost)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+        monkeypatch.undo()
+        performance.finish()
+        await api.ended(begun["id"])
+
+
+async def test_those_who_follow_are_let_go_when_the_server_stops() -> None:
+    async with running(limits=Limits(drain_timeout_s=0.05)) as (engine, api):
+        begun = await api.begin()
+        await engine.next()
+        url = f"{api.server.url}/responses/{begun['id']}?stream=true"
+        async with api.server.http.get(url, headers=KEY) as answer:
+            await answer.content.readline()
+            stopping = asyncio.create_task(api.server.server.stop())
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await answer.read()
+            await asyncio.wait_for(stopping, 10)

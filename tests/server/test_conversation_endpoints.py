@@ -322,3 +322,26 @@ async def test_a_listed_item_can_be_referred_to_in_the_same_conversation(store: 
         assert [b"remember" in item.raw for item in performance.job.context()] == [True, True]
         performance.finish()
         await socket.until("response.completed")
+
+
+async def test_an_error_names_the_place_that_the_client_sent() -> None:
+    async with serve() as server:
+        conversation = await made(Api(server), "a", "b")
+        orphan = {"type": "function_call_output", "call_id": "call_x", "output": "1"}
+        for item, param in (
+            (orphan, "input[1].call_id"),
+            ({"type": "item_reference", "id": "msg_nobody"}, "input[1].id"),
+            ({"type": "compaction", "encrypted_content": "foreign"}, "input[1].encrypted_content"),
+        ):
+            status, error = await server.post(input=[message("x"), item], conversation=conversation)
+            assert (status, error["error"]["param"]) == (400, param)
+            assert "input[3]" not in error["error"]["message"]
+
+
+async def test_an_item_of_the_conversation_that_is_wrong_is_not_blamed_on_the_input() -> None:
+    async with serve() as server:
+        api = Api(server)
+        orphan = {"type": "function_call_output", "call_id": "call_x", "output": "1"}
+        _, conversation = await api.call("POST", "/conversations", json={"items": [orphan]})
+        status, error = await server.post(input="x", conversation=conversation["id"])
+        assert (status, error["error"]["param"]) == (400, "conversation")

@@ -11,9 +11,9 @@ from msgspec import Struct, structs
 
 from slipring.core import lineage
 from slipring.core.generation import Delta, Finished, Job, Model, Text
-from slipring.core.state import Carry
+from slipring.core.state import Carry, OpenCall
 from slipring.errors import InvalidRequest, ServerError
-from slipring.protocol import requests
+from slipring.protocol import requests, wire
 from slipring.protocol.items import ConfigurationUpdate, Item, Message, user_message
 from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.tools import Offer
@@ -134,9 +134,10 @@ class Compaction:
             top_logprobs=0,
             max_output_tokens=self.plan.summary_tokens,
         )
-        return structs.replace(
-            job, input=(*job.input, user_message(_ASK)), offer=Offer(forbidden=True), settings=settings
-        )
+        # Servers refuse a context in which a call waits for its output.
+        waiting = (_unanswered(call_id, call) for call_id, call in self._carry.open_calls.items())
+        asked = (*job.input, *filter(None, waiting), user_message(_ASK))
+        return structs.replace(job, input=asked, offer=Offer(forbidden=True), settings=settings)
 
     def take(self, deltas: list[Delta]) -> None:
         """Listen to the summary. What the model thinks on the way is not part of it."""
@@ -155,7 +156,10 @@ class Compaction:
         if not summary or self.finished.reason == "content_filter":
             # To go on without would be to forget everything, and not to say so.
             raise ServerError("The context could not be compacted: the model gave no summary.")
-        return condensed(tuple(self._job.context()), summary, self._carry, self.plan.kept_bytes)
+        context, parent = tuple(self._job.context()), self._job.parent
+        # Of a history that a client sends itself, what was answered can only be told from its order.
+        seen = len(context) - len(self._job.input) if parent is not None else len(context)
+        return condensed(context, seen, summary, self._carry, self.plan.kept_bytes)
 
     def job_after(self, items: tuple[Item, ...]) -> Job:
         """What the turn set out to do, with what is left of the context."""
@@ -175,28 +179,46 @@ class Compaction:
         )
 
 
-def condensed(context: tuple[Item, ...], summary: str, carry: Carry, kept_bytes: int) -> tuple[Item, ...]:
-    """What stands for a context: its tools and settings, the newest messages of its user, the summary, what
-    still waits for an answer, and the calls that nobody has answered yet.
+def condensed(
+    context: tuple[Item, ...], seen: int, summary: str, carry: Carry, kept_bytes: int
+) -> tuple[Item, ...]:
+    """What stands for a context: its tools and settings, the newest messages of those who gave orders, the
+    summary, what still waits for an answer, and the calls that nobody has answered yet.
 
-    The summary stands where the work does: behind the messages that were worked on. What came after is kept
-    word for word, however long it is: nobody has done anything about it yet.
+    ``seen``: how many of the items the model has had before. The summary stands where the work does: behind
+    the messages that were worked on. What came after is kept word for word, however long it is: nobody has
+    done anything about it yet.
     """
-    done = [index for index, item in enumerate(context) if _is_work(item)]
+    done = [index for index, item in enumerate(context[:seen]) if _is_work(item)]
     worked_on = done[-1] + 1 if done else 0
     calls = {
         item.call_id: item
         for item in context
         if item.call_id is not None and lineage.is_call(item) and _stays_open(item, carry)
     }
+    tools = dict.fromkeys(item for item in reversed(context) if item.type == "additional_tools")
     return (
-        *dict.fromkeys(item for item in context if item.type == "additional_tools"),
+        *reversed(tools),
         *_settings_of(context),
-        *_newest_messages(context[:worked_on], kept_bytes),
+        *_newest_messages(context[:worked_on], kept_bytes, ("system", "developer")),
+        *_newest_messages(context[:worked_on], kept_bytes, ("user",)),
         user_message(_LEAD + summary),
-        *(item for item in context[worked_on:] if item.type == "message"),
+        *(item for item in context[worked_on:] if _is_wish(item)),
         *calls.values(),
     )
+
+
+def _is_wish(item: Item) -> bool:
+    return item.type == "message" and not _is_work(item)
+
+
+def _unanswered(call_id: str, call: OpenCall) -> Item | None:
+    """What a summary is told of a call that waits for its output."""
+    if call.type not in ("function_call", "custom_tool_call"):
+        return None
+    kind = f"{call.type}_output"
+    raw = wire.encode({"type": kind, "call_id": call_id, "output": "(there is no output yet)"})
+    return Item(type=kind, raw=raw, call_id=call_id)
 
 
 def _is_work(item: Item) -> bool:
@@ -211,23 +233,25 @@ def _is_work(item: Item) -> bool:
 
 def is_users(item: Item) -> bool:
     """Whether it is a message of the user's own, and not a summary that we have put there."""
+    return _role_of(item) == "user"
+
+
+def _role_of(item: Item) -> str | None:
     if item.type != "message" or item.raw.startswith(_SUMMARY_START):
-        return False
+        return None
     body = item.body()
-    return isinstance(body, Message) and body.role == "user"
+    return body.role if isinstance(body, Message) else None
 
 
-def _newest_messages(context: tuple[Item, ...], most_bytes: int) -> list[Item]:
-    """The newest messages of the user that fit, oldest first."""
+def _newest_messages(context: tuple[Item, ...], most_bytes: int, roles: tuple[str, ...]) -> list[Item]:
+    """The newest messages in these roles that fit, oldest first."""
     kept: list[Item] = []
     left = most_bytes
     for item in reversed(context):
-        if is_users(item):
+        if _role_of(item) in roles and len(item.raw) <= left:
             left -= len(item.raw)
-            if left < 0:
-                break
-            kept.insert(0, item)
-    return kept
+            kept.append(item)
+    return kept[::-1]
 
 
 def _settings_of(context: Iterable[Item]) -> list[Item]:
@@ -237,8 +261,10 @@ def _settings_of(context: Iterable[Item]) -> list[Item]:
         if item.type == "configuration_update":
             update = item.body()
             assert isinstance(update, ConfigurationUpdate)
-            changes = {"effort": update.reasoning, "format": update.text}
-            latest = {**latest, **{name: item for name, change in changes.items() if change is not None}}
+            if update.reasoning is not None and update.reasoning.effort is not None:
+                latest["effort"] = item
+            if update.text is not None and wire.given(update.text.format) is not None:
+                latest["format"] = item
     return [item for item in context if any(item is kept for kept in latest.values())]
 
 

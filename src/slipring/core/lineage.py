@@ -56,10 +56,11 @@ def join(parent: ResponseState | None, items: tuple[Item, ...], *, complete: boo
     """
     before = parent.carry if parent is not None else NOTHING
     open_calls = _match(before.open_calls, items)
-    tools, effort, text_format = before.tools, before.effort, before.format
+    effort, text_format = before.effort, before.format
+    added: list[tuple[CallableTool, ...]] = []
     for index, item in _in_place(items):
         if item.type == "additional_tools":
-            tools = _add_tools(tools, item, f"input[{index}]")
+            added.append(_read_tools(item, f"input[{index}]"))
         elif item.type == "configuration_update":
             update = item.body()
             assert isinstance(update, ConfigurationUpdate)
@@ -70,6 +71,7 @@ def join(parent: ResponseState | None, items: tuple[Item, ...], *, complete: boo
                 text_format = asked or text_format
     if complete:
         _require_answers(open_calls)
+    tools = merged(before.tools, *added)
     return Carry(open_calls=open_calls, tools=tools, effort=effort, format=text_format)
 
 
@@ -146,7 +148,7 @@ def opening(item: Item, *, cut_off: bool = False) -> OpenCall:
     return OpenCall(type=item.type, required=required)
 
 
-def _add_tools(tools: tuple[CallableTool, ...], item: Item, where: str) -> tuple[CallableTool, ...]:
+def _read_tools(item: Item, where: str) -> tuple[CallableTool, ...]:
     body = item.body()
     assert isinstance(body, AdditionalTools)
-    return merged(tools, Toolset.read(body.tools, f"{where}.tools").callables)
+    return Toolset.read(body.tools, f"{where}.tools").callables

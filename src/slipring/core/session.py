@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec import UNSET, Struct
 
-from slipring.core import lineage, sealing, settings
+from slipring.core import lineage, places, sealing, settings
 from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
 from slipring.core.cache import ConnectionCache, NoMemory
 from slipring.core.generation import Delta, Model
@@ -356,7 +356,8 @@ class Session:
             model = self._models.find(turn.request.model)
             job = turn.begin(self._means.mint("resp"), model, resolved, now)
         except ApiError as error:
-            return self._drop(turn, error)
+            known = len(turn.joined.items) if turn.joined is not None else 0
+            return self._drop(turn, places.relocated(error, known))
         turn.stages.lap("validate")
         first = Weigh(turn, job) if turn.must_weigh else Start(turn, turn.first_job(job))
         return [Send(turn.enqueue()), first] if turn.detached else [first]

@@ -141,19 +141,19 @@ class ResponseState:
         An item that was sent without an id has one by its place.
         """
         found: dict[str, Item] = {}
-        placed = {
-            (place.response_id, place.index): item_id
-            for item_id in ids
-            if (place := naming.place_of(item_id)) is not None and place.of_input
-        }
+        placed: dict[str, list[tuple[int, str]]] = {}
+        for item_id in ids:
+            place = naming.place_of(item_id)
+            if place is not None and place.of_input:
+                placed.setdefault(place.response_id, []).append((place.index, item_id))
         for node in self.chain():
             if len(found) == len(ids):
                 break
             for item in reversed(node.input + node.output):
                 if item.id in ids:
                     found.setdefault(item.id, item)
-            for (response_id, index), item_id in placed.items():
-                if response_id == node.id and index < len(node.input):
+            for index, item_id in placed.get(node.id, ()):
+                if index < len(node.input):
                     item = node.input[index]
                     if naming.place_id(item, node.id, index) == item_id:
                         found.setdefault(item_id, structs.replace(item, id=item_id))

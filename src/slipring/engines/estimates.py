@@ -1,11 +1,15 @@
 """How long a context is, for engines that cannot count: what was counted before, and a guess at the rest."""
 
+import re
 from collections.abc import Iterable
 
 from slipring.core.generation import Job
 from slipring.protocol.items import Item
 
 _BYTES_PER_TOKEN = 4
+_IMAGE_BYTES = 4 * 1500
+"""An image takes about so much of a context, however many bytes its data has."""
+_DATA = re.compile(rb'"data:[^"]*"')
 
 
 def estimated_tokens(job: Job) -> int:
@@ -20,4 +24,12 @@ def estimated_tokens(job: Job) -> int:
 
 
 def _bytes(items: Iterable[Item]) -> int:
-    return sum(len(item.raw) for item in items)
+    return sum(map(_weight, items))
+
+
+def _weight(item: Item) -> int:
+    size = len(item.raw)
+    if b'"data:' in item.raw:
+        for found in _DATA.finditer(item.raw):
+            size += _IMAGE_BYTES - (found.end() - found.start())
+    return size

@@ -221,7 +221,8 @@ class _Payloads:
                 if payload == _DONE:
                     self.ended = True
                     return found
-                found.append(payload)
+                if payload:  # nothing at all is somebody's way to keep a connection alive
+                    found.append(payload)
         return found
 
 

@@ -22,6 +22,10 @@ ItemId = Annotated[str, Meta(max_length=512)]
 """As a client may choose it. Ids are keys of an index, and an index does not take any length."""
 
 
+MOST_ITEMS = 50_000
+"""In one request: what is read of it keeps everybody else waiting."""
+
+
 class InputText(Struct, tag_field="type", tag="input_text"):
     text: str
 
@@ -233,6 +237,8 @@ def read_input(data: Raw | UnsetType) -> tuple[Item, ...]:
     value = wire.decode(_input, sent, where="input")
     if isinstance(value, str):
         return (user_message(value),)
+    if len(value) > MOST_ITEMS:
+        raise InvalidRequest(f"Invalid 'input': more than {MOST_ITEMS} items.", param="input")
     return tuple(read_item(bytes(raw), f"input[{index}]") for index, raw in enumerate(value))
 
 

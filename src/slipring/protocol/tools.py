@@ -5,6 +5,7 @@ reuses the parent's ``Toolset``, so that 40 kB of definitions cost a comparison.
 an engine after ``tool_choice``: the callable tools and whether it must call one.
 """
 
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -171,12 +172,16 @@ def _refuse_twins(callables: list[CallableTool], where: str) -> None:
         seen.add(key)
 
 
-def merged(tools: tuple[CallableTool, ...], newer: tuple[CallableTool, ...]) -> tuple[CallableTool, ...]:
-    """Both together; a newer tool takes the place of one with its name."""
-    if not newer:
+def merged(tools: tuple[CallableTool, ...], *newer: tuple[CallableTool, ...]) -> tuple[CallableTool, ...]:
+    """All together; a newer tool takes the place of one with its name."""
+    if not any(newer):
         return tools
-    names = {(tool.namespace, tool.name) for tool in newer}
-    return (*(tool for tool in tools if (tool.namespace, tool.name) not in names), *newer)
+    named: dict[tuple[str | None, str], CallableTool] = {}
+    for tool in chain(tools, *newer):
+        key = (tool.namespace, tool.name)
+        named.pop(key, None)  # to its new place, not to the old one's
+        named[key] = tool
+    return tuple(named.values())
 
 
 class Offer(Struct, frozen=True):
@@ -249,7 +254,8 @@ class ToolChoice(Struct, frozen=True):
         if self.mode == "none":
             return Offer(forbidden=True)
         if self.only is not None:
-            tools = tuple(tool for named in self.only for tool in self._matches(named, tools))
+            shelf = _Shelf(tools)
+            tools = tuple(tool for named in self.only for tool in shelf.find(named))
         if self.mode == "required" and not tools:
             raise InvalidRequest(
                 "Invalid 'tool_choice': a tool call is required, but no function or custom tool is offered.",
@@ -257,18 +263,25 @@ class ToolChoice(Struct, frozen=True):
             )
         return Offer(tools=tools, required=self.mode == "required", narrowed=self.only is not None)
 
-    def _matches(self, named: _Named, tools: tuple[CallableTool, ...]) -> tuple[CallableTool, ...]:
+
+class _Shelf:
+    """Tools by what a choice may call them."""
+
+    def __init__(self, tools: tuple[CallableTool, ...]) -> None:
+        self._by_name: dict[tuple[str, str], list[CallableTool]] = {}
+        self._by_namespace: dict[str | None, list[CallableTool]] = {}
+        for tool in tools:
+            self._by_name.setdefault((tool.kind, tool.name), []).append(tool)
+            self._by_namespace.setdefault(tool.namespace, []).append(tool)
+
+    def find(self, named: _Named) -> list[CallableTool]:
         if named.type == "namespace":
-            found = tuple(tool for tool in tools if tool.namespace == named.name)
+            found = self._by_namespace.get(named.name, []) if named.name is not None else []
         elif named.type in ("function", "custom"):
-            found = tuple(
-                tool
-                for tool in tools
-                if (tool.kind, tool.name) == (named.type, named.name)
-                and named.namespace in (None, tool.namespace)
-            )
+            alike = self._by_name.get((named.type, named.name or ""), [])
+            found = [tool for tool in alike if named.namespace in (None, tool.namespace)]
         else:
-            return ()  # a hosted tool: allowed, and never called
+            return []  # a hosted tool: allowed, and never called
         if not found:
             raise InvalidRequest(
                 f"Tool choice {quoted(named.name or '')} not found in 'tools' parameter.", param="tool_choice"

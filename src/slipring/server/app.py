@@ -47,7 +47,7 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("GET", "/responses", _open_socket),
         ("POST", "/responses", create),
         ("POST", "/responses/compact", _compact),
-        ("POST", "/responses/input_tokens", count_tokens),
+        ("POST", "/responses/input_tokens", _count),
         ("GET", "/responses/{response_id}", stored.retrieve),
         ("DELETE", "/responses/{response_id}", stored.delete),
         ("POST", "/responses/{response_id}/cancel", stored.cancel),
@@ -158,6 +158,11 @@ async def _create(
 async def _compact(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     _require_place(len(service.clients), service)
     return await compact(service, request, caller)
+
+
+async def _count(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    _require_place(len(service.clients), service)
+    return await count_tokens(service, request, caller)
 
 
 def _show_parked(service: Service, request: web.Request) -> web.Response:

@@ -12,6 +12,7 @@ from slipring.core.actions import Action
 from slipring.core.generation import Job
 from slipring.core.stages import Stages
 from slipring.core.turn import Turn
+from slipring.errors import ApiError
 from slipring.protocol.events import Error, Event
 from slipring.protocol.timing import TurnReport
 from slipring.server.answers import json_response, read_body, refusal
@@ -53,6 +54,13 @@ class _Scales(Driver):
     __slots__ = ("answer",)
     answer: _Answer
 
+    def tick(self) -> None:
+        if self.service.draining:
+            self.run(self.session.tick(now()))
+
+    def wind_down(self, error: ApiError, grace_s: float) -> None:
+        self.run(self.session.end(error, code=1001, grace_s=grace_s, now=now()))
+
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
         self.answer.give(await self.service.catalog.engine_of(job.model).count(job))
         return []
@@ -67,8 +75,9 @@ async def count_tokens(service: Service, request: web.Request, caller: Caller) -
     session = service.open_exchange(caller, tells_timing=False)
     scales = _Scales(service, caller, session, answer, states=StoredStates(service.store.responses))
     scales.answer = answer
-    try:
-        scales.run(session.create(create, stages, size_bytes=len(body), now=now()))
-        return await answer.given
-    finally:
-        await scales.stop()
+    with service.serving(scales):
+        try:
+            scales.run(session.create(create, stages, size_bytes=len(body), now=now()))
+            return await answer.given
+        finally:
+            await scales.stop()

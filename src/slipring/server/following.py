@@ -1,11 +1,14 @@
 """Telling a background run's events over SSE, from any number on and on any node."""
 
 import asyncio
+from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncGenerator
 
 from aiohttp import web
 from msgspec import Struct, json
 
+from slipring.core.limits import Limits
+from slipring.errors import ApiError
 from slipring.server import sse
 from slipring.server.background import Background
 from slipring.stores.base import RunEvent
@@ -27,16 +30,53 @@ async def follow(
 ) -> web.StreamResponse:
     """Answer with all events after a number, until the run is over."""
     stream = web.StreamResponse(headers=sse.HEADERS)
-    limits = background.service.config.limits
-    await stream.prepare(request)
-    events = _events(background, tenant, response_id, after)
+    follower = _Follower()
+    with background.service.serving(follower):
+        await stream.prepare(request)
+        events = _events(background, tenant, response_id, after)
+        try:
+            await _tell(stream, events, background.service.config.limits, follower)
+        except (ConnectionError, TimeoutError, ApiError):
+            # In the middle of an answer nothing else can be said: it is cut off, and can be asked for again.
+            if request.transport is not None:
+                request.transport.abort()
+        finally:
+            await events.aclose()
+    return stream
+
+
+class _Follower:
+    """Somebody who is told of a run, as the server looks after its clients."""
+
+    def __init__(self) -> None:
+        self.told_to_leave = asyncio.Event()
+
+    def tick(self) -> None:
+        return
+
+    def wind_down(self, error: ApiError, grace_s: float) -> None:
+        self.told_to_leave.set()
+
+
+async def _tell(
+    stream: web.StreamResponse,
+    events: AsyncGenerator[RunEvent, None],
+    limits: Limits,
+    follower: _Follower,
+) -> None:
+    """Write events as they come, and something in between where none do."""
+    leaving = asyncio.ensure_future(follower.told_to_leave.wait())
     pending = asyncio.ensure_future(anext(events, None))
     try:
         while True:
-            done, _ = await asyncio.wait([pending], timeout=limits.ping_interval_s or None)
+            done, _ = await asyncio.wait(
+                [pending, leaving], timeout=limits.ping_interval_s or None, return_when=FIRST_COMPLETED
+            )
             if not done:
                 await _write(stream, sse.KEEPALIVE, limits.send_timeout_s)
                 continue
+            if pending not in done:
+                raise ConnectionAbortedError  # on another node, or later, it can be followed to its end
             event = pending.result()
             if event is None:
                 break
@@ -45,14 +85,10 @@ async def follow(
             pending = asyncio.ensure_future(anext(events, None))
         await _write(stream, sse.DONE, limits.send_timeout_s)
         await stream.write_eof()
-    except (ConnectionError, TimeoutError):
-        if request.transport is not None:
-            request.transport.abort()
     finally:
-        pending.cancel()
-        await asyncio.wait([pending])
-        await events.aclose()
-    return stream
+        for task in (pending, leaving):
+            task.cancel()
+        await asyncio.wait([pending, leaving])
 
 
 async def _write(stream: web.StreamResponse, data: bytes, timeout_s: float) -> None:

@@ -30,7 +30,7 @@ class StoredResponses:
         response_id = request.match_info["response_id"]
         read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
         response = await _find(service, caller.tenant, response_id)
-        if request.query.get("stream", "false") != "true":
+        if request.query.get("stream", "false") != "true" or request.method == "HEAD":
             if "starting_after" in request.query:
                 raise InvalidRequest("'starting_after' needs 'stream=true'.", param="starting_after")
             return json_response(response)

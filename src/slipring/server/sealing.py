@@ -57,9 +57,9 @@ class KeyedSeal:
 
 async def open_seal(key_file: str, store: Store) -> KeyedSeal:
     """The seal of a server: by the keys in a file, else by one that all nodes on its store share."""
-    if key_file:
-        return KeyedSeal(read_keys(key_file))
-    return KeyedSeal([await store.cluster.secret("seal", new_key())])
+    shared = await store.cluster.secret("seal", new_key())
+    # With a file, the store's key still opens what it has sealed before there was one.
+    return KeyedSeal([*read_keys(key_file), shared] if key_file else [shared])
 
 
 def new_key() -> bytes:

@@ -83,13 +83,13 @@ def _include(settings: Settings, options: Options) -> list[str]:
 
 def _available(job: Job) -> tuple[CallableTool, ...]:
     """All tools of the context, before any choice among them."""
-    tools = job.parent.carry.tools if job.parent is not None else ()
+    added = [job.parent.carry.tools] if job.parent is not None else []
     for item in job.input:
         if item.type == "additional_tools":
             body = item.body()
             assert isinstance(body, AdditionalTools)
-            tools = merged(tools, Toolset.read(body.tools).callables)
-    return merged(job.head.tools.callables, tools)
+            added.append(Toolset.read(body.tools).callables)
+    return merged(job.head.tools.callables, *added)
 
 
 def _tool_choice(offer: Offer, available: tuple[CallableTool, ...], *, hosted: bool) -> object:
