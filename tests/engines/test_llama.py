@@ -325,6 +325,7 @@ async def test_a_killed_child_fails_one_turn_and_comes_back() -> None:
         os.kill(process.pid, signal.SIGKILL)
         last = (await socket.until("response.failed"))[-1]
         assert last["response"]["error"]["code"] == "server_error"
+        await until(lambda: process.trouble)  # its connection may be gone a little before it is
         assert await health(server) == (503, "degraded", "the embedded engine is starting again")
         failed = await socket.response(input=ASK, **GREEDY)
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
