@@ -19,6 +19,7 @@ from typing import Any
 from common import keep, spread, verdict
 
 from slipring.core.generation import Capabilities, Finished, Job, Model
+from slipring.core.means import Means
 from slipring.core.stages import Stages
 from slipring.core.state import ResponseState
 from slipring.core.turn import Turn
@@ -29,6 +30,7 @@ from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenizer import Tokenizer
 from slipring.protocol.items import Item, read_item
 from slipring.protocol.requests import CreateRequest
+from slipring.server.sealing import KeyedSeal, new_key
 
 BUDGET = 1.5
 SIZES = (2_000, 8_000, 20_000, 75_000, 150_000)
@@ -59,7 +61,8 @@ def begun(
 ) -> tuple[Turn, Job]:
     request = CreateRequest(instructions="You mend code.", store=False)
     stages = Stages(time.perf_counter)
-    turn = Turn(request, tenant="t", lane=None, size_bytes=0, mint=lambda prefix: prefix, stages=stages)
+    means = Means(mint=lambda prefix: prefix, clock=time.perf_counter, seal=KeyedSeal([new_key()]))
+    turn = Turn(request, tenant="t", lane=None, size_bytes=0, means=means, stages=stages)
     turn.parent = parent
     return turn, turn.begin(response_id, MODEL, items, now=0.0)
 

@@ -281,3 +281,25 @@ async def test_in_memory_reads_see_what_was_written() -> None:
     await database.write(Statement("DELETE FROM slipring_nodes"))
     assert await database.used_bytes() < before + 100_000
     await database.close()
+
+
+async def test_processes_that_start_together_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite does not wait by itself where the journal of a new file is changed."""
+    path = tmp_path / "new.db"
+    other = apsw.Connection(str(path))
+    other.execute("CREATE TABLE theirs (x)")
+    other.execute("BEGIN EXCLUSIVE")
+    waited = []
+
+    def finish_theirs(seconds: float) -> None:
+        waited.append(seconds)
+        other.execute("COMMIT")
+
+    monkeypatch.setattr("slipring.stores.sqlite._BUSY_MS", 1)
+    monkeypatch.setattr("slipring.stores.sqlite.time.sleep", finish_theirs)
+    database = SqliteDatabase(str(path))
+    await database.start()
+    await database.close()
+    assert len(waited) == 1

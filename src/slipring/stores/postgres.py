@@ -83,6 +83,7 @@ class PostgresDatabase(Database):
                 max_size=_POOL,
                 timeout=_CONNECT_S,
                 command_timeout=_COMMAND_S,
+                init=_prepare,
                 # Nothing here changes a session, so nothing has to be put back, which would be a round trip.
                 reset=_keep,
             )
@@ -210,6 +211,11 @@ def _hushed(url: str, text: str) -> str:
     for secret in (password, unquote(password), *parse_qs(parts.query).get("password", ())):
         text = text.replace(secret, "…") if secret else text
     return " ".join(text.split())
+
+
+async def _prepare(connection: Any) -> None:
+    # To compile a query takes longer than any query of ours.
+    await connection.execute("SET jit = off")
 
 
 async def _keep(connection: Any) -> None:

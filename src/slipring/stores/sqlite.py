@@ -9,12 +9,13 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 
@@ -31,6 +32,7 @@ from slipring.stores.database import (
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 OLDEST = (3, 51, 3)
 """Earlier ones can damage a WAL file that several connections write and checkpoint at the same time."""
 _GROUP = 256
@@ -38,6 +40,8 @@ _GROUP = 256
 _READERS = 2
 _BUSY_MS = 5000
 """How long to wait for another process to finish its transaction."""
+_START_S, _BUSY_PAUSE_S = 10.0, 0.02
+"""How long to wait for others that start at the same time, and how long between two attempts."""
 _IN_MEMORY = ":memory:"
 _UNIQUE = (apsw.SQLITE_CONSTRAINT_PRIMARYKEY, apsw.SQLITE_CONSTRAINT_UNIQUE)
 
@@ -142,11 +146,11 @@ class SqliteDatabase(Database):
         where = f"sqlite:{self._path}"
         try:
             path = _make_file(self._path)
-            writer = _prepared(apsw.Connection(path))
-            if writer.execute("PRAGMA journal_mode = WAL").get != "wal":
+            writer = _patiently(lambda: _prepared(apsw.Connection(path)))
+            if _patiently(lambda: writer.execute("PRAGMA journal_mode = WAL").get) != "wal":
                 raise StartupError(f"--store {where}: no write-ahead log can be kept there")
-            _migrate(writer, where)
-            readers = [_prepared(apsw.Connection(path)) for _ in range(_READERS)]
+            _patiently(lambda: _migrate(writer, where))
+            readers = [_patiently(lambda: _prepared(apsw.Connection(path))) for _ in range(_READERS)]
         except OSError as error:
             raise StartupError(f"--store {where}: {error.strerror or error}") from None
         except apsw.Error as error:
@@ -154,6 +158,19 @@ class SqliteDatabase(Database):
         for reader in readers:
             reader.execute("PRAGMA query_only = ON")
         return [writer, *readers]
+
+
+def _patiently(work: Callable[[], _T]) -> _T:
+    """Do something that another process may be doing to the same file just now. Where SQLite itself waits for
+    others, it does so by the busy timeout; for a change of the journal it does not wait at all."""
+    until = time.monotonic() + _START_S
+    while True:
+        try:
+            return work()
+        except apsw.BusyError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_BUSY_PAUSE_S)
 
 
 def _make_file(path: str) -> str:
@@ -176,18 +193,18 @@ def _prepared(connection: apsw.Connection) -> apsw.Connection:
 def _migrate(connection: apsw.Connection, where: str) -> None:
     """Bring the schema up to date, with other processes kept out meanwhile."""
     connection.execute("BEGIN IMMEDIATE")
-    connection.execute(schema.VERSION_TABLE)
-    version: int = connection.execute(schema.READ_VERSION).get
     try:
+        connection.execute(schema.VERSION_TABLE)
+        version: int = connection.execute(schema.READ_VERSION).get
         for number, statements in schema.pending(version, where):
             for sql in statements:
                 connection.execute(_dialect(sql))
             connection.execute(schema.WRITE_VERSION, {"1": number})
+        connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
-        connection.close()
+        with suppress(apsw.Error):
+            connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
 
 
 @lru_cache(maxsize=256)
