@@ -647,6 +647,15 @@ AGENT_MESSAGE = {
 }
 SEALED = SEAL.seal("tests", (STORED_ITEM,))
 APPROVAL = {"name": "search", "server_label": "docs", "arguments": "{}"}
+TOOL_SEARCH = [
+    {
+        "type": "tool_search_call",
+        "call_id": "call_1",
+        "execution": "client",
+        "arguments": {"query": "weather"},
+    },
+    {"type": "tool_search_output", "call_id": "call_1", "execution": "client", "tools": [WEATHER]},
+]
 ITEM_SAMPLES: dict[str, list[Json]] = {
     "message": [{"type": "message", "role": "developer", "content": "Be brief."}],
     "function_call": FUNCTION_CALL,
@@ -677,8 +686,8 @@ ITEM_SAMPLES: dict[str, list[Json]] = {
     "apply_patch_call_output": PATCH_CALL,
     "local_shell_call": [LOCAL_SHELL_CALL],
     "local_shell_call_output": [{"type": "local_shell_call_output", "id": "call_1", "output": "{}"}],
-    "tool_search_call": [{"type": "tool_search_call", "arguments": {"query": "weather"}}],
-    "tool_search_output": [{"type": "tool_search_output", "tools": [WEATHER]}],
+    "tool_search_call": TOOL_SEARCH,
+    "tool_search_output": TOOL_SEARCH,
     "mcp_list_tools": [{"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "docs", "tools": []}],
     "mcp_call": [{"type": "mcp_call", "id": "mcp_1", **APPROVAL}],
     "mcp_approval_request": [{"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL}],
@@ -843,7 +852,8 @@ def check_tool(row: Row, sample: Json) -> None:
     assert outcome.response is not None
     assert outcome.response["tools"] == [sample]
     assert outcome.job is not None
-    assert bool(outcome.job.offer.tools) == (sample["type"] not in tools.HOSTED_TYPES)
+    hidden = sample["type"] in tools.HOSTED_TYPES or sample.get("defer_loading") is True
+    assert bool(outcome.job.offer.tools) == (not hidden)
 
 
 @pytest.mark.parametrize("name", TOOLS)

@@ -109,6 +109,11 @@ class OutputTextDone(PartEvent, tag="response.output_text.done", kw_only=True):
     logprobs: list[SpokenLogprob]
 
 
+class OutputTextAnnotationAdded(PartEvent, tag="response.output_text.annotation.added", kw_only=True):
+    annotation_index: int
+    annotation: Raw
+
+
 class RefusalDelta(PartEvent, tag="response.refusal.delta", kw_only=True):
     delta: str
 

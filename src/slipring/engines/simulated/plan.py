@@ -10,6 +10,7 @@ from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Tex
 from slipring.engines.simulated.options import Options
 from slipring.engines.simulated.schemas.instances import Unsatisfiable, instance
 from slipring.errors import ApiError, InvalidRequest
+from slipring.prompts.schemas import parameters_of
 from slipring.protocol import wire
 from slipring.protocol.tools import CallableTool
 
@@ -65,8 +66,8 @@ def plan_answer(job: Job, tool_outputs: int, options: Options) -> Iterator[Step]
 def call(tool: CallableTool, tokens: int) -> Iterator[Step]:
     """A call of a tool, with arguments that fit its schema and take about ``tokens`` tokens."""
     started = CallStarted(kind=tool.kind, name=tool.name, namespace=tool.namespace)
-    if tool.kind == "function":
-        arguments = wire.encode(_document(tool.parameters)).decode()
+    if tool.kind != "custom":
+        arguments = wire.encode(_document(bytes(parameters_of(tool)))).decode()
         padding = " " * (tokens - len(arguments))
         arguments = arguments[:-1] + padding + arguments[-1:]
     else:

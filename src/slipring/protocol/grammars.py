@@ -1,0 +1,112 @@
+"""Grammars of custom tools: what the input of a call may be.
+
+They are compiled by llguidance where it is installed, so that one that means nothing is refused with the
+request. Without it regular expressions are looked at by Python, and other grammars are taken as they are.
+"""
+
+import re
+from functools import lru_cache
+from importlib import import_module
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct, UnsetType
+
+from slipring.errors import InvalidRequest
+from slipring.protocol import wire
+
+LONGEST = 65_536
+"""Of a definition: it is compiled while others wait."""
+_LONGEST_COMPLAINT = 300
+
+
+class Grammar(Struct, frozen=True, tag_field="type", tag="grammar"):
+    """The format of a custom tool's input."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Meta(min_length=1, max_length=LONGEST)]
+
+
+class _Kind(Struct):
+    type: Literal["text", "grammar"]
+
+
+_kind = msgspec.json.Decoder(_Kind)
+_grammar = msgspec.json.Decoder(Grammar)
+
+
+def read_grammar(data: Raw | UnsetType, where: str) -> Grammar | None:
+    """The grammar of a ``format``; None: any text will do. Does not ask whether it means anything."""
+    sent = wire.given(data)
+    if sent is None or wire.decode(_kind, sent, where=where).type == "text":
+        return None
+    return wire.decode(_grammar, bytes(sent), where=where)
+
+
+def check_format(data: Raw | UnsetType, where: str) -> None:
+    """Refuse a format that cannot be met, by the field that is wrong."""
+    grammar = read_grammar(data, where)
+    if grammar is not None and (said := complaint(grammar)) is not None:
+        param = f"{where}.definition"
+        raise InvalidRequest(f"Invalid '{param}': this grammar cannot be compiled: {said}.", param=param)
+
+
+@lru_cache(maxsize=1)
+def _library() -> Any:
+    """llguidance, which comes with the llama engine; loaded by the first grammar."""
+    try:
+        return import_module("llguidance")
+    except ImportError:
+        return None
+
+
+def _compilable(grammar: Grammar) -> str:
+    """A grammar in the form that llguidance takes."""
+    matcher = _library().LLMatcher
+    write = matcher.grammar_from_regex if grammar.syntax == "regex" else matcher.grammar_from_lark
+    return str(write(grammar.definition))
+
+
+@lru_cache(maxsize=256)
+def complaint(grammar: Grammar) -> str | None:
+    """What keeps a grammar from being compiled, if anything is known to."""
+    library = _library()
+    if library is None:
+        return _complaint_of_python(grammar)
+    failed, complaints = library.LLMatcher.validate_grammar_with_warnings(_compilable(grammar))
+    if not failed:
+        return None
+    said = " ".join("".join(complaints[:1]).split())
+    return said[:_LONGEST_COMPLAINT].rstrip(".") or "it is not a grammar"
+
+
+def _complaint_of_python(grammar: Grammar) -> str | None:
+    if grammar.syntax != "regex":
+        return None
+    try:
+        re.compile(grammar.definition)
+    except (re.error, RecursionError, OverflowError) as error:
+        return str(error)[:_LONGEST_COMPLAINT]
+    return None
+
+
+@lru_cache(maxsize=1)
+def _bytewise() -> Any:
+    return _library().LLTokenizer("byte")
+
+
+def fits(grammar: Grammar, text: str) -> bool | None:
+    """Whether a text is of the grammar, all of it; None where that cannot be told.
+
+    Python's own regular expressions are not asked: there are some that take years to fail, and both the
+    expression and, by way of the model, the text may be chosen by whoever wants that.
+    """
+    library = _library()
+    if library is None:
+        return None
+    matcher = library.LLMatcher(_bytewise(), _compilable(grammar))
+    if matcher.get_error():
+        return None
+    data = text.encode("utf-8", "surrogatepass")
+    taken = int(matcher.try_consume_tokens(list(data)))
+    return taken == len(data) and bool(matcher.is_accepting())
