@@ -1036,6 +1036,7 @@ SETTING_SAMPLES: Json = {
     "format": TextFormat(kind="json_object", echo=wire.raw({"type": "json_object"})),
     "max_output_tokens": 1,
     "parallel_tool_calls": False,
+    "max_tool_calls": 1,
     "temperature": 0.0,
     "top_p": 0.1,
     "presence_penalty": 2.0,

@@ -156,6 +156,7 @@ class Settings(Struct, frozen=True):
     logprobs: bool = False
     top_logprobs: int = 0
     parallel_tool_calls: bool = True
+    max_tool_calls: int | None = None
     effort: str | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
 

@@ -4,8 +4,10 @@
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, defstruct
 
 from slipring.errors import ApiError
 from slipring.protocol.responses import (
@@ -173,6 +175,27 @@ class CustomToolCallInputDone(CallEvent, tag="response.custom_tool_call_input.do
 
 class CompactionCompacting(ItemEvent, tag="response.compaction.compacting", kw_only=True):
     item_id: str
+
+
+PADDED: dict[type[Event], Callable[..., Any]] = {
+    kind: defstruct(
+        f"Padded{kind.__name__}",
+        [("obfuscation", str)],
+        bases=(kind,),
+        tag=kind.__struct_config__.tag,
+        kw_only=True,
+        gc=False,
+    )
+    for kind in (
+        OutputTextDelta,
+        RefusalDelta,
+        ReasoningTextDelta,
+        ReasoningSummaryTextDelta,
+        FunctionCallArgumentsDelta,
+        CustomToolCallInputDelta,
+    )
+}
+"""Deltas with random characters that hide their length: kinds of their own, so that nobody else pays."""
 
 
 class Timing(Event, tag="slipring.timing", kw_only=True):

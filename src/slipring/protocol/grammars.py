@@ -95,18 +95,24 @@ def _bytewise() -> Any:
     return _library().LLTokenizer("byte")
 
 
+def matcher(grammar: Grammar) -> Any:
+    """What reads texts of a grammar byte by byte, as llguidance has it; None where there is nothing."""
+    library = _library()
+    if library is None:
+        return None
+    reader = library.LLMatcher(_bytewise(), _compilable(grammar))
+    return None if reader.get_error() else reader
+
+
 def fits(grammar: Grammar, text: str) -> bool | None:
     """Whether a text is of the grammar, all of it; None where that cannot be told.
 
     Python's own regular expressions are not asked: there are some that take years to fail, and both the
     expression and, by way of the model, the text may be chosen by whoever wants that.
     """
-    library = _library()
-    if library is None:
-        return None
-    matcher = library.LLMatcher(_bytewise(), _compilable(grammar))
-    if matcher.get_error():
+    reader = matcher(grammar)
+    if reader is None:
         return None
     data = text.encode("utf-8", "surrogatepass")
-    taken = int(matcher.try_consume_tokens(list(data)))
-    return taken == len(data) and bool(matcher.is_accepting())
+    taken = int(reader.try_consume_tokens(list(data)))
+    return taken == len(data) and bool(reader.is_accepting())

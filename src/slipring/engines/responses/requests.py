@@ -64,6 +64,7 @@ def _settings(settings: Settings, options: Options) -> dict[str, object]:
         "seed": settings.seed,
         "top_logprobs": settings.top_logprobs or None,
         "parallel_tool_calls": None if settings.parallel_tool_calls else False,
+        "max_tool_calls": settings.max_tool_calls,
         "truncation": "auto" if settings.truncation == "auto" else None,
         "text": {"format": settings.format.echo} if settings.format.kind != "text" else None,
         "reasoning": _given({"effort": settings.effort, "summary": options.summary or None}) or None,
