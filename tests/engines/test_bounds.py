@@ -93,7 +93,7 @@ async def test_as_many_calls_as_allowed_leave_the_engine_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("ending", [[DONE], [Text("so"), DONE], [*call("note", "x"), DONE]])
-async def test_an_input_that_does_not_fit_fails_the_response_when_it_is_whole(ending: list[Delta]) -> None:
+async def test_an_input_that_does_not_fit_fails_the_response_at_once(ending: list[Delta]) -> None:
     engine = Scripted([Accepted()], call("dial", "12"), [CallArguments("x"), *ending])
     heard: list[Delta] = []
 
@@ -103,7 +103,7 @@ async def test_an_input_that_does_not_fit_fails_the_response_when_it_is_whole(en
 
     with pytest.raises(ServerError, match="does not fit the grammar of the tool 'dial'"):
         await listen()
-    assert heard == [Accepted(), *call("dial", "12", "x")]
+    assert heard == [Accepted(), *call("dial", "12")], "what does not fit is not told"
     assert engine.closed
 
 
@@ -113,9 +113,17 @@ async def test_an_input_that_fits_passes(text: str) -> None:
     assert (await told(engine, job_with(DIGITS, FREE)))[-1] is DONE
 
 
+PAIR = {**DIGITS, "format": {**DIGITS["format"], "definition": "[0-9]{2}"}}
+
+
 async def test_an_input_that_was_cut_off_is_nobodys_fault() -> None:
     cut = Finished("max_output_tokens", 1, 0, 1)
-    assert (await told(Scripted([*call("dial", "12x"), cut]), job_with(DIGITS)))[-1] is cut
+    assert (await told(Scripted([*call("dial", "1"), cut]), job_with(PAIR)))[-1] is cut
+
+
+async def test_an_input_that_is_not_whole_fails_the_response_at_its_end() -> None:
+    with pytest.raises(ServerError, match="does not fit"):
+        await told(Scripted([*call("dial", "1"), DONE]), job_with(PAIR))
 
 
 @pytest.mark.parametrize(
@@ -147,4 +155,4 @@ async def test_over_the_wire(tmp_path: Any) -> None:
             events = await socket.turn(input="hello", tools=[DIGITS], store=False)
     assert events[-1]["type"] == "response.failed"
     assert events[-1]["response"]["error"]["code"] == "server_error"
-    assert events[-1]["response"]["output"][0]["input"] == "three"
+    assert events[-1]["response"]["output"][0]["input"] == ""

@@ -356,7 +356,8 @@ async def test_the_input_of_a_custom_tool_fits_or_the_response_fails(
         events = await socket.turn(**ASK, tools=[DIAL])
         response = events[-1]["response"]
         assert response["status"] == status
-        assert [(item["type"], item["input"]) for item in response["output"]] == [("custom_tool_call", said)]
+        (item,) = response["output"]
+        assert (item["type"], item["input"]) == ("custom_tool_call", said if status == "completed" else "")
         if status == "failed":
             assert response["error"]["code"] == "server_error"
             assert "grammar of the tool 'dial'" in response["error"]["message"]

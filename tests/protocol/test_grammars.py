@@ -5,7 +5,7 @@ from msgspec import Raw
 
 from slipring.errors import InvalidRequest
 from slipring.protocol import grammars
-from slipring.protocol.grammars import Grammar, check_format, complaint, fits, read_grammar
+from slipring.protocol.grammars import Grammar, Proof, check_format, complaint, fits, read_grammar
 
 LINES = Grammar("lark", 'start: line+\nline: WORD "\\n"\nWORD: /[a-zäé]+/\n')
 
@@ -65,3 +65,43 @@ def test_without_the_library_only_regular_expressions_are_looked_at(monkeypatch)
         assert fits(Grammar("regex", "a"), "b") is None
     finally:
         complaint.cache_clear()
+
+
+def chain(rules: int, body: str = "r{}") -> str:
+    lines = [f"r{n}: {body.format(n + 1)}" for n in range(rules)]
+    return "\n".join(["start: r0", *lines, f'r{rules}: "a"'])
+
+
+def bomb(depth: int) -> str:
+    lines = [f"R{n}: R{n + 1} R{n + 1}" for n in range(depth)]
+    return "\n".join(["start: R0", *lines, f'R{depth}: "a"'])
+
+
+@pytest.mark.parametrize(
+    ("definition", "said"),
+    [
+        (chain(3000), "more than 500 rules"),
+        (bomb(25), "terminals are too large"),
+        ("start: A\nA: B\nB: A", "terminals are too large"),
+        ('start: %json {"type": "string"}', "directives"),
+        ('start: %lark { start: "a" }', "directives"),
+        ('%llguidance {}\nstart: "a"', "directives"),
+    ],
+)
+def test_what_the_compiler_could_not_stand_is_not_given_to_it(definition, said):
+    """Some of these would end the process."""
+    assert said in str(complaint(Grammar("lark", definition)))
+
+
+def test_what_is_large_but_sound_is_compiled():
+    assert complaint(Grammar("lark", chain(400))) is None
+    assert complaint(Grammar("lark", bomb(8))) is None
+
+
+def test_a_text_is_refused_as_soon_as_it_cannot_fit():
+    proof = Proof(LINES)
+    assert proof.take("ab")
+    assert proof.ends() is False
+    assert proof.take("c\n")
+    assert proof.ends() is True
+    assert not proof.take("9")

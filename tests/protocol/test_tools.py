@@ -369,3 +369,11 @@ def test_many_tools_and_many_names_are_matched_in_one_go() -> None:
     assert len(choice.offer(tools.callables).tools) == len(names)
     pieces = [(tool,) for tool in tools.callables]
     assert merged((), *pieces) == tools.callables
+
+
+def test_grammars_are_not_compiled_that_are_too_large_together():
+    definition = "a" * 60_000
+    tools = [{**SHELL, "name": f"t{n}", "format": {**REGEX, "definition": definition}} for n in range(3)]
+    error = refusal({"type": "namespace", "name": "n", "tools": tools})
+    assert error.param == "tools[0]"
+    assert "too large" in error.message

@@ -1,15 +1,15 @@
 """What holds whichever engine makes the answer: how many tools may be called, and with what.
 
 An engine that can be told keeps to it by itself. Here it is seen to: calls past the bound are ignored, and a
-call whose input does not fit its tool's grammar fails the response. Jobs that are not bound go straight to
-their engine.
+call fails the response as soon as its input cannot fit its tool's grammar any more. Jobs that are not bound
+go straight to their engine.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from slipring.core.generation import (
     Accepted,
@@ -23,11 +23,11 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Engine
 from slipring.errors import ServerError
-from slipring.protocol.grammars import Grammar, fits
+from slipring.protocol.grammars import Grammar, Proof
 
 _SILENT = (Accepted, Begun, Prefilled)
-_LARGE = 1000
-"""Characters that are matched in less than a few milliseconds."""
+_AT_ONCE = 500
+"""Characters that are held against a grammar before others have their turn."""
 
 
 def generate(engine: Engine, job: Job) -> AsyncGenerator[list[Delta], None]:
@@ -48,8 +48,8 @@ async def _watched(engine: Engine, job: Job, watch: "_Watch") -> AsyncGenerator[
         async for deltas in batches:
             told: list[Delta] = []
             for delta in deltas:
-                written = watch.ended_by(delta)
-                if written is not None and not await written.fits():
+                written = watch.writing
+                if written is not None and type(delta) not in _SILENT and not await written.fits(delta):
                     if told:
                         yield told
                     raise ServerError(
@@ -61,19 +61,25 @@ async def _watched(engine: Engine, job: Job, watch: "_Watch") -> AsyncGenerator[
                 yield told
 
 
-class _Written(Struct):
-    """A call of a tool that has a grammar."""
+class _Written:
+    """A call of a tool that has a grammar, as it grows."""
 
-    name: str
-    grammar: Grammar
-    pieces: list[str]
+    def __init__(self, name: str, grammar: Grammar) -> None:
+        self.name = name
+        self._proof = Proof(grammar)
 
-    async def fits(self) -> bool:
-        """Whether it may stand; where nobody can tell, it may."""
-        text = "".join(self.pieces)
-        if len(text) <= _LARGE:
-            return fits(self.grammar, text) is not False
-        return await asyncio.to_thread(fits, self.grammar, text) is not False
+    async def fits(self, delta: Delta) -> bool:
+        """Whether it may still stand now that this comes; where nobody can tell, it may."""
+        if isinstance(delta, CallArguments):
+            for start in range(0, len(delta.text), _AT_ONCE):
+                if not self._proof.take(delta.text[start : start + _AT_ONCE]):
+                    return False
+                if len(delta.text) > _AT_ONCE:
+                    await asyncio.sleep(0)
+            return True
+        # One that was cut off need not be whole.
+        is_cut_off = isinstance(delta, Finished) and delta.reason != "stop"
+        return is_cut_off or self._proof.ends() is not False
 
 
 class _Watch:
@@ -84,24 +90,17 @@ class _Watch:
         self._most = most
         self._calls = 0
         self._ignoring = self._has_ignored = False
-        self._writing: _Written | None = None
-
-    def ended_by(self, delta: Delta) -> _Written | None:
-        """The call that is over now that this comes; one that was cut off is none."""
-        if self._writing is None or isinstance(delta, CallArguments | Accepted | Begun | Prefilled):
-            return None
-        written, self._writing = self._writing, None
-        return None if isinstance(delta, Finished) and delta.reason != "stop" else written
+        self.writing: _Written | None = None
+        """The call at hand, if its tool has a grammar."""
 
     def passed(self, delta: Delta) -> Delta | None:
         """What is told of a delta; None: nothing."""
         if isinstance(delta, CallArguments):
-            if self._writing is not None:
-                self._writing.pieces.append(delta.text)
             return None if self._ignoring else delta
-        if isinstance(delta, _SILENT):
+        if type(delta) in _SILENT:
             return delta
         self._ignoring = False
+        self.writing = None
         if isinstance(delta, CallStarted):
             return self._call(delta)
         if isinstance(delta, Finished) and self._has_ignored:
@@ -116,5 +115,5 @@ class _Watch:
         self._calls += 1
         if started.kind == "custom":
             grammar = self._grammars.get((started.namespace, started.name))
-            self._writing = _Written(started.name, grammar, []) if grammar is not None else None
+            self.writing = _Written(started.name, grammar) if grammar is not None else None
         return started

@@ -104,6 +104,10 @@ class CallableTool(Struct, frozen=True):
         return grammars.read_grammar(Raw(self._format), "format") if self._format else None
 
     @property
+    def grammar_bytes(self) -> int:
+        return len(self._format)
+
+    @property
     def is_deferred(self) -> bool:
         """Whether the model is not told of it before it was searched for."""
         return not isinstance(self.definition, ToolSearchTool) and self.definition.defer_loading is True
@@ -178,13 +182,16 @@ def _read_tool(
         echo.append(Raw(raw))
         return
     tool = wire.decode(decoder, raw, where=where)
-    if not checked:
-        _check_schemas(tool, where)
     echo.append(tool)
     if isinstance(tool, NamespaceTool):
-        callables.extend(_callable(inner, tool.name) for inner in tool.tools)
+        made = [_callable(inner, tool.name) for inner in tool.tools]
     else:
-        callables.append(_callable(tool, None))
+        made = [_callable(tool, None)]
+    callables += made
+    if not checked:
+        if any(each.grammar_bytes for each in made):
+            _refuse_large_grammars(callables, where)
+        _check_schemas(tool, where)
 
 
 def _check_schemas(tool: Definition | NamespaceTool, where: str) -> None:
@@ -227,6 +234,12 @@ def _refuse_twins(callables: list[CallableTool], where: str) -> None:
         if key in seen:
             raise InvalidRequest(f"Invalid '{where}': two tools are named '{tool.name}'.", param=where)
         seen.add(key)
+
+
+def _refuse_large_grammars(callables: list[CallableTool], where: str) -> None:
+    """Before they are compiled: one by one, each may be right."""
+    if sum(tool.grammar_bytes for tool in callables) > 2 * grammars.LONGEST:
+        raise InvalidRequest(f"Invalid '{where}': the grammars are too large, together.", param=where)
 
 
 def merged(tools: tuple[CallableTool, ...], *newer: tuple[CallableTool, ...]) -> tuple[CallableTool, ...]:
