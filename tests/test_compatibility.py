@@ -151,6 +151,9 @@ ITEMS = listed("Input items")
 PARTS = listed("Content parts")
 TOOLS = listed("Tools")
 TOOL_FIELDS = listed("Tool fields")
+FORMAT_FIELDS = listed("Format fields")
+ITEM_FIELDS = listed("Item fields")
+PART_FIELDS = listed("Part fields")
 TOOL_CHOICES = listed("Tool choice")
 OUTPUT_ITEMS = listed("Output items")
 SERVER_EVENTS = listed("Server events")
@@ -163,7 +166,7 @@ def test_the_page_is_about_the_package_that_is_tested_against() -> None:
 
 def test_every_status_is_one_of_three_words() -> None:
     with_status = {heading for heading, rows in TABLES.items() if "Status" in list(rows[0])[1:]}
-    assert len(with_status) == 12
+    assert len(with_status) == 15
     for heading in with_status:
         for name, row in listed(heading).items():
             assert row.status in STATUSES, f"'{heading}', {name}"
@@ -222,14 +225,28 @@ def types_in(*unions: Any) -> set[str]:
     return found
 
 
-def objects_in(kind: Any) -> list[str]:
-    """The fields of a request that are objects with keys of their own."""
+TABLES_OF_THEIR_OWN = {"input", "tools", "tool_choice", "text.format"}
+
+
+def objects_in(kind: Any, within: str = "") -> list[str]:
+    """What lies below the fields of a request, however deep, but for what has a table of its own."""
     found = []
     for name, hint in keys(kind).items():
-        options = [option for option in members(hint) if option is not types.NoneType]
-        if len(options) == 1 and typing_extensions.is_typeddict(options[0]):
-            found += [f"{name}.{key}" for key in keys(options[0])]
+        place = f"{within}{name}"
+        found += [place] if within else []
+        if place not in TABLES_OF_THEIR_OWN:
+            for option in members(hint):
+                if typing_extensions.is_typeddict(option):
+                    found += objects_in(option, f"{place}.")
     return found
+
+
+def all_keys(*unions: Any, within: str = "") -> set[str]:
+    """Every key of every member that is an object."""
+    known = (member for union in unions for member in members(union))
+    return {
+        f"{within}{key}" for member in known if typing_extensions.is_typeddict(member) for key in keys(member)
+    }
 
 
 CREATES = (
@@ -268,8 +285,27 @@ def known_tool_choices() -> set[str]:
 
 
 def known_tool_fields() -> set[str]:
-    kinds = (sdk.FunctionToolParam, sdk.CustomToolParam, sdk.NamespaceToolParam)
-    return {name for kind in kinds for name in keys(kind)}
+    kinds = (sdk.FunctionToolParam, sdk.CustomToolParam, sdk.NamespaceToolParam, sdk.ToolSearchToolParam)
+    return all_keys(*kinds) | all_keys(keys(sdk.CustomToolParam)["format"], within="format.")
+
+
+def known_item_fields() -> set[str]:
+    unions = (sdk.ResponseInputItemParam, beta_types.BetaResponseInputItemParam)
+    known = [member for union in unions for member in members(union) if types_in(member) & supported(ITEMS)]
+    return all_keys(*known)
+
+
+def known_part_fields() -> set[str]:
+    message = keys(sdk.ResponseOutputMessageParam)
+    reasoning = keys(response_reasoning_item_param.ResponseReasoningItemParam)
+    return all_keys(
+        sdk.ResponseInputContentParam,
+        sdk.ResponseInputMessageContentListParam,
+        sdk.ResponseFunctionCallOutputItemParam,
+        message["content"],
+        reasoning["summary"],
+        reasoning["content"],
+    )
 
 
 _REQUEST = re.compile(
@@ -319,6 +355,9 @@ KNOWN: list[tuple[str, dict[str, Row], Callable[[], set[str]]]] = [
     ("parts", PARTS, known_parts),
     ("tools", TOOLS, lambda: types_in(sdk.ToolParam, beta_types.BetaToolParam)),
     ("tool fields", TOOL_FIELDS, known_tool_fields),
+    ("format fields", FORMAT_FIELDS, lambda: all_keys(sdk.ResponseFormatTextConfigParam)),
+    ("item fields", ITEM_FIELDS, known_item_fields),
+    ("part fields", PART_FIELDS, known_part_fields),
     ("tool choices", TOOL_CHOICES, known_tool_choices),
     (
         "output items",
@@ -354,7 +393,7 @@ def test_the_page_lists_what_the_package_knows(
 def test_the_page_lists_the_keys_of_objects_that_are_not_refused() -> None:
     nested = {name for create in CREATES for name in objects_in(create)}
     wanted = {name for name in nested if FIELDS[name.partition(".")[0]].status != "refused"}
-    assert wanted
+    assert {"text.format", "conversation.id", "context_management.compact_threshold"} <= wanted
     assert wanted == {name for name in FIELDS if "." in name}
 
 
@@ -496,6 +535,7 @@ FIELD_SAMPLES: Json = {
     "client_metadata": {"session_id": "17"},
     "background": True,
     "conversation": {"id": "conv_1"},
+    "conversation.id": "conv_1",
     "prompt": {"id": "pmpt_1", "variables": {"city": "Paris"}},
     "moderation": {"model": "omni-moderation-latest"},
     "context_management": [{"type": "compaction", "compact_threshold": 1000}],
@@ -517,7 +557,8 @@ def with_field(name: str, value: object) -> Json:
     return {**GOOD, whole: {key: value} if key else value}
 
 
-NOT_OPTIONAL = {"type", "input", "context_management.type", "context_management.compact_threshold"}
+NOT_OPTIONAL = {"type", "input", "conversation.id"}
+NOT_OPTIONAL |= {"context_management.type", "context_management.compact_threshold"}
 """Or only where a model's context is known."""
 
 
@@ -591,6 +632,24 @@ def test_a_text_format_is_treated_as_the_page_says(name: str) -> None:
     assert outcome.response["text"]["format"] == FORMAT_SAMPLES[name]
 
 
+FORMAT_FIELD_SAMPLES: Json = {
+    "type": {"type": "text"},
+    "name": SCHEMA_FORMAT,
+    "schema": SCHEMA_FORMAT,
+    "strict": SCHEMA_FORMAT,
+    "description": {**SCHEMA_FORMAT, "description": "What to say"},
+}
+
+
+@pytest.mark.parametrize("name", FORMAT_FIELDS)
+def test_a_format_field_is_read_and_echoed(name: str) -> None:
+    sample = FORMAT_FIELD_SAMPLES[name]
+    assert name in sample
+    response = send({**GOOD, "text": {"format": sample}}).response
+    assert response is not None
+    assert response["text"]["format"] == sample
+
+
 @pytest.mark.parametrize("name", INCLUDES)
 def test_an_include_value_is_treated_as_the_page_says(name: str) -> None:
     check(INCLUDES[name], send({**GOOD, "include": [name]}))
@@ -647,6 +706,15 @@ AGENT_MESSAGE = {
 }
 SEALED = SEAL.seal("tests", (STORED_ITEM,))
 APPROVAL = {"name": "search", "server_label": "docs", "arguments": "{}"}
+TOOL_SEARCH = [
+    {
+        "type": "tool_search_call",
+        "call_id": "call_1",
+        "execution": "client",
+        "arguments": {"query": "weather"},
+    },
+    {"type": "tool_search_output", "call_id": "call_1", "execution": "client", "tools": [WEATHER]},
+]
 ITEM_SAMPLES: dict[str, list[Json]] = {
     "message": [{"type": "message", "role": "developer", "content": "Be brief."}],
     "function_call": FUNCTION_CALL,
@@ -677,8 +745,8 @@ ITEM_SAMPLES: dict[str, list[Json]] = {
     "apply_patch_call_output": PATCH_CALL,
     "local_shell_call": [LOCAL_SHELL_CALL],
     "local_shell_call_output": [{"type": "local_shell_call_output", "id": "call_1", "output": "{}"}],
-    "tool_search_call": [{"type": "tool_search_call", "arguments": {"query": "weather"}}],
-    "tool_search_output": [{"type": "tool_search_output", "tools": [WEATHER]}],
+    "tool_search_call": TOOL_SEARCH,
+    "tool_search_output": TOOL_SEARCH,
     "mcp_list_tools": [{"type": "mcp_list_tools", "id": "mcpl_1", "server_label": "docs", "tools": []}],
     "mcp_call": [{"type": "mcp_call", "id": "mcp_1", **APPROVAL}],
     "mcp_approval_request": [{"type": "mcp_approval_request", "id": "mcpr_1", **APPROVAL}],
@@ -742,6 +810,60 @@ def test_an_item_is_treated_as_the_page_says(name: str) -> None:
             assert kept[:-1] == sample[:-1]  # and then the question for a summary
         else:
             assert kept == ([json.loads(STORED_ITEM.raw)] if name in STANDING_FOR_THE_STORED else sample)
+
+
+SPOKEN = {
+    "type": "message",
+    "role": "assistant",
+    "content": "hi",
+    "status": "completed",
+    "phase": "commentary",
+}
+ITEM_FIELD_SAMPLES: dict[str, list[Json]] = {
+    **{name: [SPOKEN] for name in ("type", "role", "content", "status", "phase")},
+    **dict.fromkeys(("call_id", "name", "arguments", "output"), FUNCTION_CALL),
+    **dict.fromkeys(("execution", "tools"), TOOL_SEARCH),
+    **dict.fromkeys(("reasoning", "text"), ITEM_SAMPLES["configuration_update"]),
+    **dict.fromkeys(("id", "summary"), ITEM_SAMPLES["reasoning"]),
+    "namespace": [{**FUNCTION_CALL[0], "namespace": "home"}, *FUNCTION_CALL[1:]],
+    "caller": [{**FUNCTION_CALL[0], "caller": {"type": "direct"}}, *FUNCTION_CALL[1:]],
+    "async": [{**FUNCTION_CALL[0], "async": True}],
+    "input": CUSTOM_CALL,
+    "encrypted_content": ITEM_SAMPLES["compaction"],
+    "agent": [{**SPOKEN, "agent": {"agent_name": "root"}}],
+}
+
+
+@pytest.mark.parametrize("name", ITEM_FIELDS)
+def test_an_item_field_is_taken_and_kept(name: str) -> None:
+    sample = ITEM_FIELD_SAMPLES[name]
+    assert any(name in item for item in sample)
+    job = send({**GOOD, "input": sample}).job
+    assert job is not None
+    if name != "encrypted_content":
+        assert [json.loads(item.raw) for item in job.input] == sample
+
+
+IMAGE = {"type": "input_image", "image_url": "data:,", "file_id": None, "detail": "low"}
+FILE = {"type": "input_file", "file_url": "https://a.example", "file_data": "x", "filename": "x.txt"}
+WORDS = {"type": "output_text", "text": "hi", "annotations": [], "logprobs": []}
+PART_FIELD_SAMPLES: dict[str, Json] = {
+    **dict.fromkeys(("image_url", "file_id", "detail"), IMAGE),
+    **dict.fromkeys(("file_url", "file_data", "filename"), FILE),
+    **dict.fromkeys(("type", "text", "annotations", "logprobs"), WORDS),
+    "refusal": {"type": "refusal", "refusal": "no"},
+    "prompt_cache_breakpoint": {**IMAGE, "prompt_cache_breakpoint": {"mode": "explicit"}},
+}
+
+
+@pytest.mark.parametrize("name", PART_FIELDS)
+def test_a_part_field_is_taken_and_kept(name: str) -> None:
+    part = PART_FIELD_SAMPLES[name]
+    assert name in part
+    role = "user" if part["type"].startswith("input") else "assistant"
+    job = send({**GOOD, "input": message(part, role)}).job
+    assert job is not None
+    assert json.loads(job.input[0].raw)["content"] == [part]
 
 
 def test_unknown_keys_of_items_are_kept() -> None:
@@ -822,6 +944,7 @@ TOOL_SAMPLES: dict[str, Json] = {
     "tool_search": {"type": "tool_search", "execution": "client"},
     "programmatic_tool_calling": {"type": "programmatic_tool_calling"},
 }
+GRAMMAR_NOTE = TOOL_SAMPLES["custom"]
 TOOL_FIELD_SAMPLES: dict[str, Json] = {
     "type": WEATHER,
     "name": WEATHER,
@@ -833,6 +956,8 @@ TOOL_FIELD_SAMPLES: dict[str, Json] = {
     "output_schema": {**WEATHER, "output_schema": {"type": "string"}},
     "defer_loading": {**WEATHER, "defer_loading": True},
     "async": {**NOTE, "async": True},
+    "execution": {"type": "tool_search", "execution": "client"},
+    **{f"format.{key}": GRAMMAR_NOTE for key in GRAMMAR_NOTE["format"]},
     "allowed_callers": {**WEATHER, "allowed_callers": ["programmatic"]},
 }
 
@@ -843,7 +968,8 @@ def check_tool(row: Row, sample: Json) -> None:
     assert outcome.response is not None
     assert outcome.response["tools"] == [sample]
     assert outcome.job is not None
-    assert bool(outcome.job.offer.tools) == (sample["type"] not in tools.HOSTED_TYPES)
+    hidden = sample["type"] in tools.HOSTED_TYPES or sample.get("defer_loading") is True
+    assert bool(outcome.job.offer.tools) == (not hidden)
 
 
 @pytest.mark.parametrize("name", TOOLS)
@@ -854,7 +980,10 @@ def test_a_tool_is_treated_as_the_page_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", TOOL_FIELDS)
 def test_a_tool_field_is_treated_as_the_page_says(name: str) -> None:
-    assert name in TOOL_FIELD_SAMPLES[name]
+    sample: Any = TOOL_FIELD_SAMPLES[name]
+    for key in name.split("."):
+        assert key in sample
+        sample = sample[key]
     check_tool(TOOL_FIELDS[name], TOOL_FIELD_SAMPLES[name])
 
 
@@ -930,6 +1059,49 @@ def test_the_events_called_supported_are_those_that_can_be_sent() -> None:
 def test_the_output_items_called_supported_are_those_that_can_be_made() -> None:
     made = {item.__struct_config__.tag for item in typing.get_args(OutputItem)}
     assert supported(OUTPUT_ITEMS) == made
+
+
+def code_spans(start: str) -> set[str]:
+    """The code in the paragraph that starts like this."""
+    paragraph = re.search(rf"^{re.escape(start)}.+?\n\n", TEXT, re.MULTILINE | re.DOTALL)
+    assert paragraph, start
+    return set(_CODE_SPAN.findall(paragraph[0]))
+
+
+def wire_keys(kind: Any) -> set[str]:
+    """The keys of a model as they are sent."""
+    return {field.alias or name for name, field in kind.model_fields.items()}
+
+
+def test_the_page_names_the_keys_that_our_items_lack() -> None:
+    made = {
+        item.__struct_config__.tag: set(item.__struct_encode_fields__) for item in typing.get_args(OutputItem)
+    }
+    lacking: set[str] = set()
+    for member in members(sdk.ResponseOutputItem) + members(beta_types.BetaResponseOutputItem):
+        for name in types_in(member) & made.keys():
+            lacking |= wire_keys(member) - made[name] - {"type"}
+    assert code_spans("Items that are made here have no") == lacking
+
+
+def test_the_page_names_the_keys_that_our_events_lack() -> None:
+    sent: dict[str, set[str]] = {}
+
+    def collect(kind: type) -> None:
+        if (tag := kind.__struct_config__.tag) in SERVER_EVENTS:
+            sent.setdefault(tag, set()).update(kind.__struct_encode_fields__)
+        for below in kind.__subclasses__():
+            collect(below)
+
+    collect(events.Event)
+    unions = (sdk.ResponsesServerEvent, sdk.ResponseStreamEvent, beta_types.BetaResponsesServerEvent)
+    lacking: set[tuple[str, str]] = set()
+    for member in (member for union in unions for member in members(union)):
+        for name in types_in(member) & sent.keys() - {"error"}:
+            lacking |= {(name, key) for key in wire_keys(member) - sent[name] - {"type", "agent"}}
+    assert lacking == {("response.reasoning_summary_part.done", "status")}
+    stated = code_spans("The same over WebSocket and SSE, except")
+    assert stated == {"error", "agent", *(word for pair in lacking for word in pair)}
 
 
 def test_the_page_names_the_keys_that_a_response_lacks() -> None:
@@ -1026,6 +1198,7 @@ SETTING_SAMPLES: Json = {
     "format": TextFormat(kind="json_object", echo=wire.raw({"type": "json_object"})),
     "max_output_tokens": 1,
     "parallel_tool_calls": False,
+    "max_tool_calls": 1,
     "temperature": 0.0,
     "top_p": 0.1,
     "presence_penalty": 2.0,

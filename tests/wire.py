@@ -250,7 +250,9 @@ def _check_event(
         raise AssertionError(f"unknown event type {kind!r}")
     response = event.get("response")
     if not isinstance(response, dict):
-        validate(model, event)
+        # Of any delta, though the SDK's types name it for one alone.
+        padded = event["type"].endswith(".delta") and isinstance(event.get("obfuscation"), str)
+        validate(model, {key: event[key] for key in event if key != "obfuscation" or not padded})
         return
     known = _as_the_sdk_knows_it(response, foreign_tool_types)
     validate(model, {**event, "response": known})

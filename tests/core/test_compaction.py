@@ -453,6 +453,19 @@ def test_tools_and_settings_that_items_brought_stay() -> None:
     assert kept.count("configuration_update") == 2
 
 
+def test_tools_that_were_found_stay_without_their_search() -> None:
+    stage = Stage()
+    search = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {}}
+    found = {"type": "tool_search_output", "call_id": "c", "tools": [function("later", defer_loading=True)]}
+    first = stage.respond(input=[message("go"), search, found])
+    made = compacted(stage, first["id"])
+    stage.create(previous=made["id"])
+    assert [tool.name for tool in stage.job().offer.tools] == ["later"]
+    kept = [item["type"] for item in context_of(stage.job())]
+    assert kept.count("additional_tools") == 1
+    assert not [kind for kind in kept if kind.startswith("tool_search")]
+
+
 # The trigger.
 
 

@@ -321,3 +321,60 @@ def test_items_that_change_nothing_carry_on_what_was_there():
     assert before is not None
     assert after is not None
     assert after.carry.tools is before.carry.tools
+
+
+# Searches for tools.
+
+SEARCH = {"type": "tool_search_call", "call_id": "c1", "execution": "client", "arguments": {"query": "x"}}
+
+
+def found(*tools: Json, call_id: str | None = "c1") -> Json:
+    return {"type": "tool_search_output", "call_id": call_id, "tools": list(tools)}
+
+
+def test_a_search_waits_for_what_it_finds():
+    with pytest.raises(InvalidRequest, match="No tool output found for tool search call c1"):
+        join(SEARCH)
+    with pytest.raises(InvalidRequest, match="No tool call found for tool search call output"):
+        join(found())
+
+
+def test_tools_that_were_found_can_be_called_from_then_on():
+    carry = join(SEARCH, found({**function("f"), "defer_loading": True}))
+    assert carry.open_calls == {}
+    assert [tool.name for tool in carry.tools] == ["f"]
+
+
+def test_a_search_that_a_server_made_waits_for_nobody():
+    server = {"type": "tool_search_call", "execution": "server", "arguments": {}}
+    carry = join(server, found(function("f"), call_id=None))
+    assert [tool.name for tool in carry.tools] == ["f"]
+
+
+def test_a_tool_that_was_found_is_checked_in_its_place():
+    with pytest.raises(InvalidRequest) as caught:
+        join(SEARCH, found({"type": "function"}))
+    assert caught.value.param == "input[1].tools[0].name"
+
+
+def test_a_chain_searches_loads_and_calls():
+    search = {"type": "tool_search", "execution": "client"}
+    tools = [search, {**function("later"), "defer_loading": True}]
+    stage = Stage()
+    stage.create(tools=tools)
+    assert [tool.name for tool in stage.job().offer.tools] == ["tool_search"]
+    stage.say(CallStarted("tool_search", "tool_search"), CallArguments('{"query":'), CallArguments('"x"}'))
+    stage.finish()
+    (item,) = stage.events[-1]["response"]["output"]
+    assert item == {
+        "type": "tool_search_call",
+        "id": item["id"],
+        "call_id": item["call_id"],
+        "arguments": {"query": "x"},
+        "status": "completed",
+        "execution": "client",
+    }
+    parent = stage.events[-1]["response"]["id"]
+    answer = found({**function("later"), "defer_loading": True}, call_id=item["call_id"])
+    stage.create(input=[answer], tools=tools, previous=parent)
+    assert [tool.name for tool in stage.job().offer.tools] == ["tool_search", "later"]

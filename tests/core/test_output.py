@@ -7,8 +7,10 @@ from itertools import chain
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from slipring.core.generation import (
+    Annotated,
     CallArguments,
     CallStarted,
     Delta,
@@ -238,3 +240,21 @@ def test_done_items_are_byte_for_byte_those_of_the_terminal_event_and_of_the_sta
     for raw, rest in zip(raws, done, strict=True):
         assert rest.startswith(raw)
     assert b'"output":[' + b",".join(raws) + b"]" in stage.frames[-1]
+
+
+def test_annotations_are_told_and_kept_with_their_text():
+    source = b'{"type":"url_citation","url":"https://a.example","title":"A","start_index":0,"end_index":1}'
+    events = said(Text("a"), Annotated(Raw(source)), Text("b"), Annotated(Raw(source)))
+    told = [event for event in events if "annotation" in event["type"]]
+    assert [event["annotation_index"] for event in told] == [0, 1]
+    assert told[0]["annotation"] == json.loads(source)
+    assert told[0]["content_index"] == 0
+    part = next(event["part"] for event in events if event["type"] == "response.content_part.done")
+    assert (part["text"], part["annotations"]) == ("ab", [json.loads(source)] * 2)
+
+
+@pytest.mark.parametrize("text", ['{"query":', "plainly", ""])
+def test_what_a_search_says_that_is_no_json_is_told_as_a_string(text):
+    (item,) = items(CallStarted("tool_search", "tool_search"), CallArguments(text))
+    assert item["arguments"] == text
+    assert item["status"] == "completed"

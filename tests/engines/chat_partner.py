@@ -2,13 +2,25 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohttp import web
 
 from slipring.engines.chat import ChatEngine
 from slipring.engines.chat.options import Options
-from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
+from tests.engines.partner import (
+    Call,
+    Deny,
+    Garbage,
+    HangUp,
+    Partner,
+    Refuse,
+    Say,
+    Stall,
+    Step,
+    Stop,
+    Think,
+)
 
 
 class Hung(Exception):
@@ -24,6 +36,9 @@ class Send:
 
 class ChatPartner(Partner):
     """A Chat Completions server under a test's control."""
+
+    can_deny = True
+    with_logprobs: ClassVar[dict[str, Any]] = {"logprobs": True}
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,6 +114,10 @@ class Stream:
         for word in step.words:
             await self.delta(content=word)
 
+    async def deny(self, step: Deny) -> None:
+        for word in step.words:
+            await self.delta(refusal=word)
+
     async def think(self, step: Think) -> None:
         for word in step.words:
             await self.delta(reasoning_content=word)
@@ -143,7 +162,12 @@ class Stream:
         raise Hung
 
     async def delta(self, **fields: Any) -> None:
-        choice = {"index": 0, "delta": fields, "logprobs": None, "finish_reason": None}
+        asked = self.partner.requests[-1]
+        logprobs = None
+        if asked.get("logprobs") and fields.get("content"):
+            top = [{"token": "y", "logprob": -1.0, "bytes": [121]}] * asked.get("top_logprobs", 0)
+            logprobs = {"content": [{"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": top}]}
+        choice = {"index": 0, "delta": fields, "logprobs": logprobs, "finish_reason": None}
         await self.payload({**CHUNK, "choices": [choice]})
 
     async def payload(self, payload: Any) -> None:

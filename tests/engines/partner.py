@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from slipring.engines.base import Engine
 from tests.harness import Running, serve
@@ -20,7 +20,15 @@ Played = TypeVar("Played", bound="Partner")
 
 @dataclass(frozen=True)
 class Say:
-    """Words, one chunk each."""
+    """Words, one chunk each; ``annotations`` where the wire has them."""
+
+    words: tuple[str, ...]
+    annotations: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Deny:
+    """A refusal, one chunk each."""
 
     words: tuple[str, ...]
 
@@ -34,10 +42,12 @@ class Think:
 
 @dataclass(frozen=True)
 class Call:
-    """A function call, its arguments in as many chunks as the wire likes."""
+    """A call, its arguments in as many chunks as the wire likes. What has no form of its own there is a
+    function: so custom tools, whose one argument is ``input``, and searches for tools."""
 
     name: str
     arguments: str
+    kind: Literal["function", "custom", "tool_search"] = "function"
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ class Stall:
     """Nothing more comes until the client leaves."""
 
 
-Step = Say | Think | Call | Stop | Refuse | Garbage | HangUp | Stall
+Step = Say | Deny | Think | Call | Stop | Refuse | Garbage | HangUp | Stall
 
 
 class Partner(ABC):
@@ -82,6 +92,10 @@ class Partner(ABC):
 
     can_think = True
     can_refuse_content = True
+    can_deny = False
+    """Whether its wire tells refusals apart from other words."""
+    with_logprobs: ClassVar[dict[str, Any]] = {}
+    """The options by which its engine takes logprobs."""
 
     def __init__(self) -> None:
         self.scripts: deque[tuple[Step, ...]] = deque()

@@ -19,7 +19,19 @@ from slipring.engines.base import Engine
 from slipring.engines.responses import ResponsesEngine
 from slipring.engines.responses.options import Options
 from tests import wire
-from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
+from tests.engines.partner import (
+    Call,
+    Deny,
+    Garbage,
+    HangUp,
+    Partner,
+    Refuse,
+    Say,
+    Stall,
+    Step,
+    Stop,
+    Think,
+)
 
 Json = dict[str, Any]
 Emit = Callable[[Json], Awaitable[None]]
@@ -61,6 +73,8 @@ class Peer:
 
 class ResponsesPartner(Partner):
     """The server. ``transport`` is what its engine is told."""
+
+    can_deny = True
 
     def __init__(self, transport: str = "auto") -> None:
         super().__init__()
@@ -236,9 +250,9 @@ class ResponsesPartner(Partner):
         for item in create["input"]:
             if str(item.get("id", "")).startswith(OUR_IDS):
                 raise Refusal(400, "invalid_value", f"Item with id '{item['id']}' not found.", "input")
-            if item["type"] == "function_call":
+            if item["type"] in ("function_call", "custom_tool_call", "tool_search_call"):
                 calls.add(item["call_id"])
-            elif item["type"] == "function_call_output":
+            elif item["type"] in ("function_call_output", "custom_tool_call_output", "tool_search_output"):
                 if item["call_id"] not in calls:
                     raise Refusal(400, "invalid_value", f"No tool call found: {item['call_id']}.", "input")
                 calls.discard(item["call_id"])
@@ -260,7 +274,7 @@ class ResponsesPartner(Partner):
         if not isinstance(script[0], HangUp):
             await voice.begin()
         for step in script:
-            if isinstance(step, Say | Think | Call):
+            if isinstance(step, Say | Deny | Think | Call):
                 await voice.speak(step)
             elif isinstance(step, Stop):
                 memory[voice.response["id"]] = set(voice.calls)
@@ -284,6 +298,9 @@ class Voice:
         self._emit = emit
         self._numbers = count()
         self._warmup = create.get("generate") is False
+        top = create.get("top_logprobs") or 0
+        likely = {"token": "x", "logprob": -0.5, "top_logprobs": [{"token": "y", "logprob": -1.0}] * top}
+        self._likely = [likely] if "message.output_text.logprobs" in create.get("include", ()) else []
         self.calls: list[str] = []
         self.response: Json = {
             **{"id": new_id("resp"), "object": "response", "created_at": 1, "completed_at": None},
@@ -312,33 +329,65 @@ class Voice:
         await self._tell("output_item.done", **place, item={**item, **done})
         self.response["output"].append({**item, **done})
 
-    async def _part(self, place: Json, part: Json, family: str, words: tuple[str, ...], **more: Any) -> Json:
+    async def _part(
+        self,
+        place: Json,
+        part: Json,
+        family: str,
+        words: tuple[str, ...],
+        annotations: tuple[Json, ...] = (),
+        **more: Any,
+    ) -> Json:
         place = {**place, "content_index": 0}
         await self._tell("content_part.added", **place, part=part)
         for word in words:
             await self._tell(f"{family}.delta", **place, delta=word, **more)
+        for number, annotation in enumerate(annotations):
+            about = {**place, "annotation_index": number, "annotation": annotation}
+            await self._tell("output_text.annotation.added", **about)
+        if annotations:
+            part = {**part, "annotations": list(annotations)}
         text = "".join(words)
         await self._tell(f"{family}.done", **place, text=text, **more)
         await self._tell("content_part.done", **place, part={**part, "text": text})
         return {"content": [{**part, "text": text}], "status": "completed"}
 
-    async def speak(self, step: Say | Think | Call) -> None:
+    async def speak(self, step: Say | Deny | Think | Call) -> None:
         if isinstance(step, Say):
-            await self.say(step.words)
+            await self.say(step.words, step.annotations)
+        elif isinstance(step, Deny):
+            await self.deny(step.words)
         elif isinstance(step, Think):
             await self.think(step.words)
         else:
             await self.call(step)
 
-    async def say(self, words: tuple[str, ...]) -> None:
+    async def say(self, words: tuple[str, ...], annotations: tuple[Json, ...] = ()) -> None:
         item = {"id": new_id("msg"), "type": "message", "role": "assistant"}
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        await self._item(
-            item,
-            lambda place: self._part(place, part, "output_text", words, logprobs=[]),
-            status="in_progress",
-            content=[],
-        )
+
+        async def tell(place: Json) -> Json:
+            return await self._part(
+                place, part, "output_text", words, annotations=annotations, logprobs=self._likely
+            )
+
+        await self._item(item, tell, status="in_progress", content=[])
+
+    async def deny(self, words: tuple[str, ...]) -> None:
+        item = {"id": new_id("msg"), "type": "message", "role": "assistant"}
+        text = "".join(words)
+
+        async def tell(place: Json) -> Json:
+            place = {**place, "content_index": 0}
+            await self._tell("content_part.added", **place, part={"type": "refusal", "refusal": ""})
+            for word in words:
+                await self._tell("refusal.delta", **place, delta=word)
+            await self._tell("refusal.done", **place, refusal=text)
+            part = {"type": "refusal", "refusal": text}
+            await self._tell("content_part.done", **place, part=part)
+            return {"content": [part], "status": "completed"}
+
+        await self._item(item, tell, status="in_progress", content=[])
 
     async def think(self, words: tuple[str, ...]) -> None:
         item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "encrypted_content": "c2VjcmV0"}
@@ -350,6 +399,10 @@ class Voice:
     async def call(self, call: Call) -> None:
         call_id = new_id("call")
         self.calls.append(call_id)
+        if call.kind == "tool_search":
+            return await self.search(call_id, call)
+        if call.kind == "custom":
+            return await self.custom(call_id, call)
         item = {"id": new_id("fc"), "type": "function_call", "call_id": call_id, "name": call.name}
 
         async def tell(place: Json) -> Json:
@@ -361,6 +414,25 @@ class Voice:
             return {**done, "status": "completed"}
 
         await self._item(item, tell, arguments="", status="in_progress")
+
+    async def search(self, call_id: str, call: Call) -> None:
+        item = {"id": new_id("ts"), "type": "tool_search_call", "call_id": call_id, "execution": "client"}
+
+        async def tell(place: Json) -> Json:
+            return {"arguments": json.loads(call.arguments), "status": "completed"}
+
+        await self._item(item, tell, arguments={}, status="in_progress")
+
+    async def custom(self, call_id: str, call: Call) -> None:
+        item = {"id": new_id("ctc"), "type": "custom_tool_call", "call_id": call_id, "name": call.name}
+        text = json.loads(call.arguments)["input"]
+
+        async def tell(place: Json) -> Json:
+            await self._tell("custom_tool_call_input.delta", **place, delta=text)
+            await self._tell("custom_tool_call_input.done", **place, input=text)
+            return {"input": text}
+
+        await self._item(item, tell, input="")
 
     async def stop(self, stop: Stop) -> None:
         usage = {

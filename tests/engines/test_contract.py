@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 
 from tests.engines.chat_partner import ChatPartner
-from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Stop, Think, played
+from tests.engines.partner import (
+    Call,
+    Deny,
+    Garbage,
+    HangUp,
+    Partner,
+    Refuse,
+    Say,
+    Stall,
+    Stop,
+    Think,
+    played,
+)
 from tests.engines.responses_partner import ResponsesPartner
 from tests.engines.sglang_partner import SglangPartner
 from tests.engines.vllm_partner import VllmPartner
@@ -281,3 +293,121 @@ async def test_a_long_context_gives_way_to_a_summary(kind: str) -> None:
 
 def user(text: str) -> dict[str, str]:
     return {"type": "message", "role": "user", "content": text}
+
+
+# What not every wire has in the same form.
+
+SEARCH = {"type": "tool_search", "execution": "client"}
+LATER = {**WEATHER, "defer_loading": True}
+DIGITS = {"type": "grammar", "syntax": "regex", "definition": "[0-9]+"}
+DIAL = {"type": "custom", "name": "dial", "format": DIGITS}
+
+
+@EVERY
+async def test_tools_are_searched_for_found_and_called(kind: str) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        create = {"tools": [SEARCH, LATER], "store": False}
+        partner.script(Call("tool_search", '{"query": "weather"}', "tool_search"), Stop())
+        first = await socket.response(input="hello", **create)
+        (search,) = first["output"]
+        assert (search["type"], search["execution"]) == ("tool_search_call", "client")
+        assert search["arguments"] == {"query": "weather"}
+        found = {"type": "tool_search_output", "call_id": search["call_id"], "tools": [LATER]}
+        partner.script(Call("get_weather", ARGUMENTS), Stop())
+        second = await socket.response(input=[found], previous_response_id=first["id"], **create)
+        assert [(item["type"], item["name"]) for item in second["output"]] == [
+            ("function_call", "get_weather")
+        ]
+
+
+@EVERY
+async def test_a_deferred_tool_is_not_called_before_it_was_found(kind: str) -> None:
+    async with playing(kind) as (_, server), server.connect() as socket:
+        refused = await socket.error(
+            **ASK, tools=[SEARCH, LATER], tool_choice={"type": "function", "name": "get_weather"}
+        )
+        assert refused["error"]["param"] == "tool_choice"
+
+
+@EVERY
+async def test_calls_past_the_bound_are_ignored_and_the_chain_goes_on(kind: str) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Call("get_weather", ARGUMENTS), Call("get_weather", "{}"), Stop())
+        first = await socket.response(**ASK, tools=[WEATHER], max_tool_calls=1)
+        assert [item["arguments"] for item in first["output"]] == [ARGUMENTS]
+        output = {"call_id": first["output"][0]["call_id"], "output": "sunny"}
+        partner.script(Say(("It is sunny.",)), Stop())
+        second = await socket.response(
+            input=[{"type": "function_call_output", **output}],
+            previous_response_id=first["id"],
+            tools=[WEATHER],
+            store=False,
+        )
+        assert text_of(second) == "It is sunny."
+
+
+@EVERY
+@pytest.mark.parametrize(("said", "status"), [("112", "completed"), ("call me", "failed")])
+async def test_the_input_of_a_custom_tool_fits_or_the_response_fails(
+    kind: str, said: str, status: str
+) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Call("dial", json.dumps({"input": said}), "custom"), Stop())
+        events = await socket.turn(**ASK, tools=[DIAL])
+        response = events[-1]["response"]
+        assert response["status"] == status
+        (item,) = response["output"]
+        assert (item["type"], item["input"]) == ("custom_tool_call", said if status == "completed" else "")
+        if status == "failed":
+            assert response["error"]["code"] == "server_error"
+            assert "grammar of the tool 'dial'" in response["error"]["message"]
+
+
+@EVERY
+async def test_a_refusal_in_words_is_a_part_of_its_own(kind: str) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        if not partner.can_deny:
+            pytest.skip("on this wire a refusal is text like any other")
+        partner.script(Deny(("I will", " not.")), Stop())
+        events = await socket.turn(**ASK)
+        told = [event["delta"] for event in events if event["type"] == "response.refusal.delta"]
+        assert told == ["I will", " not."]
+        (item,) = events[-1]["response"]["output"]
+        assert item["content"] == [{"type": "refusal", "refusal": "I will not."}]
+
+
+@EVERY
+async def test_logprobs_come_with_the_words(kind: str) -> None:
+    async with (
+        playing(kind, **PARTNERS[kind]().with_logprobs) as (partner, server),
+        server.connect() as socket,
+    ):
+        partner.script(Say(("Yes",)), Stop(output_tokens=1))
+        events = await socket.turn(**ASK, top_logprobs=1, include=["message.output_text.logprobs"])
+        (delta,) = (event for event in events if event["type"] == "response.output_text.delta")
+        (part,) = events[-1]["response"]["output"][0]["content"]
+        for logprobs in (delta["logprobs"], part["logprobs"]):
+            (likely,) = logprobs
+            assert likely["logprob"] < 0
+            assert len(likely["top_logprobs"]) == 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PARTNERS if kind.startswith("responses")])
+async def test_annotations_are_passed_on(kind: str) -> None:
+    cited = {
+        "type": "url_citation",
+        "url": "https://a.example",
+        "title": "A",
+        "start_index": 0,
+        "end_index": 3,
+    }
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Say(("Yes", "."), (cited,)), Stop())
+        events = await socket.turn(**ASK)
+        (told,) = (event for event in events if event["type"] == "response.output_text.annotation.added")
+        assert told["annotation"] == cited
+        (part,) = events[-1]["response"]["output"][0]["content"]
+        assert (part["text"], part["annotations"]) == ("Yes.", [cited])
+        partner.script(Say(("So it is.",)), Stop())
+        again = {"previous_response_id": events[-1]["response"]["id"], "store": False}
+        assert text_of(await socket.response(input="Sure?", **again)) == "So it is."

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from slipring.core.generation import Job, Settings
 from slipring.core.head import Head
@@ -224,3 +224,42 @@ def test_a_thought_that_the_prompt_opened_is_ended_first() -> None:
 
 def test_a_list_of_bare_calls_is_not_free_text() -> None:
     assert not allows(job_with(STRICT), '[{"name": "weather", "parameters": {}}]', llama3())
+
+
+DATE = {"type": "grammar", "syntax": "regex", "definition": r'"\d{4}"(/|\n)x'}
+DATED = {"type": "custom", "name": "dated", "format": DATE}
+
+
+def dated(text: str) -> str:
+    return f'<tool_call>\n{{"name": "dated", "arguments": {{"input": {json.dumps(text)}}}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_the_input_of_a_custom_tool_follows_its_expression(required: bool) -> None:
+    job = job_with(DATED, LOOSE, required=required)
+    assert allows(job, dated('"1234"/x'))
+    assert allows(job, dated('"1234"\nx'))
+    assert not allows(job, dated('"123"/x'))
+    assert not allows(job, dated('"1234"/xy'))
+    assert allows(job, '<tool_call>\n{"name": "look", "arguments": {"any": [1]}}\n</tool_call>')
+
+
+def test_other_grammars_are_not_enforced_within_json() -> None:
+    lark = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
+    job = job_with({**DATED, "format": lark}, required=True)
+    assert allows(job, dated("anything"))
+    assert grammar_of(job_with({**DATED, "format": lark}), renderer("chatml in smollm2")) is None
+
+
+def test_a_schema_holds_the_expression_too() -> None:
+    schema = schema_of(job_with(DATED, required=True), ChatMl().calls)
+    assert schema is not None
+    string = schema["anyOf"][0]["properties"]["arguments"]["properties"]["input"]
+    assert string["pattern"] == f"^(?:{DATE['definition']})$"
+
+
+def test_no_more_calls_than_asked_for() -> None:
+    job = job_with(STRICT, required=True)
+    job = structs.replace(job, settings=structs.replace(job.settings, max_tool_calls=2))
+    assert allows(job, f"{CALL}\n{CALL}")
+    assert not allows(job, f"{CALL}\n{CALL}\n{CALL}", end=False)

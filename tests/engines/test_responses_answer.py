@@ -4,8 +4,10 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from slipring.core.generation import (
+    Annotated,
     CallArguments,
     CallStarted,
     Capabilities,
@@ -290,3 +292,48 @@ def test_reasoning_between_two_pieces_of_one_message_stands_before_it() -> None:
         event("output_item.done", output_index=2, item={**MESSAGE, "id": "m2", **text}),
     )
     assert [place for place, _ in heard.thoughts] == [0]
+
+
+def test_a_search_for_tools_is_a_call_whose_arguments_come_at_once() -> None:
+    item = {"type": "tool_search_call", "id": "ts", "call_id": "c", "execution": "client", "arguments": {}}
+    heard = answer()
+    assert hear(
+        heard,
+        event("output_item.added", output_index=0, item=item),
+        event("output_item.done", output_index=0, item={**item, "arguments": {"query": "x"}}),
+    ) == [CallStarted("tool_search", "tool_search"), CallArguments('{"query":"x"}')]
+    assert heard.call_ids == ["c"]
+
+
+def test_a_search_that_the_upstream_makes_itself_is_its_own_affair() -> None:
+    item = {"type": "tool_search_call", "id": "ts", "call_id": None, "execution": "server", "arguments": {}}
+    found = {"type": "tool_search_output", "id": "to", "execution": "server", "tools": []}
+    heard = answer()
+    assert (
+        hear(
+            heard,
+            event("output_item.done", output_index=0, item=item),
+            event("output_item.done", output_index=1, item=found),
+        )
+        == []
+    )
+
+
+def test_annotations_are_told_once_with_or_without_events() -> None:
+    source = {"type": "url_citation", "url": "https://a.example", "title": "A"}
+    other = {"type": "file_citation", "file_id": "f"}
+    part = {"type": "output_text", "text": "hi", "annotations": [source, other]}
+    deltas = hear(
+        answer(),
+        event("output_item.added", output_index=0, item=MESSAGE),
+        event("output_text.delta", output_index=0, delta="hi"),
+        event("output_text.annotation.added", output_index=0, annotation_index=0, annotation=source),
+        event("output_item.done", output_index=0, item={**MESSAGE, "content": [part]}),
+    )
+    assert deltas[0] == Text("hi")
+    told = [delta.annotation for delta in deltas[1:] if isinstance(delta, Annotated)]
+    assert [json.loads(bytes(Raw(raw))) for raw in told] == [source, other]
+
+
+def test_an_annotation_of_nothing_is_passed_over() -> None:
+    assert hear(answer(), event("output_text.annotation.added", item_id="m", annotation={})) == []

@@ -28,7 +28,8 @@ WEATHER = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
 FILES = {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "read"}]}
-PATCH = {"type": "custom", "name": "patch", "description": "Edits.", "format": {"type": "grammar"}}
+GRAMMAR = {"type": "grammar", "syntax": "regex", "definition": "x+"}
+PATCH = {"type": "custom", "name": "patch", "description": "Edits.", "format": GRAMMAR}
 HOSTED = {"type": "web_search"}
 
 WEATHER_LINE = (
@@ -41,7 +42,8 @@ READ_LINE = (
 )
 PATCH_LINE = (
     '{"type":"function","function":{"name":"patch","description":"Edits. Its input follows this format:'
-    ' {\\"type\\": \\"grammar\\"}","parameters":{"type":"object","properties":{"input":{"type":"string"}},'
+    ' {\\"type\\": \\"grammar\\", \\"syntax\\": \\"regex\\", \\"definition\\": \\"x+\\"}",'
+    '"parameters":{"type":"object","properties":{"input":{"type":"string"}},'
     '"required":["input"],"additionalProperties":false}}}'
 )
 HEAD_LINES = f"{WEATHER_LINE}\n{READ_LINE}"

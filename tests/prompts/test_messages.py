@@ -179,3 +179,21 @@ def test_an_answer_is_one_message_of_the_assistant_or_unknown() -> None:
     assert spoken.calls[0].arguments != spoken.calls[1].arguments
     assert answer([]) is not None
     assert answer(Folder({}).read([message("assistant", "a"), message("user", "b")]).messages) is None
+
+
+def test_a_search_for_tools_is_told_as_a_call_and_what_it_found() -> None:
+    called, answered = read(
+        item("tool_search_call", call_id="c", execution="client", arguments={"query": "files"}),
+        item("tool_search_output", call_id="c", tools=[{**FILES["tools"][0], "defer_loading": True}, FILES]),
+    )
+    (call,) = called["tool_calls"]
+    assert call["function"] == {"name": "tool_search", "arguments": {"query": "files"}}
+    assert (answered["role"], answered["name"]) == ("tool", "tool_search")
+    assert answered["content"].splitlines()[1] == READ_LINE
+
+
+def test_a_search_that_found_nothing_says_so() -> None:
+    _, answered = read(
+        item("tool_search_call", call_id="c", arguments={}), item("tool_search_output", call_id="c", tools=[])
+    )
+    assert answered["content"] == "No tools were found."

@@ -11,11 +11,14 @@ from slipring.protocol import items
 from slipring.protocol.items import (
     CARRIED_TYPES,
     SUPPORTED_TYPES,
+    AdditionalTools,
     Carried,
     ConfigurationUpdate,
     FunctionCall,
     Item,
+    LoadedTools,
     Message,
+    kept_tools,
     plain_text,
     read_input,
     read_item,
@@ -166,6 +169,10 @@ GOOD: list[Json] = [
     {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "x"}]},
     {"type": "item_reference", "id": "msg_1"},
     {"type": "additional_tools", "role": "developer", "tools": []},
+    {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {"query": "x"}},
+    {"type": "tool_search_call", "execution": "server", "arguments": {}},
+    {"type": "tool_search_output", "call_id": "c", "execution": "client", "tools": []},
+    {"type": "tool_search_output", "call_id": None, "execution": "server", "tools": []},
     {"type": "configuration_update", "reasoning": {"effort": "low"}},
     {"type": "compaction", "encrypted_content": "blob"},
     {"type": "compaction_summary", "encrypted_content": "blob"},
@@ -241,3 +248,40 @@ def test_plain_text_joins_what_has_text():
     ]
     assert plain_text(content) == "abc"
     assert plain_text("abc") == "abc"
+
+
+@pytest.mark.parametrize("arguments", [{"query": "é"}, '{"query":"é"}'])
+def test_a_search_for_tools_is_to_a_model_a_function_like_any_other(arguments):
+    call = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": arguments}
+    body = read(call).body()
+    assert isinstance(body, FunctionCall)
+    assert (body.call_id, body.name, json.loads(body.arguments)) == ("c", "tool_search", {"query": "é"})
+
+
+def test_what_a_search_has_found_is_its_output():
+    tools = [{"type": "function", "name": "f"}]
+    body = read({"type": "tool_search_output", "call_id": "c", "tools": tools}).body()
+    assert isinstance(body, LoadedTools)
+    assert (body.call_id, json.loads(bytes(body.tools))) == ("c", tools)
+
+
+def test_searches_of_a_server_name_no_call():
+    assert isinstance(read({"type": "tool_search_call", "arguments": {}}).body(), Carried)
+    assert isinstance(read({"type": "tool_search_output", "tools": []}).body(), AdditionalTools)
+
+
+@pytest.mark.parametrize("kind", ["call", "output"])
+def test_a_search_of_the_client_names_its_call(kind):
+    item = {"type": f"tool_search_{kind}", "execution": "client", "arguments": {}, "tools": []}
+    error = refusal(item)
+    assert (error.param, error.code) == ("input[0].call_id", "missing_required_parameter")
+
+
+def test_of_a_context_that_is_cut_the_tools_are_kept():
+    tools = [{"type": "function", "name": "f", "defer_loading": True}]
+    found = read({"type": "tool_search_output", "call_id": "c", "tools": tools})
+    kept = kept_tools(found)
+    assert kept is not None
+    assert json.loads(kept.raw) == {"type": "additional_tools", "role": "developer", "tools": tools}
+    assert kept_tools(kept) is kept
+    assert kept_tools(user_message("x")) is None

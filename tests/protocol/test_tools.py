@@ -22,6 +22,9 @@ F = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 G = {"type": "function", "name": "g", "parameters": None, "strict": True, "description": "does g"}
 SHELL = {"type": "custom", "name": "sh", "format": {"type": "text"}}
 OS = {"type": "namespace", "name": "os", "description": "d", "tools": [F, {**SHELL, "name": "run"}]}
+REGEX = {"type": "grammar", "syntax": "regex"}
+LARK = {"type": "grammar", "syntax": "lark"}
+FIND = {"type": "tool_search", "execution": "client"}
 SEARCH = {"type": "web_search", "filters": {"allowed_domains": ["a.example"]}}
 
 
@@ -92,7 +95,8 @@ def test_a_function_is_echoed_with_the_keys_that_clients_require():
         {**G, "parameters": {"a": [1, {}]}, "defer_loading": True, "async": True},
         {**G, "output_schema": {"type": "string"}, "allowed_callers": ["direct"]},
         SHELL,
-        {"type": "custom", "name": "c", "description": "d", "format": {"type": "grammar", "syntax": "lark"}},
+        {"type": "custom", "name": "c", "description": "d", "format": {**REGEX, "definition": "a+"}},
+        {"type": "tool_search", "execution": "client", "description": "d", "parameters": {"a": 1}},
         SEARCH,
         {"type": "mcp", "server_label": "s", "server_url": "https://a.example", "headers": {"k": "v"}},
         {"type": "from_the_future", "x": 1},
@@ -117,6 +121,35 @@ def test_hosted_tools_are_carried_and_never_called(kind):
     assert echo(tools) == [{"type": kind}]
 
 
+# Tools that are searched for.
+
+
+def test_a_deferred_tool_is_echoed_and_not_offered():
+    later = {**G, "defer_loading": True}
+    tools = read(F, later, FIND, {**OS, "tools": [{**F, "defer_loading": True}, SHELL]})
+    assert [(tool.kind, tool.name) for tool in tools.callables] == [
+        ("function", "f"),
+        ("tool_search", "tool_search"),
+        ("custom", "sh"),
+    ]
+    assert later in echo(tools)
+
+
+def test_tools_that_come_with_an_item_are_offered_whatever_they_say():
+    raw = Raw(json.dumps([{**G, "defer_loading": True}]).encode())
+    assert [tool.name for tool in Toolset.read(raw, loaded=True).callables] == ["g"]
+
+
+def test_what_was_checked_on_arrival_is_not_checked_again():
+    raw = Raw(json.dumps([{**SHELL, "format": {**REGEX, "definition": "("}}]).encode())
+    assert Toolset.brought(raw).callables[0].name == "sh"
+
+
+def test_a_search_can_be_allowed():
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "tool_search"}]}
+    assert [tool.kind for tool in choose(choice, F, FIND).tools] == ["tool_search"]
+
+
 # What is wrong.
 
 
@@ -134,6 +167,26 @@ def test_hosted_tools_are_carried_and_never_called(kind):
         ({"type": "function", "name": "h", "strict": "yes"}, "tools[1].strict"),
         ({"type": "function", "name": "h", "output_schema": 1}, "tools[1].output_schema"),
         ({"type": "custom", "name": "h", "format": "text"}, "tools[1].format"),
+        ({"type": "custom", "name": "h", "format": {}}, "tools[1].format.type"),
+        ({"type": "custom", "name": "h", "format": {"type": "json"}}, "tools[1].format.type"),
+        ({"type": "custom", "name": "h", "format": REGEX}, "tools[1].format.definition"),
+        ({"type": "custom", "name": "h", "format": {"type": "grammar"}}, "tools[1].format.syntax"),
+        ({"type": "custom", "name": "h", "format": {**REGEX, "syntax": "ebnf"}}, "tools[1].format.syntax"),
+        (
+            {"type": "custom", "name": "h", "format": {**REGEX, "definition": ""}},
+            "tools[1].format.definition",
+        ),
+        (
+            {"type": "custom", "name": "h", "format": {**REGEX, "definition": "("}},
+            "tools[1].format.definition",
+        ),
+        (
+            {"type": "custom", "name": "h", "format": {**LARK, "definition": "x"}},
+            "tools[1].format.definition",
+        ),
+        ({"type": "tool_search"}, "tools[1].execution"),
+        ({"type": "tool_search", "execution": "server"}, "tools[1].execution"),
+        ({**FIND, "parameters": []}, "tools[1].parameters"),
         ({"type": "namespace", "name": "n"}, "tools[1].tools"),
         ({"type": "namespace", "name": "n", "tools": [{"type": "mcp"}]}, "tools[1].tools[0].type"),
         (
@@ -253,7 +306,7 @@ def test_allowing_nothing_offers_nothing():
 
 
 def test_requiring_a_call_of_hosted_tools_only_is_refused():
-    with pytest.raises(InvalidRequest, match="no function or custom tool"):
+    with pytest.raises(InvalidRequest, match="no tool that can be called"):
         choose({"type": "allowed_tools", "mode": "required", "tools": [SEARCH]}, F, SEARCH)
 
 
@@ -316,3 +369,11 @@ def test_many_tools_and_many_names_are_matched_in_one_go() -> None:
     assert len(choice.offer(tools.callables).tools) == len(names)
     pieces = [(tool,) for tool in tools.callables]
     assert merged((), *pieces) == tools.callables
+
+
+def test_grammars_are_not_compiled_that_are_too_large_together():
+    definition = "a" * 60_000
+    tools = [{**SHELL, "name": f"t{n}", "format": {**REGEX, "definition": definition}} for n in range(3)]
+    error = refusal({"type": "namespace", "name": "n", "tools": tools})
+    assert error.param == "tools[0]"
+    assert "too large" in error.message

@@ -14,7 +14,7 @@ from slipring.core.generation import Delta, Finished, Job, Model, Text
 from slipring.core.state import Carry, OpenCall
 from slipring.errors import InvalidRequest, ServerError
 from slipring.protocol import requests, wire
-from slipring.protocol.items import ConfigurationUpdate, Item, Message, user_message
+from slipring.protocol.items import ConfigurationUpdate, Item, Message, kept_tools, user_message
 from slipring.protocol.requests import TEXT, CreateRequest
 from slipring.protocol.tools import Offer
 
@@ -196,7 +196,8 @@ def condensed(
         for item in context
         if item.call_id is not None and lineage.is_call(item) and _stays_open(item, carry)
     }
-    tools = dict.fromkeys(item for item in reversed(context) if item.type == "additional_tools")
+    brought = (kept_tools(item) for item in reversed(context))
+    tools = dict.fromkeys(item for item in brought if item is not None)
     return (
         *reversed(tools),
         *_settings_of(context),
@@ -214,6 +215,9 @@ def _is_wish(item: Item) -> bool:
 
 def _unanswered(call_id: str, call: OpenCall) -> Item | None:
     """What a summary is told of a call that waits for its output."""
+    if call.type == "tool_search_call":
+        raw = wire.encode({"type": "tool_search_output", "call_id": call_id, "tools": []})
+        return Item(type="tool_search_output", raw=raw, call_id=call_id)
     if call.type not in ("function_call", "custom_tool_call"):
         return None
     kind = f"{call.type}_output"

@@ -8,14 +8,14 @@ whatever the engine left there when it finished the parent (a KV slot, an upstre
 from collections.abc import Iterator
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from slipring.core.head import Head
 from slipring.core.state import Position, ResponseState
 from slipring.protocol.items import Effort, Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.responses import Logprob
-from slipring.protocol.tools import Offer
+from slipring.protocol.tools import Kind, Offer
 
 
 class Accepted(Struct):
@@ -46,6 +46,12 @@ class Text(Struct, gc=False):
     logprobs: list[Logprob] = []
 
 
+class Annotated(Struct):
+    """Something about the answer so far, such as a source, as it stands in ``annotations``."""
+
+    annotation: Raw
+
+
 class Refused(Struct):
     """A piece of a refusal."""
 
@@ -68,13 +74,13 @@ class ThoughtSummary(Struct):
 class CallStarted(Struct):
     """The model begins to call a tool. Its arguments follow as ``CallArguments``."""
 
-    kind: Literal["function", "custom"]
+    kind: Kind
     name: str
     namespace: str | None = None
 
 
 class CallArguments(Struct, gc=False):
-    """A piece of a function's JSON arguments, or of a custom tool's free-form input."""
+    """A piece of the JSON arguments of a function or a search, or of a custom tool's free-form input."""
 
     text: str
 
@@ -96,6 +102,7 @@ Delta = (
     | Begun
     | Prefilled
     | Text
+    | Annotated
     | Refused
     | Thought
     | ThoughtSummary
@@ -149,6 +156,7 @@ class Settings(Struct, frozen=True):
     logprobs: bool = False
     top_logprobs: int = 0
     parallel_tool_calls: bool = True
+    max_tool_calls: int | None = None
     effort: str | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
 

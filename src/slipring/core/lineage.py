@@ -14,6 +14,7 @@ from slipring.protocol.items import (
     CustomToolCall,
     FunctionCall,
     Item,
+    LoadedTools,
 )
 from slipring.protocol.tools import CallableTool, Toolset, merged
 
@@ -23,9 +24,11 @@ _CALLS = {
     "computer_call": "computer call",
     "shell_call": "shell call",
     "apply_patch_call": "apply patch call",
+    "tool_search_call": "tool search call",
 }
 """Calls that a client answers, and how error texts speak of them."""
-_OUTPUTS = {f"{call}_output": call for call in _CALLS}
+_OUTPUTS = {f"{call}_output": call for call in _CALLS} | {"tool_search_output": "tool_search_call"}
+_SEARCHES = ("tool_search_call", "tool_search_output")
 NOTHING = Carry()
 
 
@@ -59,7 +62,7 @@ def join(parent: ResponseState | None, items: tuple[Item, ...], *, complete: boo
     effort, text_format = before.effort, before.format
     added: list[tuple[CallableTool, ...]] = []
     for index, item in _in_place(items):
-        if item.type == "additional_tools":
+        if item.type in ("additional_tools", "tool_search_output"):
             added.append(_read_tools(item, f"input[{index}]"))
         elif item.type == "configuration_update":
             update = item.body()
@@ -112,13 +115,20 @@ def _require_answers(open_calls: Mapping[str, OpenCall]) -> None:
 
 def _match(before: Mapping[str, OpenCall], items: tuple[Item, ...]) -> Mapping[str, OpenCall]:
     """The calls that are open after these items; the very same mapping where they change nothing."""
-    exchanged = [(n, item) for n, item in _in_place(items) if item.type in _CALLS or item.type in _OUTPUTS]
+    exchanged = [(n, item) for n, item in _in_place(items) if _is_exchanged(item)]
     if not exchanged:
         return before
     open_calls = dict(before)
     for index, item in exchanged:
         _exchange(item, open_calls, index)
     return open_calls
+
+
+def _is_exchanged(item: Item) -> bool:
+    """Whether it is a call that a client answers, or an answer. Searches that are neither name no call."""
+    if item.type in _SEARCHES and item.call_id is None:
+        return False
+    return item.type in _CALLS or item.type in _OUTPUTS
 
 
 def _exchange(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
@@ -150,5 +160,5 @@ def opening(item: Item, *, cut_off: bool = False) -> OpenCall:
 
 def _read_tools(item: Item, where: str) -> tuple[CallableTool, ...]:
     body = item.body()
-    assert isinstance(body, AdditionalTools)
-    return Toolset.read(body.tools, f"{where}.tools").callables
+    assert isinstance(body, AdditionalTools | LoadedTools)
+    return Toolset.read(body.tools, f"{where}.tools", loaded=True).callables

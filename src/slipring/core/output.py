@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 from msgspec import UNSET, Raw, UnsetType
 
 from slipring.core import naming
+from slipring.core.calls import Call, Search, open_call
 from slipring.core.generation import (
+    Annotated,
     CallArguments,
     CallStarted,
     Delta,
@@ -38,11 +40,13 @@ from slipring.protocol.responses import (
     RefusalPart,
     Response,
     SummaryTextPart,
+    ToolSearchCallItem,
 )
 from slipring.protocol.timing import TurnReport
 
 Conceal = Callable[[tuple[Item, ...]], str]
 """Seals what an item stands for."""
+_CALLS = (FunctionCallItem, CustomToolCallItem, ToolSearchCallItem)
 _NO_LOGPROBS: list[events.SpokenLogprob] = []
 
 
@@ -76,7 +80,7 @@ class Output:
         """Set where reasoning is to be sealed in its items too."""
         self._compaction_id = ""
         self._mint = mint
-        self._open: _Message | _Reasoning | _Call | None = None
+        self._open: _Message | _Reasoning | Call | Search | None = None
         self._speaking: _Part | None = None
         self._index = -1
         self._sequence = -1
@@ -151,6 +155,17 @@ class Output:
             )
         )
 
+    def _annotated(self, delta: Annotated) -> None:
+        part = self._message_part(OutputTextPart)
+        self.emit(
+            events.OutputTextAnnotationAdded,
+            item_id=part.item_id,
+            content_index=part.index,
+            annotation_index=len(part.annotations),
+            annotation=delta.annotation,
+        )
+        part.annotations.append(delta.annotation)
+
     def _refused(self, delta: Refused) -> None:
         self._speaking = None
         part = self._message_part(RefusalPart)
@@ -174,13 +189,16 @@ class Output:
 
     def _call_started(self, delta: CallStarted) -> None:
         self._close("completed")
-        self._open = _Call(self, delta)
+        self._open = open_call(self, delta)
 
     def _call_arguments(self, delta: CallArguments) -> None:
         # As hot: once per token of every call.
         call = self._open
-        if not isinstance(call, _Call):
-            raise TypeError("an engine sent call arguments outside a call")
+        if not isinstance(call, Call):
+            if not isinstance(call, Search):
+                raise TypeError("an engine sent call arguments outside a call")
+            call.pieces.append(delta.text)
+            return
         call.pieces.append(delta.text)
         self._sequence += 1
         self._events.append(
@@ -195,6 +213,7 @@ class Output:
 
     _feeders: ClassVar[dict[type[Delta], Callable[["Output", Any], None]]] = {
         Text: _text,
+        Annotated: _annotated,
         Refused: _refused,
         Thought: _thought,
         ThoughtSummary: _thought_summary,
@@ -234,7 +253,7 @@ class Output:
     def _keep(self, item: OutputItem, meant: tuple[Item, ...] | None) -> None:
         """An item is finished; ``meant``: what it stands for, where it is sealed."""
         raw = wire.encode(item)
-        call_id = item.call_id if isinstance(item, FunctionCallItem | CustomToolCallItem) else None
+        call_id = item.call_id if isinstance(item, _CALLS) else None
         kind = type(item).__struct_config__.tag
         assert isinstance(kind, str)
         self.items.append(Item(type=kind, raw=raw, id=item.id, call_id=call_id, opened=meant))
@@ -266,7 +285,7 @@ class Output:
 class _Part:
     """An open part of a message."""
 
-    __slots__ = ("index", "item_id", "kind", "logprobs", "text")
+    __slots__ = ("annotations", "index", "item_id", "kind", "logprobs", "text")
 
     def __init__(self, kind: type[OutputTextPart | RefusalPart], item_id: str, index: int) -> None:
         self.kind = kind
@@ -274,6 +293,7 @@ class _Part:
         self.index = index
         self.text: list[str] = []
         self.logprobs: list[Logprob] = []
+        self.annotations: list[Raw] = []
 
 
 class _Message:
@@ -304,7 +324,7 @@ class _Message:
         text, logprobs = "".join(self.part.text), self.part.logprobs
         part: OutputTextPart | RefusalPart
         if self.part.kind is OutputTextPart:
-            part = OutputTextPart(text=text, logprobs=logprobs)
+            part = OutputTextPart(text=text, annotations=self.part.annotations, logprobs=logprobs)
             self._emit(events.OutputTextDone, text=text, logprobs=_spoken(logprobs))
         else:
             part = RefusalPart(refusal=text)
@@ -378,48 +398,3 @@ class _Reasoning:
 
     def _emit_summary(self, kind: type[events.SummaryEvent], **fields: object) -> None:
         self._output.emit(kind, item_id=self.id, summary_index=len(self._summary), **fields)
-
-
-class _Call:
-    """An open ``function_call`` or ``custom_tool_call`` item."""
-
-    __slots__ = ("_call_id", "_output", "_started", "delta_kind", "id", "pieces")
-
-    def __init__(self, output: Output, started: CallStarted) -> None:
-        self._output = output
-        self._started = started
-        self.pieces: list[str] = []
-        self.delta_kind = (
-            events.FunctionCallArgumentsDelta if self._is_function else events.CustomToolCallInputDelta
-        )
-        self._call_id = output.mint_call()
-        self.id = output.name_item("function_call" if started.kind == "function" else "custom_tool_call")
-        output.start_item(self._item("", "in_progress"))
-
-    def close(self, status: ItemStatus) -> FunctionCallItem | CustomToolCallItem:
-        text = "".join(self.pieces)
-        if self._is_function:
-            self._output.emit(events.FunctionCallArgumentsDone, item_id=self.id, arguments=text)
-        else:
-            self._output.emit(events.CustomToolCallInputDone, item_id=self.id, input=text)
-        return self._item(text, status)
-
-    @property
-    def _is_function(self) -> bool:
-        return self._started.kind == "function"
-
-    def _item(self, text: str, status: ItemStatus) -> FunctionCallItem | CustomToolCallItem:
-        started = self._started
-        namespace = started.namespace if started.namespace is not None else UNSET
-        if self._is_function:
-            return FunctionCallItem(
-                id=self.id,
-                call_id=self._call_id,
-                name=started.name,
-                arguments=text,
-                status=status,
-                namespace=namespace,
-            )
-        return CustomToolCallItem(
-            id=self.id, call_id=self._call_id, name=started.name, input=text, namespace=namespace
-        )

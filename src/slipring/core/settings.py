@@ -55,6 +55,7 @@ def read_settings(request: CreateRequest, carry: Carry, model: Model, *, detache
         logprobs=logprobs,
         top_logprobs=request.top_logprobs or 0,
         parallel_tool_calls=True if parallel is None else parallel,
+        max_tool_calls=request.max_tool_calls,
         effort=effort or carry.effort or defaults.effort,
         truncation=request.truncation or "disabled",
     )

@@ -31,7 +31,7 @@ class Carry(Struct, frozen=True):
     open_calls: Mapping[str, OpenCall] = {}
     """By ``call_id``."""
     tools: tuple[CallableTool, ...] = ()
-    """Tools brought by ``additional_tools`` items."""
+    """Tools brought by ``additional_tools`` and ``tool_search_output`` items."""
     effort: str | None = None
     format: TextFormat | None = None
     """Set by the last ``configuration_update``."""

@@ -7,6 +7,7 @@ from typing import Any
 from slipring.core.generation import Job
 from slipring.prompts.parser import CallFormat, flat_name
 from slipring.prompts.schemas import parameters_of
+from slipring.protocol import wire
 from slipring.protocol.tools import CallableTool
 
 ANY_OBJECT = b'{"type":"object"}'
@@ -34,4 +35,24 @@ def schema_of(job: Job, calls: CallFormat) -> dict[str, Any] | None:
 
 def _moved(tool: CallableTool, place: str) -> Any:
     """A tool's schema with references that are right where it will stand."""
-    return json.loads(re.sub(rb'("\$ref"\s*:\s*"#/)', rb"\g<1>" + place.encode(), bytes(parameters_of(tool))))
+    return json.loads(re.sub(rb'("\$ref"\s*:\s*"#/)', rb"\g<1>" + place.encode(), arguments_schema(tool)))
+
+
+def arguments_schema(tool: CallableTool) -> bytes:
+    """The schema that a call's arguments are kept to. Of grammars, it can hold regular expressions.
+
+    Others cannot be enforced here: a model writes its input as a string within JSON, and a grammar of texts
+    is none of such strings. What comes of them is looked at when it is whole.
+    """
+    grammar = tool.grammar
+    if grammar is None or grammar.syntax != "regex":
+        return bytes(parameters_of(tool))
+    string = {"type": "string", "pattern": f"^(?:{grammar.definition})$"}
+    return wire.encode(
+        {
+            "type": "object",
+            "properties": {"input": string},
+            "required": ["input"],
+            "additionalProperties": False,
+        }
+    )

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from slipring.core.head import Head
 from slipring.prompts.parser import CallFormat
-from slipring.prompts.schemas import describe_format
+from slipring.prompts.schemas import describe_format, describe_found
 from slipring.protocol import wire
 from slipring.protocol.items import (
     AdditionalTools,
@@ -21,6 +21,7 @@ from slipring.protocol.items import (
     CustomToolCall,
     FunctionCall,
     Item,
+    LoadedTools,
     Message,
     plain_text,
 )
@@ -130,10 +131,11 @@ class Dialect(ABC):
             return self._write_call(block, body.name, body.namespace, _as_arguments(body.input))
         if isinstance(body, CallOutput):
             opening = [] if block is Block.TOOLS else [*self._shut(block), *self.open(self.tool_role)]
-            said = self.write_output(plain_text(body.output), first=block is not Block.TOOLS)
+            text = describe_found(body) if isinstance(body, LoadedTools) else plain_text(body.output)
+            said = self.write_output(text, first=block is not Block.TOOLS)
             return [*opening, said], Block.TOOLS
         if isinstance(body, AdditionalTools):
-            described = Phrase(self.describe_tools(Toolset.read(body.tools).callables))
+            described = Phrase(self.describe_tools(Toolset.brought(body.tools).callables))
             return [*self._shut(block), *self.open("system"), described, *self.close()], Block.NONE
         return [], block  # reasoning of earlier turns, settings, and what only hosted tools understand
 

@@ -14,13 +14,14 @@ from msgspec import Struct
 
 from slipring.core.head import Head
 from slipring.errors import InvalidRequest
-from slipring.prompts.schemas import describe, describe_format
+from slipring.prompts.schemas import describe, describe_format, describe_found
 from slipring.protocol.items import (
     AdditionalTools,
     CallOutput,
     CustomToolCall,
     FunctionCall,
     Item,
+    LoadedTools,
     Message,
     Reasoning,
     plain_text,
@@ -108,7 +109,7 @@ class Folder:
             elif isinstance(body, CallOutput):
                 self._answer(body)
             elif isinstance(body, AdditionalTools):
-                lines = [describe(tool) for tool in Toolset.read(body.tools).callables]
+                lines = [describe(tool) for tool in Toolset.brought(body.tools).callables]
                 self.messages.append(ChatMessage(role="system", content="\n".join((_ADDED_TOOLS, *lines))))
         return self
 
@@ -127,10 +128,11 @@ class Folder:
 
     def _answer(self, output: CallOutput) -> None:
         name = self._names.pop(output.call_id, "")
+        text = describe_found(output) if isinstance(output, LoadedTools) else plain_text(output.output)
         self.messages.append(
             ChatMessage(
                 role="tool",
-                content=plain_text(output.output),
+                content=text,
                 call_id=short_id(output.call_id),
                 name=name,
             )

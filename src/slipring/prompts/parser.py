@@ -98,7 +98,7 @@ class _Directory:
         arguments = given(call.arguments) or given(call.parameters)
         if arguments is not None:
             text = _custom_input(arguments) if tool.kind == "custom" else _arguments(arguments)
-        elif announced and tool.kind == "function":
+        elif announced and tool.kind != "custom":
             text = "{}"
         else:
             raise ValueError("no arguments")

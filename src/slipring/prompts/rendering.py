@@ -18,7 +18,7 @@ from slipring.core.head import Head
 from slipring.prompts.parser import CallFormat
 from slipring.prompts.tokenizer import Vocabulary
 from slipring.protocol import wire
-from slipring.protocol.items import Item
+from slipring.protocol.items import Item, kept_tools
 from slipring.protocol.requests import TextFormat
 
 _STEP_BYTES = 400
@@ -206,7 +206,8 @@ class Renderer(ABC):
         while low < high:
             middle = (low + high) // 2
             cut = cuts[middle]
-            kept = (*(item for item in items[:cut] if item.type == "additional_tools"), *items[cut:])
+            brought = filter(None, map(kept_tools, items[:cut]))
+            kept = (*brought, *items[cut:])
             tried = self._in_full(job, kept, "the oldest items were dropped", len(items) - len(kept))
             if tried.prompt.total <= most:
                 fits, high = tried, middle

@@ -4,8 +4,9 @@ from msgspec import Raw
 
 from slipring.prompts.parser import flat_name
 from slipring.protocol import wire
+from slipring.protocol.items import LoadedTools
 from slipring.protocol.requests import TextFormat
-from slipring.protocol.tools import CallableTool, FunctionTool
+from slipring.protocol.tools import CallableTool, CustomTool, Toolset
 
 _NO_PARAMETERS = Raw(b'{"type":"object","properties":{}}')
 _ONE_STRING = Raw(
@@ -14,12 +15,21 @@ _ONE_STRING = Raw(
 )
 
 
+_QUERY = Raw(b'{"type":"object","properties":{"query":{"type":"string"}},"required":["query"]}')
+_SEARCH = (
+    "Searches for tools that are not listed here. Those that it finds can be called afterwards, by the names"
+    " that it returns."
+)
+
+
 def parameters_of(tool: CallableTool) -> Raw:
     """The JSON schema of a call's arguments; a custom tool takes one string."""
     if tool.kind == "custom":
         return _ONE_STRING
     schema = tool.parameters
-    return Raw(schema) if schema is not None else _NO_PARAMETERS
+    if schema is not None:
+        return Raw(schema)
+    return _QUERY if tool.kind == "tool_search" else _NO_PARAMETERS
 
 
 def quoted(name: str) -> str:
@@ -31,7 +41,10 @@ def description_of(tool: CallableTool) -> str:
     """What a tool is for; of a custom tool, also the format of its input, which no schema tells."""
     definition = tool.definition
     description = definition.description if isinstance(definition.description, str) else ""
-    if not isinstance(definition, FunctionTool) and isinstance(definition.format, Raw):
+    if tool.kind == "tool_search":
+        return description or _SEARCH
+    if isinstance(definition, CustomTool) and tool.grammar is not None:
+        assert isinstance(definition.format, Raw)
         description = f"{description} Its input follows this format: {bytes(definition.format).decode()}"
     return description
 
@@ -44,6 +57,12 @@ def describe(tool: CallableTool) -> str:
         "parameters": parameters_of(tool),
     }
     return wire.encode({"type": "function", "function": function}).decode()
+
+
+def describe_found(found: LoadedTools) -> str:
+    """What a search has found, one tool a line, by the names that the model has to use."""
+    tools = Toolset.brought(found.tools).callables
+    return "\n".join(map(describe, tools)) or "No tools were found."
 
 
 def describe_format(format: TextFormat) -> str:

@@ -4,8 +4,10 @@
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, defstruct
 
 from slipring.errors import ApiError
 from slipring.protocol.responses import (
@@ -109,6 +111,11 @@ class OutputTextDone(PartEvent, tag="response.output_text.done", kw_only=True):
     logprobs: list[SpokenLogprob]
 
 
+class OutputTextAnnotationAdded(PartEvent, tag="response.output_text.annotation.added", kw_only=True):
+    annotation_index: int
+    annotation: Raw
+
+
 class RefusalDelta(PartEvent, tag="response.refusal.delta", kw_only=True):
     delta: str
 
@@ -168,6 +175,27 @@ class CustomToolCallInputDone(CallEvent, tag="response.custom_tool_call_input.do
 
 class CompactionCompacting(ItemEvent, tag="response.compaction.compacting", kw_only=True):
     item_id: str
+
+
+PADDED: dict[type[Event], Callable[..., Any]] = {
+    kind: defstruct(
+        f"Padded{kind.__name__}",
+        [("obfuscation", str)],
+        bases=(kind,),
+        tag=kind.__struct_config__.tag,
+        kw_only=True,
+        gc=False,
+    )
+    for kind in (
+        OutputTextDelta,
+        RefusalDelta,
+        ReasoningTextDelta,
+        ReasoningSummaryTextDelta,
+        FunctionCallArgumentsDelta,
+        CustomToolCallInputDelta,
+    )
+}
+"""Deltas with random characters that hide their length: kinds of their own, so that nobody else pays."""
 
 
 class Timing(Event, tag="slipring.timing", kw_only=True):

@@ -16,6 +16,8 @@ from slipring.protocol import wire
 
 Role = Literal["user", "assistant", "system", "developer"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+TOOL_SEARCH = "tool_search"
+"""What models call the search for tools: to them it is a function like any other."""
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 CallId = Annotated[str, Meta(min_length=1, max_length=256)]
 ItemId = Annotated[str, Meta(max_length=512)]
@@ -95,6 +97,12 @@ class CallOutput(Struct):
     output: str | list[Part]
 
 
+class LoadedTools(CallOutput):
+    """What a client's search for tools has found."""
+
+    tools: Raw
+
+
 class Reasoning(Struct):
     summary: list[SummaryText] = []
     content: list[ReasoningText] | None = None
@@ -130,6 +138,40 @@ class CompactionTrigger(Struct):
     """As the last item of an input: make nothing but a compaction."""
 
 
+class _ToolSearchCall(Struct):
+    arguments: Raw
+    call_id: CallId | None = None
+    execution: Literal["server", "client"] | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+    def read(self) -> "Body":
+        if self.call_id is None:
+            _require_server(self.execution)
+            return Carried()
+        sent = bytes(self.arguments)
+        arguments = msgspec.json.decode(sent, type=str) if sent.startswith(b'"') else sent.decode()
+        return FunctionCall(self.call_id, TOOL_SEARCH, arguments, status=self.status)
+
+
+class _ToolSearchOutput(Struct):
+    tools: Raw
+    call_id: CallId | None = None
+    execution: Literal["server", "client"] | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+    def read(self) -> "Body":
+        if self.call_id is None:
+            _require_server(self.execution)
+            return AdditionalTools(self.tools)
+        return LoadedTools(self.call_id, bytes(self.tools).decode(), self.tools)
+
+
+def _require_server(execution: str | None) -> None:
+    """A search that names no call is one that the client had no part in."""
+    if execution == "client":
+        raise msgspec.ValidationError("Object missing required field `call_id`")
+
+
 class Carried(Struct):
     """An item of a known type that is kept and replayed, but that nothing here looks into."""
 
@@ -139,6 +181,7 @@ Body = (
     | FunctionCall
     | CustomToolCall
     | CallOutput
+    | LoadedTools
     | Reasoning
     | ItemReference
     | AdditionalTools
@@ -184,16 +227,28 @@ CARRIED_TYPES = frozenset(
         "program_output",
         "shell_call",
         "shell_call_output",
-        "tool_search_call",
-        "tool_search_output",
         "web_search_call",
     }
 )
-_DECODERS: dict[str, msgspec.json.Decoder[Body]] = {
+
+
+class _SearchDecoder:
+    """Reads the items of a search for tools as what they are to a model."""
+
+    def __init__(self, kind: type[_ToolSearchCall | _ToolSearchOutput]) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+
+    def decode(self, data: bytes | str, /) -> Body:
+        return self._decoder.decode(data).read()
+
+
+_DECODERS: dict[str, wire.Decoder[Body]] = {
     **{name: msgspec.json.Decoder(body) for name, body in _BODIES.items()},
     **{name: msgspec.json.Decoder(Carried) for name in CARRIED_TYPES},
+    "tool_search_call": _SearchDecoder(_ToolSearchCall),
+    "tool_search_output": _SearchDecoder(_ToolSearchOutput),
 }
-SUPPORTED_TYPES = frozenset(_BODIES)
+SUPPORTED_TYPES = frozenset(_DECODERS) - CARRIED_TYPES
 
 
 class Item(Struct, frozen=True):
@@ -275,7 +330,7 @@ def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes
 
 def _refusal(kind: str, where: str) -> InvalidRequest:
     param = f"{where}.type"
-    known = ", ".join(f"'{name}'" for name in sorted(_BODIES))
+    known = ", ".join(f"'{name}'" for name in sorted(SUPPORTED_TYPES))
     return InvalidRequest(
         f"Invalid '{param}': {quoted(kind)} is not a known item type. Known are {known}"
         " and the items of hosted tools.",
@@ -308,6 +363,18 @@ def last_compaction(items: Sequence[Item]) -> int | None:
         if items[index].type == "compaction":
             return index
     return None
+
+
+def kept_tools(item: Item) -> Item | None:
+    """What is left of an item where a context is cut short: the tools that it has brought, if any."""
+    if item.type == "additional_tools":
+        return item
+    if item.type != "tool_search_output":
+        return None
+    body = item.body()
+    assert isinstance(body, LoadedTools | AdditionalTools)
+    raw = wire.encode({"type": "additional_tools", "role": "developer", "tools": body.tools})
+    return Item(type="additional_tools", raw=raw)
 
 
 def user_message(text: str) -> Item:

@@ -53,6 +53,8 @@ _FIELDS: dict[str, frozenset[str]] = {
     "reasoning": frozenset({"summary", "content", "encrypted_content", "status"}),
     "compaction": frozenset({"encrypted_content", "created_by"}),
     "additional_tools": frozenset({"role", "tools"}),
+    "tool_search_call": frozenset({"call_id", "arguments", "execution", "status", "created_by"}),
+    "tool_search_output": frozenset({"call_id", "tools", "execution", "status", "created_by"}),
     "configuration_update": frozenset({"reasoning", "text"}),
 }
 """Of the items that are understood here, what is shown. All others are shown as they came."""
@@ -105,9 +107,8 @@ def present(item: Item, item_id: str, within: ListKind) -> Raw:
         _present_tools(item, fields, shown)
     elif kind == "configuration_update":
         _present_update(fields, shown)
-    elif kind in ("tool_search_call", "tool_search_output") and not _is_given(fields, "execution"):
-        # A client answers calls, so those that it runs have an id to answer.
-        shown["execution"] = "client" if _is_given(fields, "call_id") else "server"
+    elif kind in ("tool_search_call", "tool_search_output"):
+        _present_search(fields, shown)
     if within == "conversation" and kind in _WITHOUT_IN_CONVERSATIONS:
         for name in ("status", "created_by"):
             shown.pop(name, None)
@@ -190,7 +191,15 @@ def _present_tools(item: Item, fields: _Fields, shown: _Shown) -> None:
         shown["role"] = _DEFAULT_ROLE
     body = item.body()
     assert isinstance(body, AdditionalTools)
-    shown["tools"] = Toolset.read(body.tools).echo
+    shown["tools"] = Toolset.brought(body.tools).echo
+
+
+def _present_search(fields: _Fields, shown: _Shown) -> None:
+    if not _is_given(fields, "execution"):
+        # A client answers calls, so those that it runs have an id to answer.
+        shown["execution"] = "client" if _is_given(fields, "call_id") else "server"
+    if "tools" in fields:
+        shown["tools"] = Toolset.brought(fields["tools"]).echo
 
 
 def _present_update(fields: _Fields, shown: _Shown) -> None:

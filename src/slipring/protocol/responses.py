@@ -76,6 +76,16 @@ class CustomToolCallItem(Struct, tag_field="type", tag="custom_tool_call"):
     namespace: str | UnsetType = UNSET
 
 
+class ToolSearchCallItem(Struct, tag_field="type", tag="tool_search_call"):
+    """The model asks the client for tools that it has not been told of."""
+
+    id: str
+    call_id: str
+    arguments: Raw
+    status: ItemStatus
+    execution: Literal["client"] = "client"
+
+
 class CompactionItem(Struct, tag_field="type", tag="compaction"):
     """What came before it, in a form that only we can read."""
 
@@ -83,7 +93,14 @@ class CompactionItem(Struct, tag_field="type", tag="compaction"):
     encrypted_content: str
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem | CompactionItem
+OutputItem = (
+    OutputMessage
+    | ReasoningItem
+    | FunctionCallItem
+    | CustomToolCallItem
+    | ToolSearchCallItem
+    | CompactionItem
+)
 
 
 class InputTokensDetails(Struct):

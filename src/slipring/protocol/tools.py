@@ -12,8 +12,9 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
-from slipring.protocol import wire
-from slipring.protocol.items import Name
+from slipring.protocol import grammars, wire
+from slipring.protocol.grammars import Grammar
+from slipring.protocol.items import TOOL_SEARCH, Name
 from slipring.protocol.wire import NULL, given
 
 HOSTED_TYPES = frozenset(
@@ -28,7 +29,6 @@ HOSTED_TYPES = frozenset(
         "mcp",
         "programmatic_tool_calling",
         "shell",
-        "tool_search",
         "web_search",
         "web_search_2025_08_26",
         "web_search_preview",
@@ -36,6 +36,7 @@ HOSTED_TYPES = frozenset(
     }
 )
 """Tools that OpenAI runs on its side. They are carried, and never called by slipring."""
+Kind = Literal["function", "custom", "tool_search"]
 
 
 class FunctionTool(Struct, tag_field="type", tag="function"):
@@ -64,27 +65,56 @@ class NamespaceTool(Struct, tag_field="type", tag="namespace"):
     description: str = ""
 
 
+class ToolSearchTool(Struct, tag_field="type", tag="tool_search"):
+    """Lets the model ask for tools that it has not been told of. The client looks for them."""
+
+    execution: Literal["server", "client"] | None = None
+    description: str | UnsetType | None = UNSET
+    parameters: Raw | UnsetType = UNSET
+
+
+Definition = FunctionTool | CustomTool | ToolSearchTool
+
+
 class CallableTool(Struct, frozen=True):
     """A tool that the model can call and the client runs."""
 
-    kind: Literal["function", "custom"]
+    kind: Kind
     name: str
     namespace: str | None
-    definition: FunctionTool | CustomTool
+    definition: Definition
 
     @property
     def size_bytes(self) -> int:
         """A definition: its objects, and the texts that they keep alive."""
         description = self.definition.description
         spoken = len(description) if isinstance(description, str) else 0
-        return 600 + 2 * spoken + 2 * len(self.parameters or b"")
+        return 600 + 2 * spoken + 2 * len(self.parameters or b"") + 2 * len(self._format)
 
     @property
     def parameters(self) -> bytes | None:
-        """The JSON schema of a function's arguments, as the client wrote it."""
-        if isinstance(self.definition, FunctionTool) and (schema := given(self.definition.parameters)):
+        """The JSON schema of a call's arguments, as the client wrote it."""
+        if not isinstance(self.definition, CustomTool) and (schema := given(self.definition.parameters)):
             return bytes(schema)
         return None
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the input of a custom tool has to follow."""
+        return grammars.read_grammar(Raw(self._format), "format") if self._format else None
+
+    @property
+    def grammar_bytes(self) -> int:
+        return len(self._format)
+
+    @property
+    def is_deferred(self) -> bool:
+        """Whether the model is not told of it before it was searched for."""
+        return not isinstance(self.definition, ToolSearchTool) and self.definition.defer_loading is True
+
+    @property
+    def _format(self) -> bytes:
+        return bytes(given(self.definition.format) or b"") if isinstance(self.definition, CustomTool) else b""
 
 
 class _Outline(Struct):
@@ -93,10 +123,11 @@ class _Outline(Struct):
 
 _tools = msgspec.json.Decoder(list[Raw])
 _outline = msgspec.json.Decoder(_Outline)
-_DECODERS: dict[str, msgspec.json.Decoder[FunctionTool | CustomTool | NamespaceTool]] = {
+_DECODERS: dict[str, msgspec.json.Decoder[Definition | NamespaceTool]] = {
     "function": msgspec.json.Decoder(FunctionTool),
     "custom": msgspec.json.Decoder(CustomTool),
     "namespace": msgspec.json.Decoder(NamespaceTool),
+    "tool_search": msgspec.json.Decoder(ToolSearchTool),
 }
 
 
@@ -106,9 +137,14 @@ class Toolset(Struct, frozen=True):
     raw: bytes
     echo: Raw
     callables: tuple[CallableTool, ...]
+    """Without those whose loading is deferred."""
 
     @classmethod
-    def read(cls, data: Raw | UnsetType, where: str = "tools") -> "Toolset":
+    def read(
+        cls, data: Raw | UnsetType, where: str = "tools", *, loaded: bool = False, checked: bool = False
+    ) -> "Toolset":
+        """Read tools. ``loaded``: they come with an item, and so the model is told of all. ``checked``: what
+        they are asked on arrival they were asked before."""
         sent = given(data)
         definitions = wire.decode(_tools, sent, where=where) if sent is not None else []
         if sent is None or not definitions:
@@ -117,9 +153,15 @@ class Toolset(Struct, frozen=True):
         echo: list[object] = []
         callables: list[CallableTool] = []
         for index, definition in enumerate(definitions):
-            _read_tool(bytes(definition), f"{where}[{index}]", echo, callables)
+            _read_tool(bytes(definition), f"{where}[{index}]", echo, callables, checked=checked)
         _refuse_twins(callables, where)
-        return cls(raw=raw, echo=wire.raw(echo), callables=tuple(callables))
+        told = tuple(tool for tool in callables if loaded or not tool.is_deferred)
+        return cls(raw=raw, echo=wire.raw(echo), callables=told)
+
+    @classmethod
+    def brought(cls, data: Raw) -> "Toolset":
+        """The tools that came with an item of the context, once again."""
+        return cls.read(data, loaded=True, checked=True)
 
     @property
     def size_bytes(self) -> int:
@@ -130,7 +172,9 @@ class Toolset(Struct, frozen=True):
 NO_TOOLS = Toolset(raw=b"[]", echo=Raw(b"[]"), callables=())
 
 
-def _read_tool(raw: bytes, where: str, echo: list[object], callables: list[CallableTool]) -> None:
+def _read_tool(
+    raw: bytes, where: str, echo: list[object], callables: list[CallableTool], *, checked: bool
+) -> None:
     kind = wire.decode(_outline, raw, where=where).type
     decoder = _DECODERS.get(kind)
     if decoder is None:
@@ -138,28 +182,48 @@ def _read_tool(raw: bytes, where: str, echo: list[object], callables: list[Calla
         echo.append(Raw(raw))
         return
     tool = wire.decode(decoder, raw, where=where)
-    _check_schemas(tool, where)
     echo.append(tool)
     if isinstance(tool, NamespaceTool):
-        callables.extend(_callable(inner, tool.name) for inner in tool.tools)
+        made = [_callable(inner, tool.name) for inner in tool.tools]
     else:
-        callables.append(_callable(tool, None))
+        made = [_callable(tool, None)]
+    callables += made
+    if not checked:
+        if any(each.grammar_bytes for each in made):
+            _refuse_large_grammars(callables, where)
+        _check_schemas(tool, where)
 
 
-def _check_schemas(tool: FunctionTool | CustomTool | NamespaceTool, where: str) -> None:
-    """Schemas stay raw; all that is asked of them here is that they are objects."""
+def _check_schemas(tool: Definition | NamespaceTool, where: str) -> None:
+    """Schemas stay raw; all that is asked of them here is that they are objects. Grammars are compiled."""
     if isinstance(tool, NamespaceTool):
         for index, inner in enumerate(tool.tools):
             _check_schemas(inner, f"{where}.tools[{index}]")
     elif isinstance(tool, FunctionTool):
         wire.require_object(tool.parameters, f"{where}.parameters")
         wire.require_object(tool.output_schema, f"{where}.output_schema")
+    elif isinstance(tool, ToolSearchTool):
+        _check_search(tool, where)
     else:
         wire.require_object(tool.format, f"{where}.format")
+        grammars.check_format(tool.format, f"{where}.format")
 
 
-def _callable(tool: FunctionTool | CustomTool, namespace: str | None) -> CallableTool:
-    kind: Literal["function", "custom"] = "function" if isinstance(tool, FunctionTool) else "custom"
+def _check_search(tool: ToolSearchTool, where: str) -> None:
+    wire.require_object(tool.parameters, f"{where}.parameters")
+    if tool.execution != "client":
+        param = f"{where}.execution"
+        raise UnsupportedParameter(
+            f"Unsupported parameter: '{param}': this server does not search for tools; only 'client' is"
+            " supported.",
+            param=param,
+        )
+
+
+def _callable(tool: Definition, namespace: str | None) -> CallableTool:
+    if isinstance(tool, ToolSearchTool):
+        return CallableTool(kind="tool_search", name=TOOL_SEARCH, namespace=None, definition=tool)
+    kind: Kind = "function" if isinstance(tool, FunctionTool) else "custom"
     return CallableTool(kind=kind, name=tool.name, namespace=namespace, definition=tool)
 
 
@@ -170,6 +234,12 @@ def _refuse_twins(callables: list[CallableTool], where: str) -> None:
         if key in seen:
             raise InvalidRequest(f"Invalid '{where}': two tools are named '{tool.name}'.", param=where)
         seen.add(key)
+
+
+def _refuse_large_grammars(callables: list[CallableTool], where: str) -> None:
+    """Before they are compiled: one by one, each may be right."""
+    if sum(tool.grammar_bytes for tool in callables) > 2 * grammars.LONGEST:
+        raise InvalidRequest(f"Invalid '{where}': the grammars are too large, together.", param=where)
 
 
 def merged(tools: tuple[CallableTool, ...], *newer: tuple[CallableTool, ...]) -> tuple[CallableTool, ...]:
@@ -258,7 +328,7 @@ class ToolChoice(Struct, frozen=True):
             tools = tuple(tool for named in self.only for tool in shelf.find(named))
         if self.mode == "required" and not tools:
             raise InvalidRequest(
-                "Invalid 'tool_choice': a tool call is required, but no function or custom tool is offered.",
+                "Invalid 'tool_choice': a tool call is required, but no tool that can be called is offered.",
                 param="tool_choice",
             )
         return Offer(tools=tools, required=self.mode == "required", narrowed=self.only is not None)
@@ -280,6 +350,8 @@ class _Shelf:
         elif named.type in ("function", "custom"):
             alike = self._by_name.get((named.type, named.name or ""), [])
             found = [tool for tool in alike if named.namespace in (None, tool.namespace)]
+        elif named.type == "tool_search":
+            return self._by_name.get((named.type, TOOL_SEARCH), [])
         else:
             return []  # a hosted tool: allowed, and never called
         if not found:

@@ -4,13 +4,14 @@ Owns how a decoding failure becomes an error that names the field. Knows nothing
 """
 
 import re
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from slipring.errors import InvalidJson, InvalidRequest
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
@@ -21,7 +22,13 @@ _MISSING = re.compile(r"^Object missing required field `([^`]+)`")
 _UNKNOWN_INDEX = re.compile(r"\[\.\.\.\]")
 
 
-def decode(decoder: msgspec.json.Decoder[T], data: bytes | str, *, where: str = "") -> T:
+class Decoder(Protocol[T_co]):
+    """Reads JSON; raises what msgspec raises."""
+
+    def decode(self, data: bytes | str, /) -> T_co: ...
+
+
+def decode(decoder: Decoder[T], data: bytes | str, *, where: str = "") -> T:
     """Decode, or raise the error that names the offending field below ``where``."""
     try:
         return decoder.decode(data)

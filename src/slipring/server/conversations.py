@@ -10,7 +10,14 @@ from slipring.core.compaction import TRIGGER
 from slipring.core.settings import read_include
 from slipring.errors import InvalidRequest, NotFound, conversation_not_found, quoted
 from slipring.protocol import wire
-from slipring.protocol.items import AdditionalTools, ConfigurationUpdate, Item, read_item, with_id
+from slipring.protocol.items import (
+    AdditionalTools,
+    ConfigurationUpdate,
+    Item,
+    LoadedTools,
+    read_item,
+    with_id,
+)
 from slipring.protocol.listing import present
 from slipring.protocol.requests import Metadata, read_format
 from slipring.protocol.tools import Toolset
@@ -186,7 +193,7 @@ def _meaning(item: Item) -> object:
 def _check_settings(item: Item, where: str) -> None:
     """What a turn would stumble over is refused now: every turn of the conversation would."""
     body = item.body()
-    if isinstance(body, AdditionalTools):
-        Toolset.read(body.tools, f"{where}.tools")
+    if isinstance(body, AdditionalTools | LoadedTools):
+        Toolset.read(body.tools, f"{where}.tools", loaded=True)
     elif isinstance(body, ConfigurationUpdate) and body.text is not None:
         read_format(body.text.format, f"{where}.text.format")

@@ -17,10 +17,12 @@ from slipring.core.generation import Job
 from slipring.core.session import Loaded, Session
 from slipring.core.state import ResponseState
 from slipring.core.turn import Joined, Turn
+from slipring.engines import bounds
 from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.protocol.timing import TurnReport
+from slipring.server import padding
 from slipring.server.auth import Caller
 from slipring.server.clock import clock, now
 from slipring.server.service import Service
@@ -178,11 +180,12 @@ class Driver:
         return Joined(conversation_id, thread.version, _in_force(everything)), None
 
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
-        session, send, flush = self.session, self.sink.send, self.sink.flush
+        session, flush = self.session, self.sink.flush
+        send = padding.telling(turn.request, self.sink.send)
         engine = self.service.catalog.engine_of(job.model)
         sent_s = 0.0
         try:
-            async with aclosing(engine.generate(job)) as batches:
+            async with aclosing(bounds.generate(engine, job)) as batches:
                 async for deltas in batches:
                     events = session.deltas(turn, deltas)
                     before = clock()

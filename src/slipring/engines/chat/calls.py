@@ -45,7 +45,8 @@ class _Call:
 
     @property
     def is_function(self) -> bool:
-        return self.tool is None or self.tool.kind == "function"
+        """Whether it is told as it is written; a search for tools is as well."""
+        return self.tool is None or self.tool.kind != "custom"
 
     @property
     def is_whole(self) -> bool:

@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from slipring.errors import UnsupportedParameter
 from slipring.prompts.messages import short_id
+from slipring.prompts.schemas import describe_found
 from slipring.protocol import wire
 from slipring.protocol.items import (
     Body,
@@ -21,6 +22,7 @@ from slipring.protocol.items import (
     InputFile,
     InputImage,
     Item,
+    LoadedTools,
     Message,
     Part,
     Reasoning,
@@ -220,7 +222,8 @@ def _tool_call(call: FunctionCall | CustomToolCall) -> _ToolCall:
 
 
 def _tool_message(output: CallOutput) -> _ChatMessage:
-    return _ChatMessage(role="tool", content=plain_text(output.output), tool_call_id=short_id(output.call_id))
+    text = describe_found(output) if isinstance(output, LoadedTools) else plain_text(output.output)
+    return _ChatMessage(role="tool", content=text, tool_call_id=short_id(output.call_id))
 
 
 def _late_output(output: CallOutput) -> _ChatMessage:

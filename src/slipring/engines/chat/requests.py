@@ -65,7 +65,8 @@ def write_request(job: Job, options: Options, writer: Writer) -> Request:
         **_shape(job.settings),
     }
     if box.tools:
-        fields["parallel_tool_calls"] = job.settings.parallel_tool_calls
+        # Of all bounds on their number, the wire knows this one.
+        fields["parallel_tool_calls"] = job.settings.parallel_tool_calls and job.settings.max_tool_calls != 1
         if job.offer.required:
             fields["tool_choice"] = "required"
         fields["tools"] = Raw(box.json)

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from slipring.core.generation import Job
-from slipring.engines.constraint import ANY_OBJECT
+from slipring.engines.constraint import ANY_OBJECT, arguments_schema
 from slipring.errors import InvalidRequest
 from slipring.prompts.parser import CallFormat, flat_name
 from slipring.prompts.rendering import Renderer
@@ -32,12 +32,14 @@ def grammar_of(job: Job, renderer: Renderer, *, opens_thought: bool = False) -> 
     """
     offer, format = job.offer, job.settings.format
     writer = _Writer(renderer.calls, renderer.vocabulary, renderer.stop_ids(), opens_thought=opens_thought)
-    most_calls = _MOST_CALLS if job.settings.parallel_tool_calls else 1
+    most_calls = min(_MOST_CALLS, job.settings.max_tool_calls or _MOST_CALLS)
+    if not job.settings.parallel_tool_calls:
+        most_calls = 1
     if offer.required:
         return writer.required_calls(offer.tools, most_calls)
     if format.kind != "text":
         return writer.document(format)
-    if any(is_strict(tool) for tool in offer.tools):
+    if any(is_strict(tool) or _has_pattern(tool) for tool in offer.tools):
         return writer.text_or_calls(offer.tools, most_calls)
     return None
 
@@ -49,6 +51,12 @@ def constrains_calls(job: Job) -> bool:
 
 def is_strict(tool: CallableTool) -> bool:
     return isinstance(tool.definition, FunctionTool) and tool.definition.strict is True
+
+
+def _has_pattern(tool: CallableTool) -> bool:
+    """Whether its input follows a regular expression: that holds, as strict arguments do, for every call."""
+    grammar = tool.grammar
+    return grammar is not None and grammar.syntax == "regex"
 
 
 class _Writer:
@@ -94,7 +102,7 @@ class _Writer:
         for number, tool in enumerate(tools):
             lead = _literal(f'{{"name": {_literal(flat_name(tool))}, "{calls.arguments_key}": ')
             # Arguments are a schema of their own, so that references within it mean what they meant.
-            schema = _enforceable(bytes(parameters_of(tool)), is_strict(tool), f"tools[{number}].parameters")
+            schema = self._arguments(tool, number)
             self._rules += [
                 f'call_{number}: {lead} arguments_{number} "}}"',
                 f"arguments_{number}: %json {schema}",
@@ -105,6 +113,12 @@ class _Writer:
             return
         self._rules.append(f'rest: "\\n" ({" | ".join(names)}) "\\n" {self._mark(calls.call_close)}')
         self._rules.append(f"one: {self._mark(calls.call_open)} rest")
+
+    def _arguments(self, tool: CallableTool, number: int) -> str:
+        schema = arguments_schema(tool)
+        if tool.grammar is not None and _complaint(schema, False) is not None:
+            schema = bytes(parameters_of(tool))  # an expression that only makes sense outside of JSON
+        return _enforceable(schema, is_strict(tool), f"tools[{number}].parameters")
 
     def _thought(self) -> str:
         """What a model that thinks writes before it answers."""

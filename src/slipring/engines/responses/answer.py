@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from slipring.core.generation import (
+    Annotated,
     CallArguments,
     CallStarted,
     Delta,
@@ -26,10 +27,17 @@ from slipring.core.generation import (
 from slipring.engines.responses import faults
 from slipring.engines.responses.context import without_id
 from slipring.errors import ServerError
+from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
+from slipring.protocol.tools import Kind
 
 _Piece = Text | Refused | Thought | ThoughtSummary | CallArguments
 TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
+_CALLS: dict[str, Kind] = {
+    "function_call": "function",
+    "custom_tool_call": "custom",
+    "tool_search_call": "tool_search",
+}
 _FOR_THE_CLIENT = frozenset(
     {"apply_patch_call", "computer_call", "local_shell_call", "mcp_approval_request", "shell_call"}
 )
@@ -67,6 +75,7 @@ class _Event(Struct, gc=False):
     arguments: str = ""
     input: str = ""
     logprobs: list[_Spoken] | None = None
+    annotation: Raw = Raw(b"{}")
     item: Raw = Raw(b"{}")
     response: Raw = Raw(b"{}")
 
@@ -76,6 +85,7 @@ class _Part(Struct, gc=False):
     text: str = ""
     refusal: str = ""
     logprobs: list[_Spoken] | None = None
+    annotations: list[Raw] | None = None
 
 
 class _Item(Struct, gc=False):
@@ -84,7 +94,7 @@ class _Item(Struct, gc=False):
     call_id: str | None = None
     name: str = ""
     namespace: str | None = None
-    arguments: str = ""
+    arguments: Any = ""
     input: str = ""
     encrypted_content: str | None = None
     content: list[_Part] | None = None
@@ -195,16 +205,16 @@ class Answer:
         if item.id is not None:
             self._names[item.id] = place
         self._items[place] = opened
-        if item.name:
+        if item.name or item.type == "tool_search_call":
             self._start_call(opened, item)
         return opened
 
     def _start_call(self, opened: _Open, item: _Item) -> None:
-        if item.type not in ("function_call", "custom_tool_call"):
-            return
-        kind: Literal["function", "custom"] = "function" if item.type == "function_call" else "custom"
+        kind = _CALLS.get(item.type)
+        if kind is None or (kind == "tool_search" and item.call_id is None):
+            return  # a search without an id is the upstream's own
         opened.call_id = item.call_id or ""
-        opened.untold.append(CallStarted(kind, item.name, item.namespace))
+        opened.untold.append(CallStarted(kind, item.name or kind, item.namespace))
 
     def _complete(self, opened: _Open, item: _Item) -> None:
         """Say what a finished item holds and no delta has said."""
@@ -215,7 +225,7 @@ class Answer:
             if opened.begun:
                 self.call_ids[-1] = item.call_id
             opened.call_id = item.call_id
-        if opened.call_id is not None and not opened.said and (text := item.arguments or item.input):
+        if opened.call_id is not None and not opened.said and (text := _written(item)):
             opened.untold.append(CallArguments(text))
         self._tell_the_rest(opened, item)
 
@@ -232,6 +242,11 @@ class Answer:
                 told[part.type] -= 1
             elif delta := _of_part(part):
                 opened.untold.append(delta)
+            for annotation in part.annotations or ():
+                if told["annotation"] > 0:
+                    told["annotation"] -= 1
+                else:
+                    opened.untold.append(Annotated(annotation.copy()))
 
     def _place(self, event: _Event, item_id: str | None) -> int | str | None:
         """Which item an event is about: by its index, its id, or because it is the newest."""
@@ -290,7 +305,7 @@ class Answer:
             opened = self._open_item(event, _Item(type=item_kind, id=event.item_id))
         return self._say(opened, part, delta)
 
-    def _say(self, opened: _Open, part: tuple[str, int], delta: _Piece) -> list[Delta]:
+    def _say(self, opened: _Open, part: tuple[str, int], delta: _Piece | Annotated) -> list[Delta]:
         opened.said.add(part)
         opened.untold.append(delta)
         return self._tell()
@@ -309,6 +324,14 @@ class Answer:
     def _text_done(self, event: _Event) -> list[Delta]:
         part = ("output_text", event.content_index)
         return self._piece_done(event, "message", part, Text(event.text, _told(event.logprobs)))
+
+    def _annotation(self, event: _Event) -> list[Delta]:
+        place = self._place(event, event.item_id)
+        opened = self._items.get(place) if place is not None else None
+        if opened is None:
+            return []  # there is nothing that it could be about
+        number = sum(kind == "annotation" for kind, _ in opened.said)
+        return self._say(opened, ("annotation", number), Annotated(event.annotation.copy()))
 
     def _refusal(self, event: _Event) -> list[Delta]:
         return self._piece(event, "message", ("refusal", event.content_index), Refused(event.delta))
@@ -396,6 +419,7 @@ class Answer:
         "response.output_item.done": _item_done,
         "response.output_text.delta": _text,
         "response.output_text.done": _text_done,
+        "response.output_text.annotation.added": _annotation,
         "response.refusal.delta": _refusal,
         "response.refusal.done": _refusal_done,
         "response.reasoning_text.delta": _thought,
@@ -420,6 +444,12 @@ def _of_part(part: _Part) -> Delta | None:
     if part.type == "output_text":
         return Text(part.text, _told(part.logprobs)) if part.text else None
     return None
+
+
+def _written(item: _Item) -> str:
+    """What a call carries; a search for tools as JSON, not as a text that holds it."""
+    arguments = item.arguments or item.input
+    return arguments if isinstance(arguments, str) else wire.encode(arguments).decode()
 
 
 def _told(logprobs: list[_Spoken] | None) -> list[Logprob]:

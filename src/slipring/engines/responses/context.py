@@ -17,17 +17,18 @@ from slipring.protocol.items import Item
 _NAMED = frozenset(
     {
         *("message", "reasoning", "function_call", "function_call_output"),
-        *("custom_tool_call", "custom_tool_call_output"),
+        *("custom_tool_call", "custom_tool_call_output", "tool_search_call", "tool_search_output"),
     }
 )
 """Items whose ids an upstream can do without. Others keep theirs: they are not of our making."""
-_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
+_CALLS = frozenset({"function_call", "custom_tool_call", "tool_search_call"})
+_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def added(job: Job, home: object, *, keep_reasoning: bool) -> list[bytes]:
     """What is new, for an upstream that has the rest."""
-    own_calls = {item.call_id for item in job.input if item.type in ("function_call", "custom_tool_call")}
+    own_calls = {item.call_id for item in job.input if item.type in _CALLS}
     pieces = []
     for item in job.input:
         if item.type in _OUTPUTS and item.call_id is not None and item.call_id not in own_calls:

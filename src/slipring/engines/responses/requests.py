@@ -8,7 +8,7 @@ from slipring.core.generation import Job, Settings
 from slipring.engines.bodies import spliced
 from slipring.engines.responses.options import Options
 from slipring.protocol import wire
-from slipring.protocol.items import AdditionalTools
+from slipring.protocol.items import AdditionalTools, LoadedTools
 from slipring.protocol.tools import CallableTool, Offer, Toolset, merged
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -64,6 +64,7 @@ def _settings(settings: Settings, options: Options) -> dict[str, object]:
         "seed": settings.seed,
         "top_logprobs": settings.top_logprobs or None,
         "parallel_tool_calls": None if settings.parallel_tool_calls else False,
+        "max_tool_calls": settings.max_tool_calls,
         "truncation": "auto" if settings.truncation == "auto" else None,
         "text": {"format": settings.format.echo} if settings.format.kind != "text" else None,
         "reasoning": _given({"effort": settings.effort, "summary": options.summary or None}) or None,
@@ -85,10 +86,10 @@ def _available(job: Job) -> tuple[CallableTool, ...]:
     """All tools of the context, before any choice among them."""
     added = [job.parent.carry.tools] if job.parent is not None else []
     for item in job.input:
-        if item.type == "additional_tools":
+        if item.type in ("additional_tools", "tool_search_output"):
             body = item.body()
-            assert isinstance(body, AdditionalTools)
-            added.append(Toolset.read(body.tools).callables)
+            assert isinstance(body, AdditionalTools | LoadedTools)
+            added.append(Toolset.brought(body.tools).callables)
     return merged(job.head.tools.callables, *added)
 
 
@@ -102,9 +103,14 @@ def _tool_choice(offer: Offer, available: tuple[CallableTool, ...], *, hosted: b
         return "none"
     if len(offer.tools) == len(available) and not (offer.narrowed and hosted):
         return "required" if offer.required else None
-    named = [
-        _given({"type": tool.kind, "name": tool.name, "namespace": tool.namespace}) for tool in offer.tools
-    ]
-    if offer.required and len(named) == 1:
+    named = list(map(_named, offer.tools))
+    if offer.required and len(named) == 1 and offer.tools[0].kind != "tool_search":
         return named[0]
     return {"type": "allowed_tools", "mode": "required" if offer.required else "auto", "tools": named}
+
+
+def _named(tool: CallableTool) -> dict[str, object]:
+    """A tool as a choice names it."""
+    if tool.kind == "tool_search":
+        return {"type": tool.kind}
+    return _given({"type": tool.kind, "name": tool.name, "namespace": tool.namespace})

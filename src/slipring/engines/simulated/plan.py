@@ -7,9 +7,11 @@ import msgspec
 from msgspec import Struct
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text
+from slipring.engines.simulated.inputs import input_for
 from slipring.engines.simulated.options import Options
 from slipring.engines.simulated.schemas.instances import Unsatisfiable, instance
 from slipring.errors import ApiError, InvalidRequest
+from slipring.prompts.schemas import parameters_of
 from slipring.protocol import wire
 from slipring.protocol.tools import CallableTool
 
@@ -50,6 +52,7 @@ def plan_answer(job: Job, tool_outputs: int, options: Options) -> Iterator[Step]
     left = options.tool_calls - tool_outputs
     if tools and (job.offer.required or left > 0):
         calls = min(max(left, 1), max(options.parallel_calls, 1)) if job.settings.parallel_tool_calls else 1
+        calls = min(calls, job.settings.max_tool_calls or calls)
         for _ in range(calls):
             yield from call(tools[0], options.output_tokens)
         return
@@ -65,16 +68,23 @@ def plan_answer(job: Job, tool_outputs: int, options: Options) -> Iterator[Step]
 def call(tool: CallableTool, tokens: int) -> Iterator[Step]:
     """A call of a tool, with arguments that fit its schema and take about ``tokens`` tokens."""
     started = CallStarted(kind=tool.kind, name=tool.name, namespace=tool.namespace)
-    if tool.kind == "function":
-        arguments = wire.encode(_document(tool.parameters)).decode()
+    if tool.kind != "custom":
+        arguments = wire.encode(_document(bytes(parameters_of(tool)))).decode()
         padding = " " * (tokens - len(arguments))
         arguments = arguments[:-1] + padding + arguments[-1:]
     else:
-        arguments = " ".join(islice(cycle(_WORDS), max(tokens, 1)))
+        arguments = _input(tool, tokens)
     opening: list[Delta] = [started]
     for piece in pieces(arguments, tokens):
         yield Say([*opening, CallArguments(piece)])
         opening = []
+
+
+def _input(tool: CallableTool, tokens: int) -> str:
+    """Words, or what a grammar asks for instead; where it finds nothing that fits, words all the same."""
+    grammar = tool.grammar
+    found = input_for(grammar) if grammar is not None else None
+    return found if found is not None else " ".join(islice(cycle(_WORDS), max(tokens, 1)))
 
 
 def pieces(text: str, count: int) -> list[str]:
