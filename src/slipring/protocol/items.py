@@ -102,7 +102,7 @@ class Reasoning(Struct):
 
 
 class ItemReference(Struct):
-    id: Annotated[str, Meta(min_length=1)]
+    id: Annotated[str, Meta(min_length=1, max_length=512)]
 
 
 class AdditionalTools(Struct):
@@ -148,7 +148,7 @@ Body = (
     | Carried
 )
 
-_BODIES: dict[str, type[Body]] = {
+BODIES: dict[str, type[Body]] = {
     "message": Message,
     "function_call": FunctionCall,
     "function_call_output": CallOutput,
@@ -190,10 +190,10 @@ CARRIED_TYPES = frozenset(
     }
 )
 _DECODERS: dict[str, msgspec.json.Decoder[Body]] = {
-    **{name: msgspec.json.Decoder(body) for name, body in _BODIES.items()},
+    **{name: msgspec.json.Decoder(body) for name, body in BODIES.items()},
     **{name: msgspec.json.Decoder(Carried) for name in CARRIED_TYPES},
 }
-SUPPORTED_TYPES = frozenset(_BODIES)
+SUPPORTED_TYPES = frozenset(BODIES)
 
 
 class Item(Struct, frozen=True):
@@ -275,7 +275,7 @@ def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes
 
 def _refusal(kind: str, where: str) -> InvalidRequest:
     param = f"{where}.type"
-    known = ", ".join(f"'{name}'" for name in sorted(_BODIES))
+    known = ", ".join(f"'{name}'" for name in sorted(BODIES))
     return InvalidRequest(
         f"Invalid '{param}': {quoted(kind)} is not a known item type. Known are {known}"
         " and the items of hosted tools.",
