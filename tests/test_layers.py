@@ -1,7 +1,7 @@
 """The arrows between the parts, read from the imports.
 
-    cli → {server, chat, keys}                 server → {engines, stores, core, keys.token}
-    keys → stores
+    cli → {server, chat, keys, openapi}        server → {engines, stores, core, keys.token}
+    keys → stores                              openapi → protocol
     stores → {core, protocol}                  engines → {core.generation, core.head, protocol}
     chat → nothing                             core → protocol → errors
 
@@ -34,7 +34,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "chat": ("chat",),
     "progress": (),
-    "cli": ("", "errors", "config", "progress", "server", "chat", "keys"),
+    "openapi": ("", "protocol", "openapi"),
+    "cli": ("", "errors", "config", "progress", "server", "chat", "keys", "openapi"),
     "__main__": ("cli",),
     "__init__": (),
 }

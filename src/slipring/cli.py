@@ -1,4 +1,4 @@
-"""The command line: ``slipring serve``, ``slipring chat`` and ``slipring keys``.
+"""The command line: ``slipring serve``, ``chat``, ``keys`` and ``openapi``.
 
 Turns arguments into a ``Config`` or the ``Options`` of a chat, runs what was asked for, and turns every
 foreseeable failure into one line on standard error and a non-zero exit code.
@@ -11,6 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+import msgspec
+
 from slipring import __version__
 from slipring.chat import options as chat_options
 from slipring.chat.connection import Unreachable
@@ -18,6 +20,7 @@ from slipring.chat.run import chat
 from slipring.config import Config, ConfigError, add_flags, from_namespace
 from slipring.errors import StartupError
 from slipring.keys import commands as keys
+from slipring.openapi.document import document
 from slipring.progress import Loading
 from slipring.server.orders import Serving
 from slipring.server.run import Server
@@ -62,6 +65,12 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     keys.add_commands(manage)
+    commands.add_parser(
+        "openapi",
+        help="print what the server accepts and returns, as an OpenAPI document",
+        description="Print what the server accepts and returns, as an OpenAPI 3.1 document in JSON.",
+        allow_abbrev=False,
+    )
     return parser
 
 
@@ -71,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "chat":
             options = chat_options.from_namespace(arguments, os.environ)
             return chat(options, " ".join(arguments.message))
+        if arguments.command == "openapi":
+            return describe()
         config = from_namespace(arguments, os.environ)
         if arguments.command == "keys":
             return asyncio.run(keys.run(arguments, config))
@@ -81,6 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (StartupError, Unreachable) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return STARTUP_ERROR
+
+
+def describe() -> int:
+    """Print the OpenAPI document."""
+    print(msgspec.json.format(msgspec.json.encode(document())).decode())
+    return 0
 
 
 def serve(config: Config) -> int:

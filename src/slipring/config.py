@@ -153,6 +153,12 @@ class Config:
     compression: bool = field(
         default=False, metadata={"help": "accept permessage-deflate when a client offers it"}
     )
+    echo: bool = field(
+        default=False,
+        metadata={
+            "help": "also serve /slipring/echo, a WebSocket that repeats what it hears, for test suites"
+        },
+    )
     log_level: str = field(
         default="info",
         metadata={

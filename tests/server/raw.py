@@ -18,10 +18,28 @@ from tests.harness import Running
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 SMALL_BUFFER_BYTES = 65536
 _HANDSHAKE = (
-    "GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    "GET {path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n{more}\r\n"
 )
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+def frame(
+    opcode: int, payload: bytes, *, final: bool = True, reserved: int = 0, mask: bytes | None = bytes(4)
+) -> bytes:
+    """A client's frame: masked, as it must be, with a mask of zeros. ``reserved``: the three bits as one."""
+    first = opcode | reserved << 4 | (0x80 if final else 0)
+    masked = 0 if mask is None else 0x80
+    length = len(payload)
+    if length < 126:
+        head = struct.pack("!BB", first, masked | length)
+    elif length < 65536:
+        head = struct.pack("!BBH", first, masked | 126, length)
+    else:
+        head = struct.pack("!BBQ", first, masked | 127, length)
+    if mask is None:
+        return head + payload
+    return head + mask + bytes(byte ^ mask[place % 4] for place, byte in enumerate(payload))
 
 
 class RawSocket:
@@ -36,15 +54,7 @@ class RawSocket:
         await self._loop.sock_sendall(self._sock, data)
 
     async def send_frame(self, opcode: int, payload: bytes, *, final: bool = True) -> None:
-        first = opcode | (0x80 if final else 0)
-        length = len(payload)
-        if length < 126:
-            head = struct.pack("!BB", first, 0x80 | length)
-        elif length < 65536:
-            head = struct.pack("!BBH", first, 0x80 | 126, length)
-        else:
-            head = struct.pack("!BBQ", first, 0x80 | 127, length)
-        await self.send(head + bytes(4) + payload)  # masked, as clients must, with a mask of zeros
+        await self.send(frame(opcode, payload, final=final))
 
     async def create(self, **fields: Any) -> None:
         await self.send_frame(TEXT, json.dumps({"type": "response.create", **fields}).encode())
@@ -132,10 +142,12 @@ async def open_tcp(server: Running, *, small_buffers: bool = False) -> AsyncIter
 
 
 @asynccontextmanager
-async def open_raw(server: Running, *, small_buffers: bool = False) -> AsyncIterator[RawSocket]:
-    """A WebSocket connection, with the handshake behind it."""
+async def open_raw(
+    server: Running, *, path: str = "/v1/responses", more: str = "", small_buffers: bool = False
+) -> AsyncIterator[RawSocket]:
+    """A WebSocket connection, with the handshake behind it. ``more``: further lines of its head."""
     async with open_tcp(server, small_buffers=small_buffers) as raw:
-        await raw.send(_HANDSHAKE.encode())
+        await raw.send(_HANDSHAKE.format(path=path, more=more).encode())
         head = await raw.read_head()
         assert head.startswith(b"HTTP/1.1 101 "), head
         yield raw

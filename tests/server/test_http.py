@@ -405,6 +405,35 @@ async def test_a_body_that_cannot_be_decompressed_is_the_client_s_fault(
     assert not [record for record in caplog.records if record.name.startswith("slipring")]
 
 
+# What is no HTTP.
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Odd: \x00\r\n\r\n",
+        b"GET /v1/models/" + b"x" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * 9000 + b"\r\n\r\n",
+        b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"HELO somebody\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_is_refused_and_not_logged(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the library below, in its own words and not in the API's."""
+    async with serve() as server:
+        async with open_tcp(server) as raw:
+            await raw.send(sent)
+            head = await raw.read_head()
+            assert head.startswith(b"HTTP/1.1 400 ") or head.startswith(b"HTTP/1.0 400 ")
+            assert b"text/plain" in head
+            assert b"Traceback" not in await raw.ended()
+        assert (await server.post(input="hello"))[0] == 200
+    assert not [record for record in caplog.records if record.levelname != "DEBUG"]
+
+
 # The rest of the surface.
 
 

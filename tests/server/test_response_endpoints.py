@@ -99,6 +99,8 @@ async def test_an_item_that_was_sent_twice_is_listed_twice_and_pages_go_on() -> 
     [
         ({"include": "nonsense"}, "include[0]"),
         ({"starting_after": "1"}, "starting_after"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream": ""}, "stream"),
         ({"stream": "true", "starting_after": "x"}, "starting_after"),
         ({"stream": "true", "starting_after": "-1"}, "starting_after"),
     ],

@@ -223,6 +223,12 @@ class ErrorBody(Struct):
         )
 
 
+class ErrorAnswer(Struct):
+    """The body of every HTTP answer that is a refusal."""
+
+    error: ErrorBody
+
+
 class Error(Event, tag="error", kw_only=True):
     """A request that was refused before its response existed, or a notice about the connection.
 

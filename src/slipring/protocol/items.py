@@ -110,7 +110,7 @@ class Reasoning(Struct):
 
 
 class ItemReference(Struct):
-    id: Annotated[str, Meta(min_length=1)]
+    id: Annotated[str, Meta(min_length=1, max_length=512)]
 
 
 class AdditionalTools(Struct):
@@ -191,7 +191,7 @@ Body = (
     | Carried
 )
 
-_BODIES: dict[str, type[Body]] = {
+BODIES: dict[str, type[Body]] = {
     "message": Message,
     "function_call": FunctionCall,
     "function_call_output": CallOutput,
@@ -243,7 +243,7 @@ class _SearchDecoder:
 
 
 _DECODERS: dict[str, wire.Decoder[Body]] = {
-    **{name: msgspec.json.Decoder(body) for name, body in _BODIES.items()},
+    **{name: msgspec.json.Decoder(body) for name, body in BODIES.items()},
     **{name: msgspec.json.Decoder(Carried) for name in CARRIED_TYPES},
     "tool_search_call": _SearchDecoder(_ToolSearchCall),
     "tool_search_output": _SearchDecoder(_ToolSearchOutput),

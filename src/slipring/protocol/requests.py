@@ -142,11 +142,11 @@ def read_lane(stream_id: object) -> str | None:
     return stream_id
 
 
-class _ConversationRef(Struct):
+class ConversationRef(Struct):
     id: Annotated[str, Meta(min_length=1)]
 
 
-_conversation = msgspec.json.Decoder(str | _ConversationRef)
+_conversation = msgspec.json.Decoder(str | ConversationRef)
 
 
 def read_conversation(data: Raw | UnsetType) -> str | None:

@@ -42,7 +42,7 @@ Kind = Literal["function", "custom", "tool_search"]
 class FunctionTool(Struct, tag_field="type", tag="function"):
     name: Name
     description: str | None = None
-    parameters: Raw = NULL
+    parameters: Raw = msgspec.field(default_factory=lambda: NULL)  # msgspec can tell no schema a raw default
     strict: bool | None = None
     defer_loading: bool | UnsetType | None = UNSET
     asynchronous: bool | UnsetType | None = msgspec.field(name="async", default=UNSET)
@@ -265,7 +265,7 @@ class Offer(Struct, frozen=True):
     """Whether only these were named, of whatever else there is."""
 
 
-class _Choice(Struct):
+class ChoiceObject(Struct):
     """Every object form of ``tool_choice``."""
 
     type: str
@@ -275,7 +275,7 @@ class _Choice(Struct):
     tools: list[Raw] | None = None
 
 
-class _Named(Struct, omit_defaults=True):
+class NamedTool(Struct, omit_defaults=True):
     """A tool as ``tool_choice`` names it."""
 
     type: str
@@ -288,8 +288,8 @@ class AllowedTools(Struct, tag_field="type", tag="allowed_tools"):
     tools: list[Raw]
 
 
-_choice = msgspec.json.Decoder(Literal["none", "auto", "required"] | _Choice)
-_named = msgspec.json.Decoder(_Named)
+_choice = msgspec.json.Decoder(Literal["none", "auto", "required"] | ChoiceObject)
+_named = msgspec.json.Decoder(NamedTool)
 
 
 class ToolChoice(Struct, frozen=True):
@@ -297,7 +297,7 @@ class ToolChoice(Struct, frozen=True):
 
     echo: Raw = Raw(b'"auto"')
     mode: Literal["none", "auto", "required"] = "auto"
-    only: tuple[_Named, ...] | None = None
+    only: tuple[NamedTool, ...] | None = None
 
     @classmethod
     def read(cls, data: Raw | UnsetType) -> "ToolChoice":
@@ -305,14 +305,14 @@ class ToolChoice(Struct, frozen=True):
         if sent is None:
             return AUTO
         choice = wire.decode(_choice, sent, where="tool_choice")
-        if not isinstance(choice, _Choice):
+        if not isinstance(choice, ChoiceObject):
             return cls(echo=wire.raw(choice), mode=choice)
         if choice.type == "allowed_tools":
             return _allowed(choice)
         if choice.type in ("function", "custom"):
             if choice.name is None:
                 raise wire.explain("Object missing required field `name`", "tool_choice")
-            named = _Named(type=choice.type, name=choice.name, namespace=choice.namespace)
+            named = NamedTool(type=choice.type, name=choice.name, namespace=choice.namespace)
             return cls(echo=wire.raw(named), mode="required", only=(named,))
         raise UnsupportedParameter(
             f"Invalid 'tool_choice': {quoted(choice.type)} names a tool that this server does not run.",
@@ -344,7 +344,7 @@ class _Shelf:
             self._by_name.setdefault((tool.kind, tool.name), []).append(tool)
             self._by_namespace.setdefault(tool.namespace, []).append(tool)
 
-    def find(self, named: _Named) -> list[CallableTool]:
+    def find(self, named: NamedTool) -> list[CallableTool]:
         if named.type == "namespace":
             found = self._by_namespace.get(named.name, []) if named.name is not None else []
         elif named.type in ("function", "custom"):
@@ -364,7 +364,7 @@ class _Shelf:
 AUTO = ToolChoice()
 
 
-def _allowed(choice: _Choice) -> ToolChoice:
+def _allowed(choice: ChoiceObject) -> ToolChoice:
     if choice.tools is None:
         raise wire.explain("Object missing required field `tools`", "tool_choice")
     named = tuple(

@@ -5,7 +5,7 @@ from msgspec import UNSET, structs
 
 from slipring.errors import ApiError, InvalidJson
 from slipring.protocol import requests, wire
-from slipring.protocol.events import Error
+from slipring.protocol.events import Error, ErrorAnswer
 
 
 def json_response(body: object, status: int = 200) -> web.Response:
@@ -19,7 +19,7 @@ def error_response(error: ApiError) -> web.Response:
 
 def refusal(event: Error) -> web.Response:
     """What is an event on a socket, as an answer over HTTP."""
-    body = wire.encode({"error": structs.replace(event.error, headers=UNSET)})
+    body = wire.encode(ErrorAnswer(structs.replace(event.error, headers=UNSET)))
     headers = event.error.headers if event.error.headers is not UNSET else {}
     return web.Response(status=event.status, body=body, content_type="application/json", headers=headers)
 

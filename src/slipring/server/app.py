@@ -14,7 +14,8 @@ from aiohttp.typedefs import Handler
 from slipring import __version__
 from slipring.core.generation import Model
 from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError, Unavailable
-from slipring.server import conversations, peers
+from slipring.protocol.objects import EngineHealth, Health, ModelList, ModelObject, TurnList
+from slipring.server import conversations, echo, peers
 from slipring.server.answers import error_response, json_response
 from slipring.server.auth import Caller
 from slipring.server.background import Background
@@ -64,6 +65,8 @@ def build_app(service: Service, background: Background) -> web.Application:
         ("GET", "/models", _list_models),
         ("GET", "/models/{model:.+}", _show_model),
     ]
+    if service.config.echo:
+        endpoints.append(("GET", echo.PATH, _open_echo))
     for method, path, endpoint in endpoints:
         handler = _admitted(service, endpoint)
         for prefix in ("/v1", ""):
@@ -137,10 +140,21 @@ def _translate(refusal: web.HTTPException, request: web.Request) -> ApiError:
 
 
 async def _open_socket(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    if request.headers.get("Upgrade", "").lower() != "websocket":
+    if not _asks_for_socket(request):
         raise UpgradeRequired("This endpoint takes POST, or GET with an upgrade to a WebSocket.")
     _require_place(service.sockets, service)
     return await serve_websocket(service, request, caller)
+
+
+async def _open_echo(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    if not _asks_for_socket(request):
+        raise UpgradeRequired("This endpoint takes GET with an upgrade to a WebSocket.")
+    _require_place(service.sockets, service)
+    return await echo.echo(service, request, caller)
+
+
+def _asks_for_socket(request: web.Request) -> bool:
+    return request.headers.get("Upgrade", "").lower() == "websocket"
 
 
 def _require_place(taken: int, service: Service) -> None:
@@ -176,14 +190,12 @@ def _show_parked(service: Service, request: web.Request) -> web.Response:
     return web.Response(body=body, headers=headers, content_type="application/octet-stream")
 
 
-def _describe(model: Model) -> dict[str, object]:
-    return {"id": model.name, "object": "model", "created": model.created, "owned_by": model.owner}
+def _describe(model: Model) -> ModelObject:
+    return ModelObject(id=model.name, created=model.created, owned_by=model.owner)
 
 
 async def _list_models(service: Service, request: web.Request, caller: Caller) -> web.Response:
-    return json_response(
-        {"object": "list", "data": [_describe(model) for model in service.models_of(caller)]}
-    )
+    return json_response(ModelList([_describe(model) for model in service.models_of(caller)]))
 
 
 async def _show_model(service: Service, request: web.Request, caller: Caller) -> web.Response:
@@ -195,20 +207,20 @@ async def _list_turns(service: Service, request: web.Request, caller: Caller) ->
     sockets = [client for client in service.clients if isinstance(client, Connection)]
     own = [socket.recent or () for socket in sockets if socket.driver.session.tenant == caller.tenant]
     reports = [report for recent in own for report in reversed(recent)]
-    return json_response({"object": "list", "data": reports})
+    return json_response(TurnList(reports))
 
 
 def _health(service: Service) -> web.Response:
-    engines = [{"name": engine.name, "trouble": engine.trouble} for engine in service.catalog.engines]
-    in_trouble = [engine for engine in engines if engine["trouble"] is not None]
+    engines = [EngineHealth(engine.name, engine.trouble) for engine in service.catalog.engines]
+    in_trouble = [engine for engine in engines if engine.trouble is not None]
     serves = not service.draining and len(in_trouble) < len(engines)
-    body = {
-        "status": "draining" if service.draining else "degraded" if in_trouble else "ok",
-        "version": __version__,
-        "pid": os.getpid(),
-        "engines": engines,
-        "store": service.store.name,
-        "connections": service.sockets,
-        "render_fallbacks": service.render_fallbacks,
-    }
+    body = Health(
+        status="draining" if service.draining else "degraded" if in_trouble else "ok",
+        version=__version__,
+        pid=os.getpid(),
+        engines=engines,
+        store=service.store.name,
+        connections=service.sockets,
+        render_fallbacks=service.render_fallbacks,
+    )
     return json_response(body, status=200 if serves else 503)

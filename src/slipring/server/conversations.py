@@ -1,15 +1,19 @@
 """The conversations endpoints: a conversation is a list of items that responses take part in."""
 
-from typing import Annotated
-
 from aiohttp import web
-from msgspec import Meta, Raw, Struct, json
+from msgspec import Raw, json
 
 from slipring.core import naming, sealing
 from slipring.core.compaction import TRIGGER
 from slipring.core.settings import read_include
 from slipring.errors import InvalidRequest, NotFound, conversation_not_found, quoted
-from slipring.protocol import wire
+from slipring.protocol.conversations import (
+    ConversationObject,
+    CreateConversation,
+    read_addition,
+    read_creation,
+    read_update,
+)
 from slipring.protocol.items import (
     AdditionalTools,
     ConfigurationUpdate,
@@ -19,7 +23,8 @@ from slipring.protocol.items import (
     with_id,
 )
 from slipring.protocol.listing import present
-from slipring.protocol.requests import Metadata, read_format
+from slipring.protocol.objects import DeletedConversation
+from slipring.protocol.requests import read_format
 from slipring.protocol.tools import Toolset
 from slipring.server import paging
 from slipring.server.answers import json_response, read_body
@@ -29,29 +34,9 @@ from slipring.server.ids import mint
 from slipring.server.service import Service
 from slipring.stores.base import Conversation
 
-_Items = Annotated[list[Raw], Meta(max_length=20)]
-
-
-class _Create(Struct):
-    items: _Items | None = None
-    metadata: Metadata | None = None
-
-
-class _Update(Struct):
-    metadata: Metadata | None
-
-
-class _Add(Struct):
-    items: _Items
-
-
-_create = json.Decoder(_Create)
-_update = json.Decoder(_Update)
-_add = json.Decoder(_Add)
-
 
 async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    asked = wire.decode(_create, await read_body(request)) if request.can_read_body else _Create()
+    asked = read_creation(await read_body(request)) if request.can_read_body else CreateConversation()
     conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
     items, _ = _read_items(service, caller.tenant, asked.items or [])
     await service.store.conversations.create(caller.tenant, conversation, items)
@@ -66,7 +51,7 @@ async def retrieve(service: Service, request: web.Request, caller: Caller) -> we
 
 async def update(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id = _id(request)
-    asked = wire.decode(_update, await read_body(request))
+    asked = read_update(await read_body(request))
     conversation = await service.store.conversations.update(
         caller.tenant, conversation_id, asked.metadata or {}
     )
@@ -77,7 +62,7 @@ async def delete(service: Service, request: web.Request, caller: Caller) -> web.
     conversation_id = _id(request)
     if not await service.store.conversations.delete(caller.tenant, conversation_id):
         raise conversation_not_found(conversation_id)
-    return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+    return json_response(DeletedConversation(conversation_id))
 
 
 async def list_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -94,7 +79,7 @@ async def list_items(service: Service, request: web.Request, caller: Caller) -> 
 async def add_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id = _id(request)
     _read_include(request)
-    asked = wire.decode(_add, await read_body(request))
+    asked = read_addition(await read_body(request))
     items, chosen = _read_items(service, caller.tenant, asked.items)
     conversations = service.store.conversations
     for item in items:
@@ -140,13 +125,8 @@ def _required(conversation: Conversation | None, conversation_id: str) -> Conver
     return conversation
 
 
-def _shown(conversation: Conversation) -> dict[str, object]:
-    return {
-        "id": conversation.id,
-        "object": "conversation",
-        "created_at": conversation.created_at,
-        "metadata": conversation.metadata,
-    }
+def _shown(conversation: Conversation) -> ConversationObject:
+    return ConversationObject(conversation.id, conversation.created_at, conversation.metadata)
 
 
 def _read_include(request: web.Request) -> None:

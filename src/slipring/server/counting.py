@@ -14,6 +14,7 @@ from slipring.core.stages import Stages
 from slipring.core.turn import Turn
 from slipring.errors import ApiError
 from slipring.protocol.events import Error, Event
+from slipring.protocol.objects import InputTokens
 from slipring.protocol.timing import TurnReport
 from slipring.server.answers import json_response, read_body, refusal
 from slipring.server.auth import Caller
@@ -31,7 +32,7 @@ class _Answer:
         self.given: asyncio.Future[web.Response] = asyncio.get_running_loop().create_future()
 
     def give(self, tokens: int) -> None:
-        self.given.set_result(json_response({"object": "response.input_tokens", "input_tokens": tokens}))
+        self.given.set_result(json_response(InputTokens(tokens)))
 
     def send(self, events: list[Event]) -> None:
         for event in events:

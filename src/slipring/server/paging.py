@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from slipring.errors import InvalidRequest
 from slipring.protocol.items import Item
 from slipring.protocol.listing import ListKind, present
+from slipring.protocol.objects import ItemPage
 from slipring.stores.base import Page
 
 _MOST = 100
@@ -33,11 +34,10 @@ def cut(items: Sequence[Item], page: Page) -> tuple[list[Item], bool]:
     return ordered[start : start + page.limit], len(ordered) > start + page.limit
 
 
-def as_list(items: Sequence[Item], within: ListKind, *, has_more: bool) -> dict[str, object]:
-    return {
-        "object": "list",
-        "data": [present(item, item.id or "", within) for item in items],
-        "first_id": items[0].id if items else "",
-        "last_id": items[-1].id if items else "",
-        "has_more": has_more,
-    }
+def as_list(items: Sequence[Item], within: ListKind, *, has_more: bool) -> ItemPage:
+    return ItemPage(
+        data=[present(item, item.id or "", within) for item in items],
+        first_id=(items[0].id or "") if items else "",
+        last_id=(items[-1].id or "") if items else "",
+        has_more=has_more,
+    )

@@ -11,6 +11,7 @@ from slipring.core.settings import read_include
 from slipring.core.state import ResponseState
 from slipring.errors import InvalidRequest, response_not_found
 from slipring.protocol.items import Item
+from slipring.protocol.objects import DeletedResponse
 from slipring.protocol.responses import Response
 from slipring.server import following, paging
 from slipring.server.answers import json_response
@@ -29,8 +30,9 @@ class StoredResponses:
     async def retrieve(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
         read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
+        streams = _streams(request)
         response = await _find(service, caller.tenant, response_id)
-        if request.query.get("stream", "false") != "true" or request.method == "HEAD":
+        if not streams or request.method == "HEAD":
             if "starting_after" in request.query:
                 raise InvalidRequest("'starting_after' needs 'stream=true'.", param="starting_after")
             return json_response(response)
@@ -48,7 +50,7 @@ class StoredResponses:
         await self._background.stop(caller.tenant, response_id)
         if not await store.responses.delete(caller.tenant, response_id) and not run_deleted:
             raise response_not_found(response_id)
-        return json_response({"id": response_id, "object": "response", "deleted": True})
+        return json_response(DeletedResponse(response_id))
 
     async def cancel(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
@@ -100,6 +102,13 @@ async def _find(service: Service, tenant: str, response_id: str) -> Response:
     if run is None:
         raise response_not_found(response_id)
     return read_response(run.response)
+
+
+def _streams(request: web.Request) -> bool:
+    given = request.query.get("stream", "false")
+    if given not in ("true", "false"):
+        raise InvalidRequest("Invalid 'stream': must be 'true' or 'false'.", param="stream")
+    return given == "true"
 
 
 def _starting_after(request: web.Request) -> int:

@@ -25,6 +25,7 @@ from slipring.server.background import Background
 from slipring.server.clock import now
 from slipring.server.listening import base_url, join, listen, refuse_open_door
 from slipring.server.orders import Serving
+from slipring.server.runtime import http_logger
 from slipring.server.sealing import open_seal
 from slipring.server.service import Service, shutting_down
 from slipring.server.stopping import Stopping
@@ -83,6 +84,7 @@ class Server:
                 build_app(self.service, self.background),
                 handler_cancellation=True,
                 access_log=None,
+                logger=http_logger(),
                 shutdown_timeout=_HTTP_SHUTDOWN_S,
             )
             await runner.setup()

@@ -3,6 +3,9 @@
 import asyncio
 import logging
 
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+
 
 def set_up_logging(level: str, *, names_process: bool = False) -> None:
     """Log to standard error. ``names_process``: several processes write there."""
@@ -10,6 +13,21 @@ def set_up_logging(level: str, *, names_process: bool = False) -> None:
     logging.basicConfig(
         level=level.upper(), format=f"%(asctime)s %(levelname)s {process}%(name)s %(message)s", force=True
     )
+
+
+def http_logger() -> logging.Logger:
+    """For the HTTP library, to say what is wrong here.
+
+    What is no HTTP is the fault of whoever sent it, and could fill the log with tracebacks and its own words.
+    """
+    logger = logging.getLogger("slipring.http")
+    logger.addFilter(_is_our_fault)
+    return logger
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
 def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":

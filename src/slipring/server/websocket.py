@@ -25,6 +25,7 @@ from slipring.server.driver import Driver
 from slipring.server.frames import text_frames
 from slipring.server.outbox import Outbox
 from slipring.server.service import Service
+from slipring.server.sockets import answer_close, new_socket, write_frames
 from slipring.server.states import SocketStates
 
 _CLOSE_TIMEOUT_S = 5.0
@@ -61,7 +62,7 @@ class Connection:
         if socket.compress:
             self._outbox = Outbox(partial(socket.send_frame, opcode=WSMsgType.TEXT), limit_bytes)
         else:
-            self._outbox = Outbox(self._write, limit_bytes, join=text_frames)
+            self._outbox = Outbox(partial(write_frames, request, socket), limit_bytes, join=text_frames)
         self._closing: asyncio.Task[None] | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
@@ -91,14 +92,6 @@ class Connection:
             self.recent = deque(maxlen=_RECENT_TURNS)
         self.recent.append(report)
 
-    async def _write(self, frames: bytes) -> None:
-        """Write frames at once: one after the other, each would cost a system call."""
-        transport = self._request.transport
-        if transport is None or transport.is_closing() or self._socket.closed:
-            raise ConnectionResetError("the connection is closing")
-        transport.write(frames)
-        await self._request.writer.drain()
-
     # The reader.
 
     async def serve(self) -> None:
@@ -116,8 +109,11 @@ class Connection:
                         await self._outbox.room()
                 elif message.type is WSMsgType.PING:
                     await socket.pong(message.data)
+                elif message.type is WSMsgType.CLOSE:
+                    is_valid = await answer_close(socket, message.data)
+                    self._said_goodbye = self._closing is None and is_valid
+                    return
                 elif message.type is not WSMsgType.PONG:
-                    self._said_goodbye = self._closing is None and message.type is WSMsgType.CLOSE
                     return
         except OSError:
             return  # reset by the client
@@ -198,13 +194,7 @@ class Connection:
 
 async def serve_websocket(service: Service, request: web.Request, caller: Caller) -> web.WebSocketResponse:
     """Hold a connection until it ends."""
-    limits = service.config.limits
-    socket = web.WebSocketResponse(
-        autoping=False,
-        compress=service.config.compression,
-        max_msg_size=limits.max_frame_bytes + 1,  # aiohttp's bound is the first size that it refuses
-        timeout=_CLOSE_TIMEOUT_S,
-    )
+    socket = new_socket(service.config, _CLOSE_TIMEOUT_S)
     service.sockets += 1
     try:
         await socket.prepare(request)

@@ -1,0 +1,220 @@
+"""JSON schemas of what travels, made from the types that read and write it.
+
+Fields that stay raw on their way in or out have no type to be read from. What is in them is said here, by the
+types that the code reads them with once it does.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, Struct, inspect, structs
+
+from slipring.protocol.compact import CompactRequest, Window
+from slipring.protocol.conversations import (
+    AddItems,
+    ConversationObject,
+    CreateConversation,
+    UpdateConversation,
+)
+from slipring.protocol.events import ErrorAnswer, Event, OutputItemDone
+from slipring.protocol.items import BODIES, CARRIED_TYPES, MOST_ITEMS, AdditionalTools, ItemId, TextUpdate
+from slipring.protocol.objects import (
+    DeletedConversation,
+    DeletedResponse,
+    Health,
+    InputTokens,
+    ItemPage,
+    ModelList,
+    ModelObject,
+    TurnList,
+)
+from slipring.protocol.requests import (
+    ConversationRef,
+    CreateRequest,
+    JsonSchemaFormat,
+    Management,
+    TextConfig,
+)
+from slipring.protocol.responses import OutputItem, OutputTextPart, Response, TextEcho
+from slipring.protocol.tools import ChoiceObject, CustomTool, FunctionTool, NamedTool, NamespaceTool
+
+Schema = dict[str, Any]
+EVENT = "ServerEvent"
+
+_TEMPLATE = "#/components/schemas/{name}"
+_OBJECT: Schema = {"type": "object"}
+_MAY_LEAVE_OUT_TYPE = ("message", "item_reference")
+_Choice = Literal["none", "auto", "required"] | ChoiceObject
+_ITEM_BODIES = tuple(dict.fromkeys(BODIES.values()))
+_ASKED: tuple[Any, ...] = (
+    *(CreateRequest, CompactRequest, CreateConversation, UpdateConversation, AddItems),
+    *(FunctionTool, CustomTool, NamespaceTool, NamedTool, ChoiceObject),
+    *(ConversationRef, Management, JsonSchemaFormat),
+    *_ITEM_BODIES,
+)
+_ANSWERED: tuple[Any, ...] = (
+    *(Response, Window, ItemPage, DeletedResponse, DeletedConversation, ConversationObject, InputTokens),
+    *(ModelObject, ModelList, TurnList, Health, ErrorAnswer),
+)
+
+
+def ref(name: str | type) -> Schema:
+    """Where the schema of a type, or one that has a name only here, is to be found."""
+    return {"$ref": _TEMPLATE.format(name=name if isinstance(name, str) else name.__name__)}
+
+
+def components() -> dict[str, Schema]:
+    """Every schema, by its name."""
+    asked = _generated(_ASKED)
+    events = tuple(_kinds(Event))
+    answered = _generated((*_ANSWERED, *events))
+    for type_ in _structs((*_ANSWERED, *events)):
+        _require_all(answered[type_.__name__], type_)
+    found = asked | answered
+    for type_, fields in _held().items():
+        for name, schema in fields.items():
+            # In place of what is there, but for its default.
+            given = found[type_.__name__]["properties"][name]
+            found[type_.__name__]["properties"][name] = schema | {
+                key: given[key] for key in given if key == "default"
+            }
+    found |= _named_here(found)
+    for body in _ITEM_BODIES:
+        del found[body.__name__]  # there as an item of each type that has it
+    found[EVENT] = {"anyOf": [ref(event) for event in events]}
+    return found
+
+
+def _held() -> dict[type[Struct], dict[str, Schema]]:
+    """What is in the raw fields of a type."""
+    new_items = _list_of(ref("Item"), maxItems=20)
+    tools, format_, input_ = (_or_null(ref(name)) for name in ("Tools", "TextFormat", "Input"))
+    choice, output_item = _inline(_Choice), _inline(OutputItem)
+    return {
+        CreateRequest: {
+            "input": input_,
+            "conversation": _inline(str | ConversationRef | None),
+            "tools": tools,
+            "tool_choice": _or_null(choice),
+            "context_management": _or_null(_list_of(ref(Management))),
+        },
+        CompactRequest: {"input": input_, "tools": tools},
+        CreateConversation: {"items": _or_null(new_items)},
+        AddItems: {"items": new_items},
+        TextConfig: {"format": format_},
+        TextUpdate: {"format": format_},
+        AdditionalTools: {"tools": tools},
+        FunctionTool: {"parameters": _or_null(_OBJECT), "output_schema": _or_null(_OBJECT)},
+        CustomTool: {"format": _or_null(_OBJECT)},
+        JsonSchemaFormat: {"schema": _OBJECT},
+        ChoiceObject: {"tools": _or_null(_list_of(ref(NamedTool)))},
+        Response: {
+            "instructions": {"type": ["string", "null"]},
+            "tools": ref("Tools"),
+            "tool_choice": choice,
+            "output": _list_of(output_item),
+        },
+        TextEcho: {"format": ref("TextFormat")},
+        OutputTextPart: {"annotations": _list_of(_OBJECT)},
+        OutputItemDone: {"item": output_item},
+        Window: {"output": _list_of(ref("ShownItem"))},
+        ItemPage: {"data": _list_of(ref("ShownItem"))},
+    }
+
+
+def _named_here(found: dict[str, Schema]) -> dict[str, Schema]:
+    """What has no type of its own, because the types that it may have are chosen by a field."""
+    callable_tools = (FunctionTool, CustomTool, NamespaceTool)
+    their_types = [inspect.type_info(tool).tag for tool in callable_tools]  # type: ignore[attr-defined]
+    items = {f"{kind}_input": _item(kind, found[body.__name__]) for kind, body in BODIES.items()}
+    carried = {
+        "type": "object",
+        "properties": _outline({"enum": sorted(CARRIED_TYPES)}),
+        "required": ["type"],
+    }
+    other_tool = {
+        "type": "object",
+        "properties": {"type": {"type": "string", "not": {"enum": their_types}}},
+        "required": ["type"],
+    }
+    plain = {
+        "type": "object",
+        "properties": {"type": {"enum": ["text", "json_object"]}},
+        "required": ["type"],
+    }
+    return {
+        **items,
+        "carried_input": carried,
+        "Item": {"anyOf": [ref(name) for name in (*items, "carried_input")]},
+        "Input": {"anyOf": [{"type": "string"}, _list_of(ref("Item"), maxItems=MOST_ITEMS)]},
+        "ShownItem": {
+            "type": "object",
+            "properties": {"id": {"type": "string"}, "type": {"enum": sorted({*BODIES, *CARRIED_TYPES})}},
+            "required": ["id", "type"],
+        },
+        "OtherTool": {"description": "Carried and echoed, but never called.", **other_tool},
+        "Tools": _list_of({"anyOf": [*map(ref, callable_tools), ref("OtherTool")]}),
+        "TextFormat": {"anyOf": [plain, ref(JsonSchemaFormat)]},
+    }
+
+
+def _item(kind: str, body: Schema) -> Schema:
+    """An item of one type: what its body holds, and what all items have."""
+    required = body.get("required", [])
+    may_be_untyped = kind in _MAY_LEAVE_OUT_TYPE
+    return {
+        "type": "object",
+        "properties": _outline({"enum": [kind, None] if may_be_untyped else [kind]}) | body["properties"],
+        "required": required if may_be_untyped else ["type", *required],
+    }
+
+
+def _outline(type_: Schema) -> Schema:
+    return {"type": type_, "id": _inline(ItemId | None), "call_id": _inline(str | None)}
+
+
+def _generated(types: tuple[Any, ...]) -> dict[str, Schema]:
+    return msgspec.json.schema_components(types, ref_template=_TEMPLATE)[1]
+
+
+def _inline(type_: Any) -> Schema:
+    """The schema of a type that has no name; the named ones in it are referred to."""
+    (schema,), _ = msgspec.json.schema_components([type_], ref_template=_TEMPLATE)
+    return schema
+
+
+def _require_all(schema: Schema, type_: type[Struct]) -> None:
+    """What is sent has every field, defaults included, but for those that may be unset."""
+    unset = {field.encode_name for field in structs.fields(type_) if field.default is UNSET}
+    schema["required"] = [name for name in schema["properties"] if name not in unset]
+
+
+def _kinds(parent: type[Struct]) -> Iterator[type[Struct]]:
+    """The classes that are not there for others to build on."""
+    for child in parent.__subclasses__():
+        yield from _kinds(child) if child.__subclasses__() else (child,)
+
+
+def _structs(types: tuple[Any, ...]) -> set[type[Struct]]:
+    """All structs within these types."""
+    found: set[type[Struct]] = set()
+    left: list[inspect.Type] = list(inspect.multi_type_info(types))
+    while left:
+        info = left.pop()
+        if isinstance(info, inspect.StructType) and info.cls not in found:
+            found.add(info.cls)
+            left += [field.type for field in info.fields]
+        elif isinstance(info, inspect.UnionType):
+            left += info.types
+        elif isinstance(info, inspect.ListType):
+            left.append(info.item_type)
+    return found
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _list_of(schema: Schema, **more: object) -> Schema:
+    return {"type": "array", "items": schema, **more}

@@ -1,0 +1,203 @@
+"""Whatever is sent over HTTP: never a fault of ours, always an answer that the OpenAPI document describes.
+
+Bodies are any JSON, bodies that would be served but for one change, and no JSON at all; ids are real ones and
+others. `make fuzz` does the same at length, with requests made from the document itself.
+"""
+
+import asyncio
+import json
+import re
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from aiohttp import ClientSession, TCPConnector
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from yarl import URL
+
+from slipring.openapi.operations import OPERATIONS, Operation
+from tests.described import check_answer
+from tests.harness import WEATHER, Running, serve
+from tests.protocol.test_items import GOOD
+
+EXAMPLES = 600
+Request = tuple[Operation, dict[str, str], dict[str, str], bytes | None]
+WEIGHTED = [operation for operation in OPERATIONS for _ in range(4 if operation.body else 1)]
+SERVED: dict[str, list[Any]] = {
+    "CreateRequest": [
+        {
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}],
+            "model": "simulated",
+            "instructions": "Be brief.",
+            "tools": [
+                WEATHER,
+                {"type": "custom", "name": "c", "format": {"type": "text"}},
+                {"type": "namespace", "name": "n", "tools": [{**WEATHER, "name": "inner"}]},
+                {"type": "web_search"},
+            ],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "custom", "name": "c"}],
+            },
+            "reasoning": {"effort": "low", "summary": "auto"},
+            "text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}}},
+            "metadata": {"a": "b"},
+            "include": ["reasoning.encrypted_content"],
+            "context_management": [{"type": "compaction", "compact_threshold": 1000}],
+            "max_output_tokens": 10,
+            "temperature": 1,
+            "seed": 1,
+            "store": False,
+        },
+        {"input": "hello", "stream": True},
+        {"input": "hello", "background": True},
+        {"input": "hello", "background": True, "stream": True},
+        {"input": "hello", "conversation": "CONVERSATION"},
+        {"input": "hello", "previous_response_id": "RESPONSE"},
+        {"input": "hello", "generate": False},
+        *({"input": [item, {"role": "user", "content": "go on"}]} for item in GOOD),
+    ],
+    "CompactRequest": [{"model": "simulated", "input": [item]} for item in GOOD],
+    "CreateConversation": [{"items": [item], "metadata": {"a": "b"}} for item in GOOD],
+    "UpdateConversation": [{"metadata": {"a": "b"}}, {"metadata": None}],
+    "AddItems": [{"items": [item]} for item in GOOD],
+}
+
+REAL = {"response_id": "RESPONSE", "conversation_id": "CONVERSATION", "item_id": "ITEM", "model": "simulated"}
+"""What stands for an id in a request until it is sent."""
+
+texts = st.one_of(
+    st.text(max_size=8),
+    st.sampled_from(
+        ["", "\x00", "\ud800", "é" * 300, "..", "%00", "a/b", "RESPONSE", "CONVERSATION", "ITEM"]
+    ),
+)
+values = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.sampled_from([2**63, -(2**64), 10**400, 1e308, -0.0]),
+        texts,
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.one_of(texts, st.sampled_from(["type", "id", "role", "content"])), inner, max_size=3
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to everything within a value."""
+    found = [path]
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            found += places(inner, (*path, key))
+    return found
+
+
+@st.composite
+def changed(draw: st.DrawFn, bodies: list[Any]) -> Any:
+    """A body that would be served, with one thing in it changed, added or taken away; or none."""
+    body = json.loads(json.dumps(draw(st.sampled_from(bodies))))
+    path = draw(st.sampled_from(places(body)))
+    if not path:
+        return {**body, draw(texts): draw(values)} if draw(st.booleans()) else body
+    parent = body
+    for key in path[:-1]:
+        parent = parent[key]
+    if draw(st.booleans()):
+        parent[path[-1]] = draw(values)
+    else:
+        del parent[path[-1]]
+    return body
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Request:
+    """An operation, the ids in its path, its query and its body."""
+    operation = draw(st.sampled_from(WEIGHTED))
+    ids = {name: draw(st.just(REAL[name]) | texts) for name in re.findall(r"{(\w+)}", operation.path)}
+    query = {
+        name: draw(texts | st.integers().map(str)) for name in operation.query if not draw(st.integers(0, 3))
+    }
+    if operation.body is None:
+        return operation, ids, query, None
+    if draw(st.integers(0, 4)):
+        return operation, ids, query, draw(changed(SERVED[operation.body.__name__]).map(dumped))
+    return operation, ids, query, draw(values.map(dumped) | st.binary(max_size=20))
+
+
+def dumped(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+class Client:
+    """One connection, to be usable to the end; and things that its requests may be about."""
+
+    def __init__(self, server: Running) -> None:
+        self._server = server
+        self._http = ClientSession(connector=TCPConnector(limit=1))
+        self._ids: dict[str, str] = {}
+
+    async def prepare(self) -> None:
+        _, response = await self._server.post(input="hello")
+        async with self._http.post(f"{self._server.url}/conversations", json={"items": GOOD[:1]}) as answer:
+            conversation = (await answer.json())["id"]
+        self._ids = {"RESPONSE": response["id"], "CONVERSATION": conversation, "ITEM": GOOD[0]["id"]}
+
+    async def send(self, request: Request) -> None:
+        operation, ids, query, body = request
+        named = {
+            name: quote(self._meant(text.encode("utf-8", "replace")), safe="") for name, text in ids.items()
+        }
+        path = operation.path.format(**{name: text or "x" for name, text in named.items()})
+        url = URL(self._server.url.removesuffix("/v1") + path, encoded=True)  # not even dots are resolved
+        parameters = {name: text.encode("utf-8", "replace").decode() for name, text in query.items()}
+        data = None if body is None else self._meant(body)
+        async with self._http.request(operation.method, url, params=parameters, data=data) as answer:
+            content = await answer.read()
+            assert answer.status < 500, content
+            check_answer(operation, answer.status, answer.content_type, content)
+        if operation.method == "DELETE" and answer.status == 200:
+            await self.prepare()
+
+    def _meant(self, text: bytes) -> bytes:
+        for name, value in self._ids.items():
+            text = text.replace(name.encode(), value.encode())
+        return text
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
+async def opened(server: Running) -> Client:
+    client = Client(server)
+    await client.prepare()
+    return client
+
+
+def test_any_request_is_answered_as_described(caplog: pytest.LogCaptureFixture) -> None:
+    with asyncio.Runner() as runner:
+        serving = serve("simulated:tokens_per_s=0,output_tokens=3")
+        server = runner.run(serving.__aenter__())
+        client = runner.run(opened(server))
+
+        @settings(max_examples=EXAMPLES)
+        @given(request=requests())
+        def check(request: Request) -> None:
+            runner.run(client.send(request))
+
+        try:
+            check()
+            assert not server.service.clients
+        finally:
+            runner.run(client.close())
+            runner.run(serving.__aexit__(None, None, None))
+    assert not caplog.records
