@@ -13,7 +13,7 @@ VOCABULARY := $(INSTALL) --no-deps dashscope==1.20.0
 FUZZERS := schemathesis==4.32.5 openapi-spec-validator==0.9.0
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-vllm test-sglang fuzz check fix bench clean
+.PHONY: help run install test test-slow test-crash test-vllm test-sglang clients fuzz check fix bench clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ test-sglang: .venv/.dev ## the tests against a real SGLang server (named by SLIP
 fuzz: .venv/.dev .venv-fuzz/.ready ## requests of every kind, made from the OpenAPI document (FUZZ_SECONDS=600 for more, SEED=1 to choose)
 	$(BIN)/python -m tests.fuzz --tools .venv-fuzz/bin $(if $(FUZZ_SECONDS),--seconds $(FUZZ_SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+clients: .venv/.dev ## install real clients into .clients and drive them against real servers (ONLY=codex for one)
+	$(BIN)/python -m tests.clients.real $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
 check: .venv/.dev ## format, lint, types, import arrows, tests: what a change must pass
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -63,8 +66,8 @@ bench: .venv/.dev ## the measurements of benchmarks/, one after the other
 	$(BIN)/python benchmarks/engine_overhead.py
 	$(BIN)/python benchmarks/store_cost.py
 
-clean: ## remove .venv and caches
-	rm -rf .venv .venv-fuzz .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## remove .venv, what is installed beside it, and caches
+	rm -rf .venv .venv-fuzz .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'

@@ -227,7 +227,7 @@ class Running:
         return read_sse(text)
 
 
-def read_sse(text: str) -> list[dict[str, Any]]:
+def read_sse(text: str, foreign_tool_types: frozenset[str] = wire.NO_TYPES) -> list[dict[str, Any]]:
     """Check a whole SSE body: framing, types, order, and the final marker."""
     *blocks, done, rest = text.split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
@@ -237,7 +237,9 @@ def read_sse(text: str) -> list[dict[str, Any]]:
         name, data = block.split("\n")
         assert name.startswith("event: ")
         assert data.startswith("data: ")
-        event = wire.check_sse_event(name.removeprefix("event: "), data.removeprefix("data: "))
+        event = wire.check_sse_event(
+            name.removeprefix("event: "), data.removeprefix("data: "), foreign_tool_types
+        )
         order.see(event)
         events.append(event)
     order.finish()

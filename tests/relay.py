@@ -6,6 +6,8 @@ with ``tests.wire``, and keeps everything that the client said for the test to l
 
 What the server does wrong does not disturb the client; it is raised when the relay's block ends. A client
 that never comes to an end is cut off after ``patience_s``, so that no test can hang.
+
+A relay may also disturb what goes by, as networks and older servers do: see ``Disturbance``.
 """
 
 import asyncio
@@ -26,9 +28,29 @@ from tests.harness import FAST, read_sse, serve
 Json = dict[str, Any]
 _Side = web.WebSocketResponse | aiohttp.ClientWebSocketResponse
 
-_RELAY_SETTINGS = frozenset({"abandoned", "patience_s", "foreign_tool_types"})
+_RELAY_SETTINGS = frozenset({"abandoned", "patience_s", "foreign_tool_types", "disturbance"})
 _KEEPALIVE = ": keepalive\n\n"
 _HOP_BY_HOP = ("connection", "content-length", "host", "keep-alive", "transfer-encoding", "upgrade")
+
+
+class Disturbance:
+    """What a relay does to the sockets that it carries. As it stands, nothing."""
+
+    def refusal(self) -> int | None:
+        """The status with which the next upgrade is refused, if it is."""
+        return None
+
+    def frame(self, frame: Json) -> Json:
+        """What the server is given for a frame of the client."""
+        return frame
+
+    def cuts_after(self, event: Json) -> bool:
+        """Whether the connection breaks, without a word, once the client has this event."""
+        return False
+
+
+class _Cut(Exception):
+    """The connection is to break."""
 
 
 @dataclass
@@ -37,7 +59,7 @@ class RelayedSocket:
 
     headers: Mapping[str, str]
     sent: list[Json] = field(default_factory=list)
-    """What the client sent."""
+    """What the client sent, before anything was done to it."""
     received: list[Json] = field(default_factory=list)
     """What the server answered."""
     pings: int = 0
@@ -80,6 +102,7 @@ class Relay:
         abandoned: bool,
         patience_s: float,
         foreign_tool_types: frozenset[str],
+        disturbance: Disturbance,
     ) -> None:
         self.server_url = server_url
         self._http = http
@@ -87,9 +110,12 @@ class Relay:
         self.sockets: list[RelayedSocket] = []
         self.exchanges: list[Exchange] = []
         self.faults: list[AssertionError] = []
+        self.refusals = 0
+        """Upgrades that were refused here."""
         self._abandoned = abandoned
         self._patience_s = patience_s
         self._foreign = foreign_tool_types
+        self._disturbance = disturbance
 
     @property
     def url(self) -> str:
@@ -138,6 +164,9 @@ class Relay:
     # WebSocket.
 
     async def _relay_socket(self, request: web.Request) -> web.StreamResponse:
+        if status := self._disturbance.refusal():
+            self.refusals += 1
+            return web.Response(status=status)
         offers_deflate = "permessage-deflate" in request.headers.get("Sec-WebSocket-Extensions", "")
         connecting = self._http.ws_connect(
             self._target(request),
@@ -156,21 +185,30 @@ class Relay:
             await downstream.prepare(request)
             socket = RelayedSocket(dict(request.headers), deflate=deflate)
             self.sockets.append(socket)
-            async with asyncio.TaskGroup() as pumps:
-                pumps.create_task(self._pump_client(socket, downstream, upstream))
-                pumps.create_task(self._pump_server(socket, upstream, downstream))
+            try:
+                async with asyncio.TaskGroup() as pumps:
+                    pumps.create_task(self._pump_client(socket, downstream, upstream))
+                    pumps.create_task(self._pump_server(socket, upstream, downstream))
+            except* _Cut:
+                assert request.transport is not None
+                request.transport.abort()
             return downstream
 
     async def _pump_client(self, socket: RelayedSocket, client: _Side, server: _Side) -> None:
         async for message in _messages(client, server):
             socket.pings += message.type is WSMsgType.PING
             if message.type is WSMsgType.TEXT:
-                socket.sent.append(json.loads(message.data))
+                frame = json.loads(message.data)
+                socket.sent.append(frame)
+                given = self._disturbance.frame(frame)
+                if given is not frame:
+                    message = message._replace(data=json.dumps(given))
             await _pass_on(message, server)
 
     async def _pump_server(self, socket: RelayedSocket, server: _Side, client: _Side) -> None:
         async for message in _messages(server, client):
             socket.pongs += message.type is WSMsgType.PONG
+            event: Json = {}
             with self._noting_faults():
                 if message.type is WSMsgType.TEXT:
                     event = wire.check_frame(message.data, self._foreign)
@@ -179,6 +217,8 @@ class Relay:
                 elif message.type is WSMsgType.BINARY:
                     raise AssertionError("the server sent a binary frame")
             await _pass_on(message, client)
+            if event and self._disturbance.cuts_after(event):
+                raise _Cut
 
     # HTTP.
 
@@ -214,7 +254,8 @@ class Relay:
             text = content.decode()
             exchange.keepalives = text.count(_KEEPALIVE)
             text = text.replace(_KEEPALIVE, "")
-            return check_rest(text) if "starting_after" in exchange.query else read_sse(text)
+            resumed = "starting_after" in exchange.query
+            return check_rest(text) if resumed else read_sse(text, self._foreign)
         if exchange.path.endswith("/responses"):
             return wire.check_response(content, self._foreign)
         answer = json.loads(content)
@@ -270,10 +311,12 @@ async def relay_to(
     abandoned: bool = False,
     patience_s: float = 30,
     foreign_tool_types: frozenset[str] = frozenset(),
+    disturbance: Disturbance | None = None,
 ) -> AsyncIterator[Relay]:
     """A relay to a server. ``abandoned``: responses may be left unfinished at the end."""
+    disturbance = disturbance or Disturbance()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
-        relay = Relay(server_url, http, abandoned, patience_s, foreign_tool_types)
+        relay = Relay(server_url, http, abandoned, patience_s, foreign_tool_types, disturbance)
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/{path:.*}", relay.handle)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=5)

@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, web
 
+from tests.clients.real.disturbances import Cutting, Forgetting, Refusing
 from tests.relay import relay_to, relayed
 
 MALFORMED = '{"type": "response.created", "sequence_number": 0}'
@@ -90,3 +91,40 @@ async def test_a_client_that_waits_forever_is_cut_off() -> None:
 
     with pytest.raises(AssertionError, match="the client was not done"):
         await wait_for_nothing()
+
+
+async def test_a_disturbed_upgrade_is_refused_and_counted() -> None:
+    async with aiohttp.ClientSession() as http, relayed(disturbance=Refusing(426)) as relay:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refusal:
+            await http.ws_connect(f"{relay.url}/responses")
+        assert refusal.value.status == 426
+        assert (relay.refusals, relay.sockets) == (1, [])
+
+
+async def test_a_forgotten_parent_is_the_servers_own_error() -> None:
+    async with (
+        aiohttp.ClientSession() as http,
+        relayed(disturbance=Forgetting(2)) as relay,
+        http.ws_connect(f"{relay.url}/responses") as socket,
+    ):
+        create = {"type": "response.create", "model": "simulated", "input": "hello"}
+        await socket.send_json(create)
+        while (event := await socket.receive_json())["type"] != "response.completed":
+            pass
+        await socket.send_json({**create, "previous_response_id": event["response"]["id"]})
+        error = await socket.receive_json()
+        assert error["error"]["code"] == "previous_response_not_found"
+        assert relay.socket.sent[1]["previous_response_id"] == event["response"]["id"]
+
+
+async def test_a_connection_breaks_in_the_middle_of_an_answer() -> None:
+    async with (
+        aiohttp.ClientSession() as http,
+        relayed(disturbance=Cutting(2), abandoned=True) as relay,
+        http.ws_connect(f"{relay.url}/responses") as socket,
+    ):
+        await socket.send_json({"type": "response.create", "model": "simulated", "input": "hello"})
+        kinds = [message.json()["type"] async for message in socket if message.type is WSMsgType.TEXT]
+        assert kinds[-2:] == ["response.output_text.delta"] * 2
+        assert socket.close_code == 1006
+        assert [event["type"] for event in relay.socket.received] == kinds

@@ -1,0 +1,74 @@
+"""@openai/agents: the tool loop of the JavaScript SDK, over its WebSocket transport and over HTTP."""
+
+from tests.clients.real.client import Client
+from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Answer, Stage, call, say
+
+agents_js = Client("agents-js", "@openai/agents (JS)")
+
+_DRIVER = "agents_js.mjs"
+_LOOP: list[Answer] = [
+    [call("get_weather", city="Paris")],
+    [call("get_weather", city="Rome")],
+    [say("Sunny.")],
+]
+
+
+@agents_js.check("WebSocket", "a tool loop on one socket, with its whole history each time")
+async def _(stage: Stage) -> None:
+    async with stage.serve(*_LOOP) as relay:
+        ended = await stage.node("agents-js", _DRIVER, relay.url, "history")
+    assert ended.result == {"text": "Sunny.", "calls": 2}
+    assert [len(frame["input"]) for frame in relay.socket.sent] == [1, 3, 5]
+    assert relay.exchanges == []
+
+
+@agents_js.check("WebSocket", "the same, streamed")
+async def _(stage: Stage) -> None:
+    async with stage.serve(*_LOOP) as relay:
+        ended = await stage.node("agents-js", _DRIVER, relay.url, "streamed")
+    assert ended.result == {"text": "Sunny.", "final": "Sunny.", "calls": 2}
+    assert len(relay.socket.sent) == 3
+
+
+@agents_js.check("WebSocket", "reasoning comes back within a whole history")
+async def _(stage: Stage) -> None:
+    thought = [{"reasoning_summary": "A look first."}, {"reasoning": "deep inside"}, *_LOOP[0]]
+    async with stage.serve(thought, _LOOP[2]) as relay:
+        ended = await stage.node("agents-js", _DRIVER, relay.url, "history")
+    assert ended.result == {"text": "Sunny.", "calls": 1}
+    returned = [item.get("type") for item in relay.socket.sent[1]["input"]]
+    assert returned[-3:] == ["reasoning", "function_call", "function_call_output"]
+
+
+@agents_js.check("WebSocket", "two runs of a session, the second continues the first by its id")
+async def _(stage: Stage) -> None:
+    async with stage.serve(_LOOP[0], [say("Sunny.")], [say("Rain.")]) as relay:
+        ended = await stage.node("agents-js", _DRIVER, relay.url, "chained")
+    assert ended.result["texts"] == ["Sunny.", "Rain."]
+    last = relay.socket.sent[-1]
+    assert last["previous_response_id"] == ended.result["first"] == relay.socket.responses[1]["id"]
+    assert len(last["input"]) == 1
+
+
+@agents_js.check("WebSocket", "a run on the embedded model")
+async def _(stage: Stage) -> None:
+    async with stage.serve(engine=LLAMA) as relay:
+        ended = await stage.node("agents-js", _DRIVER, relay.url, "talk", model=LLAMA_MODEL)
+    assert ended.result["text"]
+    assert len(relay.socket.sent) == 1
+
+
+@agents_js.check("HTTP", "a tool loop")
+async def _(stage: Stage) -> None:
+    async with stage.serve(*_LOOP) as relay:
+        ended = await stage.node("agents-js", _DRIVER, relay.url, "history", "http")
+    assert ended.result == {"text": "Sunny.", "calls": 2}
+    assert len(relay.exchanges) == 3
+
+
+@agents_js.check("SSE", "a tool loop, streamed")
+async def _(stage: Stage) -> None:
+    async with stage.serve(*_LOOP) as relay:
+        ended = await stage.node("agents-js", _DRIVER, relay.url, "streamed", "http")
+    assert ended.result == {"text": "Sunny.", "final": "Sunny.", "calls": 2}
+    assert len(relay.exchanges) == 3

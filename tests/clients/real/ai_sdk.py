@@ -1,0 +1,73 @@
+"""Vercel's AI SDK over HTTP: the only client here that validates every event against a strict schema."""
+
+from tests.clients.real.client import Client
+from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Answer, Stage, call, say
+
+ai_sdk = Client("ai-sdk", "Vercel AI SDK")
+
+_DRIVER = "ai_sdk.mjs"
+_LOOP: list[Answer] = [
+    [call("get_weather", city="Paris")],
+    [call("get_weather", city="Rome")],
+    [say("Sunny.")],
+]
+
+
+@ai_sdk.check("SSE", "a tool loop")
+async def _(stage: Stage) -> None:
+    async with stage.serve(*_LOOP) as relay:
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "tools")
+    assert ended.result == {"text": "Sunny.", "reasoning": "", "errors": [], "calls": 2, "finish": "stop"}
+    assert len(relay.exchanges) == 3
+
+
+@ai_sdk.check("SSE", "reasoning, then an answer")
+async def _(stage: Stage) -> None:
+    async with stage.serve([{"reasoning_summary": "A look first."}, say("Sunny.")]) as relay:
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "tools")
+    assert (ended.result["text"], ended.result["errors"]) == ("Sunny.", [])
+    assert ended.result["reasoning"] == "A look first."
+
+
+@ai_sdk.check("SSE", "a stored response is continued by its id")
+async def _(stage: Stage) -> None:
+    async with stage.serve([say("Hi.")], [say("Hi again.")]) as relay:
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "chained")
+    assert (ended.result["text"], ended.result["errors"]) == ("Hi again.", [])
+    assert relay.exchanges[1].body["previous_response_id"] == ended.result["first"]
+    assert len(relay.exchanges[1].body["input"]) == 1
+
+
+@ai_sdk.check("SSE", "an answer that reaches its bound, on the embedded model")
+async def _(stage: Stage) -> None:
+    async with stage.serve(engine=LLAMA) as relay:
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "short", model=LLAMA_MODEL)
+    assert ended.result["text"]
+    assert (ended.result["errors"], ended.result["finish"]) == ([], "length")
+    assert len(relay.exchanges) == 1
+
+
+@ai_sdk.check("SSE", "a failure in the middle of an answer is told in the engine's words")
+async def _(stage: Stage) -> None:
+    failing: Answer = [say("Well,"), {"error": {"message": "out of memory", "status": 500}}]
+    async with stage.serve(failing) as relay:
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "failing")
+    assert (ended.result["text"], ended.result["errors"]) == ("Well,", ["out of memory"])
+    assert ended.result["finish"] == "error"
+    assert len(relay.exchanges) == 1
+
+
+@ai_sdk.check("HTTP", "a tool loop")
+async def _(stage: Stage) -> None:
+    async with stage.serve(*_LOOP) as relay:
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "plain")
+    assert ended.result == {"text": "Sunny.", "calls": 2}
+    assert len(relay.exchanges) == 3
+
+
+@ai_sdk.check("HTTP", "an object of a schema")
+async def _(stage: Stage) -> None:
+    async with stage.serve(engine="simulated:tokens_per_s=0") as relay:
+        ended = await stage.node("ai-sdk", _DRIVER, relay.url, "object")
+    assert set(ended.result["object"]) == {"city", "degrees"}
+    assert relay.exchanges[0].body["text"]["format"]["type"] == "json_schema"

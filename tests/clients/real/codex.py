@@ -1,0 +1,192 @@
+"""Codex CLI: `codex exec` over its own WebSocket transport, with a provider of its own in `config.toml`."""
+
+from collections.abc import Sequence
+
+from tests.clients.real.client import Client
+from tests.clients.real.disturbances import Cutting, Forgetting, Refusing
+from tests.clients.real.stage import Answer, Ended, Stage, call, require_delta, say, tool_outputs
+from tests.relay import Relay, RelayedSocket
+
+codex = Client("codex", "Codex CLI")
+
+CONFIG = """\
+model = "simulated"
+model_provider = "slipring"
+approval_policy = "never"
+sandbox_mode = "danger-full-access"
+
+[features]
+plugins = false
+
+[model_providers.slipring]
+name = "slipring"
+base_url = "http://127.0.0.1:8000/v1"
+env_key = "SLIPRING_KEY"
+wire_api = "responses"
+supports_websockets = true
+"""
+"""As `docs/clients.md` shows it."""
+
+_COMMAND = "echo slip-$((40 + 2))"
+_PRINTED = "slip-42"
+_TURN: list[Answer] = [[call("exec_command", cmd=_COMMAND)], [say("It printed what it should.")]]
+_FINAL = "It printed what it should."
+# Kinds of tools that Codex brings along and the SDK's types do not know: the server tells them back.
+_FOREIGN = frozenset({"namespace", "web_search"})
+
+
+async def _exec(stage: Stage, relay: Relay, *arguments: str) -> Ended:
+    home = stage.directory / "codex"
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text(CONFIG.replace("http://127.0.0.1:8000/v1", relay.url))
+    return await stage.run(
+        stage.workshop.node,
+        stage.workshop.package("codex") / "bin" / "codex.js",
+        *("exec", "--skip-git-repo-check", "--json", *arguments),
+        CODEX_HOME=str(home),
+        SLIPRING_KEY="any",
+    )
+
+
+def _require_turn(ended: Ended, final: str = _FINAL, commands: int = 1) -> None:
+    """The commands were run, their outputs were seen, and the turn ended with the answer."""
+    ended.require_success()
+    done = [event["item"] for event in ended.lines if event["type"] == "item.completed"]
+    ran = [item for item in done if item["type"] == "command_execution"]
+    assert [item["exit_code"] for item in ran] == [0] * commands, ended
+    assert all(_PRINTED in item["aggregated_output"] for item in ran), ended
+    assert [item["text"] for item in done if item["type"] == "agent_message"][-1] == final, ended
+    assert ended.lines[-1]["type"] == "turn.completed", ended
+
+
+def _require_healthy(socket: RelayedSocket) -> None:
+    """A warmup first, then nothing but what is new: no item is sent twice, and every frame has its parent."""
+    warmup, *turns = socket.sent
+    assert warmup["generate"] is False
+    assert not any("generate" in frame for frame in turns)
+    require_delta(socket.sent, socket.responses)
+    ids = [item["id"] for frame in socket.sent for item in frame["input"]]
+    assert len(ids) == len(set(ids)), "items were sent again"
+    assert socket.order.errors == []
+
+
+async def _run_turn(stage: Stage, flags: Sequence[str] = ()) -> RelayedSocket:
+    async with stage.serve(*_TURN, flags=flags, foreign_tool_types=_FOREIGN) as relay:
+        ended = await _exec(stage, relay, "--ephemeral", f"Run {_COMMAND}")
+    _require_turn(ended)
+    assert relay.exchanges == []
+    assert relay.refusals == 0
+    _require_healthy(relay.socket)
+    assert len(relay.socket.sent) == 3
+    (output,) = tool_outputs(relay.socket.sent[2])
+    assert _PRINTED in output
+    return relay.socket
+
+
+@codex.check("WebSocket", "a tool turn is warmed up, then sent by delta")
+async def _(stage: Stage) -> None:
+    socket = await _run_turn(stage)
+    warmup = socket.responses[0]
+    assert warmup["output"] == []
+
+
+@codex.check("WebSocket", "the same, compressed")
+async def _(stage: Stage) -> None:
+    socket = await _run_turn(stage, ["--compression"])
+    assert socket.deflate
+
+
+@codex.check("WebSocket", "eight tool steps on one socket, no history sent again")
+async def _(stage: Stage) -> None:
+    step = [call("exec_command", cmd=_COMMAND)]
+    async with stage.serve(*[step] * 8, [say(_FINAL)], foreign_tool_types=_FOREIGN) as relay:
+        ended = await _exec(stage, relay, "--ephemeral", "Run it eight times")
+    _require_turn(ended, commands=8)
+    _require_healthy(relay.socket)
+    assert len(relay.socket.sent) == 10
+    assert all(len(frame["input"]) == 1 for frame in relay.socket.sent[2:])
+
+
+@codex.check("WebSocket", "a session is resumed on a new socket")
+async def _(stage: Stage) -> None:
+    async with stage.serve(*_TURN, [say("Still here.")], foreign_tool_types=_FOREIGN) as relay:
+        _require_turn(await _exec(stage, relay, f"Run {_COMMAND}"))
+        ended = await _exec(stage, relay, "resume", "--last", "Are you there?")
+    _require_turn(ended, "Still here.", commands=0)
+    first, second = relay.sockets
+    _require_healthy(first)
+    assert second.sent[0]["generate"] is False
+    assert second.sent[1]["previous_response_id"] == second.responses[0]["id"]
+    (output,) = tool_outputs(second.sent[1])
+    assert _PRINTED in output
+
+
+@codex.check("WebSocket", "a forgotten parent: everything is sent again on a new socket")
+async def _(stage: Stage) -> None:
+    async with stage.serve(*_TURN, disturbance=Forgetting(3), foreign_tool_types=_FOREIGN) as relay:
+        ended = await _exec(stage, relay, "--ephemeral", f"Run {_COMMAND}")
+    _require_turn(ended)
+    first, second = relay.sockets
+    (error,) = first.order.errors
+    assert (error["status"], error["error"]["code"]) == (400, "previous_response_not_found")
+    _require_resent(second)
+
+
+@codex.check("WebSocket", "a connection that breaks in the middle of an answer")
+async def _(stage: Stage) -> None:
+    broken = [say("These are words that nobody will hear the end of.")]
+    async with stage.serve(
+        _TURN[0], broken, _TURN[1], disturbance=Cutting(3), abandoned=True, foreign_tool_types=_FOREIGN
+    ) as relay:
+        ended = await _exec(stage, relay, "--ephemeral", f"Run {_COMMAND}")
+    _require_turn(ended)
+    first, second = relay.sockets
+    assert [event["type"] for event in first.received[-3:]] == ["response.output_text.delta"] * 3
+    _require_resent(second)
+
+
+@codex.check("WebSocket", "an engine that fails in the middle of an answer is asked again")
+async def _(stage: Stage) -> None:
+    failing = [say("Well,"), {"error": {"message": "out of memory", "status": 500}}]
+    async with stage.serve(_TURN[0], failing, _TURN[1], foreign_tool_types=_FOREIGN) as relay:
+        ended = await _exec(stage, relay, "--ephemeral", f"Run {_COMMAND}")
+    _require_turn(ended)
+    first, second = relay.sockets
+    assert first.responses[-1]["status"] == "failed"
+    _require_resent(second)
+
+
+@codex.check("WebSocket", "a connection that reaches its age limit while a command runs")
+async def _(stage: Stage) -> None:
+    # The command outlives the connection: the server looks at ages once a second.
+    slow = [call("exec_command", cmd=f"sleep 3; {_COMMAND}")]
+    async with stage.serve(
+        slow, _TURN[1], flags=["--max-age-s", "1", "--age-grace-s", "0"], foreign_tool_types=_FOREIGN
+    ) as relay:
+        ended = await _exec(stage, relay, "--ephemeral", f"Run {_COMMAND}")
+    _require_turn(ended)
+    first, second = relay.sockets
+    (error,) = first.order.errors
+    assert error["error"]["code"] == "websocket_connection_limit_reached"
+    _require_resent(second)
+
+
+def _require_resent(socket: RelayedSocket) -> None:
+    """What it had is told once more, as the beginning of a chain, and the answer to it is the last one."""
+    (frame,) = socket.sent
+    assert "previous_response_id" not in frame
+    assert "generate" not in frame
+    (output,) = tool_outputs(frame)
+    assert _PRINTED in output
+    assert [response["status"] for response in socket.responses] == ["completed"]
+
+
+@codex.check("SSE", "a refused upgrade (426): the session goes on over HTTP")
+async def _(stage: Stage) -> None:
+    async with stage.serve(*_TURN, disturbance=Refusing(426), foreign_tool_types=_FOREIGN) as relay:
+        ended = await _exec(stage, relay, "--ephemeral", f"Run {_COMMAND}")
+    _require_turn(ended)
+    assert relay.refusals == 1
+    assert relay.sockets == []
+    assert [(exchange.path, exchange.status) for exchange in relay.exchanges] == [("/v1/responses", 200)] * 2
+    assert _PRINTED in tool_outputs(relay.exchanges[1].body)[0]

@@ -1,0 +1,45 @@
+"""LangChain's chat model for OpenAI, driven: python langchain_chat.py SCENARIO. Prints one line of JSON."""
+
+import json
+import os
+import sys
+from typing import Any
+
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+
+def chat(**settings: Any) -> ChatOpenAI:
+    """The model that OPENAI_BASE_URL and OPENAI_API_KEY lead to."""
+    return ChatOpenAI(model=os.environ["OPENAI_MODEL"], use_responses_api=True, max_retries=0, **settings)
+
+
+@tool
+def get_weather(city: str) -> str:
+    """Weather of a city."""
+    return f"sunny in {city}"
+
+
+def tools(streaming: bool) -> dict[str, Any]:
+    """A tool loop; with ``use_previous_response_id`` the package cuts off what the server already has."""
+    model = chat(use_previous_response_id=True, streaming=streaming).bind_tools([get_weather])
+    messages: list[Any] = [HumanMessage("weather in Paris?")]
+    calls = 0
+    while True:
+        answer = model.invoke(messages)
+        messages.append(answer)
+        if not answer.tool_calls:
+            return {"text": answer.text, "calls": calls}
+        for call in answer.tool_calls:
+            calls += 1
+            messages.append(ToolMessage(get_weather.invoke(call["args"]), tool_call_id=call["id"]))
+
+
+def talk() -> dict[str, Any]:
+    answer = chat(max_tokens=12).invoke("Hello!")
+    return {"text": answer.text, "usage": answer.usage_metadata}
+
+
+SCENARIOS = {"plain": lambda: tools(False), "streamed": lambda: tools(True), "talk": talk}
+print(json.dumps(SCENARIOS[sys.argv[1]]()))

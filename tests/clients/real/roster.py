@@ -1,0 +1,13 @@
+"""Every client that `make clients` drives, in the order of its table."""
+
+from tests.clients.real.agents_js import agents_js
+from tests.clients.real.ai_sdk import ai_sdk
+from tests.clients.real.codex import codex
+from tests.clients.real.langchain import langchain
+from tests.clients.real.openai_agents import openai_agents
+from tests.clients.real.openai_node import openai_node
+from tests.clients.real.openai_python import openai_python
+from tests.clients.real.opencode import opencode
+from tests.clients.real.pi import pi
+
+CLIENTS = (codex, openai_python, openai_node, openai_agents, agents_js, ai_sdk, langchain, opencode, pi)

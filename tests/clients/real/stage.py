@@ -1,0 +1,158 @@
+"""Where a client is tried: a server in a process of its own, a relay before it, a process for the client."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.clients.real.installing import Workshop
+from tests.relay import Relay, RelayedSocket, relay_to
+from tests.test_cli import launched
+
+Json = dict[str, Any]
+Answer = list[Json]
+"""The steps of a scripted answer, see ``slipring.engines.simulated.script``."""
+
+LLAMA = "llama:slots=1,context=2048"
+LLAMA_MODEL = "smollm2-135m-instruct"
+_SIGNS = ("Traceback", "unexpectedly", "never retrieved")
+"""In a server's log: of errors that it did not foresee."""
+_SHOWN = 4000
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A client's process, once it is over."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def lines(self) -> list[Json]:
+        """What it printed, where it prints JSON lines."""
+        return [json.loads(line) for line in self.stdout.splitlines() if line.startswith("{")]
+
+    @property
+    def result(self) -> Json:
+        """The last of these lines, of a client that must have ended well."""
+        self.require_success()
+        return self.lines[-1]
+
+    def require_success(self) -> None:
+        assert self.code == 0, f"the client ended with {self.code}\n{self}"
+
+    def __str__(self) -> str:
+        return f"--- stdout\n{self.stdout[-_SHOWN:]}\n--- stderr\n{self.stderr[-_SHOWN:]}"
+
+
+class Stage:
+    """One check of one client, with an empty directory that is the client's home."""
+
+    def __init__(self, workshop: Workshop, directory: Path) -> None:
+        self.workshop = workshop
+        self.directory = directory
+
+    @asynccontextmanager
+    async def serve(
+        self, *answers: Answer, engine: str = "", flags: Sequence[str] = (), **settings: Any
+    ) -> AsyncIterator[Relay]:
+        """`slipring serve` with these answers, or with an engine, behind a relay with these settings."""
+        if not engine:
+            script = self.directory / "script.jsonl"
+            script.write_text("\n".join(json.dumps(answer) for answer in answers), encoding="utf-8")
+            engine = f"simulated:tokens_per_s=0,script={script}"
+        settings = {"patience_s": 120, **settings}
+        async with launched("--engine", engine, "--store", "memory", *flags) as server:
+            async with relay_to(server.url, **settings) as relay:
+                yield relay
+            await server.stop()
+            log = await server.errors()
+        assert not any(sign in log for sign in _SIGNS), log
+
+    async def run(self, *command: str | Path, within_s: float = 60, **variables: str) -> Ended:
+        """Run a client to its end, without anything of the user's: neither settings nor proxies nor keys."""
+        environment = {
+            "HOME": str(self.directory),
+            "PATH": os.environ.get("PATH", ""),
+            "LANG": "C.UTF-8",
+            "NO_PROXY": "127.0.0.1",
+            **variables,
+        }
+        process = await asyncio.create_subprocess_exec(
+            *map(str, command),
+            cwd=self.directory,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        talking = asyncio.create_task(process.communicate())
+        try:
+            await asyncio.wait([talking], timeout=within_s)
+            is_late = not talking.done()
+        finally:
+            # Its children too: agents run commands.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        out, errors = await talking
+        ended = Ended(process.returncode or 0, out.decode(), errors.decode())
+        assert not is_late, f"the client was not done after {within_s} s\n{ended}"
+        return ended
+
+    async def node(
+        self, name: str, driver: str, url: str, *arguments: str, model: str = "simulated"
+    ) -> Ended:
+        """Run one of our programs with a client's npm packages, on a Node that is new enough."""
+        return await self.run(
+            self.workshop.node,
+            self.workshop.driver(name, driver),
+            *arguments,
+            OPENAI_BASE_URL=url,
+            OPENAI_API_KEY="any",
+            OPENAI_MODEL=model,
+        )
+
+
+def call(name: str, **arguments: Any) -> Json:
+    """A step that calls a function."""
+    return {"function_call": {"name": name, "arguments": arguments}}
+
+
+def say(text: str) -> Json:
+    """A step that says something."""
+    return {"text": text}
+
+
+def tool_outputs(request: Json) -> list[str]:
+    """What a request says that tools gave."""
+    return [item["output"] for item in request["input"] if item.get("type") == "function_call_output"]
+
+
+def require_delta(frames: list[Json], responses: list[Json]) -> None:
+    """Every frame but the first continues the response before it, and says nothing that was said before."""
+    assert "previous_response_id" not in frames[0]
+    for frame, response in zip(frames[1:], responses, strict=False):
+        assert frame.get("previous_response_id") == response["id"]
+        calls = [item["call_id"] for item in response["output"] if item["type"] == "function_call"]
+        sent = frame["input"] if isinstance(frame["input"], list) else []
+        assert [item["call_id"] for item in sent if item.get("type") == "function_call_output"] == calls
+        repeated = [item for item in sent if item.get("type") in ("function_call", "reasoning")]
+        assert repeated == [], f"sent again: {repeated}"
+
+
+def require_forks(result: Json, socket: RelayedSocket, text: str = "") -> None:
+    """Two lanes went on from one parent, at once, and both answers came to who had asked."""
+    parent, *endings = socket.responses
+    assert result["parent"] == parent["id"]
+    assert result["parents"] == [parent["id"]] * 2
+    assert [ending["previous_response_id"] for ending in endings] == [parent["id"]] * 2
+    assert [frame["stream_id"] for frame in socket.sent] == ["main", "happy", "sad"]
+    assert all(result["texts"]), result
+    assert not text or result["texts"] == [text] * 2
