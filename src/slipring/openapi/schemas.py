@@ -17,8 +17,17 @@ from slipring.protocol.conversations import (
     CreateConversation,
     UpdateConversation,
 )
-from slipring.protocol.events import ErrorAnswer, Event, OutputItemDone
-from slipring.protocol.items import BODIES, CARRIED_TYPES, MOST_ITEMS, AdditionalTools, ItemId, TextUpdate
+from slipring.protocol.events import ErrorAnswer, Event, OutputItemDone, OutputTextAnnotationAdded
+from slipring.protocol.items import (
+    CARRIED_TYPES,
+    FORMS,
+    MOST_ITEMS,
+    AdditionalTools,
+    ItemId,
+    TextUpdate,
+    ToolSearchCall,
+    ToolSearchOutput,
+)
 from slipring.protocol.objects import (
     DeletedConversation,
     DeletedResponse,
@@ -36,7 +45,7 @@ from slipring.protocol.requests import (
     Management,
     TextConfig,
 )
-from slipring.protocol.responses import OutputItem, OutputTextPart, Response, TextEcho
+from slipring.protocol.responses import OutputItem, OutputTextPart, Response, TextEcho, ToolSearchCallItem
 from slipring.protocol.tools import ChoiceObject, CustomTool, FunctionTool, NamedTool, NamespaceTool
 
 Schema = dict[str, Any]
@@ -46,7 +55,7 @@ _TEMPLATE = "#/components/schemas/{name}"
 _OBJECT: Schema = {"type": "object"}
 _MAY_LEAVE_OUT_TYPE = ("message", "item_reference")
 _Choice = Literal["none", "auto", "required"] | ChoiceObject
-_ITEM_BODIES = tuple(dict.fromkeys(BODIES.values()))
+_ITEM_BODIES = tuple(dict.fromkeys(FORMS.values()))
 _ASKED: tuple[Any, ...] = (
     *(CreateRequest, CompactRequest, CreateConversation, UpdateConversation, AddItems),
     *(FunctionTool, CustomTool, NamespaceTool, NamedTool, ChoiceObject),
@@ -105,6 +114,10 @@ def _held() -> dict[type[Struct], dict[str, Schema]]:
         TextConfig: {"format": format_},
         TextUpdate: {"format": format_},
         AdditionalTools: {"tools": tools},
+        ToolSearchCall: {"arguments": {"description": "Whatever the model asked for."}},
+        ToolSearchCallItem: {"arguments": {"description": "Whatever the model asked for."}},
+        OutputTextAnnotationAdded: {"annotation": _OBJECT},
+        ToolSearchOutput: {"tools": tools},
         FunctionTool: {"parameters": _or_null(_OBJECT), "output_schema": _or_null(_OBJECT)},
         CustomTool: {"format": _or_null(_OBJECT)},
         JsonSchemaFormat: {"schema": _OBJECT},
@@ -127,7 +140,7 @@ def _named_here(found: dict[str, Schema]) -> dict[str, Schema]:
     """What has no type of its own, because the types that it may have are chosen by a field."""
     callable_tools = (FunctionTool, CustomTool, NamespaceTool)
     their_types = [inspect.type_info(tool).tag for tool in callable_tools]  # type: ignore[attr-defined]
-    items = {f"{kind}_input": _item(kind, found[body.__name__]) for kind, body in BODIES.items()}
+    items = {f"{kind}_input": _item(kind, found[body.__name__]) for kind, body in FORMS.items()}
     carried = {
         "type": "object",
         "properties": _outline({"enum": sorted(CARRIED_TYPES)}),
@@ -150,7 +163,7 @@ def _named_here(found: dict[str, Schema]) -> dict[str, Schema]:
         "Input": {"anyOf": [{"type": "string"}, _list_of(ref("Item"), maxItems=MOST_ITEMS)]},
         "ShownItem": {
             "type": "object",
-            "properties": {"id": {"type": "string"}, "type": {"enum": sorted({*BODIES, *CARRIED_TYPES})}},
+            "properties": {"id": {"type": "string"}, "type": {"enum": sorted({*FORMS, *CARRIED_TYPES})}},
             "required": ["id", "type"],
         },
         "OtherTool": {"description": "Carried and echoed, but never called.", **other_tool},
@@ -191,9 +204,11 @@ def _require_all(schema: Schema, type_: type[Struct]) -> None:
 
 
 def _kinds(parent: type[Struct]) -> Iterator[type[Struct]]:
-    """The classes that are not there for others to build on."""
+    """The classes that have a name on the wire, and are not there only for others to build on."""
     for child in parent.__subclasses__():
-        yield from _kinds(child) if child.__subclasses__() else (child,)
+        if child.__struct_config__.tag != child.__name__:
+            yield child
+        yield from _kinds(child)
 
 
 def _structs(types: tuple[Any, ...]) -> set[type[Struct]]:

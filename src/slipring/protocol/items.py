@@ -138,7 +138,7 @@ class CompactionTrigger(Struct):
     """As the last item of an input: make nothing but a compaction."""
 
 
-class _ToolSearchCall(Struct):
+class ToolSearchCall(Struct):
     arguments: Raw
     call_id: CallId | None = None
     execution: Literal["server", "client"] | None = None
@@ -153,7 +153,7 @@ class _ToolSearchCall(Struct):
         return FunctionCall(self.call_id, TOOL_SEARCH, arguments, status=self.status)
 
 
-class _ToolSearchOutput(Struct):
+class ToolSearchOutput(Struct):
     tools: Raw
     call_id: CallId | None = None
     execution: Literal["server", "client"] | None = None
@@ -232,10 +232,18 @@ CARRIED_TYPES = frozenset(
 )
 
 
+FORMS: dict[str, type[Struct]] = {
+    **BODIES,
+    "tool_search_call": ToolSearchCall,
+    "tool_search_output": ToolSearchOutput,
+}
+"""How items of each type are written."""
+
+
 class _SearchDecoder:
     """Reads the items of a search for tools as what they are to a model."""
 
-    def __init__(self, kind: type[_ToolSearchCall | _ToolSearchOutput]) -> None:
+    def __init__(self, kind: type[ToolSearchCall | ToolSearchOutput]) -> None:
         self._decoder = msgspec.json.Decoder(kind)
 
     def decode(self, data: bytes | str, /) -> Body:
@@ -245,8 +253,8 @@ class _SearchDecoder:
 _DECODERS: dict[str, wire.Decoder[Body]] = {
     **{name: msgspec.json.Decoder(body) for name, body in BODIES.items()},
     **{name: msgspec.json.Decoder(Carried) for name in CARRIED_TYPES},
-    "tool_search_call": _SearchDecoder(_ToolSearchCall),
-    "tool_search_output": _SearchDecoder(_ToolSearchOutput),
+    "tool_search_call": _SearchDecoder(ToolSearchCall),
+    "tool_search_output": _SearchDecoder(ToolSearchOutput),
 }
 SUPPORTED_TYPES = frozenset(_DECODERS) - CARRIED_TYPES
 
