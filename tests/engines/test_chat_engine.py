@@ -50,7 +50,8 @@ from tests.prompts.vocabulary import call, item, message, output
 Json = dict[str, Any]
 ASK = {"input": "hello", "store": False}
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "description": "Adds"}
-SHELL = {"type": "custom", "name": "shell", "description": "Runs", "format": {"type": "text"}}
+GRAMMAR = {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"}
+SHELL = {"type": "custom", "name": "shell", "description": "Runs", "format": GRAMMAR}
 FILES = {"type": "namespace", "name": "files", "tools": [ADD, SHELL]}
 OPTIONS = Options(url="http://127.0.0.1:9/v1", model="m")
 WRITER = Writer()
