@@ -177,9 +177,9 @@ async def _(stage: Stage) -> None:
 @codex.check("WebSocket", "a connection that reaches its age limit while a command runs")
 async def _(stage: Stage) -> None:
     # The command outlives the connection: the server looks at ages once a second.
-    slow = [call("exec_command", cmd=f"sleep 3; {_COMMAND}")]
+    slow = [call("exec_command", cmd=f"sleep 6; {_COMMAND}")]
     async with stage.serve(
-        slow, _TURN[1], flags=["--max-age-s", "1", "--age-grace-s", "0"], foreign_tool_types=_FOREIGN
+        slow, _TURN[1], flags=["--max-age-s", "3", "--age-grace-s", "0"], foreign_tool_types=_FOREIGN
     ) as relay:
         ended = await _exec(stage, relay, "--ephemeral", f"Run {_COMMAND}")
     _require_turn(ended)

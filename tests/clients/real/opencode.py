@@ -69,8 +69,8 @@ async def _(stage: Stage) -> None:
 @opencode.check("WebSocket", "a connection that reaches its age limit while a command runs")
 async def _(stage: Stage) -> None:
     # The command outlives the connection: the server looks at ages once a second.
-    slow = call("bash", command="sleep 3; echo slip-$((40 + 2))", description="prints something, later")
-    flags = (*_FLAGS, "--max-age-s", "1", "--age-grace-s", "0")
+    slow = call("bash", command="sleep 6; echo slip-$((40 + 2))", description="prints something, later")
+    flags = (*_FLAGS, "--max-age-s", "3", "--age-grace-s", "0")
     async with stage.serve([slow], [say("Done.")], flags=flags) as relay:
         ended = await _ask(stage, relay, OPENCODE_EXPERIMENTAL_WEBSOCKETS="1")
     first, second = relay.sockets
