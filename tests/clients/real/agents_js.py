@@ -1,6 +1,7 @@
 """@openai/agents: the tool loop of the JavaScript SDK, over its WebSocket transport and over HTTP."""
 
 from tests.clients.real.client import Client
+from tests.clients.real.disturbances import Cutting
 from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Answer, Stage, call, say
 
 agents_js = Client("agents-js", "@openai/agents (JS)")
@@ -48,6 +49,15 @@ async def _(stage: Stage) -> None:
     last = relay.socket.sent[-1]
     assert last["previous_response_id"] == ended.result["first"] == relay.socket.responses[1]["id"]
     assert len(last["input"]) == 1
+
+
+@agents_js.check("WebSocket", "a connection that breaks in the middle of an answer is an error")
+async def _(stage: Stage) -> None:
+    broken = [say("These are words that nobody will hear the end of.")]
+    async with stage.serve(broken, disturbance=Cutting(3), abandoned=True) as relay:
+        ended = await stage.node("agents-js", _DRIVER, relay.url, "history")
+    assert (ended.code, ended.lines) == (1, []), ended
+    assert len(relay.socket.sent) == 1
 
 
 @agents_js.check("WebSocket", "a run on the embedded model")

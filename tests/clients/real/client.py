@@ -72,7 +72,7 @@ class Client:
 
     async def examine(self, workshop: Workshop, say: Callable[[str], None]) -> Report:
         report = Report(self.title)
-        say(f"{self.title}: installing …")
+        say(f"{self.title}: setting up …")
         try:
             report.version = self.prepare(workshop)
         except CannotInstall as reason:

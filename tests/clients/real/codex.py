@@ -70,16 +70,19 @@ def _require_healthy(socket: RelayedSocket) -> None:
     assert socket.order.errors == []
 
 
-async def _run_turn(stage: Stage, flags: Sequence[str] = ()) -> RelayedSocket:
-    async with stage.serve(*_TURN, flags=flags, foreign_tool_types=_FOREIGN) as relay:
-        ended = await _exec(stage, relay, "--ephemeral", f"Run {_COMMAND}")
+async def _run_turn(
+    stage: Stage, flags: Sequence[str] = (), arguments: Sequence[str] = (), first: Answer = _TURN[0]
+) -> RelayedSocket:
+    """A turn with one command, in good health."""
+    async with stage.serve(first, _TURN[1], flags=flags, foreign_tool_types=_FOREIGN) as relay:
+        ended = await _exec(stage, relay, "--ephemeral", *arguments, f"Run {_COMMAND}")
     _require_turn(ended)
     assert relay.exchanges == []
     assert relay.refusals == 0
     _require_healthy(relay.socket)
     assert len(relay.socket.sent) == 3
-    (output,) = tool_outputs(relay.socket.sent[2])
-    assert _PRINTED in output
+    (output,) = relay.socket.sent[2]["input"]
+    assert _PRINTED in str(output["output"])
     return relay.socket
 
 
@@ -94,6 +97,21 @@ async def _(stage: Stage) -> None:
 async def _(stage: Stage) -> None:
     socket = await _run_turn(stage, ["--compression"])
     assert socket.deflate
+
+
+@codex.check("WebSocket", "the same with a model of Codex' own catalog")
+async def _(stage: Stage) -> None:
+    socket = await _run_turn(stage, ["--model", "gpt-5.5"], ["--model", "gpt-5.5"])
+    assert socket.sent[0]["reasoning"] == {"effort": "medium"}
+
+
+@codex.check("WebSocket", "code mode: tools come as items, and a command is a program")
+async def _(stage: Stage) -> None:
+    program = f"text(JSON.stringify(await tools.exec_command({{cmd: '{_COMMAND}'}})))"
+    first: Answer = [{"custom_tool_call": {"name": "exec", "namespace": "functions", "input": program}}]
+    socket = await _run_turn(stage, ["--model", "gpt-6-sol"], ["--model", "gpt-6-sol"], first)
+    assert socket.sent[1]["input"][0]["type"] == "additional_tools"
+    assert socket.sent[2]["input"][0]["type"] == "custom_tool_call_output"
 
 
 @codex.check("WebSocket", "eight tool steps on one socket, no history sent again")
@@ -159,9 +177,9 @@ async def _(stage: Stage) -> None:
 @codex.check("WebSocket", "a connection that reaches its age limit while a command runs")
 async def _(stage: Stage) -> None:
     # The command outlives the connection: the server looks at ages once a second.
-    slow = [call("exec_command", cmd=f"sleep 3; {_COMMAND}")]
+    slow = [call("exec_command", cmd=f"sleep 6; {_COMMAND}")]
     async with stage.serve(
-        slow, _TURN[1], flags=["--max-age-s", "1", "--age-grace-s", "0"], foreign_tool_types=_FOREIGN
+        slow, _TURN[1], flags=["--max-age-s", "3", "--age-grace-s", "0"], foreign_tool_types=_FOREIGN
     ) as relay:
         ended = await _exec(stage, relay, "--ephemeral", f"Run {_COMMAND}")
     _require_turn(ended)

@@ -5,15 +5,26 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.clients.real.client import Client
+from tests.clients.real.disturbances import Cutting
 from tests.clients.real.openai_python import run_suite
-from tests.clients.real.stage import Stage, call, require_delta, say
+from tests.clients.real.stage import Ended, Stage, call, require_delta, say
+from tests.relay import Relay
 
 openai_agents = Client("agents-python", "openai-agents (Python)", version=lambda: version("openai-agents"))
 
 _DRIVER = Path(__file__).parent / "drivers" / "agents_loop.py"
 
 
-@openai_agents.check("WebSocket, SSE", "all tests of the SDK")
+async def _drive(stage: Stage, relay: Relay) -> Ended:
+    return await stage.run(
+        *(sys.executable, _DRIVER),
+        OPENAI_BASE_URL=relay.url,
+        OPENAI_API_KEY="any",
+        OPENAI_MODEL="simulated",
+    )
+
+
+@openai_agents.check("WebSocket, HTTP, SSE", "all tests of the SDK")
 async def _(stage: Stage) -> None:
     await run_suite(stage, "test_openai_agents.py")
 
@@ -22,12 +33,16 @@ async def _(stage: Stage) -> None:
 async def _(stage: Stage) -> None:
     asked = [call("get_weather", city="Paris")]
     async with stage.serve(asked, asked, [say("Sunny.")]) as relay:
-        ended = await stage.run(
-            *(sys.executable, _DRIVER),
-            OPENAI_BASE_URL=relay.url,
-            OPENAI_API_KEY="any",
-            OPENAI_MODEL="simulated",
-        )
+        ended = await _drive(stage, relay)
     assert ended.result == {"text": "Sunny."}
     assert len(relay.socket.sent) == 3
     require_delta(relay.socket.sent, relay.socket.responses)
+
+
+@openai_agents.check("WebSocket", "a connection that breaks in the middle of an answer is an error")
+async def _(stage: Stage) -> None:
+    broken = [say("These are words that nobody will hear the end of.")]
+    async with stage.serve(broken, disturbance=Cutting(3), abandoned=True) as relay:
+        ended = await _drive(stage, relay)
+    assert (ended.code, ended.lines) == (1, []), ended
+    assert len(relay.socket.sent) == 1

@@ -66,6 +66,19 @@ async def _(stage: Stage) -> None:
     _require_turn(ended, relay.sockets[1].sent)
 
 
+@opencode.check("WebSocket", "a connection that reaches its age limit while a command runs")
+async def _(stage: Stage) -> None:
+    # The command outlives the connection: the server looks at ages once a second.
+    slow = call("bash", command="sleep 6; echo slip-$((40 + 2))", description="prints something, later")
+    flags = (*_FLAGS, "--max-age-s", "3", "--age-grace-s", "0")
+    async with stage.serve([slow], [say("Done.")], flags=flags) as relay:
+        ended = await _ask(stage, relay, OPENCODE_EXPERIMENTAL_WEBSOCKETS="1")
+    first, second = relay.sockets
+    (error,) = first.order.errors
+    assert error["error"]["code"] == "websocket_connection_limit_reached"
+    _require_turn(ended, second.sent)
+
+
 @opencode.check("SSE", "a tool turn")
 async def _(stage: Stage) -> None:
     async with stage.serve([_CALL], [say("Done.")], flags=_FLAGS) as relay:

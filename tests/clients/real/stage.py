@@ -23,6 +23,8 @@ LLAMA_MODEL = "smollm2-135m-instruct"
 _SIGNS = ("Traceback", "unexpectedly", "never retrieved")
 """In a server's log: of errors that it did not foresee."""
 _SHOWN = 4000
+_CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 
 @dataclass(frozen=True)
@@ -140,10 +142,10 @@ def require_delta(frames: list[Json], responses: list[Json]) -> None:
     assert "previous_response_id" not in frames[0]
     for frame, response in zip(frames[1:], responses, strict=False):
         assert frame.get("previous_response_id") == response["id"]
-        calls = [item["call_id"] for item in response["output"] if item["type"] == "function_call"]
+        calls = [item["call_id"] for item in response["output"] if item["type"] in _CALLS]
         sent = frame["input"] if isinstance(frame["input"], list) else []
-        assert [item["call_id"] for item in sent if item.get("type") == "function_call_output"] == calls
-        repeated = [item for item in sent if item.get("type") in ("function_call", "reasoning")]
+        assert [item["call_id"] for item in sent if item.get("type") in _OUTPUTS] == calls
+        repeated = [item for item in sent if item.get("type") in (*_CALLS, "reasoning")]
         assert repeated == [], f"sent again: {repeated}"
 
 
