@@ -235,6 +235,7 @@ class Session:
         if turn.phase not in (Phase.PREPARING, Phase.RUNNING, Phase.SAVING):
             return []
         self._evict_parent(turn)
+        self._finished.pop(turn, None)  # what cannot be saved leaves nothing
         left = self._succession.give_back(turn, error)
         return self._end(turn, turn.fail(error) + left, now)
 
