@@ -565,6 +565,7 @@ def test_a_connection_that_ends_gives_them_back():
     assert types(told) == ["steer.failed"]
     assert (failure(told[0]), told[0]["steer"]["input"]) == ("successor_creation_failed", "second")
     assert failure(stage.steer("resp_1")) == "response_not_active"
+    assert only_error(stage.create("b", "resp_2"))["error"]["code"] == "service_unavailable"
     told = stage.finish(Text("one"), lane="a")
     assert types(told)[-3:] == ["completed", "steer.failed", "error"]
     assert stage.close is not None
