@@ -2,8 +2,8 @@
 
 Three connections, two of one tenant and one of another, share a store and the bounds on memory. The machine
 sends creates and does the work of engine and store in any order it likes. The model knows only what a client
-could know: which creates and steers were sent, and what the contexts of finished responses are. It holds every
-answer against that, and after each step the books of the caches against what they really hold. What was
+could know: which creates and steers were sent, and what the contexts of finished responses are. It holds
+every answer against that, and after each step the books of the caches against what they really hold. What was
 accepted as a steer is in the context of exactly one response, or has been given back once.
 """
 
@@ -312,7 +312,10 @@ class Peer:
         """Turns that have begun may go on until then; those that only wait may not begin."""
         if self.deadline is None:
             self.deadline = deadline
-            self.owed.update(*self.waiting.values())
+            begun = [self.head(turn.lane) for turn in (*self.stage.loads, *self.stage.weighs)]
+            taken = {asked.previous for asked in begun if asked.request.generate and self._waits_for(asked)}
+            for target in self.waiting.keys() - taken:
+                self.owed.update(self.waiting[target])
         for turn in (*self.stage.loads, *self.stage.weighs):
             self.head(turn.lane).loading = True
 
