@@ -104,6 +104,9 @@ class PuppetEngine(Engine):
                     raise cue
                 done = isinstance(cue[-1], Finished)
                 yield cue
+                if not done and job.stop.asked and isinstance(cue[-1], Text):
+                    done = True
+                    yield [Finished("steered", input_tokens=3, cached_tokens=0, output_tokens=2)]
         finally:
             if not done:
                 performance.stopped.set()

@@ -37,6 +37,7 @@ from openai.types.responses import (
     response_reasoning_item_param,
     responses_client_event_param,
 )
+from openai.types.responses.response_steer_error_code import ResponseSteerErrorCode
 from pydantic import BaseModel
 
 import slipring
@@ -419,6 +420,8 @@ class Outcome:
     error: Json | None = None
     response: Json | None = None
     job: Job | None = None
+    steer: Json | None = None
+    """What was said about a steer."""
 
 
 def open_session() -> Session:
@@ -465,6 +468,7 @@ def send(frame: Json) -> Outcome:
             for event in action.events:
                 told = json.loads(wire.encode(event))
                 outcome.error = told if told["type"] == "error" else outcome.error
+                outcome.steer = told.get("steer", outcome.steer)
                 outcome.response = told.get("response", outcome.response)
     assert (outcome.error is None) != (outcome.job is None) or frame.get("type") in CLIENT_EVENTS
     return outcome
@@ -1037,8 +1041,14 @@ def test_a_tool_choice_is_treated_as_the_page_says(name: str) -> None:
 def test_a_client_event_is_treated_as_the_page_says(name: str) -> None:
     row = CLIENT_EVENTS[name]
     outcome = send({**GOOD, "type": name})
-    assert (outcome.job is not None) == (row.status == "supported")
+    answered = outcome.job is not None or outcome.steer is not None
+    assert answered == (row.status == "supported")
     assert (outcome.error and Refusal.of(outcome.error)) == row.refusal
+
+
+def test_the_page_lists_every_way_in_which_steering_fails() -> None:
+    known = set(typing.get_args(events.SteerErrorCode))
+    assert listed("Steering").keys() == known == literals(ResponseSteerErrorCode)
 
 
 def tags(kind: type) -> set[str]:

@@ -268,7 +268,11 @@ def check_frame(raw: str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES)
     event = _parse(raw)
     if event.get("type") == TIMING:
         return _check_timing(event)
-    _check_event(event, _WEBSOCKET_EVENTS, foreign_tool_types)
+    checked = event
+    if event.get("type") == "response.steer.failed" and "input" in event.get("steer", {}):
+        # What was sent is given back as it was, and it may have been anything.
+        checked = {**event, "steer": {**event["steer"], "input": ""}}
+    _check_event(checked, _WEBSOCKET_EVENTS, foreign_tool_types)
     _lane_of(event)
     if event["type"] == "error":
         _check_websocket_error(event)
@@ -720,12 +724,14 @@ class Order:
         """Steering is answered beside the lane's queue, with numbers of the steered response.
 
         It may be answered after that response is over. By then the server may have forgotten the
-        count, so failures may carry any number.
+        count, so failures may carry any number, or the response itself, and its lane with it.
         """
         verb = event["type"].removeprefix("response.steer.")
         turn = self._turns.get(event["steer"]["previous_response_id"])
         if turn is None:
             _require_equal(verb, "failed", "answer to steering an unknown response")
+            return
+        if turn.is_over and event.get("error", {}).get("code") == "response_not_found":
             return
         _require_equal(lane, turn.lane, "lane of the steered response")
         if not turn.is_over:

@@ -30,6 +30,9 @@ class Conversation(Protocol):
     async def create(self, **fields: Any) -> None:
         """Send a ``response.create`` with exactly these fields."""
 
+    async def steer(self, **fields: Any) -> None:
+        """Send a ``response.steer``."""
+
     async def read(self, *types: str) -> list[Any]:
         """Iterate over the connection up to the first event of these types."""
 
@@ -42,6 +45,9 @@ class Blocking:
 
     async def create(self, **fields: Any) -> None:
         await asyncio.to_thread(self._connection.response.create, **fields)
+
+    async def steer(self, **fields: Any) -> None:
+        await asyncio.to_thread(self._connection.response.steer, **fields)
 
     async def read(self, *types: str) -> list[Any]:
         return await asyncio.to_thread(self._read, types)
@@ -63,6 +69,9 @@ class Awaiting:
 
     async def create(self, **fields: Any) -> None:
         await self._connection.response.create(**fields)
+
+    async def steer(self, **fields: Any) -> None:
+        await self._connection.response.steer(**fields)
 
     async def read(self, *types: str) -> list[Any]:
         events = []
@@ -224,6 +233,32 @@ async def test_a_fork_continues_on_another_lane(
                 assert child.previous_response_id == parent.id
         lanes = [e["stream_id"] for e in relay.socket.received if e["type"] == "response.completed"]
         assert lanes == ["main", "main", "side"]
+
+
+async def test_a_running_answer_is_steered(served: Served, portal: BlockingPortal, connect: Connect) -> None:
+    engine = PuppetEngine()
+    with served(engine) as relay:
+        async with connect(relay) as conversation:
+            await conversation.create(model="puppet", input="a story", stream_id="a")
+            told = portal.call(engine.next)
+            portal.call(told.say, "Once")
+            events = await conversation.read("response.output_text.delta")
+            target = events[0].response.id
+            await conversation.steer(previous_response_id=target, input="shorter")
+            accepted = (await conversation.read("response.steer.accepted"))[-1]
+            assert (accepted.stream_id, accepted.steer.previous_response_id) == ("a", target)
+            portal.call(told.say, " upon a time.")
+            ended = (await conversation.read(*TERMINAL))[-1].response
+            assert (ended.status, ended.incomplete_details.reason) == ("incomplete", "steered")
+            assert ended.output_text == "Once upon a time."
+            portal.call(portal.call(engine.next).finish)
+            follows = (await conversation.read(*TERMINAL))[-1].response
+            assert (follows.status, follows.previous_response_id) == ("completed", target)
+            late = {"type": "message", "role": "user", "content": "too late"}
+            await conversation.steer(previous_response_id=target, input=[late])
+            failed = (await conversation.read("response.steer.failed"))[-1]
+            assert failed.error.code == "response_not_active"
+            assert failed.steer.input[0].content == "too late"
 
 
 async def test_an_error_is_an_event_and_the_socket_stays_usable(served: Served, connect: Connect) -> None:

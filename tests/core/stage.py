@@ -145,6 +145,12 @@ class Stage:
             frame["previous_response_id"] = previous
         return self.receive(json.dumps(frame))
 
+    def steer(self, target: str, input: Any = "wait", **fields: Any) -> Json:
+        """Add something to a response; the event that answers."""
+        frame = {"type": "response.steer", "previous_response_id": target, "input": input, **fields}
+        (answer,) = self.receive(json.dumps(frame))
+        return answer
+
     def respond(self, lane: str | None = None, previous: str | None = None, **fields: Any) -> Json:
         """Ask for a response and see it through; returns the finished response object."""
         text = fields.pop("says", "ok")

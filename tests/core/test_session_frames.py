@@ -78,7 +78,7 @@ def test_a_type_that_is_no_text_is_refused(kind):
 
 
 def test_an_unknown_type_is_refused_as_such_though_its_body_is_wrong_too():
-    frame = json.dumps({"type": "response.steer", "input": 5, "temperature": "hot"})
+    frame = json.dumps({"type": "response.append", "input": 5, "temperature": "hot"})
     assert refusal(Stage(), frame) == (400, "unsupported_event_type", "type")
 
 

@@ -2,13 +2,14 @@
 
 Three connections, two of one tenant and one of another, share a store and the bounds on memory. The machine
 sends creates and does the work of engine and store in any order it likes. The model knows only what a client
-could know: which creates were sent, and what the contexts of finished responses are. It holds every answer
-against that, and after each step the books of the caches against what they really hold.
+could know: which creates and steers were sent, and what the contexts of finished responses are. It holds
+every answer against that, and after each step the books of the caches against what they really hold. What was
+accepted as a steer is in the context of exactly one response, or has been given back once.
 """
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -26,6 +27,7 @@ LIMITS = {
     "max_in_flight": 3,
     "max_lanes": 3,
     "max_queued": 6,
+    "max_steers": 3,
     "connection_cache_bytes": 8_000,  # about three responses
     "tenant_cache_bytes": 11_000,
     "process_cache_bytes": 14_000,
@@ -39,6 +41,8 @@ REFUSED_AT_THE_END = {"websocket_connection_limit_reached", "service_unavailable
 BAD_BODIES: list[Json] = [{"temperature": "hot"}, {"stream": False}]
 TOO_LONG: Json = {"seed": 666}
 """The engine reads the job and refuses it."""
+UNBEARABLE = "unbearable"
+"""The same, of what was added to the response before."""
 UNSERVABLE: list[Json] = [{"model": "nobody"}, {"background": True}, TOO_LONG]
 CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
 MANAGED: list[Json] = [{"type": "compaction", "compact_threshold": 1000}]
@@ -84,6 +88,10 @@ class Asked:
     output: list[Json] = field(default_factory=list)
     left: list[Json] | None = None
     """What a compaction has left of its context."""
+    steers: dict[str, str] = field(default_factory=dict)
+    """What was added to it and accepted, by its id."""
+    follows: dict[str, str] = field(default_factory=dict)
+    """What was added to its parent, if that is why it is made."""
 
 
 @dataclass(eq=False)
@@ -95,6 +103,7 @@ class Made:
     context: list[Json]
     open_calls: list[str]
     stored: bool
+    status: str
 
     def is_for(self, peer: "Peer") -> bool:
         """Whether this connection may continue from it at all."""
@@ -159,11 +168,14 @@ class Model:
             if item["type"] == "function_call" and not cut_off:
                 calls.append(item["call_id"])
         said = [item for item in asked.output if item["type"] != "compaction"]
-        self.made[asked.response_id] = Made(peer, asked.lane, self.context(asked) + said, calls, stored)
+        self.made[asked.response_id] = Made(
+            peer, asked.lane, self.context(asked) + said, calls, stored, status
+        )
 
 
 def refuse_too_long(job: Job) -> ApiError | None:
-    return ContextLengthExceeded(2, 1) if job.settings.seed == TOO_LONG["seed"] else None
+    too_long = job.settings.seed == TOO_LONG["seed"] or any(UNBEARABLE.encode() in i.raw for i in job.input)
+    return ContextLengthExceeded(2, 1) if too_long else None
 
 
 class Peer:
@@ -184,6 +196,16 @@ class Peer:
         self.evictable: set[str] = set()
         """Parents whose continuation failed on their own lane."""
         self.evictions_before = self.evictions
+        self.waiting: dict[str, dict[str, str]] = {}
+        """Steers that wait for what the client owes their response."""
+        self.pending: set[str] = set()
+        """Those of which that was said."""
+        self.owed: set[str] = set()
+        """Steers that have to be given back at once."""
+        self.unbearable: set[str] = set()
+        """Responses to which something was added that no engine takes."""
+        self.settled: set[str] = set()
+        """Steers that are in a context or were given back."""
 
     @property
     def unanswered(self) -> int:
@@ -224,6 +246,34 @@ class Peer:
         if expected is not None:
             assert queue.pop() is asked
 
+    def steer(self, target: str, text: str) -> None:
+        """Add something to a response, whoever's it may be."""
+        expected = self._answer_to_steer(target)
+        event = self.stage.steer(target, text)
+        assert event.get("error", {}).get("code") == expected
+        assert event["steer"]["previous_response_id"] == target
+        if expected is None:
+            asked = next(asked for asked in self._heads() if asked.response_id == target)
+            asked.steers[event["steer"]["id"]] = text
+        else:
+            assert event["steer"]["input"] == text
+
+    def _answer_to_steer(self, target: str) -> str | None:
+        for asked in self._heads():
+            if asked.response_id == target:
+                if not asked.request.generate or asked.request.managed:
+                    return "steering_not_supported"
+                if self.ending:
+                    return "response_not_active"
+                return "too_many_pending_steers" if len(asked.steers) >= LIMITS["max_steers"] else None
+        if target not in self.stage.cache:
+            return "response_not_found"
+        is_complete = self.model.made[target].status == "completed"
+        return "response_already_completed" if is_complete else "response_not_active"
+
+    def _heads(self) -> list[Asked]:
+        return [queue[0] for queue in self.queues.values() if queue]
+
     @contextmanager
     def forgetting_only_evictable(self) -> Iterator[None]:
         """Where nothing is added, a parent is forgotten by a failure on its own lane and by nothing else."""
@@ -262,6 +312,10 @@ class Peer:
         """Turns that have begun may go on until then; those that only wait may not begin."""
         if self.deadline is None:
             self.deadline = deadline
+            begun = [self.head(turn.lane) for turn in (*self.stage.loads, *self.stage.weighs)]
+            taken = {asked.previous for asked in begun if asked.request.generate and self._waits_for(asked)}
+            for target in self.waiting.keys() - taken:
+                self.owed.update(self.waiting[target])
         for turn in (*self.stage.loads, *self.stage.weighs):
             self.head(turn.lane).loading = True
 
@@ -281,6 +335,10 @@ class Peer:
                 self._see_compaction(event["item"], self.head(lane))
         elif kind in ("response.completed", "response.incomplete", "response.failed"):
             self._see_terminal(event["response"], lane)
+        elif kind == "response.steer.pending":
+            self._see_pending(event)
+        elif kind == "response.steer.failed" and "id" in event["steer"]:
+            self._see_given_back(event["steer"], lane)
 
     def _see_created(self, response: Json, lane: str | None) -> None:
         asked = self.head(lane)
@@ -288,6 +346,12 @@ class Peer:
         assert response["metadata"] == {"serial": asked.serial}, "out of order on its lane"
         assert None in self.model.outcomes(self, asked)
         assert not self.ending or asked.loading, "begun though the connection ends"
+        if asked.request.generate and self._waits_for(asked):
+            added = self.waiting.pop(asked.previous or "")
+            asked.input = [*map(message, added.values()), *asked.input]
+            self._settle(added)
+        self._settle(asked.follows)
+        asked.follows = {}
         asked.response_id = response["id"]
         self.model.ids.append(response["id"])
 
@@ -302,10 +366,70 @@ class Peer:
         assert response["id"] == asked.response_id
         if response["status"] == "failed":
             self._check_eviction(asked)
+            self.owed.update(asked.steers)
+            if self._waits_for(asked):
+                self.owed.update(self.waiting[asked.previous or ""])
         else:
             assert response["output"] == asked.output
             self._check_memory(response["id"], lane)
             self.model.finish(self, asked, response["status"], stored=response["store"])
+            if asked.steers:
+                self._expect_successor(asked, response["id"])
+
+    # Steers.
+
+    def _expect_successor(self, asked: Asked, response_id: str) -> None:
+        if self.ending:
+            self.owed.update(asked.steers)
+        elif self.model.made[response_id].open_calls:
+            self.waiting[response_id] = asked.steers
+        else:
+            successor = Asked(
+                serial=asked.serial,
+                lane=asked.lane,
+                previous=response_id,
+                input=list(map(message, asked.steers.values())),
+                request=asked.request,
+                certain=True,
+                follows=asked.steers,
+            )
+            self.queues[asked.lane].appendleft(successor)
+
+    def _waits_for(self, asked: Asked) -> bool:
+        """Whether steers wait for a create like this one."""
+        return asked.previous in self.waiting and self.model.made[asked.previous].lane == asked.lane
+
+    def _settle(self, steers: Iterable[str]) -> None:
+        assert self.settled.isdisjoint(steers), "committed or given back twice"
+        self.settled.update(steers)
+
+    def _see_pending(self, event: Json) -> None:
+        target, steer = event["steer"]["previous_response_id"], event["steer"]["id"]
+        assert steer in self.waiting[target]
+        assert steer not in self.pending, "said twice"
+        self.pending.add(steer)
+        required = [stub["call_id"] for stub in event["required_input"]]
+        assert required == self.model.made[target].open_calls
+
+    def _see_given_back(self, steer: Json, lane: str | None) -> None:
+        target, steer_id = steer["previous_response_id"], steer["id"]
+        self._settle([steer_id])
+        queue = self.queues[lane]
+        if steer_id in self.waiting.get(target, {}):
+            assert self.waiting[target].pop(steer_id) == steer["input"]
+            if UNBEARABLE in steer["input"]:
+                self.unbearable.add(target)
+            if not self.waiting[target]:
+                del self.waiting[target]
+        elif queue and steer_id in queue[0].follows:
+            # A successor that cannot be: nobody has asked for it, and nobody is told of it.
+            assert queue[0].follows.pop(steer_id) == steer["input"]
+            assert UNBEARABLE in str(queue[0].input)
+            if not queue[0].follows:
+                queue.popleft()
+        else:
+            assert steer_id in self.owed
+        self.owed.discard(steer_id)
 
     def _check_memory(self, response_id: str, lane: str | None) -> None:
         """A finished response is remembered, unless a bound or the next create already took it away."""
@@ -326,6 +450,7 @@ class Peer:
             assert asked.response_id is None, "an error after response.created"
             self._check_refusal(asked, event["status"], event["error"])
             self._check_eviction(asked)
+            assert not self._waits_for(asked), "kept though their response is forgotten"
 
     def _check_refusal(self, asked: Asked, status: int, error: Json) -> None:
         if error["code"] in REFUSED_AT_THE_END:
@@ -333,7 +458,7 @@ class Peer:
             assert not asked.loading
         elif status == 500:
             assert asked.loading
-        else:
+        elif error["param"] != "input" or asked.previous not in self.unbearable:
             assert {error["param"], error["message"]} & self.model.outcomes(self, asked)
 
     def _check_eviction(self, asked: Asked) -> None:
@@ -422,6 +547,45 @@ class Connections(RuleBasedStateMachine):
             return False
         return peer.begins_at_once(lane) or self.model.made[previous].lane != lane
 
+    @rule(who=st.integers(0, 2), pick=st.integers(0, 3), text=st.sampled_from(["", "", "", UNBEARABLE]))
+    def steer(self, who, pick, text):
+        """Anything that anybody has seen lately: being made, over, somebody else's, unknown."""
+        ids = [*reversed(self.model.ids[-3:]), "resp_unknown"]
+        self._steer(self._peer(who), ids[pick % len(ids)], text)
+
+    @precondition(lambda self: any(self._at_work()))
+    @rule(pick=st.integers(0, 8), times=st.integers(1, 4), text=st.sampled_from(["", "", UNBEARABLE]))
+    def steer_what_is_being_made(self, pick, times, text):
+        peer, lane = self._pick(pick)
+        for _ in range(times):
+            if (response_id := peer.head(lane).response_id) is not None:
+                self._steer(peer, response_id, text)
+
+    @precondition(lambda self: any(self._at_work()))
+    @rule(pick=st.integers(0, 8), text=st.sampled_from(["", "", UNBEARABLE]))
+    def steer_what_calls_a_tool(self, pick, text):
+        """It is over, and what was added has to wait."""
+        peer, lane = self._pick(pick)
+        asked = peer.head(lane)
+        if peer.is_at("starts", lane) and asked.request.generate and not asked.request.managed:
+            assert asked.response_id is not None
+            self._steer(peer, asked.response_id, text)
+            peer.stage.finish(*CALL, lane=lane)
+            if peer.is_at("saves", lane):
+                peer.stage.save(lane)
+
+    @precondition(lambda self: any(peer.waiting for peer in self.peers))
+    @rule(pick=st.integers(0, 8), request=st.sampled_from([*GOOD_REQUESTS, *REQUESTS[9:13]]))
+    def go_on_from_what_waits(self, pick, request):
+        waiting = [(who, target) for who, peer in enumerate(self.peers) for target in peer.waiting]
+        who, target = waiting[pick % len(waiting)]
+        self._ask((who, self.model.made[target].lane), target, request)
+
+    def _steer(self, peer: Peer, target: str, text: str) -> None:
+        self.asked += 1
+        self.calm += 1
+        peer.steer(target, f"steer {self.asked} {text}")
+
     # What engines and stores do.
 
     @precondition(lambda self: any(self._at_work()))
@@ -449,7 +613,9 @@ class Connections(RuleBasedStateMachine):
     def cut_short(self, pick):
         peer, lane = self._pick(pick)
         if peer.is_at("starts", lane) and peer.stage.job(lane).generate:
-            peer.stage.finish(Text("half"), lane=lane, reason="max_output_tokens")
+            steered = peer.stage.job(lane).stop.asked
+            said = [] if steered else [Text("half")]
+            peer.stage.finish(*said, lane=lane, reason="steered" if steered else "max_output_tokens")
 
     @rule(who=st.integers(0, 2))
     def work_off(self, who):
@@ -538,6 +704,13 @@ class Connections(RuleBasedStateMachine):
             for response_id in peer.remembered():
                 assert self.model.made[response_id].peer is peer
 
+    @invariant()
+    def nothing_is_owed(self):
+        for peer in self.peers:
+            assert not peer.owed, "a steer was lost"
+            for target, steers in peer.waiting.items():
+                assert peer.pending >= steers.keys(), f"nobody was told what {target} waits for"
+
     # In the end.
 
     def teardown(self):
@@ -545,6 +718,7 @@ class Connections(RuleBasedStateMachine):
             self._drain(peer)
             self.connections_stay_within_their_bounds()
             assert not peer.unanswered, "a create was never answered"
+            self.nothing_is_owed()
             peer.stage.order.finish()
         self.memory_is_what_the_books_say_and_within_its_bounds()
         for peer in self.gone:

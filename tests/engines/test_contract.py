@@ -28,7 +28,7 @@ from tests.engines.partner import (
 from tests.engines.responses_partner import ResponsesPartner
 from tests.engines.sglang_partner import SglangPartner
 from tests.engines.vllm_partner import VllmPartner
-from tests.harness import WEATHER, Running
+from tests.harness import TERMINAL, WEATHER, Running
 
 PARTNERS: dict[str, Callable[[], Partner]] = {
     "chat": ChatPartner,
@@ -151,6 +151,28 @@ async def test_a_client_that_leaves_cancels_the_request(kind: str) -> None:
             await socket.create(**ASK)
             await socket.until("response.output_text.delta")
         await asyncio.wait_for(partner.left.wait(), 10)
+
+
+@EVERY
+async def test_an_answer_that_is_steered_ends_and_the_next_one_knows_it(kind: str) -> None:
+    async with playing(kind) as (partner, server), server.connect() as socket:
+        partner.script(Say(("one ",) * 20_000), Stop(output_tokens=20_000))
+        await socket.create(**ASK)
+        target = (await socket.until("response.in_progress"))[-1]["response"]["id"]
+        await socket.until("response.output_text.delta")
+        await socket.send(type="response.steer", previous_response_id=target, input="two")
+        ended = (await socket.until(*TERMINAL))[-1]["response"]
+        assert ended["incomplete_details"] == {"reason": "steered"}
+        said = len(text_of(ended).split())
+        assert 1 <= said < 20_000
+        assert ended["usage"]["input_tokens"] > 0
+        assert said <= 2 * ended["usage"]["output_tokens"] <= 4 * said
+        follows = (await socket.until(*TERMINAL))[-1]["response"]
+        assert (follows["previous_response_id"], text_of(follows)) == (target, "ok")
+        assert len(partner.requests) == 2
+        last = await socket.response(input="three", previous_response_id=follows["id"], store=False)
+        assert text_of(last) == "ok"
+        assert not server.service.render_fallbacks
 
 
 @EVERY

@@ -6,9 +6,9 @@ whatever the engine left there when it finished the parent (a KV slot, an upstre
 """
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, Protocol
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from slipring.core.head import Head
 from slipring.core.state import Position, ResponseState
@@ -88,7 +88,7 @@ class CallArguments(Struct, gc=False):
 class Finished(Struct):
     """The last delta of every job, warmups included."""
 
-    reason: Literal["stop", "max_output_tokens", "content_filter"]
+    reason: Literal["stop", "max_output_tokens", "content_filter", "steered"]
     input_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -143,6 +143,13 @@ class Model(Struct, frozen=True):
     """How much it can read at once, where its engine knows."""
 
 
+class Models(Protocol):
+    """Where models are looked up."""
+
+    def find(self, name: str | None) -> Model:
+        """The model of this name, the default one for None, or ``ModelNotFound``."""
+
+
 class Settings(Struct, frozen=True):
     """How an answer is to be made."""
 
@@ -161,6 +168,18 @@ class Settings(Struct, frozen=True):
     truncation: Literal["auto", "disabled"] = "disabled"
 
 
+class Stop:
+    """Asks an engine to end an answer before its end."""
+
+    __slots__ = ("asked",)
+
+    def __init__(self) -> None:
+        self.asked = False
+        """Looked at between tokens. While it is set, an engine ends the answer where no thought and no call
+        of it is half said, with a ``Finished`` whose reason is ``steered`` and whose position is right behind
+        what has been said. It may be taken back. An engine that cannot end an answer says all of it."""
+
+
 class Job(Struct, frozen=True):
     """One generation, or with ``generate`` false the preparation of one."""
 
@@ -177,6 +196,7 @@ class Job(Struct, frozen=True):
     """Whether another lane will go on from the parent too: what the engine holds for it is to stay there."""
     cache_key: str | None = None
     """The client's `prompt_cache_key`: jobs that share one are likely to share a beginning."""
+    stop: Stop = field(default_factory=Stop)
 
     def context(self) -> Iterator[Item]:
         """All items, oldest first. Costs the whole history: for engines that must, and on misses."""

@@ -7,7 +7,7 @@ the connection may have in flight; a lane that must wait for a place gets it in 
 from collections import deque
 from collections.abc import Iterator
 
-from slipring.core.turn import Turn
+from slipring.core.turn import Phase, Turn
 from slipring.errors import LaneLimitReached
 
 
@@ -81,6 +81,20 @@ class Lanes:
         self.in_flight -= 1
         if lane.waiting:
             self._ready.append(lane)
+
+    def succeed(self, turn: Turn, successor: Turn) -> None:
+        """A turn has ended, and another takes its place before all that wait for it."""
+        lane = self._by_id[turn.lane]
+        assert lane.current is turn, "only the turn that runs can be followed"
+        lane.current = successor
+
+    def making(self, response_id: str) -> Turn | None:
+        """The turn that makes this response, from when its client can know of it."""
+        for turn in self.running():
+            known = turn.phase in (Phase.RUNNING, Phase.SAVING) and turn.response is not None
+            if known and turn.output.response_id == response_id:
+                return turn
+        return None
 
     def running(self) -> Iterator[Turn]:
         return (lane.current for lane in list(self._by_id.values()) if lane.current is not None)

@@ -26,6 +26,10 @@ class Limits:
     max_lanes: int = _bound(32, "distinct stream_id values over the life of one connection")
     max_queued: int = _bound(64, "creates that may wait on one connection; a further one is a 429")
     max_queued_bytes: int = _bound(32 * _MIB, "bytes of waiting creates on one connection")
+    max_steers: int = _bound(32, "steers that may wait for one response; a further one fails")
+    steer_after_tokens: int = _bound(
+        64, "pieces of text after which a response that is steered is ended, sentence or not"
+    )
     max_connections: int = _bound(20_000, "clients served at once by one process: connections and requests")
     connection_cache_bytes: int = _bound(
         64 * _MIB, "state of earlier responses kept in memory for one connection"

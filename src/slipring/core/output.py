@@ -47,6 +47,7 @@ from slipring.protocol.timing import TurnReport
 Conceal = Callable[[tuple[Item, ...]], str]
 """Seals what an item stands for."""
 _CALLS = (FunctionCallItem, CustomToolCallItem, ToolSearchCallItem)
+_LAST_PIECES = 4
 _NO_LOGPROBS: list[events.SpokenLogprob] = []
 
 
@@ -106,6 +107,17 @@ class Output:
         """Close what is open. ``incomplete`` marks an item that was cut off."""
         self._close(status)
         return self._told()
+
+    @property
+    def calls(self) -> bool:
+        """Whether a tool is or has been called."""
+        return isinstance(self._open, Call | Search) or any(item.call_id is not None for item in self.items)
+
+    @property
+    def last_words(self) -> str | None:
+        """The end of what is just being said; None between items, and while something is thought."""
+        part = self._open.part if isinstance(self._open, _Message) else None
+        return "".join(part.text[-_LAST_PIECES:]) if part is not None else None
 
     def open_compaction(self) -> list[Event]:
         """The context is being compacted. Should that fail, nothing more is told of the item: half a

@@ -5,45 +5,32 @@ It owns lanes, lineage and the connection's memory. It never waits, never reads 
 number: the time is an argument, and what else it takes (ids, a clock, seals) is handed in as its ``means``.
 """
 
-from typing import Protocol
-
 from msgspec import UNSET, Struct
 
-from slipring.core import lineage, places, sealing, settings
+from slipring.core import frames, lineage, places, sealing, settings, steering
 from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
 from slipring.core.cache import ConnectionCache, NoMemory
-from slipring.core.generation import Delta, Model
+from slipring.core.generation import Delta, Models
 from slipring.core.lanes import Lanes
 from slipring.core.limits import Limits
 from slipring.core.means import Means
 from slipring.core.stages import Stages
 from slipring.core.state import ResponseState
+from slipring.core.succession import Succession
 from slipring.core.turn import Joined, Phase, Turn
 from slipring.errors import (
     ApiError,
     ConnectionLimitReached,
-    InvalidRequest,
     PreviousResponseNotFound,
     RateLimited,
     ServerError,
-    quoted,
 )
-from slipring.protocol import items, requests, wire
+from slipring.protocol import items, requests
 from slipring.protocol.events import Error, Event
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 
-CREATE = "response.create"
 _RUNNING = Phase.RUNNING  # looking a member up on its enum costs more than the rest of that line
-_IGNORED_TYPES = frozenset({"response.processed"})
-"""Sent by some clients as an acknowledgement; nothing is to be done or said about it."""
-
-
-class Models(Protocol):
-    """Where a session looks models up."""
-
-    def find(self, name: str | None) -> Model:
-        """The model of this name, the default one for None, or ``ModelNotFound``."""
 
 
 class Loaded(Struct, frozen=True):
@@ -77,6 +64,7 @@ class Session:
         "_means",
         "_models",
         "_opened_at",
+        "_succession",
         "_tells_timing",
         "asks_each_turn",
         "tenant",
@@ -103,6 +91,7 @@ class Session:
         self._means = means
         self._cache = cache
         self._lanes = Lanes(limits.max_in_flight, limits.max_lanes)
+        self._succession = Succession(limits, means, models)
         self._finished: dict[Turn, ResponseState] = {}
         self._opened_at = self._active_at = now
         self._ending: Ending | None = None
@@ -125,16 +114,15 @@ class Session:
             return []
         stages = Stages(self._means.clock)
         try:
-            if isinstance(frame, bytes):
-                wire.require_text(frame)
-            request = requests.read_create(frame)
-            if request.type != CREATE:
-                return self._refuse_type(request.type)
-            requests.require_streaming(request)
+            asked = frames.read(frame)
         except ApiError as error:
-            return self._refuse_frame(frame, stages, error, now)
+            return [_refuse(error)]
+        if asked is None:
+            return []
+        if isinstance(asked, frames.Steer):
+            return [Send([self._steer(asked)])]
         stages.lap("decode")
-        return self.create(request, stages, size_bytes=_size(frame), now=now)
+        return self.create(asked.request, stages, size_bytes=asked.size_bytes, now=now, error=asked.error)
 
     def create(
         self,
@@ -161,8 +149,6 @@ class Session:
                 self._require_room(size_bytes)
         except ApiError as refusal:
             return [_refuse(refusal, lane)]
-        if self._ending is not None:
-            error = self._ending.error
         turn = Turn(
             request,
             tenant=self.tenant,
@@ -170,7 +156,7 @@ class Session:
             size_bytes=size_bytes,
             means=self._means,
             stages=stages,
-            error=error,
+            error=self._refusing or error,
             detached=detached,
         )
         self._pin(turn)
@@ -209,7 +195,10 @@ class Session:
         """
         if turn.phase is _RUNNING:
             return turn.feed(deltas)
-        return turn.accept(deltas) if turn.phase is Phase.PREPARING else []
+        if turn.phase is not Phase.PREPARING:
+            return []
+        self._succession.commit(turn)
+        return turn.accept(deltas)
 
     def finished(self, turn: Turn, now: float) -> list[Action]:
         """The engine is done with a turn."""
@@ -246,7 +235,9 @@ class Session:
         if turn.phase not in (Phase.PREPARING, Phase.RUNNING, Phase.SAVING):
             return []
         self._evict_parent(turn)
-        return self._end(turn, turn.fail(error), now)
+        self._finished.pop(turn, None)  # what cannot be saved leaves nothing
+        left = self._succession.give_back(turn, error)
+        return self._end(turn, turn.fail(error) + left, now)
 
     # Time, and the end.
 
@@ -279,7 +270,9 @@ class Session:
         self._ending = Ending(error=error, code=code, deadline=now + grace_s)
         for turn in self._lanes.queued():
             turn.error = error
-        return self._advance(now)
+        # No create will come any more that could take them.
+        left = self._succession.give_all_back(error)
+        return [*([Send(left)] if left else []), *self._advance(now)]
 
     def recall(self, response_id: str) -> ResponseState | None:
         """A response that this connection remembers."""
@@ -309,6 +302,11 @@ class Session:
     def _idle(self) -> bool:
         return not self._lanes.in_flight and not self._lanes.waiting
 
+    @property
+    def _refusing(self) -> ApiError | None:
+        """Why no response can be begun any more, where that is so."""
+        return self._ending.error if self._ending is not None else None
+
     def _advance(self, now: float) -> list[Action]:
         """Begin every turn that may run now; at the end of a connection, close it when all is quiet."""
         self._active_at = now
@@ -335,6 +333,7 @@ class Session:
         except ApiError as error:
             return self._drop(turn, error)
         previous = turn.request.previous_response_id
+        self._succession.lead(turn)
         if turn.parent is None and previous is not None:
             turn.parent = self._cache.find(previous)
         wanted = previous if turn.parent is None else None
@@ -356,6 +355,9 @@ class Session:
             model = self._models.find(turn.request.model)
             job = turn.begin(self._means.mint("resp"), model, resolved, now)
         except ApiError as error:
+            if turn.steered_by is not None:
+                before = len(turn.steered_by.items)
+                return self._drop(turn, places.relocated(error, before, "previous_response_id"))
             known = len(turn.joined.items) if turn.joined is not None else 0
             return self._drop(turn, places.relocated(error, known))
         turn.stages.lap("validate")
@@ -374,28 +376,45 @@ class Session:
 
     def _drop(self, turn: Turn, error: ApiError) -> list[Action]:
         """Refuse a turn whose response never came to be."""
-        self._evict_parent(turn)
+        told = self._succession.give_back(turn, error)
+        if not turn.follows:
+            self._evict_parent(turn)
+            told.append(Error.of(error, turn.lane))
         turn.phase = Phase.ENDED
         self._lanes.release(turn)
         turn.stages.lap("terminal")
-        return [_refuse(error, turn.lane), Record(turn.lane, turn.report(error))]
+        return [Send(told), Record(turn.lane, turn.report(error))]
 
     def _end(self, turn: Turn, last: list[Event], now: float) -> list[Action]:
         """A response is over, with its last events; others may go on."""
         turn.phase = Phase.ENDED
-        self._finished.pop(turn, None)
-        self._lanes.release(turn)
+        state = self._finished.pop(turn, None)
         turn.stages.lap("terminal")
         report = turn.report()
         if self._tells_timing:
             last.append(turn.output.tell_timing(report))
-        return [Send(last), Record(turn.lane, report), *self._advance(now)]
+        told, successor = self._succession.after(turn, state, self._refusing)
+        over: list[Action] = [Send(last + told), Record(turn.lane, report)]
+        if successor is None:
+            self._lanes.release(turn)
+        else:
+            self._lanes.succeed(turn, successor)
+            over += self._begin(successor, now)
+        return over + self._advance(now)
 
     def _evict_parent(self, turn: Turn) -> None:
         """A continuation that fails on the lane of its parent takes the parent with it; a fork does not."""
         previous = turn.request.previous_response_id
         if previous is not None and previous in self._cache and self._cache.lane_of(previous) == turn.lane:
             self._cache.evict(previous)
+
+    def _steer(self, asked: frames.Steer) -> Event:
+        """Answer a steer. It is no turn and waits in no lane: it goes with the response that it names."""
+        if (turn := self._lanes.making(asked.target)) is not None:
+            return self._succession.steer(asked, turn, self._refusing)
+        state = self._cache.find(asked.target)
+        lane = self._cache.lane_of(asked.target) if state is not None else None
+        return steering.refused(asked, steering.objection(asked, state), None, lane)
 
     def _abandon(self, now: float) -> list[Action]:
         """The grace is over: what still runs is stopped and says so. What is finished is being saved."""
@@ -415,44 +434,6 @@ class Session:
                 f"Too many requests wait on this connection ({lanes.waiting})."
                 " Wait for a response to finish, or open another connection."
             )
-
-    def _refuse_frame(self, frame: bytes | str, stages: Stages, error: ApiError, now: float) -> list[Action]:
-        """Answer a frame whose body is wrong on the lane it named, in that lane's order."""
-        try:
-            outline = requests.read_outline(frame)
-        except ApiError:
-            return [_refuse(error)]
-        if outline.type != CREATE:
-            return self._refuse_type(outline.type)
-        request = CreateRequest(
-            stream_id=outline.stream_id, previous_response_id=_text(outline.previous_response_id)
-        )
-        stages.lap("decode")
-        return self.create(request, stages, size_bytes=_size(frame), now=now, error=error)
-
-    def _refuse_type(self, kind: object) -> list[Action]:
-        if isinstance(kind, str) and kind in _IGNORED_TYPES:
-            return []
-        said = (
-            f"Unsupported event type: {quoted(kind)}."
-            if isinstance(kind, str)
-            else "The event's 'type' must be a string."
-        )
-        return [
-            _refuse(
-                InvalidRequest(
-                    f"{said} Supported is '{CREATE}'.", param="type", code="unsupported_event_type"
-                )
-            )
-        ]
-
-
-def _size(frame: bytes | str) -> int:
-    return len(frame.encode() if isinstance(frame, str) else frame)
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _refuse(error: ApiError, lane: str | None = None) -> Send:

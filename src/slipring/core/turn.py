@@ -8,15 +8,16 @@ from enum import Enum
 
 from msgspec import UNSET, Struct, structs
 
-from slipring.core import lineage
+from slipring.core import lineage, objects
 from slipring.core.compaction import Compaction, read_plan
-from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Prefilled, Settings
+from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Prefilled, Stop
 from slipring.core.head import Head
 from slipring.core.means import Means
 from slipring.core.output import Output
 from slipring.core.settings import ENCRYPTED_REASONING, read_settings, refuse_unseen_content
 from slipring.core.stages import Stages, as_ms
 from slipring.core.state import Carry, ResponseState
+from slipring.core.steering import Steers
 from slipring.errors import ApiError, InvalidRequest
 from slipring.protocol import events, wire
 from slipring.protocol.events import Event
@@ -25,15 +26,10 @@ from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import (
     ConversationEcho,
     IncompleteDetails,
-    InputTokensDetails,
-    OutputTokensDetails,
-    ReasoningEcho,
     Response,
     ResponseError,
-    TextEcho,
-    Usage,
 )
-from slipring.protocol.timing import TokenCounts, TurnReport
+from slipring.protocol.timing import TurnReport
 from slipring.protocol.tools import ToolChoice, Toolset, merged
 
 _FAILURE_CODES = {429: "rate_limit_exceeded"}
@@ -72,6 +68,7 @@ class Turn:
         "compaction",
         "detached",
         "error",
+        "follows",
         "forks",
         "found",
         "input",
@@ -84,6 +81,9 @@ class Turn:
         "response",
         "size_bytes",
         "stages",
+        "steered_by",
+        "steers",
+        "stop",
         "tenant",
     )
 
@@ -111,6 +111,13 @@ class Turn:
         self.phase = Phase.WAITING
         self.forks = False
         """Whether it continues a response of another lane."""
+        self.follows = False
+        """Whether nobody has asked for it but by steering the response that it continues."""
+        self.steers: Steers | None = None
+        """What was added to it while it was made, and waits for its end."""
+        self.steered_by: Steers | None = None
+        """What was added to its parent, and is the beginning of its input. Its own as soon as it exists."""
+        self.stop = Stop()
         self.parent: ResponseState | None = None
         self.joined: Joined | None = None
         self.input: tuple[Item, ...] = ()
@@ -166,7 +173,14 @@ class Turn:
         self.output.response_id = response_id
         if ENCRYPTED_REASONING in (request.include or ()):
             self.output.conceal = self._conceal
-        self.response = self._new_response(response_id, model, choice, settings, now)
+        self.response = objects.new_response(
+            request, head, choice, settings, response_id=response_id, model=model.name, now=now
+        )
+        if self.detached:
+            self.response = structs.replace(self.response, status="queued", background=True)
+        if self.joined is not None:
+            conversation = ConversationEcho(self.joined.conversation_id)
+            self.response = structs.replace(self.response, conversation=conversation)
         self.phase = Phase.PREPARING
         job = Job(
             response_id=response_id,
@@ -180,6 +194,7 @@ class Turn:
             generate=generate,
             fork=self.forks,
             cache_key=request.prompt_cache_key,
+            stop=self.stop,
         )
         if plan is not None:
             self.compaction = Compaction(plan, job, carry)
@@ -259,7 +274,28 @@ class Turn:
             deltas = deltas[:-1]
         if not self._prefilled:
             deltas = self._prelude(deltas)
-        return self.output.feed(deltas)
+        told = self.output.feed(deltas)
+        if self.steers is not None:
+            self.stop.asked = self.steers.may_end(deltas)
+        return told
+
+    def steer(self, steers: Steers) -> None:
+        """Something was added: end where that may be, if it may be here already."""
+        self.steers = steers
+        self.stop.asked = steers.may_end([])
+
+    @property
+    def cannot_be_steered(self) -> str | None:
+        """Why nothing can be added to it, in words; None: something can."""
+        if self.request.warms_up:
+            return "It is a warmup, and says nothing."
+        if self.detached:
+            return "It is made in the background."
+        if self.joined is not None:
+            return "It is part of a conversation."
+        if self.compaction is not None or self.request.context_management:
+            return "Its context may be compacted."
+        return None
 
     def _prelude(self, deltas: list[Delta]) -> list[Delta]:
         """Take note of what an engine reports before it speaks; returns what it says."""
@@ -284,15 +320,20 @@ class Turn:
             finished = self._finished = self.compaction.together(finished)
         if self._rendered:
             self.stages.lap("generate")
-        stopped = finished.reason == "stop"
-        closing = self.output.finish("completed" if stopped else "incomplete")
+        reason = finished.reason
+        if reason == "steered" and self.output.calls:
+            reason = "stop"  # it is over: the client has to answer first
+        stopped = reason == "stop"
+        # What is thought is whole where an answer was ended on purpose; what is said may not be.
+        is_whole = stopped or (reason == "steered" and self.output.last_words is None)
+        closing = self.output.finish("completed" if is_whole else "incomplete")
         self.response = response = structs.replace(
             response,
             status="completed" if stopped else "incomplete",
             completed_at=int(now) if stopped else None,
-            incomplete_details=None if finished.reason == "stop" else IncompleteDetails(finished.reason),
+            incomplete_details=None if reason == "stop" else IncompleteDetails(reason),
             output=self.output.raw_items(),
-            usage=_usage(finished),
+            usage=objects.usage(finished),
         )
         output = tuple(self.output.items)
         state = ResponseState(
@@ -351,7 +392,7 @@ class Turn:
             model=self.response.model,
             input_items=len(self.input),
             send_ms=as_ms(stages.send_s),
-            tokens=_counts(accepted, finished) if finished is not None else UNSET,
+            tokens=objects.counts(accepted, finished) if finished is not None else UNSET,
             fallback=accepted.fallback or UNSET,
             dropped_items=accepted.dropped_items or UNSET,
             error_code=failure.code if failure is not None else UNSET,
@@ -377,76 +418,3 @@ class Turn:
             if same_tools:
                 return Head(instructions=request.instructions, tools=head.tools)
         return Head(instructions=request.instructions, tools=Toolset.read(request.tools))
-
-    def _new_response(
-        self, response_id: str, model: Model, choice: ToolChoice, settings: Settings, now: float
-    ) -> Response:
-        request, head = self.request, self._head
-        verbosity = request.text.verbosity if request.text is not None else None
-        return Response(
-            id=response_id,
-            created_at=int(now),
-            model=model.name,
-            instructions=head.instructions_json,
-            previous_response_id=request.previous_response_id,
-            tools=head.tools.echo,
-            tool_choice=choice.echo,
-            parallel_tool_calls=request.parallel_tool_calls is not False,
-            reasoning=_echo_reasoning(request, settings.effort),
-            text=TextEcho(format=settings.format.echo, verbosity=verbosity or "medium"),
-            store=self.stores,
-            metadata=request.metadata or {},
-            truncation=request.truncation or "disabled",
-            temperature=_or(settings.temperature, 1.0),
-            top_p=_or(settings.top_p, 1.0),
-            top_logprobs=request.top_logprobs or 0,
-            presence_penalty=_or(request.presence_penalty, 0.0),
-            frequency_penalty=_or(request.frequency_penalty, 0.0),
-            service_tier="default",
-            max_output_tokens=settings.max_output_tokens,
-            max_tool_calls=request.max_tool_calls,
-            prompt_cache_key=request.prompt_cache_key,
-            safety_identifier=request.safety_identifier,
-            user=request.user,
-            status="queued" if self.detached else "in_progress",
-            background=self.detached,
-            conversation=ConversationEcho(self.joined.conversation_id) if self.joined is not None else UNSET,
-        )
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
-
-
-def _echo_reasoning(request: CreateRequest, effort: str | None) -> ReasoningEcho:
-    asked = request.reasoning
-    if asked is None:
-        return ReasoningEcho(effort=effort)
-    return ReasoningEcho(
-        effort=effort,
-        summary=asked.summary or asked.generate_summary,
-        context=asked.context if asked.context is not None else UNSET,
-        mode=asked.mode if asked.mode is not None else UNSET,
-    )
-
-
-def _counts(accepted: Accepted, finished: Finished) -> TokenCounts:
-    return TokenCounts(
-        rendered=accepted.rendered_tokens,
-        input=finished.input_tokens,
-        cached=finished.cached_tokens,
-        output=finished.output_tokens,
-    )
-
-
-def _usage(finished: Finished) -> Usage:
-    return Usage(
-        input_tokens=finished.input_tokens,
-        input_tokens_details=InputTokensDetails(
-            cached_tokens=finished.cached_tokens,
-            cache_write_tokens=finished.input_tokens - finished.cached_tokens,
-        ),
-        output_tokens=finished.output_tokens,
-        output_tokens_details=OutputTokensDetails(reasoning_tokens=finished.reasoning_tokens),
-        total_tokens=finished.input_tokens + finished.output_tokens,
-    )

@@ -129,6 +129,11 @@ class Speech:
         self._logprobs += logprobs
         return self._with_logprobs(deltas)
 
+    @property
+    def may_end(self) -> bool:
+        """Whether nothing is lost where it ends here: no thought, no call and no character is half said."""
+        return self._parser.is_between and not self.characters.is_waiting
+
     def finish(self) -> list[Delta]:
         return self._with_logprobs([*self._parser.feed(self.characters.finish()), *self._parser.finish()])
 
@@ -165,13 +170,14 @@ class Answer:
         self, job: Job, rendering: Rendering, renderer: Renderer, *, constrained: bool = False
     ) -> None:
         self._rendering = rendering
+        self._stop = job.stop
         self._is_local = renderer.vocabulary.is_local
         self._bytes_of = renderer.bytes_of
         self._generates = job.generate
         self._stop_ids = renderer.stop_ids()
         self._speech = Speech(job, rendering, renderer, constrained=constrained)
         self._ids: list[int] = []
-        self._begun = False
+        self._begun = self._steered = False
         self._reason: Literal["stop", "length"] | None = None
         self._cached_tokens = 0
 
@@ -187,19 +193,28 @@ class Answer:
         self._ids += ids
         return first + self._speech.say(self._words(ids, piece.text), len(ids), logprobs)
 
+    def ends_here(self) -> bool:
+        """Whether to end it here, though the model has not."""
+        due = self._stop.asked and self._generates and self._reason is None and self._speech.may_end
+        self._steered = due
+        return due
+
     def finish(self) -> list[Delta]:
         """The end of the stream: the last deltas."""
-        if self._reason is None:
+        if self._reason is None and not self._steered:
             raise ServerError("The engine ended its answer without saying so.")
         rendering = self._rendering
         sent = rendering.prompt if self._generates else rendering.context
+        spoke = self._generates and (self._ids or not self._steered)
+        reason: Literal["stop", "max_output_tokens", "steered"] = "steered" if self._steered else "stop"
         finished = Finished(
-            reason="max_output_tokens" if self._generates and self._reason == "length" else "stop",
+            reason="max_output_tokens" if self._generates and self._reason == "length" else reason,
             input_tokens=sent.total,
             cached_tokens=min(self._cached_tokens, sent.total),
             output_tokens=len(self._ids),
             reasoning_tokens=min(self._speech.thought_tokens, len(self._ids)),
-            position=rendering.spoken(self._ids) if self._generates else rendering.context,
+            # Where nothing was said, it has never been the model's turn.
+            position=rendering.spoken(self._ids) if spoke else rendering.context,
         )
         return [*(self._speech.finish() if self._generates else []), finished]
 

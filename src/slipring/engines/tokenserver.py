@@ -134,6 +134,8 @@ class TokenServer(Engine):
             answer = Answer(job, rendering, self.renderer, constrained=schema is not None)
             async with aclosing(self._gate.stream(lambda: self._attempt(request))) as batches:
                 async for pieces in batches:
+                    if answer.ends_here():
+                        break
                     deltas, fault = read_all(answer.take, pieces)
                     if deltas:
                         yield deltas

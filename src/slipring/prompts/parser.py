@@ -219,6 +219,11 @@ class Parser:
         """Whether the model is inside a thought, by what came so far."""
         return self._state is _State.THINKING
 
+    @property
+    def is_between(self) -> bool:
+        """Whether no thought and no call is half written, nor anything that might become the mark of one."""
+        return self._state is _State.SPEAKING and not self._pending
+
     def feed(self, text: str) -> list[Delta]:
         """Take what the model wrote next."""
         if not text:

@@ -15,6 +15,11 @@ class Utf8Stream:
         """The text that ``data`` completes; a sequence that it leaves open is held back."""
         return self._decoder.decode(data)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a sequence is open."""
+        return bool(self._decoder.getstate()[0])
+
     def finish(self) -> str:
         """What is left: nothing, or U+FFFD for a sequence that was never completed."""
         return self._decoder.decode(b"", final=True)

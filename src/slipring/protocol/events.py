@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import UNSET, Raw, Struct, UnsetType, defstruct
 
@@ -196,6 +196,55 @@ PADDED: dict[type[Event], Callable[..., Any]] = {
     )
 }
 """Deltas with random characters that hide their length: kinds of their own, so that nobody else pays."""
+
+
+class SteerRef(Struct):
+    """What a client added to a response, by the id that it was given here."""
+
+    previous_response_id: str
+    id: str | UnsetType = UNSET
+    input: Raw | UnsetType = UNSET
+    """As it was sent, where it is given back."""
+
+
+class SteerAccepted(Event, tag="response.steer.accepted", kw_only=True):
+    steer: SteerRef
+
+
+class RequiredInput(Struct):
+    """What a client has to send before a response can be continued: the result is left for it to add."""
+
+    type: str
+    call_id: str
+    name: str | UnsetType = UNSET
+
+
+class SteerPending(Event, tag="response.steer.pending", kw_only=True):
+    steer: SteerRef
+    required_input: list[RequiredInput]
+    reason: Literal["waiting_for_required_input"] = "waiting_for_required_input"
+
+
+SteerErrorCode = Literal[
+    "response_not_found",
+    "invalid_input",
+    "steering_not_supported",
+    "too_many_pending_steers",
+    "response_already_completed",
+    "response_not_active",
+    "successor_creation_failed",
+]
+
+
+class SteerErrorBody(Struct):
+    code: SteerErrorCode
+    message: str
+    type: Literal["invalid_request_error"] = "invalid_request_error"
+
+
+class SteerFailed(Event, tag="response.steer.failed", kw_only=True):
+    steer: SteerRef
+    error: SteerErrorBody
 
 
 class Timing(Event, tag="slipring.timing", kw_only=True):

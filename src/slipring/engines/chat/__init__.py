@@ -7,6 +7,8 @@ a turn costs us its delta and the upload.
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 
+from msgspec import structs
+
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
 from slipring.engines.batches import read_all
@@ -15,6 +17,7 @@ from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.models import model_names
 from slipring.engines.chat.options import Options, read_options
 from slipring.engines.chat.requests import Request, write_request
+from slipring.engines.cutting import Cut
 from slipring.engines.estimates import estimated_tokens
 from slipring.engines.gate import Gate
 from slipring.engines.upstream import Upstream
@@ -69,11 +72,17 @@ class ChatEngine(Engine):
             answer = Answer(
                 request.position, logprobs=job.settings.logprobs, think_tags=self.options.think_tags
             )
+            cut = Cut(job)
             async with aclosing(self._gate.stream(lambda: self._ask(job, request, answer))) as batches:
                 async for deltas in batches:
                     if job.generate:
                         yield deltas
-            last = answer.finish() if job.generate else answer.prepared()
+                        if cut.after(deltas):
+                            break
+            if cut.is_made:
+                last: list[Delta] = [structs.replace(cut.finished(), position=request.position)]
+            else:
+                last = answer.finish() if job.generate else answer.prepared()
         yield last  # whoever takes long to read it has given its place back
 
     async def count(self, job: Job) -> int:

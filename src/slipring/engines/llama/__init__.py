@@ -124,6 +124,8 @@ class LlamaEngine(Engine):
             async with aclosing(self._api.complete(body)) as chunks:
                 async for chunk in chunks:
                     slot.tenant = job.tenant  # it has begun, and has left nothing of anybody else's
+                    if answer.ends_before(chunk):
+                        break
                     if deltas := answer.take(chunk):
                         yield deltas
             last, held = answer.finish()

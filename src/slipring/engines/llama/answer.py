@@ -6,7 +6,7 @@ turn renders from items.
 """
 
 from slipring.core.generation import Delta, Finished, Job, Prefilled
-from slipring.engines.llama.api import Chunk
+from slipring.engines.llama.api import Chunk, Timings
 from slipring.engines.tokens import Speech
 from slipring.errors import ServerError
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
@@ -18,6 +18,7 @@ class Answer:
     def __init__(
         self, job: Job, rendering: Rendering, renderer: Renderer, limit: int, *, trusted: bool
     ) -> None:
+        self._stop = job.stop
         self._rendering = rendering
         self._renderer = renderer
         self._generates = job.generate
@@ -26,12 +27,14 @@ class Answer:
         self._speech = Speech(job, rendering, renderer, trusted=trusted)
         self._last: Chunk | None = None
         self._predicted = 0
-        self._stopped = self._cut_off = False
+        self._cached = 0
+        self._stopped = self._cut_off = self._steered = False
         self._ids: list[int] | None = []
 
     def take(self, chunk: Chunk) -> list[Delta]:
         """Read a chunk of the stream."""
         if chunk.prompt_progress is not None:
+            self._cached = chunk.prompt_progress.cache
             return []
         if chunk.stop:
             self._last = chunk
@@ -46,20 +49,26 @@ class Answer:
         logprobs = [] if self._cut_off else [each.as_logprob() for each in chunk.completion_probabilities]
         return first + self._speech.say(said, len(chunk.tokens) + hidden, logprobs)
 
+    def ends_before(self, chunk: Chunk) -> bool:
+        """Whether to end the answer before a chunk, though the model goes on. That there is one shows that
+        the engine has read all that was said before it: the next turn finds it there."""
+        is_word = chunk.prompt_progress is None and not chunk.stop and not self._stopped
+        self._steered = self._stop.asked and self._generates and is_word and self._speech.may_end
+        return self._steered
+
     def finish(self) -> tuple[list[Delta], Rendered | None]:
         """The end of the stream: the last deltas, and the context that the engine now holds."""
-        if self._last is None:
+        if self._last is None and not self._steered:
             raise ServerError("The engine ended its answer without saying so.")
-        timings = self._last.timings
+        last = self._last or self._as_ended()
+        timings = last.timings
         rest = self._speech.finish() if self._generates else []
-        cut_off = self._generates and (
-            self._cut_off or (not self._stopped and self._last.stop_type == "limit")
-        )
+        cut_off = self._generates and (self._cut_off or (not self._stopped and last.stop_type == "limit"))
         output_tokens = min(timings.predicted_n - self._stopped, self._limit) if self._generates else 0
         position = self._position()
         input_tokens = (self._rendering.prompt if self._generates else self._rendering.context).total
         finished = Finished(
-            reason="max_output_tokens" if cut_off else "stop",
+            reason="max_output_tokens" if cut_off else "steered" if self._steered else "stop",
             input_tokens=input_tokens,
             cached_tokens=min(timings.cache_n, input_tokens),
             output_tokens=output_tokens,
@@ -68,9 +77,13 @@ class Answer:
         )
         return [*rest, finished], position
 
+    def _as_ended(self) -> Chunk:
+        """What the engine would have said at the end of an answer that it was not left to end."""
+        return Chunk(timings=Timings(cache_n=self._cached, predicted_n=self._predicted))
+
     def _position(self) -> Rendered | None:
-        if not self._generates:
-            return self._rendering.context
+        if not self._generates or (self._steered and not self._predicted):
+            return self._rendering.context  # it has never been the model's turn
         return self._rendering.spoken(self._ids) if self._ids is not None else None
 
     def _listen(self, ids: list[int], chunk: Chunk, room: int) -> str:

@@ -71,6 +71,8 @@ class Progress(Struct):
     """How far a prefill is. The chunk that tells it holds no real tokens."""
 
     processed: int = 0
+    cache: int = 0
+    """How much of it was there already."""
 
 
 class _Fault(Struct):

@@ -14,6 +14,7 @@ import msgspec
 
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
+from slipring.engines.cutting import Cut
 from slipring.engines.estimates import estimated_tokens
 from slipring.engines.gate import Gate, Retryable
 from slipring.engines.responses import context, faults, models
@@ -95,12 +96,17 @@ class ResponsesEngine(Engine):
             yield [Accepted()]
             await ticket.turn()
             yield [Begun()]
+            cut = Cut(job)
             try:
                 async with aclosing(self._gate.stream(lambda: self._attempt(job))) as batches:
                     async for deltas in batches:
                         yield deltas
+                        if cut.after(deltas):
+                            break
             except ApiError as error:
                 raise faults.without_ids(error) from error.__cause__
+        if cut.is_made:
+            yield [cut.finished()]  # the upstream has no such response: the next turn sends everything
 
     async def count(self, job: Job) -> int:
         """As the upstream counts, where it can be asked; else a guess."""

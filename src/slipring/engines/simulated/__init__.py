@@ -9,7 +9,19 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Literal
 
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
+from slipring.core.generation import (
+    Accepted,
+    Begun,
+    CallArguments,
+    CallStarted,
+    Capabilities,
+    Delta,
+    Finished,
+    Job,
+    Model,
+    Thought,
+    ThoughtSummary,
+)
 from slipring.engines.base import Engine, Level
 from slipring.engines.simulated.context import PrefixCache, Tally, tally_job
 from slipring.engines.simulated.options import Options, read_options
@@ -47,7 +59,7 @@ class SimulatedEngine(Engine):
         yield [Accepted(rendered_tokens=tally.new_tokens), Begun()]
         await self._prefill(tally.tokens - cached)
         self._prefixes.add(tally)
-        reason: Literal["stop", "max_output_tokens"] = "stop"
+        reason: Literal["stop", "max_output_tokens", "steered"] = "stop"
         produced = thought = 0
         spoken: list[Delta] = []
         limit = job.settings.max_output_tokens
@@ -56,6 +68,9 @@ class SimulatedEngine(Engine):
             if type(step) is not Say:
                 await _interrupt(step)
                 continue
+            if job.stop.asked and _is_whole(spoken, step.deltas):
+                reason = "steered"
+                break
             if produced == limit:
                 reason = "max_output_tokens"
                 break
@@ -93,6 +108,14 @@ async def _interrupt(step: Step) -> None:
         raise step.error
     if isinstance(step, Stall):
         await asyncio.sleep(step.seconds)
+
+
+def _is_whole(spoken: list[Delta], following: list[Delta]) -> bool:
+    """Whether no thought and no call is half said between what was spoken and what follows."""
+    before, after = (type(spoken[-1]) if spoken else None), (type(following[0]) if following else None)
+    if before in (Thought, ThoughtSummary):
+        return after is not before
+    return before not in (CallStarted, CallArguments)
 
 
 class _Pace:

@@ -1,0 +1,101 @@
+"""Frames: what a client sends on a socket, told apart.
+
+Owns which events there are and what becomes of a frame that cannot be read: it is still known which lane or
+response it was about, as far as it says so. Knows nothing of what is then done about it.
+"""
+
+from msgspec import UNSET, Raw, Struct
+
+from slipring.errors import ApiError, InvalidRequest, quoted
+from slipring.protocol import requests, steer, wire
+from slipring.protocol.items import Item
+from slipring.protocol.requests import CreateRequest
+
+CREATE, STEER = "response.create", "response.steer"
+_IGNORED_TYPES = frozenset({"response.processed"})
+"""Sent by some clients as an acknowledgement; nothing is to be done or said about it."""
+_NOTHING = Raw(b'""')
+
+
+class Create(Struct, frozen=True):
+    """A response is asked for."""
+
+    request: CreateRequest
+    size_bytes: int
+    error: ApiError | None = None
+    """Why it cannot be served, where the frame alone says so: the refusal has its place in the lane."""
+
+
+class Steer(Struct, frozen=True):
+    """Something is added to a response that is being made."""
+
+    target: str
+    """The response's id; empty where none was named."""
+    input: Raw
+    """As it was sent: whatever cannot be used is given back."""
+    items: tuple[Item, ...]
+    size_bytes: int
+    error: ApiError | None = None
+
+
+def read(frame: bytes | str) -> Create | Steer | None:
+    """What a frame asks for; None: nothing. Raises what is to be said about one that is neither."""
+    try:
+        if isinstance(frame, bytes):
+            wire.require_text(frame)
+        request = requests.read_create(frame)
+        kind = request.type
+        if kind == CREATE:
+            requests.require_streaming(request)
+            return Create(request, _size(frame))
+    except ApiError as error:
+        try:
+            outline = requests.read_outline(frame)
+        except ApiError:
+            raise error from None
+        kind = outline.type
+        if kind == CREATE:
+            return _unread(frame, outline, error)
+    return _read_other(frame, kind)
+
+
+def _unread(frame: bytes | str, outline: requests.Outline, error: ApiError) -> Create:
+    """A create whose body is wrong: enough of it to answer on its lane, in that lane's order."""
+    previous = outline.previous_response_id
+    request = CreateRequest(
+        stream_id=outline.stream_id, previous_response_id=previous if isinstance(previous, str) else None
+    )
+    return Create(request, _size(frame), error)
+
+
+def _read_other(frame: bytes | str, kind: object) -> Steer | None:
+    if kind == STEER:
+        return _read_steer(frame)
+    if isinstance(kind, str) and kind in _IGNORED_TYPES:
+        return None
+    said = (
+        f"Unsupported event type: {quoted(kind)}."
+        if isinstance(kind, str)
+        else "The event's 'type' must be a string."
+    )
+    raise InvalidRequest(
+        f"{said} Supported are '{CREATE}' and '{STEER}'.", param="type", code="unsupported_event_type"
+    )
+
+
+def _read_steer(frame: bytes | str) -> Steer:
+    if isinstance(frame, bytes):
+        wire.require_text(frame)  # what is no text cannot be given back either
+    try:
+        request, items = steer.read_steer(frame)
+    except ApiError as error:
+        outline = steer.read_outline(frame)
+        target = outline.previous_response_id
+        given = _NOTHING if outline.input is UNSET else Raw(bytes(outline.input))
+        return Steer(target if isinstance(target, str) else "", given, (), _size(frame), error)
+    # Copied: what waits should not hold its frame.
+    return Steer(request.previous_response_id, Raw(bytes(request.input)), items, _size(frame))
+
+
+def _size(frame: bytes | str) -> int:
+    return len(frame.encode() if isinstance(frame, str) else frame)
