@@ -17,7 +17,7 @@ from slipring.protocol.conversations import (
     CreateConversation,
     UpdateConversation,
 )
-from slipring.protocol.events import ErrorAnswer, Event, OutputItemDone, OutputTextAnnotationAdded
+from slipring.protocol.events import ErrorAnswer, Event, OutputItemDone, OutputTextAnnotationAdded, SteerRef
 from slipring.protocol.items import (
     CARRIED_TYPES,
     FORMS,
@@ -117,6 +117,7 @@ def _held() -> dict[type[Struct], dict[str, Schema]]:
         ToolSearchCall: {"arguments": {"description": "Whatever the model asked for."}},
         ToolSearchCallItem: {"arguments": {"description": "Whatever the model asked for."}},
         OutputTextAnnotationAdded: {"annotation": _OBJECT},
+        SteerRef: {"input": {"description": "As it was sent."}},
         ToolSearchOutput: {"tools": tools},
         FunctionTool: {"parameters": _or_null(_OBJECT), "output_schema": _or_null(_OBJECT)},
         CustomTool: {"format": _or_null(_OBJECT)},
