@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,22 +18,18 @@ from slipring.core.limits import Limits
 from slipring.engines.sharing import Share
 from slipring.models import ModelEntry
 from slipring.server import orders
+from slipring.server.ids import node_of
 from slipring.server.listening import reserve
 from slipring.server.post import Post
 from slipring.server.supervisor import Supervisor
 from tests.test_cli import FAST, Process, launched, refused
 
 PATIENCE_S = 60.0
-# The command line without one check: no store that workers could share is needed for what is tested here.
-UNCHECKED = (
-    "from slipring import cli; cli.refuse_private_store = lambda config: None; cli.sys.exit(cli.main())"
-)
-COMMAND = (sys.executable, "-c", UNCHECKED)
 
 
 @asynccontextmanager
 async def workers(*arguments: str, count: int = 2, **variables: str) -> AsyncIterator[Process]:
-    async with launched("--workers", str(count), *arguments, command=COMMAND, **variables) as server:
+    async with launched("--workers", str(count), *arguments, **variables) as server:
         yield server
 
 
@@ -188,7 +183,7 @@ async def test_no_worker_outlives_a_supervisor_that_was_killed() -> None:
     ],
 )
 async def test_what_cannot_be_started_is_told_in_one_line(arguments: list[str], said: str) -> None:
-    code, line = await refused("--workers", "2", "--port", "0", *arguments, command=COMMAND)
+    code, line = await refused("--workers", "2", "--port", "0", *arguments)
     assert code == 3
     assert line.startswith("slipring: ")
     assert said in line
@@ -197,7 +192,7 @@ async def test_what_cannot_be_started_is_told_in_one_line(arguments: list[str], 
 async def test_a_port_that_other_workers_serve_is_told_in_one_line() -> None:
     async with workers(*FAST) as server:
         port = server.url.removesuffix("/v1").rpartition(":")[2]
-        code, line = await refused("--workers", "2", "--port", port, command=COMMAND)
+        code, line = await refused("--workers", "2", "--port", port)
     assert code == 3
     assert line == f"slipring: cannot listen on 127.0.0.1:{port}: Address already in use"
 
@@ -266,3 +261,22 @@ def test_orders_and_reports_survive_their_way() -> None:
         orders.Suspicion("llama", "http://127.0.0.1:1"),
     ):
         assert orders.read_report(orders.encode(report)) == report
+
+
+async def test_a_stored_chain_goes_from_worker_to_worker() -> None:
+    async with workers(*FAST) as server:
+        made_by: set[str | None] = set()
+        previous, tokens = None, 0
+        async with asyncio.timeout(PATIENCE_S):
+            while len(made_by) < 2:
+                # A new connection each time: the kernel chooses who serves it.
+                body = {"input": "go on", "previous_response_id": previous}
+                async with (
+                    aiohttp.ClientSession() as http,
+                    http.post(f"{server.url}/responses", json=body) as answer,
+                ):
+                    response = await answer.json()
+                assert answer.status == 200, response
+                assert response["usage"]["input_tokens"] > tokens
+                previous, tokens = response["id"], response["usage"]["input_tokens"]
+                made_by.add(node_of(response["id"]))
