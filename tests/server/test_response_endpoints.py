@@ -1,11 +1,13 @@
 """What can be done with a stored response."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from slipring.core.generation import Text, Thought
 from tests.api import Api
-from tests.harness import serve
+from tests.harness import PuppetEngine, serve
 
 
 async def test_a_response_can_be_read_again() -> None:
@@ -121,3 +123,26 @@ async def test_includes_that_are_known_are_taken() -> None:
         ]
         status, _ = await Api(server).call("GET", f"/responses/{made['id']}", params=query)
         assert status == 200
+
+
+async def test_reasoning_can_be_had_sealed_afterwards() -> None:
+    """It was not asked for when the response was made; the next server to see it opens it."""
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        asking = asyncio.create_task(server.post(input="6*7"))
+        performance = await engine.next()
+        performance.emit(Thought("six sevens"), Text("42"))
+        performance.finish()
+        _, made = await asking
+        path = f"/responses/{made['id']}"
+        assert await Api(server).call("GET", path) == (200, made)
+        _, read = await Api(server).call("GET", path, params={"include": "reasoning.encrypted_content"})
+        thought, answer = read["output"]
+        assert {**thought, "encrypted_content": None} == {**made["output"][0], "encrypted_content": None}
+        assert answer == made["output"][1]
+        replayed = {**thought, "content": None}
+        asking = asyncio.create_task(server.post(input=[replayed, {"role": "user", "content": "again"}]))
+        performance = await engine.next()
+        assert b"six sevens" in next(performance.job.context()).raw
+        performance.finish()
+        assert (await asking)[0] == 200

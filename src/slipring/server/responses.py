@@ -4,13 +4,15 @@ A response of somebody else and one that never was get the same answer.
 """
 
 from aiohttp import web
-from msgspec import structs
+from msgspec import Raw, json, structs
 
 from slipring.core import naming
-from slipring.core.settings import read_include
+from slipring.core.sealing import Seal
+from slipring.core.settings import ENCRYPTED_REASONING, read_include
 from slipring.core.state import ResponseState
 from slipring.errors import InvalidRequest, response_not_found
-from slipring.protocol.items import Item
+from slipring.protocol import wire
+from slipring.protocol.items import Item, Reasoning, read_item
 from slipring.protocol.objects import DeletedResponse
 from slipring.protocol.responses import Response
 from slipring.server import following, paging
@@ -19,6 +21,8 @@ from slipring.server.auth import Caller
 from slipring.server.background import Background
 from slipring.server.endings import read_response
 from slipring.server.service import Service
+
+_fields = json.Decoder(dict[str, Raw])
 
 
 class StoredResponses:
@@ -29,9 +33,11 @@ class StoredResponses:
 
     async def retrieve(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
-        read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
+        include = read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
         streams = _streams(request)
         response = await _find(service, caller.tenant, response_id)
+        if ENCRYPTED_REASONING in include:
+            response.output = [_sealed(raw, service.seal, caller.tenant) for raw in response.output]
         if not streams or request.method == "HEAD":
             if "starting_after" in request.query:
                 raise InvalidRequest("'starting_after' needs 'stream=true'.", param="starting_after")
@@ -109,6 +115,15 @@ def _streams(request: web.Request) -> bool:
     if given not in ("true", "false"):
         raise InvalidRequest("Invalid 'stream': must be 'true' or 'false'.", param="stream")
     return given == "true"
+
+
+def _sealed(raw: Raw, seal: Seal, tenant: str) -> Raw:
+    """An output item; if it is reasoning, with what a client may keep of it."""
+    item = read_item(bytes(raw), "output")
+    body = item.body()
+    if not isinstance(body, Reasoning) or body.encrypted_content:
+        return raw
+    return wire.raw({**_fields.decode(raw), "encrypted_content": seal.seal(tenant, (item,))})
 
 
 def _starting_after(request: web.Request) -> int:
