@@ -1,9 +1,9 @@
 """The arrows between the parts, read from the imports.
 
-    cli → {server, chat, keys, openapi}        server → {engines, stores, core, keys.token}
+    cli → {server, chat, keys, openapi, bench} server → {engines, stores, core, keys.token}
     keys → stores                              openapi → protocol
     stores → {core, protocol}                  engines → {core.generation, core.head, protocol}
-    chat → nothing                             core → protocol → errors
+    chat, bench → nothing                      core → protocol → errors
 
 ``protocol``, ``core`` and ``prompts`` are pure: no I/O, no clock, no randomness.
 """
@@ -33,9 +33,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("core", "engines", "stores", "keys.token", "server"),
     ),
     "chat": ("chat",),
+    "bench": ("", "bench"),
     "progress": (),
     "openapi": ("", "protocol", "openapi"),
-    "cli": ("", "errors", "config", "progress", "server", "chat", "keys", "openapi"),
+    "cli": ("", "errors", "config", "progress", "server", "chat", "keys", "openapi", "bench"),
     "__main__": ("cli",),
     "__init__": (),
 }

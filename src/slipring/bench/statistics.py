@@ -1,0 +1,118 @@
+"""Figures about figures: medians, percentiles, spreads, and what they say of two modes side by side.
+
+Everything here is made from a ``Record``; nothing is measured. A mode with a wrong answer has no times: what
+answers wrongly is not fast.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from slipring.bench.results import Loop, Record, Turn
+
+
+class Spread(Struct, frozen=True, kw_only=True):
+    """Many figures, in few."""
+
+    median: float
+    p95: float
+    low: float
+    high: float
+    count: int
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """One mode in one workload."""
+
+    workload: str
+    mode: str
+    wrongs: tuple[str, ...] = ()
+    """What was wrong, loop by loop; where there is anything, there are no times."""
+    wall_ms: Spread | None = None
+    """Of whole loops, over the repeats."""
+    turn_ms: Spread | None = None
+    created_ms: Spread | None = None
+    first_token_ms: Spread | None = None
+    cpu_ms: Spread | None = None
+    """Of the server, per turn, over the repeats."""
+    sent_bytes: float = 0.0
+    """In a whole loop, median."""
+    received_bytes: float = 0.0
+    cached_share: float | None = None
+    """Of all input tokens of a loop, those that were cached."""
+    stages_ms: tuple[tuple[str, float], ...] = ()
+    """Mean per turn by stage, in the server's order, over all turns."""
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """None for nothing. Percentiles are those of the nearest rank: a figure that was measured."""
+    ranked = sorted(values)
+    if not ranked:
+        return None
+    return Spread(
+        median=statistics.median(ranked),
+        p95=ranked[math.ceil(0.95 * len(ranked)) - 1],
+        low=ranked[0],
+        high=ranked[-1],
+        count=len(ranked),
+    )
+
+
+def summarise(record: Record) -> list[Summary]:
+    """Every mode of every workload that was run, in the record's order."""
+    return [
+        _summary(workload.name, mode.name, loops)
+        for workload in record.workloads
+        for mode in record.modes
+        if (loops := record.of(workload.name, mode.name))
+    ]
+
+
+def saved(slow: Spread, fast: Spread) -> float:
+    """How much less the one takes than the other, by their medians: 0.4 is 40 % less."""
+    return 1 - fast.median / slow.median
+
+
+def by_turn(loops: Sequence[Loop], figure: str) -> list[tuple[int, Spread]]:
+    """A figure of each turn by its number, over the repeats."""
+    values: dict[int, list[float]] = {}
+    for loop in loops:
+        for turn in loop.turns:
+            value = getattr(turn, figure)
+            if value is not None:
+                values.setdefault(turn.number, []).append(value)
+    return [(number, found) for number in sorted(values) if (found := spread(values[number])) is not None]
+
+
+def _summary(workload: str, mode: str, loops: list[Loop]) -> Summary:
+    wrongs = tuple(wrong for loop in loops for wrong in loop.wrongs)
+    if wrongs:
+        return Summary(workload=workload, mode=mode, wrongs=wrongs)
+    turns = [turn for loop in loops for turn in loop.turns]
+    asked = sum(turn.input_tokens for turn in turns)
+    return Summary(
+        workload=workload,
+        mode=mode,
+        wall_ms=spread(loop.wall_ms for loop in loops),
+        turn_ms=spread(turn.total_ms for turn in turns),
+        created_ms=spread(turn.created_ms for turn in turns if turn.created_ms is not None),
+        first_token_ms=spread(turn.first_token_ms for turn in turns if turn.first_token_ms is not None),
+        cpu_ms=spread(
+            loop.cpu_ms / len(loop.turns) for loop in loops if loop.cpu_ms is not None and loop.turns
+        ),
+        sent_bytes=statistics.median(sum(turn.sent_bytes for turn in loop.turns) for loop in loops),
+        received_bytes=statistics.median(sum(turn.received_bytes for turn in loop.turns) for loop in loops),
+        cached_share=sum(turn.cached_tokens for turn in turns) / asked if asked else None,
+        stages_ms=_stages(turns),
+    )
+
+
+def _stages(turns: list[Turn]) -> tuple[tuple[str, float], ...]:
+    """A turn without a stage has spent no time in it."""
+    totals: dict[str, float] = {}
+    for turn in turns:
+        for name, spent_ms in turn.stages_ms.items():
+            totals[name] = totals.get(name, 0.0) + spent_ms
+    return tuple((name, total / len(turns)) for name, total in totals.items())
