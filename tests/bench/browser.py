@@ -129,10 +129,11 @@ async def tab(program: str) -> AsyncIterator[Tab]:
                 yield opened
                 await socket.send_json({"id": 0, "method": "Browser.close"})
             await drain
+            await asyncio.wait_for(process.wait(), _PATIENCE_S)
         finally:
             if process.returncode is None:
                 process.kill()
-            await process.wait()
+                await process.wait()
 
 
 async def _address(errors: asyncio.StreamReader) -> str:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from slipring.bench.report import plots, scales, units
 from slipring.bench.report.markup import Markup, tag
-from slipring.bench.report.palette import NO_STAGE, Style, stage_colours, styles
+from slipring.bench.report.palette import NO_STAGE, REST_OF_STAGES, Style, stage_colours, styles
 from slipring.bench.report.plots import Bar, Column, Frame, Point, Segment, Series
 from slipring.bench.results import Loop, Record, Workload
 from slipring.bench.statistics import Spread, Summary, by_turn, cumulative
@@ -139,7 +139,9 @@ def _lines(
     is_deep = len(columns[0].below) > 1
     bottom = _HEIGHT - plots.LINE * (3 if is_deep else 2) - 8
     told, up = _upwards(lowest, highest, bottom, tell, unit, is_log=is_log)
-    frame = Frame(left=max(map(plots.text_width, told)) + 10, right=plots.WIDTH - 12, top=_TOP, bottom=bottom)
+    beyond = max(12.0, max(map(plots.text_width, columns[-1].below)) / 2)
+    left, right = max(map(plots.text_width, told)) + 10, plots.WIDTH - beyond
+    frame = Frame(left=left, right=right, top=_TOP, bottom=bottom)
     inset = min(12.0, (frame.right - frame.left) / 2 / len(columns))
     across = scales.whole(columns[0].at, columns[-1].at, frame.left + inset, frame.right - inset)
     below = "turn, and tokens of context" if is_deep else "turn"
@@ -237,18 +239,20 @@ def _stages(of: tuple[Workload, str], modes: Sequence[Drawn]) -> Chart:
     bars = []
     for mode, whole in zip(told, wholes, strict=True):
         spent = dict(mode.summary.stages_ms)
-        rest = sum(ms for name, ms in spent.items() if name not in large)
-        segments = [Segment(name=name, value=spent.get(name, 0.0), colour=colours[name]) for name in large]
-        segments.append(Segment(name=REST, value=rest, colour="#4b5563"))
-        segments.append(Segment(name=OUTSIDE, value=mode.summary.outside_ms or 0.0, colour=NO_STAGE))
-        shown = [segment for segment in segments if segment.value > 0]
-        bars.append(Bar(name=mode.title, told=units.duration(whole), segments=shown))
+        parts = [(name, spent.get(name, 0.0), colours[name]) for name in large]
+        parts.append((REST, sum(ms for name, ms in spent.items() if name not in large), REST_OF_STAGES))
+        parts.append((OUTSIDE, mode.summary.outside_ms or 0.0, NO_STAGE))
+        segments = [
+            Segment(name=name, value=ms, told=units.duration(ms), colour=colour)
+            for name, ms, colour in parts
+            if ms > 0
+        ]
+        bars.append(Bar(name=mode.title, told=units.duration(whole), segments=segments))
     pitch = 46.0
     height = 8 + pitch * len(bars)
     across = scales.Scale(low=0.0, high=longest, start=2.0, end=plots.WIDTH - 2, ticks=())
     about = " ".join(
-        f"{bar.name}: {', '.join(f'{one.name} {units.duration(one.value)}' for one in bar.segments)}."
-        for bar in bars
+        f"{bar.name}: {', '.join(f'{one.name} {one.told}' for one in bar.segments)}." for bar in bars
     )
     used = {segment.name: segment.colour for bar in bars for segment in bar.segments}
     order = [name for name in (*names, REST, OUTSIDE) if name in used]

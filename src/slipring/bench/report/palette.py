@@ -1,8 +1,8 @@
 """Colours, dashes and marks: which mode and which stage has which.
 
-HTTP is warm, the rest is cold. Colours differ in lightness as well as in hue, so that they are told apart with
-any kind of colour vision; without colours, dashes and marks tell modes apart. Colours of modes are those of
-classes ``m0``…, light and dark; those of stages are the same on both.
+HTTP is warm, the rest is cold. Colours differ in lightness as well as in hue, so that they are told apart
+with any kind of colour vision; without colours, dashes and marks tell modes apart. Colours of modes are those
+of classes ``m0``…, light and dark; those of stages are the same on both.
 """
 
 from collections.abc import Sequence
@@ -35,6 +35,7 @@ _STAGES = {
 }
 _UNKNOWN = ("#44aa99", "#cc6677", "#ddcc77", "#332288", "#88ccee", "#117733", "#aa4499", "#999933")
 NO_STAGE = "#7a828c"
+REST_OF_STAGES = "#4b5563"
 
 
 class Style(Struct, frozen=True, kw_only=True):

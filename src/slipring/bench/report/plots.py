@@ -19,6 +19,12 @@ _MARK = 2.8
 _MOST_MARKS = 14
 _TICK_GAP = 6.0
 
+_WIDTHS = {
+    **dict.fromkeys(" .,:;|ijlt'’!()[]\N{NO-BREAK SPACE}", 0.38),
+    **dict.fromkeys("mwMW<>&@%+=…\ufffd", 0.95),
+}
+"""Of letters, in parts of the size."""
+
 
 class Point(Struct, frozen=True):
     at: int
@@ -46,6 +52,7 @@ class Column(Struct, frozen=True, kw_only=True):
 class Segment(Struct, frozen=True, kw_only=True):
     name: str
     value: float
+    told: str
     colour: str
 
 
@@ -68,7 +75,7 @@ class Frame(Struct, frozen=True, kw_only=True):
 
 def text_width(content: str, size: float = TEXT) -> float:
     """About, for a sans-serif font: fonts differ, so that it is more rather than less."""
-    return size * sum(0.32 if letter in " .,:;|il'’!()[]\u00a0" else 0.6 for letter in content)
+    return size * sum(_WIDTHS.get(letter, 0.72 if letter.isupper() else 0.62) for letter in content)
 
 
 def shortened(content: str, width: float, size: float = TEXT) -> str:
@@ -186,7 +193,15 @@ def _segments(bar: Bar, scale: Scale, y: float, thickness: float) -> Markup:
             middle, baseline = (left + right) / 2, y + thickness / 2 + TEXT * 0.35
             ink = f"fill:{ink_on(segment.colour)}"
             inside.append(tag("text", segment.name, x=middle, y=baseline, text_anchor="middle", style=ink))
-        parts.append(tag("g", tag("title", f"{bar.name}, {segment.name}"), rect, *inside, class_="segment"))
+        parts.append(
+            tag(
+                "g",
+                tag("title", f"{bar.name}, {segment.name}: {segment.told}"),
+                rect,
+                *inside,
+                class_="segment",
+            )
+        )
     return join(*parts)
 
 

@@ -5,7 +5,7 @@ import math
 
 from msgspec import Struct
 
-_MANY_FACTORS = 100.0
+_MANY_FACTORS = 1000.0
 """On logarithmic scales that are longer, powers of ten are ticks enough."""
 
 

@@ -18,12 +18,12 @@ from slipring.bench.statistics import cumulative, summarise
 WIDTH, HEIGHT = 880.0, 360.0
 MAIN = "coding"
 """The workload that is shown, where it was run; otherwise the first."""
-_FRAME = Frame(left=64, right=590, top=88, bottom=296)
+_FRAME = Frame(left=64, right=590, top=88, bottom=288)
 _ROW = 38.0
 _STYLE = """
 svg{--paper:#fff;--ink:#16191d;--soft:#525a64;--rule:#d5dae0}
 text{font:13px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:var(--soft)}
-.title{font-size:17px;font-weight:700;fill:var(--ink)}.figure{font-size:16px;font-weight:700;fill:var(--mode)}
+.title{font-size:17px;font-weight:700;fill:var(--ink)}.figure{font-size:16px;font-weight:700;fill:var(--ink)}
 .name{fill:var(--ink)}.small{font-size:12px}
 .paper{fill:var(--paper);stroke:var(--rule)}.grid{stroke:var(--rule)}.axis{stroke:var(--soft)}
 .line{fill:none;stroke:var(--mode);stroke-width:2.5;stroke-linejoin:round}.mark{fill:var(--mode)}
@@ -47,11 +47,10 @@ def render(record: Record) -> Markup:
     modes = drawn(record, summaries, workload)
     titles = {mode.name: mode.title for mode in record.modes}
     wrong = [titles[each.mode] for each in summaries if each.workload == workload.name and each.wrongs]
-    below = (
-        f"Time in turns so far, in a loop of {_turns(workload)}{_repeats(record)}" if modes else told.sentence
-    )
-    if modes and wrong:
-        below = f"{below}. Wrong answers, not shown: {'; '.join(wrong)}"
+    below = f"Time in turns so far, in a loop of {_turns(workload)}"
+    below += f". Wrong answers, so not shown: {'; '.join(wrong)}" if wrong else _repeats(record)
+    if not modes:
+        below = told.sentence
     return _picture(told.title, told.sentence, below, *([_plot(modes)] if modes else []), _conditions(record))
 
 
@@ -113,7 +112,7 @@ def _plot(modes: list[Drawn]) -> Markup:
     return join(
         plots.vertical_axis(_FRAME, up, told),
         plots.horizontal_axis(_FRAME, across, columns),
-        plots.label(_FRAME.left - 6, _FRAME.bottom + 16, "turn", anchor="end"),
+        plots.label((_FRAME.left + _FRAME.right) / 2, _FRAME.bottom + 33, "turn", anchor="middle"),
         *(plots.band(one, across, up) for one in series),
         *(plots.line(one, across, up) for one in reversed(series)),
         _ends(series, across, up),
@@ -125,16 +124,18 @@ def _ends(series: list[Series], across: scales.Scale, up: scales.Scale) -> Marku
     order = sorted(series, key=lambda one: up(one.points[-1].value))
     wanted = [up(one.points[-1].value) for one in order]
     parts = []
-    for one, y, line in zip(order, spaced(wanted, _ROW, 96.0, 300.0), wanted, strict=True):
+    for one, y, line in zip(order, spaced(wanted, _ROW, 94.0, 286.0), wanted, strict=True):
         x = across(one.points[-1].at) + 6
         lead = f"M{number(x)} {number(line)}L{number(_FRAME.right + 18)} {number(y)}"
-        room = WIDTH - _FRAME.right - 24 - 16
+        sample, start = _FRAME.right + 24, _FRAME.right + 62
+        css, dash = f"line {one.style.css}", one.style.dash
+        told = units.duration(one.points[-1].value)
         parts += [
             tag("path", d=lead, class_="lead"),
-            plots.label(
-                _FRAME.right + 24, y, units.duration(one.points[-1].value), css=f"figure {one.style.css}"
-            ),
-            plots.label(_FRAME.right + 24, y + 16, plots.shortened(one.name, room, 13), css="name"),
+            tag("path", d=f"M{number(sample)} {number(y)}h30", class_=css, stroke_dasharray=dash),
+            plots.marks([(sample + 15, y)], one.style),
+            plots.label(start, y + 5, told, css="figure"),
+            plots.label(start, y + 21, plots.shortened(one.name, WIDTH - start - 16, 13), css="name"),
         ]
     return join(*parts)
 
@@ -162,4 +163,4 @@ def _conditions(record: Record) -> Markup:
         record.when[:10],
     ]
     line = plots.shortened(" · ".join(said), WIDTH - 48, 12)
-    return plots.label(24, HEIGHT - 18, line, css="small")
+    return plots.label(24, HEIGHT - 14, line, css="small")
