@@ -166,7 +166,7 @@ def _figures(record: Record, summary: Summary, against: Summary | None) -> list[
     if compared is not None:
         held = (amount(compared), range_of(compared))
     else:
-        held = (_NONE, "the others are held against it" if summary is against else "")
+        held = (_NONE, "the measure" if summary is against else "")
     told = [
         (
             units.duration(wall.median),
