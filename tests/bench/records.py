@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from slipring.bench.results import Endpoint, Loop, Machine, Mode, Record, Settings, Turn, Workload
 
 MODES = (
-    Mode(name="http-full", title="HTTP, full history", about="Every turn sends all that was said."),
-    Mode(name="http-chained", title="HTTP, chained", about="Every turn names the stored response before it."),
-    Mode(name="ws", title="WebSocket", about="One socket, every turn sends what is new."),
-    Mode(name="ws-unstored", title="WebSocket, nothing stored", about="As ws, with store false."),
-    Mode(name="ws-lanes", title="WebSocket, four lanes", about="Four loops side by side on one socket."),
+    Mode(name="http-full", title="HTTP, full history", about="every turn sends all that was said"),
+    Mode(name="http-chained", title="HTTP, chained", about="every turn names the stored response before it"),
+    Mode(name="websocket", title="WebSocket", about="one socket, every turn sends what is new"),
+    Mode(name="websocket-lanes", title="WebSocket, lanes", about="four loops side by side on one socket"),
+    Mode(name="rollout", title="Rollout", about="the whole loop is one response on one socket"),
 )
 CODING = Workload(name="coding", title="A coding agent", about="25 tool calls and an answer", turns=26)
 LONG = Workload(name="long", title="A long agent", about="99 tool calls and an answer", turns=100)
@@ -43,7 +43,7 @@ def record(
         for repeat in range(repeats):
             weather = dice.uniform(0.97, 1.06)
             for mode in modes:
-                for lane in range(4 if mode.name == "ws-lanes" else 1):
+                for lane in range(4 if mode.name == "websocket-lanes" else 1):
                     made.loops.append(
                         _loop(dice, workload, mode, repeat, lane, weather, stages=has_stages, cpu=has_cpu)
                     )
@@ -76,12 +76,12 @@ def bare() -> Record:
 def wrong() -> Record:
     """One mode answers wrongly in some turns, another breaks off; one was not run."""
     made = record([CODING, SHORT], MODES[:4], repeats=3)
-    made.skipped = {"ws-lanes": "the endpoint refused the header OpenAI-Beta: responses_multiplexing=v1"}
+    made.skipped = {"rollout": "the endpoint refused the header OpenAI-Beta: slipring_rollout=v1"}
     for loop in made.loops:
         if loop.mode == "http-chained" and loop.workload == "coding":
             for turn in loop.turns[3:12:4]:
                 turn.wrong = "the answer is a text of 3 words, where a call of read_file was to come"
-        if loop.mode == "ws" and loop.workload == "short" and loop.repeat == 1:
+        if loop.mode == "websocket" and loop.workload == "short" and loop.repeat == 1:
             loop.turns = loop.turns[:2]
             loop.error = "the socket was closed with 1011 after 2 turns"
     return made
@@ -175,7 +175,7 @@ def _turn(
         "engine_queue": 0.3,
         "prefill": 4 + new * 0.012 + (context * 0.002 if is_http else 0),
         "generate": output * 10.0,
-        "store": 0.0 if mode.name == "ws-unstored" else 1.4,
+        "store": 0.0 if mode.name == "rollout" else 1.4,
         "terminal": 0.05,
     }
     spent = {name: ms * weather * dice.uniform(0.95, 1.05) for name, ms in spent.items()}

@@ -158,6 +158,10 @@ def test_what_was_measured_on_what_is_said() -> None:
     assert "No model was run: tokens come at 100 per second" in said
     for part in ("Intel(R) Xeon(R) Processor, 2 cores", "aiohttp 3.14.5", "2026-11-15, 12:00 UTC"):
         assert part in said
+    unlimited = record([CODING], MODES[:1], repeats=1)
+    unlimited.endpoint.tokens_per_s = 0
+    assert "tokens come as fast as they can be sent" in text(page(unlimited))
+    assert "simulated, at unlimited speed" in svg.render(unlimited)
     real = text(page(RECORDS["bare"]()))
     assert "https://models.example/v1" in real
     assert "imulated" not in real
@@ -166,7 +170,7 @@ def test_what_was_measured_on_what_is_said() -> None:
 def test_modes_that_were_skipped_or_not_run_are_named() -> None:
     made = RECORDS["wrong"]()
     assert "the endpoint refused the header" in text(page(made))
-    assert "ws-lanes was not measured: the endpoint refused" in " ".join(terminal(made).split())
+    assert "rollout was not measured: the endpoint refused" in " ".join(terminal(made).split())
     made.loops = [loop for loop in made.loops if (loop.workload, loop.mode) != ("short", "http-full")]
     assert "Not run in this workload: HTTP, full history." in text(page(made))
 
@@ -195,7 +199,7 @@ def loops(mode: str, walls: list[float]) -> list[Loop]:
 
 def compared(full: list[float], socket: list[float]) -> Record:
     made = record([SHORT], [MODES[0], MODES[2]], repeats=0)
-    made.loops = loops("http-full", full) + loops("ws", socket)
+    made.loops = loops("http-full", full) + loops("websocket", socket)
     return made
 
 
@@ -264,10 +268,10 @@ def test_the_terminal_shows_every_mode(width: int) -> None:
         assert shown.count(f"\n{mode.name} ") >= 2
     assert shown.count("WRONG") == 2
     against = next(each for each in summarise(made) if (each.workload, each.mode) == ("coding", "http-full"))
-    socket = next(each for each in summarise(made) if (each.workload, each.mode) == ("coding", "ws"))
+    socket = next(each for each in summarise(made) if (each.workload, each.mode) == ("coding", "websocket"))
     assert against.wall_ms is not None
     assert socket.wall_ms is not None
-    row = next(line for line in shown.splitlines() if line.startswith("ws "))
+    row = next(line for line in shown.splitlines() if line.startswith("websocket "))
     assert units.ratio(socket.wall_ms.median / against.wall_ms.median) in row
     assert units.ratio(socket.sent_bytes / against.sent_bytes) in row
     assert max(map(len, shown.splitlines())) <= width
@@ -275,7 +279,7 @@ def test_the_terminal_shows_every_mode(width: int) -> None:
 
 def test_texts_are_no_markup_in_the_terminal_either() -> None:
     made = RECORDS["one_mode"]()
-    made.modes = [Mode(name="ws", title="[red]x[/red]", about="")]
+    made.modes = [Mode(name="websocket", title="[red]x[/red]", about="")]
     assert "[red]x[/red]" in terminal(made)
 
 

@@ -8,7 +8,7 @@ def subject(record: Record) -> str:
     """In one line."""
     endpoint = record.endpoint
     where = endpoint.url or "a slipring that the bench started itself"
-    engine = f", with the {endpoint.engine} engine" if endpoint.engine else ""
+    engine = f", engine {endpoint.engine}" if endpoint.engine else ""
     return f"Model {endpoint.model}, at {where}{engine}. {machine(record)}. {_when(record)}."
 
 
@@ -17,23 +17,20 @@ def simulation(record: Record) -> str | None:
     speed = record.endpoint.tokens_per_s
     if speed is None:
         return None
+    pace = f"tokens come at {speed:g} per second" if speed else "tokens come as fast as they can be sent"
     return (
-        f"No model was run: tokens come at {speed:g} per second in every mode. What differs between modes is"
-        " around the model: the wire, the server, the context that is read again or is not."
+        f"No model was run: {pace} in every mode. What differs between modes is around the model: the wire,"
+        " the server, the context that is read again or is not."
     )
 
 
 def conditions(record: Record) -> list[tuple[str, str]]:
     endpoint, settings = record.endpoint, record.settings
-    speed = endpoint.tokens_per_s
     told = [
         ("Endpoint", endpoint.url or "a slipring that the bench started itself"),
         ("Model", endpoint.model),
         ("Engine", endpoint.engine or "not known"),
-        (
-            "Decoding",
-            "as the model does it" if speed is None else f"simulated at {speed:g} tokens per second",
-        ),
+        ("Decoding", decoding(record)),
         ("Machine", machine(record)),
         ("When", _when(record)),
         ("Repeats", str(settings.repeats)),
@@ -46,6 +43,13 @@ def conditions(record: Record) -> list[tuple[str, str]]:
         ),
     ]
     return told
+
+
+def decoding(record: Record) -> str:
+    speed = record.endpoint.tokens_per_s
+    if speed is None:
+        return "as the model does it"
+    return f"simulated at {speed:g} tokens per second" if speed else "simulated, at unlimited speed"
 
 
 def _or_none(ms: float, note: str = "") -> str:

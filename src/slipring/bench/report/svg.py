@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipring.bench.report import plots, scales, units
 from slipring.bench.report.charts import Drawn, drawn
-from slipring.bench.report.conditions import machine
+from slipring.bench.report.conditions import decoding, machine
 from slipring.bench.report.markup import Markup, join, number, tag
 from slipring.bench.report.palette import DARK, LIGHT
 from slipring.bench.report.plots import Column, Frame, Point, Series
@@ -18,7 +18,7 @@ from slipring.bench.statistics import cumulative, summarise
 WIDTH, HEIGHT = 880.0, 360.0
 MAIN = "coding"
 """The workload that is shown, where it was run; otherwise the first."""
-_FRAME = Frame(left=64, right=590, top=88, bottom=288)
+_FRAME = Frame(left=64, right=560, top=88, bottom=288)
 _ROW = 38.0
 _STYLE = """
 svg{--paper:#fff;--ink:#16191d;--soft:#525a64;--rule:#d5dae0}
@@ -127,7 +127,7 @@ def _ends(series: list[Series], across: scales.Scale, up: scales.Scale) -> Marku
     for one, y, line in zip(order, spaced(wanted, _ROW, 94.0, 286.0), wanted, strict=True):
         x = across(one.points[-1].at) + 6
         lead = f"M{number(x)} {number(line)}L{number(_FRAME.right + 18)} {number(y)}"
-        sample, start = _FRAME.right + 24, _FRAME.right + 62
+        sample, start = _FRAME.right + 24, _FRAME.right + 60
         css, dash = f"line {one.style.css}", one.style.dash
         told = units.duration(one.points[-1].value)
         parts += [
@@ -135,7 +135,7 @@ def _ends(series: list[Series], across: scales.Scale, up: scales.Scale) -> Marku
             tag("path", d=f"M{number(sample)} {number(y)}h30", class_=css, stroke_dasharray=dash),
             plots.marks([(sample + 15, y)], one.style),
             plots.label(start, y + 5, told, css="figure"),
-            plots.label(start, y + 21, plots.shortened(one.name, WIDTH - start - 16, 13), css="name"),
+            plots.label(start, y + 21, plots.shortened(one.name, WIDTH - start - 10, 13), css="name"),
         ]
     return join(*parts)
 
@@ -155,12 +155,11 @@ def spaced(wanted: list[float], gap: float, top: float, bottom: float) -> list[f
 
 def _conditions(record: Record) -> Markup:
     endpoint, versions = record.endpoint, record.versions
-    speed = endpoint.tokens_per_s
     said = [
-        endpoint.model if speed is None else f"no model: decoding simulated at {speed:g} tokens/s",
-        machine(record),
+        endpoint.model if endpoint.tokens_per_s is None else f"no model: decoding {decoding(record)}",
         *([f"slipring {versions['slipring']}"] if "slipring" in versions else []),
         record.when[:10],
+        machine(record),
     ]
     line = plots.shortened(" · ".join(said), WIDTH - 48, 12)
     return plots.label(24, HEIGHT - 14, line, css="small")
