@@ -60,8 +60,12 @@ def _or_none(ms: float, note: str = "") -> str:
 
 def machine(record: Record) -> str:
     here = record.machine
-    cores = "1 core" if here.cores == 1 else f"{here.cores} cores"
-    return f"{here.cpu}, {cores}, {here.memory_gib:.3g}{units.SPACE}GiB, {here.system}"
+    return f"{processor(record)}, {here.memory_gib:.3g}{units.SPACE}GiB, {here.system}"
+
+
+def processor(record: Record) -> str:
+    here = record.machine
+    return f"{here.cpu}, {'1 core' if here.cores == 1 else f'{here.cores} cores'}"
 
 
 def _when(record: Record) -> str:

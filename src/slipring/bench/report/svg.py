@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slipring.bench.report import plots, scales, units
 from slipring.bench.report.charts import Drawn, drawn
-from slipring.bench.report.conditions import decoding, machine
+from slipring.bench.report.conditions import decoding, processor
 from slipring.bench.report.markup import Markup, join, number, tag
 from slipring.bench.report.palette import DARK, LIGHT
 from slipring.bench.report.plots import Column, Frame, Point, Series
@@ -18,7 +18,7 @@ from slipring.bench.statistics import cumulative, summarise
 WIDTH, HEIGHT = 880.0, 360.0
 MAIN = "coding"
 """The workload that is shown, where it was run; otherwise the first."""
-_FRAME = Frame(left=64, right=560, top=88, bottom=288)
+_FRAME = Frame(left=64, right=530, top=88, bottom=288)
 _ROW = 38.0
 _STYLE = """
 svg{--paper:#fff;--ink:#16191d;--soft:#525a64;--rule:#d5dae0}
@@ -159,7 +159,7 @@ def _conditions(record: Record) -> Markup:
         endpoint.model if endpoint.tokens_per_s is None else f"no model: decoding {decoding(record)}",
         *([f"slipring {versions['slipring']}"] if "slipring" in versions else []),
         record.when[:10],
-        machine(record),
+        processor(record),
     ]
     line = plots.shortened(" · ".join(said), WIDTH - 48, 12)
     return plots.label(24, HEIGHT - 14, line, css="small")
