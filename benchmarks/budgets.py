@@ -1,0 +1,200 @@
+"""The budgets that slipring sets itself, held against what was measured last.
+
+Reads ``results/`` and measures nothing. A figure that is not there is told as such: it counts as neither met
+nor missed.
+
+    python benchmarks/budgets.py
+"""
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, spread
+
+from slipring.bench import results
+from slipring.bench.statistics import Summary, saved, summarise
+
+Figures = dict[str, Any]
+EXCHANGE_KB = 3.5
+"""What an exchange adds to the history, in the measurement of engines."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """One promise, and what was measured."""
+
+    what: str
+    budget: str
+    measured: str
+    met: bool | None
+    """None: there is no figure."""
+    where: str
+    """The measurement that it is from."""
+
+    @property
+    def verdict(self) -> str:
+        return {True: "met", False: "falls short", None: "not measured"}[self.met]
+
+
+def all_budgets(directory: Path = RESULTS) -> list[Budget]:
+    return [
+        *_from(directory, "continuation_cost", _continuation),
+        *_loops(directory / "loops.json"),
+        *_from(directory, "stream_cost", _stream),
+        *_from(directory, "engine_overhead", _engines),
+        *_from(directory, "idle_connections", _idle),
+        *_from(directory, "rollout", _rollout),
+    ]
+
+
+def _from(directory: Path, name: str, read: Callable[[Figures], list[Budget]]) -> list[Budget]:
+    path = directory / f"{name}.json"
+    if not path.exists():
+        return [Budget(name, "", f"no {path.name}", None, name)]
+    return read(json.loads(path.read_text()))
+
+
+def _of(values: list[float], unit: str, digits: int = 2) -> str:
+    each = spread(values)
+    return f"{each['median']:.{digits}f} {unit} ({each['low']:.{digits}f} – {each['high']:.{digits}f})"
+
+
+def _continuation(figures: Figures) -> list[Budget]:
+    wall = {int(tokens): cost["wall"] for tokens, cost in figures["ms_per_turn"].items()}
+    short, long = min(wall), max(wall)
+    ratio = figures["ratios"]["wall"]
+    return [
+        Budget(
+            f"a continuation beside the model, at {short:,} tokens of history",
+            "≤ 1 ms",
+            _of(wall[short], "ms"),
+            statistics.median(wall[short]) <= 1,
+            "continuation_cost",
+        ),
+        Budget(
+            f"the same at {long:,} tokens, against that",
+            "≤ 1.5 ×",
+            f"{ratio:.2f} ×, {_of(wall[long], 'ms')}",
+            ratio <= figures["budget"],
+            "continuation_cost",
+        ),
+    ]
+
+
+def _loops(path: Path) -> list[Budget]:
+    if not path.exists():
+        return [Budget("the 25-call loop", "", f"no {path.name}", None, "loops")]
+    summaries = {(each.workload, each.mode): each for each in summarise(results.read(path))}
+    fast = summaries.get(("coding", "websocket"))
+    return [
+        _saving("the 25-call loop, WebSocket against full-history HTTP", 0.4, summaries, "http-full", fast),
+        _saving("the same against chained HTTP", 0.2, summaries, "http-chained", fast),
+    ]
+
+
+def _saving(
+    what: str, least: float, summaries: dict[tuple[str, str], Summary], mode: str, fast: Summary | None
+) -> Budget:
+    slow = summaries.get(("coding", mode))
+    budget = f"≥ {least:.0%} less time"
+    if slow is None or fast is None or slow.wall_ms is None or fast.wall_ms is None:
+        return Budget(what, budget, "not measured, or wrong", None, "loops")
+    less = saved(slow.wall_ms, fast.wall_ms)
+    measured = f"{less:.1%} less: {fast.wall_ms.median / 1e3:.2f} s against {slow.wall_ms.median / 1e3:.2f} s"
+    return Budget(what, budget, measured, less >= least, "loops")
+
+
+def _stream(figures: Figures) -> list[Budget]:
+    most = figures["budget"]
+    lines = []
+    for name, load in figures["loads"].items():
+        costs = load["us_per_frame"]
+        measured = (
+            f"{load['ratio']:.2f} ×: {_of(costs['slipring'], 'µs', 1)} against {_of(costs['bare'], 'µs', 1)}"
+        )
+        what = f"CPU per streamed frame against bare aiohttp, {name}"
+        lines.append(Budget(what, f"≤ {most:g} ×", measured, load["ratio"] <= most, "stream_cost"))
+    lag = figures["lag"]
+    last = lag["slipring"]["last"]
+    lines.append(
+        Budget(
+            f"one stream of {lag['tokens_per_s']:,} tokens/s: behind its schedule at the end",
+            f"≤ {lag['budget_ms']} ms",
+            _of(last, "ms", 1),
+            statistics.median(last) <= lag["budget_ms"],
+            "stream_cost",
+        )
+    )
+    return lines
+
+
+def _engines(figures: Figures) -> list[Budget]:
+    lines = []
+    budgets = figures["budgets"]
+    for kind, by_history in figures["ms"].items():
+        short, long = sorted(map(int, by_history))
+        added = {before: _added(by_history[str(before)], "through", "direct") for before in (short, long)}
+        cpu = {before: _added(by_history[str(before)], "cpu", "tokenizing") for before in (short, long)}
+        growth = (cpu[long] - cpu[short]) / ((long - short) * EXCHANGE_KB / 10)
+        for what, values, budget, unit in (
+            ("added per turn, in front of", added, budgets["added_ms"], "ms"),
+            ("CPU added per turn, in front of", cpu, budgets["added_cpu_ms"], "ms of CPU"),
+        ):
+            measured = (
+                f"{values[short]:.2f} {unit}, {values[long]:.2f} with {long * EXCHANGE_KB:.0f} kB of history"
+            )
+            met = max(values.values()) <= budget
+            lines.append(Budget(f"{what} {kind}", f"≤ {budget:g} {unit}", measured, met, "engine_overhead"))
+        most = budgets["growth_ms_per_10_kB"]
+        lines.append(
+            Budget(
+                f"growth of that CPU with history, in front of {kind}",
+                f"≤ {most:g} ms per 10 kB",
+                f"{growth:.3f} ms per 10 kB",
+                growth <= most,
+                "engine_overhead",
+            )
+        )
+    return lines
+
+
+def _added(figures: Figures, whole: str, part: str) -> float:
+    return statistics.median(figures[whole]) - statistics.median(figures[part])
+
+
+def _idle(figures: Figures) -> list[Budget]:
+    kib, most = figures["idle_kib"], figures["budget_kib"]
+    what = f"memory of an idle connection, {figures['connections']:,} held"
+    return [Budget(what, f"≤ {most} KiB", f"{kib:.1f} KiB", kib <= most, "idle_connections")]
+
+
+def _rollout(figures: Figures) -> list[Budget]:
+    lines = []
+    for kind, name in (("wall_ms", "time"), ("cpu_ms", "CPU of the server")):
+        ratio = figures["ratios"][kind]
+        measured = f"{ratio['median']:.2f} × ({ratio['low']:.2f} – {ratio['high']:.2f})"
+        what = f"a tool boundary, separate responses against a rollout: {name}"
+        met = ratio["median"] <= figures["budget"]
+        lines.append(Budget(what, f"≤ {figures['budget']:g} ×", measured, met, "rollout"))
+    return lines
+
+
+def show(budgets: list[Budget]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    colours = {True: "green", False: "red", None: "yellow"}
+    table = Table("budget", "at most, or at least", "measured: median (range)", "", title="Budgets")
+    for each in budgets:
+        table.add_row(each.what, each.budget, each.measured, f"[{colours[each.met]}]{each.verdict}[/]")
+    Console().print(table)
+    met = sum(each.met is True for each in budgets)
+    print(f"{met} of {len(budgets)} met")
+
+
+if __name__ == "__main__":
+    show(all_budgets())

@@ -1,0 +1,51 @@
+"""The standard set: every measurement behind a budget, one after the other, and the budgets held against it.
+
+Takes up to ten minutes on two cores, and wants them for itself. Figures are no tests: it ends well whether
+budgets are met or not, and fails only where something could not be measured.
+
+    python benchmarks/standard.py
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import budgets
+from common import RESULTS
+
+HERE = Path(__file__).parent
+LOOPS = ["-m", "slipring", "bench", "--workload", "coding,short", "--repeats", "5"]
+DEEP = ["-m", "slipring", "bench", "--deep", "20k,75k,150k", "--mode", "http-full,http-chained,websocket"]
+PARTS: dict[str, list[str]] = {
+    "agent loops": [*LOOPS, "--json", str(RESULTS / "loops.json")],
+    "deep histories": [*DEEP, "--repeats", "3", "--json", str(RESULTS / "deep.json")],
+    "continuations": [str(HERE / "continuation_cost.py")],
+    "streams": [str(HERE / "stream_cost.py"), "--rounds", "9"],
+    "rollouts": [str(HERE / "rollout.py")],
+    "engines": [str(HERE / "engine_overhead.py")],
+    "idle connections": [str(HERE / "idle_connections.py"), "--connections", "10000"],
+}
+LONGEST_S = 600
+
+
+def main() -> int:
+    failed = []
+    began = time.monotonic()
+    for number, (name, command) in enumerate(PARTS.items(), 1):
+        print(f"── {number}/{len(PARTS)} {name} · {time.monotonic() - began:.0f} s so far", flush=True)
+        try:
+            code = subprocess.run([sys.executable, *command], timeout=LONGEST_S, check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+        if code:
+            failed.append(name)
+    budgets.show(budgets.all_budgets())
+    print(f"all in {time.monotonic() - began:.0f} s; figures in {RESULTS.relative_to(HERE.parent)}")
+    if failed:
+        print(f"could not be measured: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
