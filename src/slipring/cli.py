@@ -15,10 +15,12 @@ import msgspec
 
 from slipring import __version__
 from slipring.bench import options as bench_options
+from slipring.bench.load import options as load_options
 from slipring.bench.options import UsageError
 from slipring.bench.probes import Unmeasurable
 from slipring.bench.results import Unreadable
 from slipring.bench.server import CannotStart
+from slipring.bench.workloads.replay import BadRecording
 from slipring.chat import options as chat_options
 from slipring.chat.connection import Unreachable
 from slipring.chat.run import chat
@@ -84,6 +86,14 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     bench_options.add_flags(measure)
+    load = measure.add_subparsers(dest="bench_command", metavar="COMMAND", parser_class=_Parser).add_parser(
+        "load",
+        help="many connections at once, until a service level breaks",
+        description="Chat over many connections at once, more and more of them, until a service level breaks."
+        " Without --url, against a slipring that is started for it.",
+        allow_abbrev=False,
+    )
+    load_options.add_flags(load)
     return parser
 
 
@@ -96,19 +106,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "openapi":
             return describe()
         if arguments.command == "bench":
-            from slipring.bench.command import bench  # brings what draws tables: nobody else needs it
-
-            return bench(bench_options.from_namespace(arguments, os.environ))
+            return measure(arguments)
         config = from_namespace(arguments, os.environ)
         if arguments.command == "keys":
             return asyncio.run(keys.run(arguments, config))
         return serve(config)
-    except (ConfigError, UsageError, Unreadable) as error:
+    except (ConfigError, UsageError, BadRecording, Unreadable) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
     except (StartupError, Unreachable, Unmeasurable, CannotStart) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return STARTUP_ERROR
+
+
+def measure(arguments: argparse.Namespace) -> int:
+    """Run a bench, or a load."""
+    # Not above: these bring what draws tables, and nobody else needs it.
+    if arguments.bench_command == "load":
+        from slipring.bench.load.command import load
+
+        return load(load_options.from_namespace(arguments, os.environ))
+    from slipring.bench.command import bench
+
+    return bench(bench_options.from_namespace(arguments, os.environ))
 
 
 def describe() -> int:

@@ -4,6 +4,8 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 from slipring.bench import results
 from slipring.bench.options import Options, Outputs, UsageError
@@ -12,6 +14,7 @@ from slipring.bench.run import Bench
 from slipring.bench.screen import Progressing, show
 from slipring.bench.workloads.catalogue import WORKLOADS, deep
 from slipring.bench.workloads.plan import Plan
+from slipring.bench.workloads.replay import read_recording
 
 WRONG = 1
 INTERRUPTED = 130
@@ -20,7 +23,7 @@ INTERRUPTED = 130
 def bench(options: Options) -> int:
     """Measure, or take a record that is kept, and show it; the exit code.
 
-    Raises ``UsageError``, ``Unmeasurable``, ``CannotStart`` and ``results.Unreadable``.
+    Raises ``UsageError``, ``BadRecording``, ``results.Unreadable``, ``Unmeasurable`` and ``CannotStart``.
     """
     _check_outputs(options.outputs)
     if options.kept is not None:
@@ -30,7 +33,7 @@ def bench(options: Options) -> int:
     plans = _plans(options)
     with Progressing() as progress:
         running = Bench(options, plans, progress)
-        was_interrupted = run_until_interrupted(running)
+        was_interrupted = run_until_interrupted(running.run())
     _publish(running.record, options.outputs)
     if was_interrupted:
         print("slipring: interrupted; the figures are of what was measured until then", file=sys.stderr)
@@ -38,7 +41,7 @@ def bench(options: Options) -> int:
     return _verdict(running.record, options)
 
 
-def run_until_interrupted(running: Bench) -> bool:
+def run_until_interrupted(measuring: Coroutine[Any, Any, None]) -> bool:
     """Run it on a loop of its own; whether Ctrl-C ended it."""
 
     async def run() -> bool:
@@ -47,7 +50,7 @@ def run_until_interrupted(running: Bench) -> bool:
         if os.name == "posix":
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
         try:
-            await running.run()
+            await measuring
         except asyncio.CancelledError:
             return True
         return False
@@ -69,6 +72,9 @@ def _plans(options: Options) -> list[Plan]:
     for name in options.workloads:
         if name == "deep":
             plans += [deep(tokens) for tokens in options.depths]
+        elif name == "replay":
+            assert options.replay is not None
+            plans.append(read_recording(options.replay))
         else:
             plans.append(WORKLOADS[name]())
     return plans

@@ -67,7 +67,9 @@ class Options:
     """A record that is shown again, instead of measuring."""
 
 
-def add_target_flags(parser: argparse.ArgumentParser) -> None:
+def add_target_flags(
+    parser: argparse.ArgumentParser, *, tokens_per_s: float = 1000.0, timeout_s: float = 300.0
+) -> None:
     """Flags that say what is measured."""
     parser.add_argument(
         "--url", help="where the API is, as in http://host/v1 (default: starts a server itself)"
@@ -84,9 +86,9 @@ def add_target_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens-per-s",
         metavar="RATE",
-        type=_number(0),
-        default=1000.0,
-        help="decoding speed that is simulated; 0: unlimited (default: 1000)",
+        type=number(0),
+        default=tokens_per_s,
+        help=f"decoding speed that is simulated; 0: unlimited (default: {tokens_per_s:g})",
     )
     parser.add_argument(
         "--serve-flags", metavar="FLAGS", default="", help="further flags of the server that is started"
@@ -94,11 +96,15 @@ def add_target_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--server-pid",
         metavar="PID",
-        type=_whole(1),
+        type=whole(1),
         help="process behind --url on this machine, to measure its CPU",
     )
     parser.add_argument(
-        "--timeout-s", type=_number(0.001), default=300.0, metavar="S", help="longest turn (default: 300)"
+        "--timeout-s",
+        type=number(0.001),
+        default=timeout_s,
+        metavar="S",
+        help=f"longest turn (default: {timeout_s:g})",
     )
 
 
@@ -121,11 +127,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help=f"how they talk: {', '.join(MODES)} (default: all)",
     )
     parser.add_argument(
-        "--repeats", type=_whole(1), default=5, metavar="N", help="loops of each mode (default: 5)"
+        "--repeats", type=whole(1), default=5, metavar="N", help="loops of each mode (default: 5)"
     )
     parser.add_argument(
         "--lanes",
-        type=_whole(1),
+        type=whole(1),
         default=4,
         metavar="N",
         help="loops at once in websocket-lanes (default: 4)",
@@ -142,13 +148,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tool-ms",
-        type=_number(0),
+        type=number(0),
         default=0.0,
         metavar="MS",
         help="time that tools take; not counted (default: 0)",
     )
     parser.add_argument(
-        "--rtt-ms", type=_number(0), default=0.0, metavar="MS", help="round trip to imitate (default: 0)"
+        "--rtt-ms", type=number(0), default=0.0, metavar="MS", help="round trip to imitate (default: 0)"
     )
     parser.add_argument(
         "--tool-choice",
@@ -237,7 +243,7 @@ def _check_url(url: str) -> None:
         raise UsageError(f"--url {url}: not a URL as in http://host/v1")
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def whole(least: int) -> Callable[[str], int]:
     def read(given: str) -> int:
         if not (given.isascii() and given.isdecimal() and int(given) >= least):
             raise argparse.ArgumentTypeError(f"must be a whole number from {least} on")
@@ -246,7 +252,7 @@ def _whole(least: int) -> Callable[[str], int]:
     return read
 
 
-def _number(least: float) -> Callable[[str], float]:
+def number(least: float) -> Callable[[str], float]:
     def read(given: str) -> float:
         try:
             value = float(given)

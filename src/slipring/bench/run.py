@@ -4,10 +4,8 @@ In each repeat every mode runs its loop once, each repeat beginning with another
 moods hit all of them alike. Tells an ``Audience`` how far it has come, and shows nothing itself.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import NamedTuple, Protocol
-from urllib.parse import urlsplit, urlunsplit
+import gc
+from typing import Protocol
 
 from slipring.bench import machine, results
 from slipring.bench.engines import default_engine, engine_for, is_simulated
@@ -16,12 +14,9 @@ from slipring.bench.modes import MODES, Mode
 from slipring.bench.options import Options
 from slipring.bench.probes import Findings, Unmeasurable, first_model, probe
 from slipring.bench.processes import Meter
-from slipring.bench.proxy import proxied
-from slipring.bench.server import own_server
+from slipring.bench.reach import distant, reached
 from slipring.bench.transports import Access
 from slipring.bench.workloads.plan import Plan
-
-_PORTS = {"http": 80, "https": 443}
 
 
 class Audience(Protocol):
@@ -32,13 +27,6 @@ class Audience(Protocol):
     def loop(self, mode: Mode, repeat: int) -> None: ...
 
     def done(self, mode: Mode, loops: list[results.Loop]) -> None: ...
-
-
-class Reach(NamedTuple):
-    """An endpoint that is there to be measured."""
-
-    url: str
-    meter: Meter | None
 
 
 class Bench:
@@ -71,31 +59,12 @@ class Bench:
     async def run(self) -> None:
         """Measure everything. Raises ``Unmeasurable`` and ``CannotStart``."""
         for plan in self._plans:
-            async with self._reach(plan) as reach, self._distant(reach.url) as url:
+            engine = engine_for(self._engine, plan) if self._engine is not None else None
+            async with (
+                reached(self._options.target, engine) as reach,
+                distant(reach.url, self._options.rtt_ms) as url,
+            ):
                 await self._measure(plan, url, reach.meter)
-
-    @asynccontextmanager
-    async def _reach(self, plan: Plan) -> AsyncIterator[Reach]:
-        target = self._options.target
-        if target.url is not None:
-            meter = Meter(target.server_pid) if target.server_pid is not None else None
-            yield Reach(target.url, meter)
-            return
-        assert self._engine is not None
-        async with own_server(engine_for(self._engine, plan), target.serve_flags) as server:
-            yield Reach(server.url, server.meter if server.meter.can_read else None)
-
-    @asynccontextmanager
-    async def _distant(self, url: str) -> AsyncIterator[str]:
-        """The endpoint, as far away as was asked for."""
-        if not self._options.rtt_ms:
-            yield url
-            return
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        port = parts.port or _PORTS[parts.scheme]
-        async with proxied(parts.hostname, port, self._options.rtt_ms / 1000) as near:
-            yield urlunsplit(parts._replace(netloc=f"127.0.0.1:{near}"))
 
     async def _measure(self, plan: Plan, url: str, meter: Meter | None) -> None:
         target = self._options.target
@@ -124,10 +93,15 @@ class Bench:
                     broken.add(mode.name)  # what has failed once may take its whole time limit each time
 
     async def _loops(self, runner: Runner, mode: Mode, access: Access, repeat: int) -> list[results.Loop]:
-        async with mode.open(access) as transport:
-            if mode.has_lanes:
-                return await runner.side_by_side(transport, repeat, self._options.lanes)
-            return [await runner.alone(transport, repeat)]
+        gc.collect()
+        gc.disable()  # what this end collects in the middle of a turn is no time of the server's
+        try:
+            async with mode.open(access) as transport:
+                if mode.has_lanes:
+                    return await runner.side_by_side(transport, repeat, self._options.lanes)
+                return [await runner.alone(transport, repeat)]
+        finally:
+            gc.enable()
 
     async def _probe(self, access: Access, model: str) -> Findings:
         wanted = [MODES[name] for name in self._options.modes]

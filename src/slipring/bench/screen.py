@@ -61,9 +61,7 @@ class Progressing:
 
 def show(record: Record) -> None:
     """The whole record, in tables."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_PLAIN_WIDTH)
+    console = wide_console()
     summaries = summarise(record)
     for workload in record.workloads:
         rows = [summary for summary in summaries if summary.workload == workload.name]
@@ -71,6 +69,24 @@ def show(record: Record) -> None:
             console.print(_table(workload, rows))
     for line in _remarks(record, summaries):
         console.print(line)
+
+
+def wide_console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+
+
+def endpoint_remarks(endpoint: results.Endpoint) -> list[str]:
+    """What was measured, and what of it is simulated."""
+    what = escape(endpoint.url) if endpoint.url else f"a slipring of its own, {escape(endpoint.engine or '')}"
+    lines = [f"Measured: {what}; model {escape(endpoint.model)}."]
+    if endpoint.tokens_per_s is not None:
+        speed = f"{endpoint.tokens_per_s:g} tokens/s" if endpoint.tokens_per_s else "unlimited"
+        lines.append(
+            f"Only the decoding speed is simulated ({speed}); the prefix cache is on for every mode, and"
+            " everything else is real."
+        )
+    return lines
 
 
 def _table(workload: results.Workload, rows: list[Summary]) -> Table:
@@ -118,18 +134,13 @@ def _bytes(count: float) -> str:
 
 
 def _remarks(record: Record, summaries: list[Summary]) -> list[str]:
-    endpoint, settings = record.endpoint, record.settings
-    what = escape(endpoint.url) if endpoint.url else f"a slipring of its own, {escape(endpoint.engine or '')}"
-    lines = [
-        f"{what}, model {escape(endpoint.model)}; medians of {settings.repeats}"
-        f" {'repeat' if settings.repeats == 1 else 'repeats'}; round trip {settings.rtt_ms:g} ms added"
-    ]
-    if endpoint.tokens_per_s is not None:
-        speed = f"{endpoint.tokens_per_s:g} tokens/s" if endpoint.tokens_per_s else "unlimited"
-        lines.append(
-            f"Only the decoding speed is simulated ({speed}); the prefix cache is on for every mode, and"
-            " everything else is real."
-        )
+    settings = record.settings
+    lines = endpoint_remarks(record.endpoint)
+    repeats = f"{settings.repeats} {'repeat' if settings.repeats == 1 else 'repeats'}"
+    lines.append(
+        f"Medians of {repeats}; tools take {settings.tool_ms:g} ms, not counted; {settings.rtt_ms:g} ms of"
+        " round trip were added."
+    )
     lines += [f"[yellow]{mode} was skipped:[/yellow] {escape(why)}" for mode, why in record.skipped.items()]
     for summary in summaries:
         if summary.wrongs:

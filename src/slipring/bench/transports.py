@@ -81,12 +81,17 @@ class Transport(ABC):
             if self._new_connections
             else TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S)
         )
-        timeout = aiohttp.ClientTimeout(total=None)
-        self._http = aiohttp.ClientSession(connector=connector, timeout=timeout)
+        self._http = aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None), trace_configs=self._traces()
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._http.close()
+
+    def _traces(self) -> list[aiohttp.TraceConfig]:
+        """Whoever wants to see what the HTTP client does."""
+        return []
 
 
 class Http(Transport):
@@ -126,18 +131,30 @@ class Http(Transport):
 class _Opened(Transport):
     """A WebSocket that is opened by whoever needs it first."""
 
-    betas: tuple[str, ...] = ()
-
     def __init__(self, access: Access, *betas: str) -> None:
         super().__init__(access)
-        self.betas = betas
+        self._betas = betas
         self._socket: ClientWebSocketResponse | None = None
         self._opening = asyncio.Lock()
+        self._upgrade_bytes = (0, 0)
 
     async def __aexit__(self, *_: object) -> None:
         if self._socket is not None:
             await self._socket.close()
         await super().__aexit__()
+
+    def _traces(self) -> list[aiohttp.TraceConfig]:
+        upgrades = aiohttp.TraceConfig()
+        upgrades.on_request_end.append(self._upgraded)
+        return [upgrades]
+
+    async def _upgraded(
+        self, session: aiohttp.ClientSession, context: object, end: aiohttp.TraceRequestEndParams
+    ) -> None:
+        self._upgrade_bytes = (
+            _request_bytes("GET", self._access.url, end.response.request_info.headers),
+            _head_bytes(end.response.raw_headers),
+        )
 
     async def _open(self, exchange: Exchange) -> ClientWebSocketResponse:
         async with self._opening:
@@ -146,7 +163,7 @@ class _Opened(Transport):
         return self._socket
 
     async def _connect(self, exchange: Exchange) -> ClientWebSocketResponse:
-        headers = self._access.headers(*self.betas)
+        headers = self._access.headers(*self._betas)
         try:
             socket = await self._http.ws_connect(
                 self._access.url,
@@ -158,7 +175,9 @@ class _Opened(Transport):
             raise Refused(f"the upgrade to a WebSocket was answered with {error.status}") from None
         except (aiohttp.ClientError, OSError) as error:
             raise Lost(_reason(error)) from None
-        exchange.sent_bytes += _request_bytes("GET", self._access.url, headers)
+        sent, received = self._upgrade_bytes
+        exchange.sent_bytes += sent
+        exchange.received_bytes += received
         return socket
 
     async def _send(self, exchange: Exchange, socket: ClientWebSocketResponse, fields: Fields) -> None:
