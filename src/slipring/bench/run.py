@@ -93,7 +93,6 @@ class Bench:
                     broken.add(mode.name)  # what has failed once may take its whole time limit each time
 
     async def _loops(self, runner: Runner, mode: Mode, access: Access, repeat: int) -> list[results.Loop]:
-        gc.collect()
         gc.disable()  # what this end collects in the middle of a turn is no time of the server's
         try:
             async with mode.open(access) as transport:
