@@ -26,7 +26,8 @@ import aiohttp
 from common import Loop, Process, connected, keep, slipring, spread, started
 from instant_upstream import digest
 
-from slipring.engines.llama.models import control_tokens, embedded_model, read_file
+from slipring.engines.gguf import control_tokens
+from slipring.engines.llama.models import embedded_model, read_file
 from slipring.prompts.tokenizer import Tokenizer
 
 TURNS = 25
