@@ -1,0 +1,129 @@
+"""A bench from its first probe to its record: servers, workloads, repeats, modes in turn.
+
+In each repeat every mode runs its loop once, each repeat beginning with another mode, so that the machine's
+moods hit all of them alike. Tells an ``Audience`` how far it has come, and shows nothing itself.
+"""
+
+import gc
+from typing import Protocol
+
+from slipring.bench import machine, results
+from slipring.bench.engines import default_engine, engine_for, is_simulated
+from slipring.bench.loop import Conduct, Runner
+from slipring.bench.modes import MODES, Mode
+from slipring.bench.options import Options
+from slipring.bench.probes import Findings, Unmeasurable, first_model, probe
+from slipring.bench.processes import Meter
+from slipring.bench.reach import distant, reached
+from slipring.bench.transports import Access
+from slipring.bench.workloads.plan import Plan
+
+
+class Audience(Protocol):
+    """Whoever watches a bench."""
+
+    def begin(self, plan: Plan, modes: list[Mode], repeats: int) -> None: ...
+
+    def loop(self, mode: Mode, repeat: int) -> None: ...
+
+    def done(self, mode: Mode, loops: list[results.Loop]) -> None: ...
+
+
+class Bench:
+    """One bench. What it has measured so far is in ``record``, however it ends."""
+
+    def __init__(self, options: Options, plans: list[Plan], audience: Audience) -> None:
+        self._options = options
+        self._plans = plans
+        self._audience = audience
+        target = options.target
+        self._engine = None if target.url else target.engine or default_engine(target.tokens_per_s)
+        is_paced = target.url is None and target.engine is None
+        self.record = results.Record(
+            when=machine.now(),
+            versions=machine.versions(),
+            machine=machine.machine(),
+            endpoint=results.Endpoint(
+                model=target.model or "",
+                url=target.url,
+                engine=self._engine,
+                tokens_per_s=target.tokens_per_s if is_paced else None,
+            ),
+            settings=results.Settings(
+                repeats=options.repeats, tool_ms=options.tool_ms, rtt_ms=options.rtt_ms, lanes=options.lanes
+            ),
+            workloads=[],
+            modes=[],
+        )
+
+    async def run(self) -> None:
+        """Measure everything. Raises ``Unmeasurable`` and ``CannotStart``."""
+        for plan in self._plans:
+            engine = engine_for(self._engine, plan) if self._engine is not None else None
+            async with (
+                reached(self._options.target, engine) as reach,
+                distant(reach.url, self._options.rtt_ms) as url,
+            ):
+                await self._measure(plan, url, reach.meter)
+
+    async def _measure(self, plan: Plan, url: str, meter: Meter | None) -> None:
+        target = self._options.target
+        access = Access(url, target.key, timeout_s=target.timeout_s)
+        model = target.model or await first_model(url, access)
+        self.record.endpoint.model = model
+        findings = await self._probe(access, model)
+        conduct = Conduct(
+            model=model,
+            tool_ms=self._options.tool_ms,
+            forces_tools=self._forces_tools,
+            gives_digests=findings.gives_digests,
+        )
+        self.record.workloads.append(plan.workload)
+        self._audience.begin(plan, findings.modes, self._options.repeats)
+        broken: set[str] = set()
+        for repeat in range(self._options.repeats):
+            for mode in _rotated(findings.modes, repeat):
+                if mode.name in broken:
+                    continue
+                self._audience.loop(mode, repeat)
+                loops = await self._loops(Runner(plan, mode, conduct, meter), mode, access, repeat)
+                self.record.loops += loops
+                self._audience.done(mode, loops)
+                if any(loop.error is not None for loop in loops):
+                    broken.add(mode.name)  # what has failed once may take its whole time limit each time
+
+    async def _loops(self, runner: Runner, mode: Mode, access: Access, repeat: int) -> list[results.Loop]:
+        gc.collect()
+        gc.disable()  # what this end collects in the middle of a turn is no time of the server's
+        try:
+            async with mode.open(access) as transport:
+                if mode.has_lanes:
+                    return await runner.side_by_side(transport, repeat, self._options.lanes)
+                return [await runner.alone(transport, repeat)]
+        finally:
+            gc.enable()
+
+    async def _probe(self, access: Access, model: str) -> Findings:
+        wanted = [MODES[name] for name in self._options.modes]
+        findings = await probe(access, model, wanted)
+        if not findings.modes and access.asks_timing:
+            access.asks_timing = False  # some servers refuse what they do not know
+            findings = await probe(access, model, wanted)
+        if not findings.modes:
+            raise Unmeasurable("; ".join(f"{name}: {why}" for name, why in findings.skipped.items()))
+        self.record.skipped |= findings.skipped
+        known = {mode.name for mode in self.record.modes}
+        self.record.modes += [mode.described for mode in findings.modes if mode.name not in known]
+        return findings
+
+    @property
+    def _forces_tools(self) -> bool:
+        choice = self._options.tool_choice
+        if choice is not None:
+            return choice == "forced"
+        return self._engine is None or not is_simulated(self._engine)
+
+
+def _rotated(modes: list[Mode], repeat: int) -> list[Mode]:
+    start = repeat % len(modes)
+    return modes[start:] + modes[:start]
