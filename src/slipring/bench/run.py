@@ -98,7 +98,7 @@ class Bench:
             async with mode.open(access) as transport:
                 if mode.has_lanes:
                     return await runner.side_by_side(transport, repeat, self._options.lanes)
-                return [await runner.alone(transport, repeat)]
+                return await runner.alone(transport, repeat)
         finally:
             gc.enable()
 
