@@ -14,11 +14,15 @@ Fields = dict[str, Any]
 
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 TIMING = "slipring.timing"
+PAUSE = "response.done"
+"""A response that stays open waits for the outputs of its calls."""
 FIRST_TOKENS = (
     "response.output_text.delta",
     "response.function_call_arguments.delta",
     "response.custom_tool_call_input.delta",
 )
+_ITEM_DONE = "response.output_item.done"
+_WAITING = "client"
 
 encode = msgspec.json.encode
 _decode = msgspec.json.Decoder().decode
@@ -77,14 +81,36 @@ class Exchange:
         return None
 
     @property
-    def stages_ms(self) -> dict[str, float]:
-        """Where the server says that its time went, where it says so."""
-        stages: dict[str, float] = {}
+    def answer(self) -> list[dict[str, Any]]:
+        """The items that came in this turn, but for those that were sent in it."""
+        done = (event.get("item") for event in self.events if event.get("type") == _ITEM_DONE)
+        return [
+            item for item in done if isinstance(item, dict) and not str(item.get("type")).endswith("_output")
+        ]
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another turn may follow."""
+        response = self.response
+        if response is not None:
+            return response.get("status") == "completed"
+        return bool(self.events) and self.events[-1].get("type") == PAUSE
+
+    @property
+    def steps_ms(self) -> list[dict[str, float]]:
+        """Where the server says that its time went: for the response, or for each of the steps between which
+        it waited for its client. Empty where it does not say so."""
+        steps: list[dict[str, float]] = []
         for event in self.events:
             if event.get("type") == TIMING:
+                steps.append({})
                 for stage in event["timing"]["stages"]:
-                    stages[stage["name"]] = stages.get(stage["name"], 0.0) + stage["duration_ms"]
-        return stages
+                    if stage["name"] == _WAITING:
+                        steps.append({})
+                    else:
+                        name, spent_ms = stage["name"], stage["duration_ms"]
+                        steps[-1][name] = steps[-1].get(name, 0.0) + spent_ms
+        return steps
 
 
 def read(text: str | bytes) -> Event:

@@ -5,14 +5,14 @@ checked when the loop is over, so that checking costs no mode any time.
 """
 
 import asyncio
-from typing import Any, NamedTuple
 
 from msgspec import Struct
 
 from slipring.bench import results
-from slipring.bench.checks import Expectation, calls_of, complaint
+from slipring.bench.accounts import Travelled, turns
+from slipring.bench.checks import calls_of
 from slipring.bench.digests import Digest
-from slipring.bench.exchange import FIRST_TOKENS, Exchange, Fields, Lost, Refused
+from slipring.bench.exchange import Fields, Lost, Refused
 from slipring.bench.modes import Context, Mode
 from slipring.bench.processes import Meter
 from slipring.bench.transports import Transport
@@ -28,16 +28,6 @@ class Conduct(Struct, frozen=True, kw_only=True):
     """Whether ``tool_choice`` says in each turn what the loop needs."""
     gives_digests: bool = False
     """Whether the endpoint says what it has read."""
-
-
-class _Travelled(NamedTuple):
-    """A turn that is over but not yet checked."""
-
-    sent: list[Item]
-    step: Step
-    exchange: Exchange
-    previous_response_id: str | None
-    cpu_ms: float | None
 
 
 class Runner:
@@ -86,7 +76,7 @@ class _Loop:
         self._instructions = named(plan.instructions, f"{mode.name} {repeat} {lane or 0}")
         self._context: Context = mode.context()
         self._calls: list[Item] = []
-        self._travelled: list[_Travelled] = []
+        self._travelled: list[Travelled] = []
         self._has_ended = False
         self._loop = results.Loop(workload=plan.workload.name, mode=mode.name, repeat=repeat, lane=lane or 0)
 
@@ -105,19 +95,16 @@ class _Loop:
         if self._conduct.tool_ms and step.outputs:
             await asyncio.sleep(self._conduct.tool_ms / 1000)
         new = step.input(self._calls)
-        previous = self._context.previous_response_id
-        fields = {**self._head(step), **self._context.fields(new)}
+        previous, is_part = self._context.previous_response_id, self._context.is_open
+        fields = self._context.request(self._head(step), new)
         before_ms = meter.cpu_ms() if meter is not None else 0.0
         exchange = await self._transport.turn(fields, self._stream_id)
         cpu_ms = meter.cpu_ms() - before_ms if meter is not None else None
-        self._travelled.append(_Travelled(new, step, exchange, previous, cpu_ms))
-        response = exchange.response
-        if response is None or response.get("status") != "completed":
-            self._has_ended = True
-            return
-        self._context.learn(response)
-        self._calls = calls_of(response)
-        self._has_ended = step.needs == "call" and not self._calls
+        self._travelled.append(Travelled(new, step.needs, exchange, previous, is_part, cpu_ms))
+        self._calls = calls_of(exchange.answer)
+        self._has_ended = not exchange.can_go_on or (step.needs == "call" and not self._calls)
+        if not self._has_ended:
+            self._context.learn(exchange)
 
     def _head(self, step: Step) -> Fields:
         """What every turn says anew, because the API inherits none of it."""
@@ -135,47 +122,17 @@ class _Loop:
 
     def account(self, cpu_ms: float | None) -> results.Loop:
         """What was measured, and whether it was right."""
-        loop, digest = self._loop, Digest(self._instructions)
-        loop.cpu_ms = cpu_ms
-        least_tokens = 0
-        for place, travelled in enumerate(self._travelled):
-            digest.add(travelled.sent)
-            expected = Expectation(
-                needs=travelled.step.needs,
-                previous_response_id=travelled.previous_response_id,
-                lane=self._stream_id,
-                least_input_tokens=least_tokens,
-                digest=str(digest) if self._conduct.gives_digests else None,
-            )
-            number = place + 1 - self._plan.uncounted
-            turn = _turn(number, travelled, complaint(travelled.exchange, expected))
-            least_tokens = turn.input_tokens
-            digest.add((travelled.exchange.response or {}).get("output") or [])
-            if number > 0:
-                loop.turns.append(turn)
+        self._loop.cpu_ms = cpu_ms
+        gives_digests = self._conduct.gives_digests
+        accounted = turns(self._travelled, Digest(self._instructions), self._stream_id, gives_digests)
+        for place, turn in enumerate(accounted, start=1 - self._plan.uncounted):
+            turn.number = place
+            if place > 0:
+                self._loop.turns.append(turn)
             elif turn.wrong is not None:
-                loop.error = f"before the first turn: {turn.wrong}"
-        loop.wall_ms = sum(turn.total_ms for turn in loop.turns)
-        return loop
-
-
-def _turn(number: int, travelled: _Travelled, wrong: str | None) -> results.Turn:
-    exchange = travelled.exchange
-    usage: dict[str, Any] = (exchange.response or {}).get("usage") or {}
-    return results.Turn(
-        number=number,
-        created_ms=exchange.first_ms("response.created"),
-        first_token_ms=exchange.first_ms(*FIRST_TOKENS),
-        total_ms=exchange.total_ns / 1e6,
-        sent_bytes=exchange.sent_bytes,
-        received_bytes=exchange.received_bytes,
-        input_tokens=usage.get("input_tokens") or 0,
-        cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens") or 0,
-        output_tokens=usage.get("output_tokens") or 0,
-        stages_ms=exchange.stages_ms,
-        cpu_ms=travelled.cpu_ms,
-        wrong=wrong,
-    )
+                self._loop.error = f"before the first turn: {turn.wrong}"
+        self._loop.wall_ms = sum(turn.total_ms for turn in self._loop.turns)
+        return self._loop
 
 
 def named(instructions: str, loop: str) -> str:

@@ -79,10 +79,11 @@ class Bench:
             gives_digests=findings.gives_digests,
         )
         self.record.workloads.append(plan.workload)
-        self._audience.begin(plan, findings.modes, self._options.repeats)
+        modes = self._fitting(plan, findings.modes)
+        self._audience.begin(plan, modes, self._options.repeats)
         broken: set[str] = set()
         for repeat in range(self._options.repeats):
-            for mode in _rotated(findings.modes, repeat):
+            for mode in _rotated(modes, repeat):
                 if mode.name in broken:
                     continue
                 self._audience.loop(mode, repeat)
@@ -115,6 +116,18 @@ class Bench:
         self.record.modes += [mode.described for mode in findings.modes if mode.name not in known]
         return findings
 
+    def _fitting(self, plan: Plan, modes: list[Mode]) -> list[Mode]:
+        """Those that this workload can be done in."""
+        reason = None
+        if plan.tools and (self._forces_tools or plan.forces_tools):
+            reason = "in a rollout the model cannot be told in each turn whether to call (see --tool-choice)"
+        elif plan.mixes_outputs:
+            reason = "nothing but outputs of tools can be appended to a rollout"
+        if reason is not None and any(mode.is_rollout for mode in modes):
+            self.record.skipped["rollout"] = f"{plan.workload.name}: {reason}"
+            modes = [mode for mode in modes if not mode.is_rollout]
+        return modes
+
     @property
     def _forces_tools(self) -> bool:
         choice = self._options.tool_choice
@@ -124,5 +137,5 @@ class Bench:
 
 
 def _rotated(modes: list[Mode], repeat: int) -> list[Mode]:
-    start = repeat % len(modes)
+    start = repeat % max(1, len(modes))
     return modes[start:] + modes[:start]
