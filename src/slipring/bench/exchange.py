@@ -3,6 +3,7 @@
 Knows events as JSON and their order of arrival; what they mean is checked elsewhere.
 """
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,7 @@ FIRST_TOKENS = (
 )
 _ITEM_DONE = "response.output_item.done"
 _WAITING = "client"
+_STAGE = re.compile(r"([\w.-]+)[^,]*?;\s*dur=([0-9.]+)")
 
 encode = msgspec.json.encode
 _decode = msgspec.json.Decoder().decode
@@ -39,7 +41,10 @@ class Lost(Exception):
 class Exchange:
     """One turn as it travelled. Times are in nanoseconds since it was begun."""
 
-    __slots__ = ("_begun_ns", "arrivals_ns", "events", "received_bytes", "sent_bytes", "total_ns")
+    __slots__ = (
+        *("_begun_ns", "arrivals_ns", "events", "received_bytes"),
+        *("sent_bytes", "server_timing", "total_ns"),
+    )
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -47,6 +52,8 @@ class Exchange:
         self.sent_bytes = 0
         self.received_bytes = 0
         self.total_ns = 0
+        self.server_timing = ""
+        """The value of that header, where there is one."""
         self._begun_ns = time.perf_counter_ns()
 
     def take(self, text: str | bytes) -> Event:
@@ -101,6 +108,9 @@ class Exchange:
         """Where the server says that its time went: for the response, or for each of the steps between which
         it waited for its client. Empty where it does not say so."""
         steps: list[dict[str, float]] = []
+        if self.server_timing and not any(event.get("type") == TIMING for event in self.events):
+            found = _STAGE.findall(self.server_timing)
+            return [{name: float(spent_ms) for name, spent_ms in found}] if found else []
         for event in self.events:
             if event.get("type") == TIMING:
                 steps.append({})

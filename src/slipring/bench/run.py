@@ -8,13 +8,13 @@ import gc
 from typing import Protocol
 
 from slipring.bench import machine, results
-from slipring.bench.engines import default_engine, engine_for, is_simulated
+from slipring.bench.engines import engine_for, is_simulated
 from slipring.bench.loop import Conduct, Runner
 from slipring.bench.modes import MODES, Mode
 from slipring.bench.options import Options
 from slipring.bench.probes import Findings, Unmeasurable, first_model, probe
 from slipring.bench.processes import Meter
-from slipring.bench.reach import distant, reached
+from slipring.bench.reach import described, distant, reached
 from slipring.bench.transports import Access
 from slipring.bench.workloads.plan import Plan
 
@@ -36,19 +36,13 @@ class Bench:
         self._options = options
         self._plans = plans
         self._audience = audience
-        target = options.target
-        self._engine = None if target.url else target.engine or default_engine(target.tokens_per_s)
-        is_paced = target.url is None and target.engine is None
+        endpoint = described(options.target)
+        self._engine = endpoint.engine
         self.record = results.Record(
             when=machine.now(),
             versions=machine.versions(),
             machine=machine.machine(),
-            endpoint=results.Endpoint(
-                model=target.model or "",
-                url=target.url,
-                engine=self._engine,
-                tokens_per_s=target.tokens_per_s if is_paced else None,
-            ),
+            endpoint=endpoint,
             settings=results.Settings(
                 repeats=options.repeats, tool_ms=options.tool_ms, rtt_ms=options.rtt_ms, lanes=options.lanes
             ),

@@ -90,7 +90,9 @@ def endpoint_remarks(endpoint: results.Endpoint) -> list[str]:
 
 
 def _table(workload: results.Workload, rows: list[Summary]) -> Table:
-    table = Table(title=f"{workload.title}: {workload.about}", title_justify="left", title_style="bold")
+    table = Table(
+        title=escape(f"{workload.title}: {workload.about}"), title_justify="left", title_style="bold"
+    )
     table.add_column("mode", no_wrap=True)
     for heading in (
         *("loop ms", "range", "change", "turn ms", "p95", "first token", "CPU/turn"),

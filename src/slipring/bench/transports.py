@@ -120,6 +120,7 @@ class Http(Transport):
                 body
             )
             exchange.received_bytes = _head_bytes(answer.raw_headers)
+            exchange.server_timing = answer.headers.get("Server-Timing", "")
             if answer.status != _OK:
                 raise await _refused(answer)
             events = Events()
