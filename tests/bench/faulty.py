@@ -143,6 +143,7 @@ class Faulty:
         return {
             "id": made.id,
             "status": "incomplete" if self.fault == "is cut short" else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if self.fault == "is cut short" else None,
             "output": made.output,
             "previous_response_id": "resp_0" if self.fault == "names another parent" else parent,
             "usage": usage,

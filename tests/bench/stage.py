@@ -55,11 +55,12 @@ async def measured(
     modes: tuple[str, ...] = tuple(MODES),
     plan: Plan | None = None,
     audience: Watching | None = None,
+    max_output_tokens: int | None = None,
     **settings: Any,
 ) -> Record:
     """The record of a bench against a URL."""
     options = Options(
-        target=Target(url=url, timeout_s=20),
+        target=Target(url=url, timeout_s=20, max_output_tokens=max_output_tokens),
         modes=modes,
         **{"repeats": 1, "lanes": 3, "tool_choice": "auto", **settings},
     )

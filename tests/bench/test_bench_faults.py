@@ -186,6 +186,14 @@ async def test_tools_can_be_forced_for_models_that_would_not_call_them() -> None
         ]
 
 
+async def test_answers_may_end_where_they_were_told_to() -> None:
+    faulty = Faulty("is cut short")
+    async with running(faulty) as url:
+        assert wrongs(await measured(url, modes=("websocket",), max_output_tokens=5)) == []
+        assert {request["max_output_tokens"] for request in faulty.requests} == {5}
+        assert "turn 1: the response is incomplete" in wrongs(await measured(url, modes=("websocket",)))[0]
+
+
 async def test_turns_that_only_bring_history_are_checked_but_not_counted() -> None:
     async with running(Faulty()) as url:
         (loop,) = (await measured(url, modes=("websocket",), plan=tiny(uncounted=1))).loops

@@ -23,7 +23,7 @@ class Travelled(NamedTuple):
 
 
 def turns(
-    travelled: list[Travelled], digest: Digest, lane: str | None, gives_digests: bool
+    travelled: list[Travelled], digest: Digest, lane: str | None, *, gives_digests: bool, may_be_cut: bool
 ) -> list[results.Turn]:
     """All turns of a loop, checked one after the other; ``digest``: of what the loop began with."""
     accounted: list[results.Turn] = []
@@ -38,6 +38,7 @@ def turns(
             lane=lane,
             least_input_tokens=least_tokens,
             digest=str(digest) if gives_digests else None,
+            may_be_cut=may_be_cut,
         )
         answer = turn.exchange.answer
         accounted.append(_turn(turn, complaint(events, answer, expected)))

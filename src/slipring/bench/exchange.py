@@ -100,7 +100,7 @@ class Exchange:
         """Whether another turn may follow."""
         response = self.response
         if response is not None:
-            return response.get("status") == "completed"
+            return response.get("status") in ("completed", "incomplete")
         return bool(self.events) and self.events[-1].get("type") == PAUSE
 
     @property

@@ -28,6 +28,8 @@ class Conduct(Struct, frozen=True, kw_only=True):
     """Whether ``tool_choice`` says in each turn what the loop needs."""
     gives_digests: bool = False
     """Whether the endpoint says what it has read."""
+    max_output_tokens: int | None = None
+    """Of each answer."""
 
 
 class Runner:
@@ -71,6 +73,7 @@ class _Loop:
     ) -> None:
         self._plan = plan
         self._conduct = conduct
+        self._is_rollout = mode.is_rollout
         self._transport = transport
         self._stream_id = f"lane-{lane}" if lane is not None else None
         self._instructions = named(plan.instructions, f"{mode.name} {repeat} {lane or 0}")
@@ -110,6 +113,8 @@ class _Loop:
         """What every turn says anew, because the API inherits none of it."""
         head: Fields = {"model": self._conduct.model, **self._plan.settings}
         head["instructions"] = self._instructions
+        if (most := self._conduct.max_output_tokens) is not None:
+            head["max_output_tokens"] = most * len(self._plan.steps) if self._is_rollout else most
         if self._plan.tools:
             head["tools"] = self._plan.tools
             if self._conduct.forces_tools or self._plan.forces_tools:
@@ -123,8 +128,13 @@ class _Loop:
     def account(self, cpu_ms: float | None) -> results.Loop:
         """What was measured, and whether it was right."""
         self._loop.cpu_ms = cpu_ms
-        gives_digests = self._conduct.gives_digests
-        accounted = turns(self._travelled, Digest(self._instructions), self._stream_id, gives_digests)
+        accounted = turns(
+            self._travelled,
+            Digest(self._instructions),
+            self._stream_id,
+            gives_digests=self._conduct.gives_digests,
+            may_be_cut=self._conduct.max_output_tokens is not None,
+        )
         for place, turn in enumerate(accounted, start=1 - self._plan.uncounted):
             turn.number = place
             if place > 0:

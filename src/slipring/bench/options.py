@@ -35,6 +35,7 @@ class Target:
     serve_flags: tuple[str, ...] = ()
     server_pid: int | None = None
     timeout_s: float = 300.0
+    max_output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,12 @@ def add_target_flags(
     )
     parser.add_argument(
         "--serve-flags", metavar="FLAGS", default="", help="further flags of the server that is started"
+    )
+    parser.add_argument(
+        "--max-output-tokens",
+        metavar="N",
+        type=whole(1),
+        help="longest answer, for models that go on and on (default: none)",
     )
     parser.add_argument(
         "--server-pid",
@@ -186,6 +193,7 @@ def target_from_namespace(namespace: argparse.Namespace, environ: Mapping[str, s
         tokens_per_s=namespace.tokens_per_s,
         serve_flags=tuple(shlex.split(namespace.serve_flags)),
         server_pid=namespace.server_pid,
+        max_output_tokens=namespace.max_output_tokens,
         timeout_s=namespace.timeout_s,
     )
 

@@ -8,7 +8,7 @@ import aiohttp
 from msgspec import Struct
 
 from slipring.bench import digests
-from slipring.bench.exchange import PAUSE, TIMING, Exchange, Lost, Refused
+from slipring.bench.exchange import PAUSE, TIMING, Exchange, Fields, Lost, Refused
 from slipring.bench.modes import Context, Mode
 from slipring.bench.transports import Access, Transport
 from slipring.bench.workloads.plan import message
@@ -49,12 +49,19 @@ async def first_model(url: str, access: Access) -> str:
     raise Unmeasurable(f"{url}/models {reason}: name a model with --model")
 
 
-async def probe(access: Access, model: str, modes: list[Mode]) -> Findings:
+def limited(model: str, max_output_tokens: int | None) -> Fields:
+    """What every create begins with."""
+    if max_output_tokens is None:
+        return {"model": model}
+    return {"model": model, "max_output_tokens": max_output_tokens}
+
+
+async def probe(access: Access, head: Fields, modes: list[Mode]) -> Findings:
     """Try all modes. What is learnt about timing is noted in ``access``."""
     findings = Findings(modes=[], skipped={})
     for mode in modes:
         try:
-            exchange = await _try(access, model, mode)
+            exchange = await _try(access, head, mode)
         except (Refused, Lost) as error:
             findings.skipped[mode.name] = str(error)
             continue
@@ -67,15 +74,15 @@ async def probe(access: Access, model: str, modes: list[Mode]) -> Findings:
     return findings
 
 
-async def _try(access: Access, model: str, mode: Mode) -> Exchange:
+async def _try(access: Access, head: Fields, mode: Mode) -> Exchange:
     """Two turns in a mode; the last of them."""
     lane = _LANE if mode.has_lanes else None
     context = mode.context()
     async with mode.open(access) as transport:
         if mode.is_rollout:
-            return await _try_rollout(transport, context, model)
+            return await _try_rollout(transport, context, head)
         for text in ("Say a word.", "Say another."):
-            exchange = await transport.turn(context.request({"model": model}, [message(text)]), lane)
+            exchange = await transport.turn(context.request(head, [message(text)]), lane)
             if exchange.response is None:
                 raise Lost("the answer has no terminal event")
             if lane is not None and exchange.events[0].get("stream_id") != lane:
@@ -84,9 +91,9 @@ async def _try(access: Access, model: str, mode: Mode) -> Exchange:
     return exchange
 
 
-async def _try_rollout(transport: Transport, context: Context, model: str) -> Exchange:
+async def _try_rollout(transport: Transport, context: Context, head: Fields) -> Exchange:
     """A response that is made to call a tool, and should stay open."""
-    head = {"model": model, "tools": CODING_TOOLS[:1], "tool_choice": "required"}
+    head = {**head, "tools": CODING_TOOLS[:1], "tool_choice": "required"}
     exchange = await transport.turn(context.request(head, [message("Read a file.")]))
     if exchange.events[-1]["type"] != PAUSE:
         raise Refused("the response ended where it should have waited for the output of a call")

@@ -9,10 +9,11 @@ from typing import Protocol
 
 from slipring.bench import machine, results
 from slipring.bench.engines import engine_for, is_simulated
+from slipring.bench.exchange import Fields
 from slipring.bench.loop import Conduct, Runner
 from slipring.bench.modes import MODES, Mode
 from slipring.bench.options import Options
-from slipring.bench.probes import Findings, Unmeasurable, first_model, probe
+from slipring.bench.probes import Findings, Unmeasurable, first_model, limited, probe
 from slipring.bench.processes import Meter
 from slipring.bench.reach import described, distant, reached
 from slipring.bench.transports import Access
@@ -65,12 +66,13 @@ class Bench:
         access = Access(url, target.key, timeout_s=target.timeout_s)
         model = target.model or await first_model(url, access)
         self.record.endpoint.model = model
-        findings = await self._probe(access, model)
+        findings = await self._probe(access, limited(model, target.max_output_tokens))
         conduct = Conduct(
             model=model,
             tool_ms=self._options.tool_ms,
             forces_tools=self._forces_tools,
             gives_digests=findings.gives_digests,
+            max_output_tokens=target.max_output_tokens,
         )
         self.record.workloads.append(plan.workload)
         modes = self._fitting(plan, findings.modes)
@@ -97,12 +99,12 @@ class Bench:
         finally:
             gc.enable()
 
-    async def _probe(self, access: Access, model: str) -> Findings:
+    async def _probe(self, access: Access, head: Fields) -> Findings:
         wanted = [MODES[name] for name in self._options.modes]
-        findings = await probe(access, model, wanted)
+        findings = await probe(access, head, wanted)
         if not findings.modes and access.asks_timing:
             access.asks_timing = False  # some servers refuse what they do not know
-            findings = await probe(access, model, wanted)
+            findings = await probe(access, head, wanted)
         if not findings.modes:
             raise Unmeasurable("; ".join(f"{name}: {why}" for name, why in findings.skipped.items()))
         self.record.skipped |= findings.skipped

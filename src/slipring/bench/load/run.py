@@ -13,7 +13,7 @@ from slipring.bench.load.options import LoadOptions
 from slipring.bench.load.results import Level, LoadRecord, percentiles
 from slipring.bench.load.users import Crowd, Tally
 from slipring.bench.modes import MODES
-from slipring.bench.probes import Unmeasurable, first_model, probe
+from slipring.bench.probes import Unmeasurable, first_model, limited, probe
 from slipring.bench.processes import Meter
 from slipring.bench.reach import described, reached
 from slipring.bench.transports import Access
@@ -56,10 +56,11 @@ class Load:
             access = Access(reach.url, target.key, timeout_s=target.timeout_s, asks_timing=False)
             model = target.model or await first_model(reach.url, access)
             self.record.endpoint.model = model
-            findings = await probe(access, model, [mode])
+            head = limited(model, target.max_output_tokens)
+            findings = await probe(access, head, [mode])
             if not findings.modes:
                 raise Unmeasurable(findings.skipped[mode.name])
-            crowd = Crowd(access, mode, model, self._plan, self._options.think_ms)
+            crowd = Crowd(access, mode, head, self._plan, self._options.think_ms)
             try:
                 await self._climb(crowd, reach.meter)
             finally:

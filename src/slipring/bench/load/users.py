@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import pairwise
 
 from slipring.bench.checks import Expectation, complaint
-from slipring.bench.exchange import FIRST_TOKENS, Exchange, Lost, Refused
+from slipring.bench.exchange import FIRST_TOKENS, Exchange, Fields, Lost, Refused
 from slipring.bench.loop import named
 from slipring.bench.modes import Mode
 from slipring.bench.transports import Access, Transport
@@ -39,11 +39,11 @@ class Tally:
 class Crowd:
     """Users that grow in number."""
 
-    def __init__(self, access: Access, mode: Mode, model: str, plan: Plan, think_ms: float) -> None:
+    def __init__(self, access: Access, mode: Mode, head: Fields, plan: Plan, think_ms: float) -> None:
         self.tally = Tally()
         self._access = access
         self._mode = mode
-        self._model = model
+        self._head = head
         self._plan = plan
         self._think_s = think_ms / 1000
         self._users: list[asyncio.Task[None]] = []
@@ -83,14 +83,17 @@ class Crowd:
 
     async def _chat(self, transport: Transport, name: str, chance: random.Random) -> None:
         context = self._mode.context()
-        head = {"model": self._model, "instructions": named(self._plan.instructions, name)}
+        head = {**self._head, "instructions": named(self._plan.instructions, name)}
         least_tokens = 0
         for step in self._plan.steps:
             await asyncio.sleep(self._think_s * chance.uniform(0.5, 1.5))
             previous = context.previous_response_id
             exchange = await transport.turn(context.request(head, step.messages))
             expected = Expectation(
-                needs="text", previous_response_id=previous, least_input_tokens=least_tokens
+                needs="text",
+                previous_response_id=previous,
+                least_input_tokens=least_tokens,
+                may_be_cut="max_output_tokens" in head,
             )
             if (wrong := complaint(exchange.events, exchange.answer, expected)) is not None:
                 raise Lost(f"wrong answer: {wrong}")
