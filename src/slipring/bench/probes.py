@@ -16,6 +16,8 @@ from slipring.bench.workloads.tools import CODING_TOOLS
 
 _OK = 200
 _LANE = "probe"
+_CALL_TOKENS = 256
+"""Enough for a whole call, where answers are bounded."""
 
 
 class Unmeasurable(Exception):
@@ -94,6 +96,8 @@ async def _try(access: Access, head: Fields, mode: Mode) -> Exchange:
 async def _try_rollout(transport: Transport, context: Context, head: Fields) -> Exchange:
     """A response that is made to call a tool, and should stay open."""
     head = {**head, "tools": CODING_TOOLS[:1], "tool_choice": "required"}
+    if "max_output_tokens" in head:
+        head["max_output_tokens"] = _CALL_TOKENS
     exchange = await transport.turn(context.request(head, [message("Read a file.")]))
     if exchange.events[-1]["type"] != PAUSE:
         raise Refused("the response ended where it should have waited for the output of a call")
