@@ -46,9 +46,9 @@ from slipring.core.actions import Action, Load, Send, Start, Weigh
 from slipring.core.cache import ConnectionCache
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
 from slipring.core.limits import Limits
+from slipring.core.loaded import Joined, Loaded
 from slipring.core.means import Means
-from slipring.core.session import Loaded, Session
-from slipring.core.turn import Joined
+from slipring.core.session import Session
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.errors import ApiError, UnsupportedParameter
 from slipring.protocol import events, items, requests, tools, wire

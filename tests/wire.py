@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
+from openai.types.beta import BetaResponseInjectCreatedEvent, BetaResponseInjectFailedEvent
 from openai.types.responses import (
     CompactedResponse,
     Response,
@@ -70,7 +71,10 @@ def _models_by_type(union: Any) -> dict[str, type[BaseModel]]:
     return models
 
 
-_WEBSOCKET_EVENTS = _models_by_type(ResponsesServerEvent)
+_WEBSOCKET_EVENTS = _models_by_type(ResponsesServerEvent) | {
+    "response.inject.created": BetaResponseInjectCreatedEvent,
+    "response.inject.failed": BetaResponseInjectFailedEvent,
+}
 _SSE_EVENTS = _models_by_type(ResponseStreamEvent)
 
 
@@ -268,10 +272,14 @@ def check_frame(raw: str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES)
     event = _parse(raw)
     if event.get("type") == TIMING:
         return _check_timing(event)
+    if event.get("type") in _OWN_EVENTS:
+        return _check_own(event)
     checked = event
     if event.get("type") == "response.steer.failed" and "input" in event.get("steer", {}):
         # What was sent is given back as it was, and it may have been anything.
         checked = {**event, "steer": {**event["steer"], "input": ""}}
+    if event.get("type") == "response.inject.failed":
+        checked = {**event, "input": []}
     _check_event(checked, _WEBSOCKET_EVENTS, foreign_tool_types)
     _lane_of(event)
     if event["type"] == "error":
@@ -303,10 +311,32 @@ _STAGES = ["decode", "queue", "resolve", "validate", "weigh", "compact", "render
 _STAGES += ["generate", "store", "terminal"]
 
 
+_OWN_EVENTS: dict[str, frozenset[str]] = {
+    "response.done": frozenset({"response_id", "required_input"}),
+    "response.append.failed": frozenset({"response_id", "input", "error"}),
+}
+"""What the API does not know, and what is in it beside what is in every event."""
+
+
+def _check_own(event: Json) -> Json:
+    expected = {"type", "sequence_number", *_OWN_EVENTS[event["type"]]}
+    _require_equal(event.keys() - {"stream_id"}, expected, f"keys of {event['type']}")
+    for stub in event.get("required_input", []):
+        _require(stub.keys() <= {"type", "call_id", "name"} and stub["call_id"] != "", f"stub {stub}")
+        _require(stub["type"].endswith("_output"), f"type of the stub {stub}")
+    if "error" in event:
+        _require_equal(set(event["error"]), {"type", "code", "message", "param"}, "keys of the error")
+    return event
+
+
 def _check_timing(event: Json) -> Json:
-    """Our own event: stages in their order, each beginning where the one before ended."""
+    """Our own event: stages in their order, each beginning where the one before ended. A rollout has a row of
+    them for each of its steps."""
     timing = event["timing"]
     names = [stage["name"] for stage in timing["stages"]]
+    while "client" in names:
+        step, names = names[: names.index("client")], names[names.index("client") + 1 :]
+        _require_equal(step, [name for name in _STAGES if name in step], "order of the stages of a step")
     _require_equal(names, [name for name in _STAGES if name in names], "order of the stages")
     end = 0.0
     for stage in timing["stages"]:
@@ -452,8 +482,10 @@ class _Item:
         self.part: _Part | None = None
         self.parts: dict[str, list[Json]] = {"content": [], "summary": []}
         _require(self.id != "", f"{self.type} item has no id")
+        # What a client has appended is whole from the beginning.
         status = self.added.get("status") or "in_progress"
-        _require_equal(status, "in_progress", "status of the added item")
+        appended = self.type.endswith("_output")
+        _require_equal(status, "completed" if appended else "in_progress", "status of the added item")
         self._check_starts_empty()
 
     def _check_starts_empty(self) -> None:
@@ -521,6 +553,8 @@ class _Item:
     def check_done(self, item: Json) -> None:
         for key in ("id", "type", "call_id", "name"):
             _require_equal(item.get(key), self.added.get(key), f"{key} of the finished item")
+        if self.type.endswith("_output"):
+            _require_equal(item, self.added, "what was appended")
         _require(item.get("status") != "in_progress", "finished item is still in_progress")
         _require(self.part is None, "item is done while one of its parts is open")
         if self.type in {"message", "reasoning"}:
@@ -599,7 +633,9 @@ class _Turn:
             self._see_output(event)
 
     def _see_output(self, event: Json) -> None:
-        if event["type"] == "response.output_item.added":
+        if event["type"] == "response.done":
+            self._see_pause(event)
+        elif event["type"] == "response.output_item.added":
             self._add_item(event)
         elif self.item is None:
             raise AssertionError(f"{event['type']} outside of an open item")
@@ -610,6 +646,15 @@ class _Turn:
             self.item = None
         else:
             self.item.see(event)
+
+    def _see_pause(self, event: Json) -> None:
+        """A rollout waits, and names every call that its client has not answered."""
+        _require(self.item is None, "response.done while an item is open")
+        _require_equal(event["response_id"], self.response["id"], "response_id of response.done")
+        answered = {item["call_id"] for item in self.done if item["type"].endswith("_output")}
+        calls = [item["call_id"] for item in self.done if item["type"].endswith("_call")]
+        owed = [call for call in calls if call not in answered]
+        _require_equal([stub["call_id"] for stub in event["required_input"]], owed, "calls of response.done")
 
     def _add_item(self, event: Json) -> None:
         _require(self.item is None, "an item is added while another one is open")
@@ -681,6 +726,8 @@ class Order:
             self._see_error(event)
         elif kind.startswith("response.steer."):
             self._see_steer(event, lane)
+        elif kind.startswith(("response.append.", "response.inject.")):
+            self._see_appended(event, lane)
         elif kind == "response.created":
             self._see_created(event, lane)
         elif kind == TIMING:
@@ -719,6 +766,16 @@ class Order:
         if turn.is_over:
             del self._open[lane]
             self.responses.append(turn.response)
+
+    def _see_appended(self, event: Json, lane: str | None) -> None:
+        """Answered beside the lane's queue too, with numbers of the response while it is being made."""
+        turn = self._turns.get(event["response_id"])
+        code = event.get("error", {}).get("code")
+        if turn is None or turn.is_over:
+            _require(code is not None, f"{event['type']} of a response that is not being made")
+            return
+        _require_equal(lane, turn.lane, "lane of the response")
+        turn.count(event)
 
     def _see_steer(self, event: Json, lane: str | None) -> None:
         """Steering is answered beside the lane's queue, with numbers of the steered response.

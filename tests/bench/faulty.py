@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import WSMsgType, web
@@ -16,6 +17,18 @@ from aiohttp import WSMsgType, web
 Json = dict[str, Any]
 
 WORDS = ["one ", "two ", "three ", "four"]
+
+
+@dataclass
+class Made:
+    """A response that is being made."""
+
+    id: str
+    create: Json
+    context: list[Json]
+    output: list[Json] = field(default_factory=list)
+    number: int = 0
+    """Of its next event."""
 
 
 class Faulty:
@@ -28,28 +41,64 @@ class Faulty:
         self.requests: list[Json] = []
         self.connections = 0
         self._contexts: dict[str, list[Json]] = {}
+        self._open: dict[str, Made] = {}
+        """Responses that wait for the outputs of their calls."""
         self._number = 0
 
     # What is said ----------------------------------------------------------------------------------
 
-    def events(self, create: Json) -> list[Json]:
-        self.requests.append(create)
-        if self.fault == "refuses everything":
-            return [{"type": "error", "status": 500, "error": {"message": "Out of order.", "code": "broken"}}]
-        if self.fault == "refuses lanes" and "stream_id" in create:
+    def events(self, frame: Json) -> list[Json]:
+        self.requests.append(frame)
+        if frame.get("type") == "response.append":
+            return self._append(frame)
+        if self.fault == "refuses lanes" and "stream_id" in frame:
             error = {"message": "Unknown parameter: 'stream_id'.", "code": "unknown_parameter"}
             return [{"type": "error", "status": 400, "error": error}]
-        context = self._context(create)
-        answer = self._answer(create, context)
         self._number += 1
-        response = self._response(create, answer, context)
-        self._contexts[response["id"]] = [*context, answer]
-        told = [*_told(response, answer)]
-        events = self._spoil(told)
-        for number, event in enumerate(events):
+        made = Made(id=f"resp_{self._number}", create=frame, context=self._context(frame))
+        begun = {**self._response(made), "status": "in_progress", "output": [], "usage": None}
+        opening = [
+            {"type": "response.created", "response": begun},
+            {"type": "response.in_progress", "response": begun},
+        ]
+        return self._step(made, opening)
+
+    def _append(self, frame: Json) -> list[Json]:
+        """Go on with a response that waits."""
+        made = self._open.pop(frame["response_id"])
+        events = []
+        for sent in frame["input"]:
+            item = {"id": f"own_{len(made.output)}", **sent}
+            place = {"output_index": len(made.output), "item": item}
+            events += [{"type": f"response.output_item.{stage}", **place} for stage in ("added", "done")]
+            made.output.append(item)
+            if self.fault != "loses what is appended":
+                made.context.append(item)
+        return self._step(made, events)
+
+    def _step(self, made: "Made", events: list[Json]) -> list[Json]:
+        """One answer, until the response ends or waits."""
+        answer = self._answer(made.create, made.context)
+        answer["id"], answer["status"] = f"item_{self._number}_{len(made.output)}", "completed"
+        events += _told(answer, len(made.output))
+        made.output.append(answer)
+        response = self._response(made)
+        made.context.append(answer)
+        knows_rollouts = self.fault != "knows no rollouts"
+        if knows_rollouts and made.create.get("rollout") and answer["type"] == "function_call":
+            call_id = "call_other" if self.fault == "waits for another call" else answer["call_id"]
+            owed = [{"type": "function_call_output", "call_id": call_id, "name": answer["name"]}]
+            events.append({"type": "response.done", "response_id": made.id, "required_input": owed})
+            self._open[made.id] = made
+        else:
+            self._contexts[made.id] = made.context
+            events.append({"type": f"response.{response['status']}", "response": response})
+        events = self._spoil(events)
+        for number, event in enumerate(events, start=made.number):
             event.setdefault("sequence_number", number)
-            if "stream_id" in create and self.fault != "names no lane":
-                event["stream_id"] = create["stream_id"]
+            if "stream_id" in made.create and self.fault != "names no lane":
+                event["stream_id"] = made.create["stream_id"]
+        made.number += len(events)
         return self._misnumber(events)
 
     def _context(self, create: Json) -> list[Json]:
@@ -77,26 +126,24 @@ class Faulty:
         if is_call:
             name = create["tools"][0]["name"]
             arguments = json.dumps({"path": f"{mark} a.py"})
-            call_id = f"call_{self._number}"
+            call_id = f"call_{self._number}_{outputs}"
             return {"type": "function_call", "call_id": call_id, "name": name, "arguments": arguments}
         text = "".join([f"{mark} ", *WORDS])
         part = {"type": "output_text", "text": text, "annotations": []}
         return {"type": "message", "role": "assistant", "content": [part]}
 
-    def _response(self, create: Json, answer: Json, context: list[Json]) -> Json:
-        answer["id"] = f"item_{self._number}"
-        answer["status"] = "completed"
-        size = len(json.dumps(context))
+    def _response(self, made: "Made") -> Json:
+        size = len(json.dumps(made.context))
         usage = {
             "input_tokens": size,
             "output_tokens": 5,
             "input_tokens_details": {"cached_tokens": size // 2},
         }
-        parent = create.get("previous_response_id")
+        parent = made.create.get("previous_response_id")
         return {
-            "id": f"resp_{self._number}",
+            "id": made.id,
             "status": "incomplete" if self.fault == "is cut short" else "completed",
-            "output": [answer],
+            "output": made.output,
             "previous_response_id": "resp_0" if self.fault == "names another parent" else parent,
             "usage": usage,
         }
@@ -120,7 +167,7 @@ class Faulty:
             events.append({"type": "response.in_progress"})
         if self.fault == "begins in the middle":
             del events[0]
-        if self.fault == "changes the item at the end":
+        if self.fault == "changes the item at the end" and "response" in events[-1]:
             events[-1]["response"] = json.loads(json.dumps(events[-1]["response"]))
             events[-1]["response"]["output"][0]["extra"] = True
         return events
@@ -176,13 +223,10 @@ class Faulty:
         return socket
 
 
-def _told(response: Json, item: Json) -> Iterator[Json]:
-    """All events of a response, in order."""
-    begun = {**response, "status": "in_progress", "output": [], "usage": None}
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
-    place = {"output_index": 0, "item_id": item["id"]}
-    yield {"type": "response.output_item.added", "output_index": 0, "item": {"id": item["id"]}}
+def _told(item: Json, index: int) -> Iterator[Json]:
+    """All events of an item, in order."""
+    place = {"output_index": index, "item_id": item["id"]}
+    yield {"type": "response.output_item.added", "output_index": index, "item": {"id": item["id"]}}
     if item["type"] == "function_call":
         name, key, text = "response.function_call_arguments", "arguments", item["arguments"]
     else:
@@ -192,8 +236,7 @@ def _told(response: Json, item: Json) -> Iterator[Json]:
     for start in range(0, len(text), size):
         yield {"type": f"{name}.delta", "delta": text[start : start + size], **place}
     yield {"type": f"{name}.done", key: text, **place}
-    yield {"type": "response.output_item.done", "output_index": 0, "item": item}
-    yield {"type": f"response.{response['status']}", "response": response}
+    yield {"type": "response.output_item.done", "output_index": index, "item": item}
 
 
 def digest(instructions: str, context: list[Json]) -> str:

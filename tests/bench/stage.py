@@ -59,7 +59,9 @@ async def measured(
 ) -> Record:
     """The record of a bench against a URL."""
     options = Options(
-        target=Target(url=url, timeout_s=20), modes=modes, **{"repeats": 1, "lanes": 3, **settings}
+        target=Target(url=url, timeout_s=20),
+        modes=modes,
+        **{"repeats": 1, "lanes": 3, "tool_choice": "auto", **settings},
     )
     bench = Bench(options, [plan or tiny()], audience or Watching())
     await bench.run()

@@ -80,7 +80,8 @@ async def test_lanes_that_are_mixed_up_are_not_measured() -> None:
 @pytest.mark.parametrize(
     ("fault", "skipped"),
     [
-        ("has no websocket", {"websocket": "404", "websocket-lanes": "404"}),
+        ("has no websocket", {"websocket": "404", "websocket-lanes": "404", "rollout": "404"}),
+        ("knows no rollouts", {"rollout": "ended where it should have waited"}),
         ("refuses lanes", {"websocket-lanes": "Unknown parameter: 'stream_id'."}),
         ("stores nothing", {"http-chained": "400: There is no store."}),
     ],
@@ -101,7 +102,7 @@ async def test_a_server_that_refuses_what_it_does_not_know_is_not_asked_for_it()
     async with running(Faulty("refuses unknown betas")) as url:
         record = await measured(url)
     assert wrongs(record) == []
-    assert record.skipped == {}
+    assert record.skipped.keys() == {"rollout"}  # which cannot be had without
 
 
 @pytest.mark.parametrize("mode", ["http-full", "websocket"])
@@ -142,21 +143,45 @@ async def test_all_modes_send_the_same_in_their_own_way() -> None:
         faulty = Faulty()
         async with running(faulty) as url:
             await measured(url, modes=(mode,), lanes=1)
-        sent[mode] = [len(create["input"]) for create in faulty.requests[2:]]
-        assert all(create["tools"] == tiny().tools for create in faulty.requests[2:])
-        assert all(create["store"] is (mode == "http-chained") for create in faulty.requests[2:])
-        assert faulty.connections == (2 if mode.startswith("websocket") else 0)  # the probe's and the loop's
+        requests = faulty.requests[-3:]
+        sent[mode] = [len(request["input"]) for request in requests]
+        creates = [request for request in requests if request.get("type") != "response.append"]
+        assert len(creates) == (1 if mode == "rollout" else 3)
+        assert all(create["tools"] == tiny().tools for create in creates)
+        assert all(create["store"] is (mode == "http-chained") for create in creates)
+        assert faulty.connections == (0 if mode.startswith("http") else 2)  # the probe's and the loop's
     assert sent["http-full"] == sent["http-full-newconn"] == [1, 3, 5]
-    assert sent["http-chained"] == sent["websocket"] == sent["websocket-lanes"] == [1, 1, 1]
+    for mode in ("http-chained", "websocket", "websocket-lanes", "rollout"):
+        assert sent[mode] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "complaint"),
+    [
+        ("loses what is appended", "the context was not what was sent"),
+        ("waits for another call", "waits for other calls than it has made"),
+        ("drops a delta", "do not add up"),
+        ("changes the item at the end", "other items than those that were done"),
+        ("names another parent", "previous_response_id is 'resp_0'"),
+        ("numbers events wrongly", "sequence_number 1 comes after 2"),
+    ],
+)
+async def test_what_is_wrong_with_a_rollout_is_found(fault: str, complaint: str) -> None:
+    async with running(Faulty(fault)) as url:
+        record = await measured(url, modes=("http-full", "rollout"))
+    found = [wrong for loop in record.of("tiny", "rollout") for wrong in loop.wrongs]
+    assert any(complaint in wrong for wrong in found), found
 
 
 async def test_tools_can_be_forced_for_models_that_would_not_call_them() -> None:
     faulty = Faulty(calls=0)
     async with running(faulty) as url:
-        assert wrongs(await measured(url, modes=("websocket",))) == []  # a URL is forced by itself
-        choices = [create["tool_choice"] for create in faulty.requests[2:]]
+        record = await measured(url, modes=("websocket", "rollout"), tool_choice=None)
+        assert wrongs(record) == []  # what is named by a URL is forced by itself
+        choices = [create["tool_choice"] for create in faulty.requests[-3:]]
         assert choices == ["required", "required", "none"]
-        assert wrongs(await measured(url, modes=("websocket",), tool_choice="auto")) == [
+        assert "cannot be told" in record.skipped["rollout"]
+        assert wrongs(await measured(url, modes=("websocket",))) == [
             "turn 1: no call, though the loop needs one"
         ]
 

@@ -14,13 +14,15 @@ from typing import Any
 from msgspec import Raw
 
 from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
+from slipring.core.betas import NONE, Betas
 from slipring.core.cache import ConnectionCache, SharedScopes
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.head import Head
 from slipring.core.limits import Limits
+from slipring.core.loaded import Loaded
 from slipring.core.means import Means
 from slipring.core.sealing import BrokenSeal
-from slipring.core.session import Loaded, Session
+from slipring.core.session import Session
 from slipring.core.state import Carry, ResponseState
 from slipring.core.turn import Turn
 from slipring.errors import ApiError, ModelNotFound, ServerError
@@ -100,7 +102,7 @@ class Stage:
         on_start: Callable[[Start], None] | None = None,
         accepts: Callable[[Job], bool] = lambda job: True,
         refuses: Callable[[Job], ApiError | None] = lambda job: None,
-        tells_timing: bool = False,
+        betas: Betas = NONE,
     ) -> None:
         """``accepts``: whether the engine takes a job at once; if not, it waits for a delta or a failure."""
         self.world = world = world or World()
@@ -113,7 +115,7 @@ class Stage:
             means=world.means,
             cache=self.cache,
             now=world.now,
-            tells_timing=tells_timing,
+            betas=betas,
         )
         self.events: list[Json] = []
         self.frames: list[bytes] = []
@@ -150,6 +152,11 @@ class Stage:
         frame = {"type": "response.steer", "previous_response_id": target, "input": input, **fields}
         (answer,) = self.receive(json.dumps(frame))
         return answer
+
+    def append(self, target: str, *items: Json, kind: str = "append", **fields: Any) -> list[Json]:
+        """Send a response what it waits for."""
+        frame = {"type": f"response.{kind}", "response_id": target, "input": items, **fields}
+        return self.receive(json.dumps(frame))
 
     def respond(self, lane: str | None = None, previous: str | None = None, **fields: Any) -> Json:
         """Ask for a response and see it through; returns the finished response object."""
@@ -228,8 +235,9 @@ class Stage:
         return self._run(self.session.end(error, code=code, grace_s=grace_s, now=self.world.now))
 
     def hang_up(self) -> list[Json]:
-        """The connection is gone."""
-        return self._run(self.session.closed())
+        """The connection is gone, and nobody hears what is still said."""
+        left = [action for action in self.session.leave(self.world.now) if not isinstance(action, Send)]
+        return self._run(left + self.session.closed())
 
     # Within.
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from slipring.core.betas import Betas
 from slipring.core.compaction import is_users
 from slipring.core.generation import (
     CallArguments,
@@ -340,7 +341,7 @@ def test_the_grace_of_a_connection_ends_while_it_compacts() -> None:
 
 
 def test_its_time_is_told_in_stages_of_their_own() -> None:
-    stage = Stage(tells_timing=True)
+    stage = Stage(betas=Betas(timing=True))
     compacted(stage)
     names = [lap["name"] for lap in stage.events[-1]["timing"]["stages"]]
     assert names.index("weigh") < names.index("compact") < names.index("render") < names.index("generate")

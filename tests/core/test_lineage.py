@@ -17,7 +17,7 @@ def read(*items: Json) -> tuple[Item, ...]:
 
 
 def join(*items: Json, complete: bool = True) -> Carry:
-    return lineage.join(None, read(*items), complete=complete)
+    return lineage.join(lineage.NOTHING, read(*items), complete=complete)
 
 
 def call(call_id: str, kind: str = "function_call", **fields: object) -> Json:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Text
+from slipring.core.phase import Phase
 from slipring.core.session import Loaded
-from slipring.core.turn import Phase
 from slipring.errors import ApiError, AuthenticationFailed, InvalidRequest, RateLimited, ServerError
 from tests.core.stage import Stage, World, call_output, context_of, function, message, only_error, types
 

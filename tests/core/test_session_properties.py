@@ -4,7 +4,8 @@ Three connections, two of one tenant and one of another, share a store and the b
 sends creates and does the work of engine and store in any order it likes. The model knows only what a client
 could know: which creates and steers were sent, and what the contexts of finished responses are. It holds
 every answer against that, and after each step the books of the caches against what they really hold. What was
-accepted as a steer is in the context of exactly one response, or has been given back once.
+accepted as a steer is in the context of exactly one response, or has been given back once; so is what was
+appended to a rollout or injected into it.
 """
 
 import json
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from slipring.core.actions import Start
+from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text, Thought
 from slipring.errors import ApiError, ContextLengthExceeded, Unavailable
 from tests.core.stage import Json, Stage, World, call_output, context_of, message
@@ -31,6 +33,7 @@ LIMITS = {
     "connection_cache_bytes": 8_000,  # about three responses
     "tenant_cache_bytes": 11_000,
     "process_cache_bytes": 14_000,
+    "rollout_wait_s": 100.0,
     "max_age_s": 1_000.0,
     "age_grace_s": 20.0,
 }
@@ -58,11 +61,13 @@ class Request(NamedTuple):
     fault: Json = {}  # noqa: RUF012
     managed: bool = False
     """Whether its context is to be compacted, should the engine find it too long."""
+    rollout: bool = False
 
 
-GOOD_REQUESTS = [Request(store=False), Request(store=True), Request(store=True, managed=True)]
+ROLLOUTS = [Request(store=False, rollout=True), Request(store=True, rollout=True)]
+GOOD_REQUESTS = [Request(store=False), Request(store=True), Request(store=True, managed=True), *ROLLOUTS]
 REQUESTS = [
-    *(3 * GOOD_REQUESTS),
+    *(2 * GOOD_REQUESTS),
     Request(store=False, generate=False),
     Request(store=True, generate=False, outputs="none"),
     Request(store=True, outputs="none"),
@@ -92,6 +97,17 @@ class Asked:
     """What was added to it and accepted, by its id."""
     follows: dict[str, str] = field(default_factory=dict)
     """What was added to its parent, if that is why it is made."""
+    held: list[list[Json]] = field(default_factory=list)
+    """What was appended while its model was speaking."""
+    paused: bool = False
+
+    @property
+    def open_calls(self) -> list[str]:
+        """Of those that it has told of, the ones that nobody has answered."""
+        answers = [item for item in self.output if item["type"] == "function_call_output"]
+        answered = {item["call_id"] for item in [*answers, *(item for held in self.held for item in held)]}
+        calls = [item["call_id"] for item in self.output if item["type"] == "function_call"]
+        return [call for call in calls if call not in answered]
 
 
 @dataclass(eq=False)
@@ -123,7 +139,7 @@ class Model:
         if asked.left is not None:
             return asked.left
         past = self.made[asked.previous].context if asked.previous is not None else []
-        return past + asked.input
+        return past + asked.input + (asked.output if asked.request.rollout else [])
 
     def outcomes(self, peer: "Peer", asked: Asked) -> set[str | None]:
         """What may become of a create whose turn has come: the code or text of a refusal, or None."""
@@ -167,10 +183,12 @@ class Model:
             cut_off = status == "incomplete" and item is asked.output[-1]
             if item["type"] == "function_call" and not cut_off:
                 calls.append(item["call_id"])
-        said = [item for item in asked.output if item["type"] != "compaction"]
-        self.made[asked.response_id] = Made(
-            peer, asked.lane, self.context(asked) + said, calls, stored, status
-        )
+            elif item["type"] == "function_call_output":
+                calls.remove(item["call_id"])
+        context = self.context(asked)
+        if not asked.request.rollout:
+            context += [item for item in asked.output if item["type"] != "compaction"]
+        self.made[asked.response_id] = Made(peer, asked.lane, context, calls, stored, status)
 
 
 def refuse_too_long(job: Job) -> ApiError | None:
@@ -185,7 +203,12 @@ class Peer:
         self.model = model
         self.tenant = tenant
         self.stage = Stage(
-            world, tenant, on_event=self._see, on_start=self._check_job, refuses=refuse_too_long
+            world,
+            tenant,
+            on_event=self._see,
+            on_start=self._check_job,
+            refuses=refuse_too_long,
+            betas=Betas(rollout=True, inject=True),
         )
         self.opened_at = world.now
         self.deadline: float | None = None
@@ -206,6 +229,10 @@ class Peer:
         """Responses to which something was added that no engine takes."""
         self.settled: set[str] = set()
         """Steers that are in a context or were given back."""
+        self.appended: set[str] = set()
+        """What was appended and accepted, and is neither in a response nor was given back yet."""
+        self.given_back: list[Json] = []
+        """What else was not accepted."""
 
     @property
     def unanswered(self) -> int:
@@ -220,7 +247,13 @@ class Peer:
     def busy(self) -> list[str | None]:
         """The lanes on which something is being done."""
         stage = self.stage
-        return [turn.lane for turn in (*stage.weighs, *stage.starts, *stage.loads, *stage.saves)]
+        working = [turn.lane for turn in (*stage.weighs, *stage.starts, *stage.loads, *stage.saves)]
+        return working + self.paused
+
+    @property
+    def paused(self) -> list[str | None]:
+        """The lanes on which a rollout waits for its client."""
+        return [head.lane for head in self._heads() if head.paused and not self.is_at("saves", head.lane)]
 
     def remembered(self) -> set[str]:
         return {response_id for response_id in self.model.ids if response_id in self.stage.cache}
@@ -240,6 +273,7 @@ class Peer:
                 store=request.store,
                 generate=request.generate,
                 context_management=MANAGED if request.managed else None,
+                rollout=request.rollout,
                 **request.fault,
             )
         assert self.refusal == expected
@@ -270,6 +304,40 @@ class Peer:
             return "response_not_found"
         is_complete = self.model.made[target].status == "completed"
         return "response_already_completed" if is_complete else "response_not_active"
+
+    def append(self, target: str, items: list[Json], kind: str) -> None:
+        """Send what a response may wait for, whoever's it may be."""
+        asked = next((asked for asked in self._heads() if asked.response_id == target), None)
+        expected = self._answer_to_append(asked, target, items)
+        self.given_back = []
+        if expected is None:
+            assert asked is not None
+            self.appended.update(item["output"] for item in items)
+            asked.held.append(items)
+            asked.paused = asked.paused and bool(asked.open_calls)
+            asked.spoken = asked.spoken and asked.paused
+        self.stage.append(target, *items, kind=kind)
+        if expected is None:
+            assert not self.given_back
+            return
+        (event,) = self.given_back
+        assert (event["response_id"], event["input"]) == (target, items)
+        if kind == "append":
+            assert event["error"]["code"] == expected
+        else:
+            is_over = expected == "response_already_completed"
+            assert event["error"]["code"] == (expected if is_over else "response_not_found")
+
+    def _answer_to_append(self, asked: Asked | None, target: str, items: list[Json]) -> str | None:
+        if asked is None:
+            return "response_already_completed" if target in self.stage.cache else "response_not_found"
+        if not asked.request.rollout:
+            return "append_not_supported"
+        if self.is_at("saves", asked.lane):
+            return "response_already_completed"
+        calls = [item["call_id"] for item in items]
+        is_owed = set(calls) <= set(asked.open_calls) and len(set(calls)) == len(calls)
+        return None if is_owed else "invalid_input"
 
     def _heads(self) -> list[Asked]:
         return [queue[0] for queue in self.queues.values() if queue]
@@ -330,15 +398,15 @@ class Peer:
         elif kind == "response.in_progress":
             assert self.head(lane).request.generate, "a warmup is never in progress"
         elif kind == "response.output_item.done":
-            self.head(lane).output.append(event["item"])
-            if event["item"]["type"] == "compaction":
-                self._see_compaction(event["item"], self.head(lane))
+            self._see_item(event["item"], self.head(lane))
+        elif kind == "response.done":
+            self._see_pause(event, self.head(lane))
+        elif kind in ("response.append.failed", "response.inject.failed"):
+            self._see_append_failed(event, lane)
         elif kind in ("response.completed", "response.incomplete", "response.failed"):
             self._see_terminal(event["response"], lane)
-        elif kind == "response.steer.pending":
-            self._see_pending(event)
-        elif kind == "response.steer.failed" and "id" in event["steer"]:
-            self._see_given_back(event["steer"], lane)
+        elif kind.startswith("response.steer."):
+            self._see_steer(kind, event, lane)
 
     def _see_created(self, response: Json, lane: str | None) -> None:
         asked = self.head(lane)
@@ -355,6 +423,38 @@ class Peer:
         asked.response_id = response["id"]
         self.model.ids.append(response["id"])
 
+    def _see_item(self, item: Json, asked: Asked) -> None:
+        asked.output.append(item)
+        if item["type"] == "compaction":
+            self._see_compaction(item, asked)
+        elif item["type"] == "function_call_output":
+            self._see_appended(item, asked)
+
+    def _see_pause(self, event: Json, asked: Asked) -> None:
+        assert not self.ending, "paused though the connection ends"
+        asked.paused = True
+        assert [stub["call_id"] for stub in event["required_input"]] == asked.open_calls
+
+    def _see_appended(self, item: Json, asked: Asked) -> None:
+        """It is part of the response from now on."""
+        self.appended.remove(item["output"])
+        first = asked.held[0]
+        sent = first.pop(0)
+        assert (sent["call_id"], sent["output"]) == (item["call_id"], item["output"])
+        if not first:
+            asked.held.pop(0)
+        asked.spoken = False
+
+    def _see_append_failed(self, event: Json, lane: str | None) -> None:
+        """It was refused, or accepted before, and the response is over."""
+        outputs = {item["output"] for item in event["input"]}
+        queue = self.queues[lane]
+        if queue and event["input"] in queue[0].held and outputs <= self.appended:
+            self.appended -= outputs
+            queue[0].held.remove(event["input"])
+        else:
+            self.given_back.append(event)
+
     def _see_compaction(self, item: Json, asked: Asked) -> None:
         """What is left begins anew, and still holds what the client has just said."""
         meant = self.stage.world.means.seal.open(self.tenant, item["encrypted_content"])
@@ -364,6 +464,8 @@ class Peer:
     def _see_terminal(self, response: Json, lane: str | None) -> None:
         asked = self.queues[lane].popleft()
         assert response["id"] == asked.response_id
+        assert not asked.held, "neither in the response nor given back"
+        asked.paused = False
         if response["status"] == "failed":
             self._check_eviction(asked)
             self.owed.update(asked.steers)
@@ -402,6 +504,12 @@ class Peer:
     def _settle(self, steers: Iterable[str]) -> None:
         assert self.settled.isdisjoint(steers), "committed or given back twice"
         self.settled.update(steers)
+
+    def _see_steer(self, kind: str, event: Json, lane: str | None) -> None:
+        if kind == "response.steer.pending":
+            self._see_pending(event)
+        elif kind == "response.steer.failed" and "id" in event["steer"]:
+            self._see_given_back(event["steer"], lane)
 
     def _see_pending(self, event: Json) -> None:
         target, steer = event["steer"]["previous_response_id"], event["steer"]["id"]
@@ -473,11 +581,16 @@ class Peer:
         job, asked = start.job, self.head(start.turn.lane)
         assert (job.response_id, job.tenant) == (asked.response_id, self.tenant)
         assert job.generate is asked.request.generate
-        assert (job.parent.id if job.parent else None) == (asked.previous if asked.left is None else None)
-        context = context_of(job)
+        goes_on = asked.request.rollout and bool(asked.output)
+        expected = asked.response_id if goes_on else asked.previous if asked.left is None else None
+        assert (job.parent.id if job.parent else None) == expected
+        context, expected = context_of(job), self.model.context(asked)
         if job.offer.forbidden:
             context.pop()  # the question for a summary
-        assert context == self.model.context(asked)
+            # Before it, something stands for the answer to each call that was cut off.
+            assert {item["type"] for item in context[len(expected) :]} <= {"function_call_output"}
+            context = context[: len(expected)]
+        assert context == expected
 
 
 class Connections(RuleBasedStateMachine):
@@ -575,11 +688,74 @@ class Connections(RuleBasedStateMachine):
                 peer.stage.save(lane)
 
     @precondition(lambda self: any(peer.waiting for peer in self.peers))
-    @rule(pick=st.integers(0, 8), request=st.sampled_from([*GOOD_REQUESTS, *REQUESTS[9:13]]))
+    @rule(pick=st.integers(0, 8), request=st.sampled_from([*GOOD_REQUESTS, *REQUESTS[10:14]]))
     def go_on_from_what_waits(self, pick, request):
         waiting = [(who, target) for who, peer in enumerate(self.peers) for target in peer.waiting]
         who, target = waiting[pick % len(waiting)]
         self._ask((who, self.model.made[target].lane), target, request)
+
+    @rule(who=st.integers(0, 2), pick=st.integers(0, 3), kind=st.sampled_from(["append", "inject"]))
+    def append_to_anything(self, who, pick, kind):
+        ids = [*reversed(self.model.ids[-3:]), "resp_unknown"]
+        self._append(self._peer(who), ids[pick % len(ids)], ["call_nobody_made"], kind)
+
+    @precondition(lambda self: any(self._rollouts()))
+    @rule(
+        pick=st.integers(0, 8),
+        which=st.sampled_from(["all", "all", "one", "last", "twice", "orphan"]),
+        kind=st.sampled_from(["append", "append", "inject"]),
+    )
+    def append(self, pick, which, kind):
+        """What a rollout waits for, or will wait for, or will never take."""
+        found = list(self._rollouts())
+        peer, asked = found[pick % len(found)]
+        assert asked.response_id is not None
+        owed = asked.open_calls
+        calls = {"all": owed, "one": owed[:1], "last": owed[-1:], "twice": owed[:1] * 2, "orphan": []}[which]
+        self._append(peer, asked.response_id, calls or ["call_nobody_made"], kind)
+
+    @rule(place=st.sampled_from(PLACES), request=st.sampled_from(ROLLOUTS), calls=st.integers(1, 3))
+    def roll_out(self, place, request, calls):
+        """Get a rollout so far that it waits, if nothing is in its way."""
+        who, lane = place
+        self._ask(place, None, request)
+        peer = self.peers[who]
+        if peer.is_at("starts", lane) and peer.head(lane).request.rollout:
+            peer.stage.finish(*(calls * CALL), lane=lane)
+
+    @precondition(lambda self: any(self._rollouts()))
+    @rule(pick=st.integers(0, 8), kind=st.sampled_from(["append", "inject"]), cut=st.booleans())
+    def answer_early(self, pick, kind, cut):
+        """While the model is still calling. It may end before it is silent."""
+        found = [(peer, asked) for peer, asked in self._rollouts() if peer.is_at("starts", asked.lane)]
+        if not found:
+            return
+        peer, asked = found[pick % len(found)]
+        assert asked.response_id is not None
+        asked.spoken = True
+        peer.stage.say(*CALL, *CALL, lane=asked.lane)
+        self._append(peer, asked.response_id, asked.open_calls[:1], kind)
+        if cut:
+            peer.stage.finish(lane=asked.lane, reason="max_output_tokens")
+
+    def _rollouts(self) -> Iterator[tuple[Peer, Asked]]:
+        for peer in self.peers:
+            if peer.stage.close is None:
+                heads = (asked for asked in peer._heads() if asked.request.rollout and asked.response_id)
+                yield from ((peer, asked) for asked in heads)
+
+    def _append(self, peer: Peer, target: str, calls: list[str], kind: str) -> None:
+        items = []
+        for call in calls:
+            self.asked += 1
+            items.append(call_output(call, f"answer {self.asked}"))
+        peer.append(target, items, kind)
+
+    def _answer(self, peer: Peer, lane: str | None) -> None:
+        """Give a rollout that is paused all that it waits for."""
+        asked = peer.head(lane)
+        assert asked.response_id is not None
+        self._append(peer, asked.response_id, asked.open_calls, "append")
 
     def _steer(self, peer: Peer, target: str, text: str) -> None:
         self.asked += 1
@@ -594,7 +770,9 @@ class Connections(RuleBasedStateMachine):
         """Take one running turn one step further, whatever it waits for."""
         peer, lane = self._pick(pick)
         self.calm += 1
-        if peer.is_at("loads", lane):
+        if lane in peer.paused:
+            self._answer(peer, lane)
+        elif peer.is_at("loads", lane):
             peer.load(lane)
         elif peer.is_at("weighs", lane):
             peer.stage.weigh(1000 * (pick % 3), lane)
@@ -626,6 +804,8 @@ class Connections(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 8))
     def fail(self, pick):
         peer, lane = self._pick(pick)
+        if lane in peer.paused:
+            return  # nobody works on it who could fail
         self.calm = 0
         peer.head(lane).loading = peer.is_at("loads", lane) or peer.is_at("weighs", lane)
         with peer.forgetting_only_evictable():
@@ -667,6 +847,7 @@ class Connections(RuleBasedStateMachine):
             if self.world.now - peer.opened_at >= LIMITS["max_age_s"]:
                 peer.end_until(self.world.now + LIMITS["age_grace_s"])
             peer.stage.tick()
+            assert seconds < LIMITS["rollout_wait_s"] or not peer.paused, "waits forever"
             in_time = peer.deadline is None or self.world.now < peer.deadline
             at_work = peer.stage.starts or peer.stage.loads or peer.stage.weighs
             assert in_time or not at_work, "the grace is over"
@@ -728,6 +909,8 @@ class Connections(RuleBasedStateMachine):
     def _drain(self, peer: Peer) -> None:
         stage = peer.stage
         while peer.busy:
+            for lane in peer.paused:
+                self._answer(peer, lane)
             for turn in list(stage.loads):
                 peer.load(turn.lane)
             for turn in list(stage.weighs):
@@ -746,12 +929,13 @@ class Connections(RuleBasedStateMachine):
 
     def _replace(self, who: int) -> None:
         peer = self.peers[who]
-        saving = set(peer.stage.saves)
+        saving = {turn.lane for turn in peer.stage.saves}
+        saving |= {lane for lane in peer.paused if peer.head(lane).request.store}
         peer.stage.hang_up()
         assert not peer.stage.starts
         assert not peer.stage.loads
         assert not peer.stage.weighs
-        assert set(peer.stage.saves) == saving
+        assert {turn.lane for turn in peer.stage.saves} == saving
         self.gone.append(peer)
         self.peers[who] = Peer(self.model, self.world, peer.tenant)
 

@@ -1,5 +1,6 @@
 """Where a turn's time goes, and who is told."""
 
+from slipring.core.betas import Betas
 from slipring.core.generation import Accepted, Begun, Finished, Prefilled, Text
 from slipring.errors import ContextLengthExceeded, ServerError
 from tests.core.stage import Json, Stage, only_error, types
@@ -27,7 +28,7 @@ def slow_turn(stage: Stage, **fields: object) -> list[Json]:
 
 
 def test_every_stage_has_its_own_time():
-    stage = Stage(accepts=lambda job: False, tells_timing=True)
+    stage = Stage(accepts=lambda job: False, betas=Betas(timing=True))
     *_, terminal, timing = slow_turn(stage)
     assert terminal["type"] == "response.completed"
     assert timing["type"] == TIMING
@@ -49,7 +50,7 @@ def test_every_stage_has_its_own_time():
 
 
 def test_reading_the_context_ends_with_the_first_token_though_it_says_nothing():
-    stage = Stage(tells_timing=True)
+    stage = Stage(betas=Betas(timing=True))
     stage.create()
     stage.world.now += 2
     assert stage.say(Prefilled()) == []
@@ -71,7 +72,7 @@ def test_waiting_in_a_lane_is_a_stage():
 
 
 def test_making_a_response_durable_is_a_stage_of_those_that_are_stored():
-    stage = Stage(tells_timing=True)
+    stage = Stage(betas=Betas(timing=True))
     stage.create(store=True)
     stage.finish(Text("a"))
     stage.world.now += 2
@@ -89,14 +90,14 @@ def test_nobody_is_told_who_did_not_ask():
 
 
 def test_a_warmup_is_prefilled_and_generates_nothing():
-    stage = Stage(tells_timing=True)
+    stage = Stage(betas=Betas(timing=True))
     stage.create(generate=False)
     *_, timing = stage.finish()
     assert stages_of(timing["timing"])[-3:] == ["prefill", "generate", "terminal"]
 
 
 def test_a_turn_that_fails_is_told_with_its_code():
-    stage = Stage(tells_timing=True)
+    stage = Stage(betas=Betas(timing=True))
     stage.create("a")
     *_, failed, timing = stage.fail("a", ServerError())
     assert failed["type"] == "response.failed"
@@ -105,7 +106,7 @@ def test_a_turn_that_fails_is_told_with_its_code():
 
 
 def test_a_turn_that_is_refused_leaves_a_report_and_no_event():
-    stage = Stage(tells_timing=True)
+    stage = Stage(betas=Betas(timing=True))
     only_error(stage.create(previous="resp_9", store=False) + stage.load())
     (record,) = stage.reports
     assert (record.report.status, record.report.error_code) == ("refused", "previous_response_not_found")

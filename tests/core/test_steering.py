@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Refused, Text, Thought, ThoughtSummary
 from slipring.errors import InvalidRequest, ModelNotFound, ServerError, Unavailable
 from tests.core.stage import (
@@ -381,7 +382,7 @@ def test_a_successor_is_asked_for_like_any_other_turn():
 
 
 def test_timings_come_before_what_is_put_off():
-    stage = Stage(tells_timing=True)
+    stage = Stage(betas=Betas(timing=True))
     stage.create(tools=[function("f")])
     stage.steer("resp_1")
     stage.say(*CALL)

@@ -3,8 +3,9 @@
 import pytest
 
 from slipring.core.generation import Accepted, Finished, Text
+from slipring.core.phase import Phase
 from slipring.core.stages import Stages
-from slipring.core.turn import Phase, Turn
+from slipring.core.turn import Turn
 from slipring.errors import ServerError
 from slipring.protocol.items import user_message
 from slipring.protocol.requests import CreateRequest

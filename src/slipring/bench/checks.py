@@ -11,8 +11,8 @@ from typing import Any
 from msgspec import Struct
 
 from slipring.bench import digests
-from slipring.bench.exchange import TERMINAL, TIMING, Event, Exchange
-from slipring.bench.workloads.plan import Need
+from slipring.bench.exchange import PAUSE, TERMINAL, TIMING, Event
+from slipring.bench.workloads.plan import Item, Need
 
 CALLS = ("function_call", "custom_tool_call")
 _PARTS = {
@@ -38,29 +38,35 @@ class Expectation(Struct, frozen=True, kw_only=True):
     """Of the context; None where the endpoint does not tell it."""
 
 
-def complaint(exchange: Exchange, expected: Expectation) -> str | None:
-    """All that is wrong with an answer, or None."""
-    wrongs = list(_wrongs(exchange, expected))
+def complaint(events: list[Event], answer: list[Item], expected: Expectation) -> str | None:
+    """All that is wrong with an answer, or None. ``events``: of its response, from the first one on, even
+    where the answer is but its latest part."""
+    wrongs = list(_wrongs(events, answer, expected))
     return "; ".join(dict.fromkeys(wrongs)) or None
 
 
-def calls_of(response: dict[str, Any]) -> list[dict[str, Any]]:
-    return [item for item in response.get("output") or [] if item.get("type") in CALLS]
+def calls_of(answer: list[Item]) -> list[Item]:
+    return [item for item in answer if item.get("type") in CALLS]
 
 
-def _wrongs(exchange: Exchange, expected: Expectation) -> Iterator[str]:
+def _wrongs(events: list[Event], answer: list[Item], expected: Expectation) -> Iterator[str]:
     try:
-        yield from _order(exchange.events)
-        yield from _lane(exchange.events, expected.lane)
-        yield from Items().check(exchange.events)
-        response = exchange.response
-        if response is not None:
-            yield from _answer(response, expected)
+        is_paused = bool(events) and events[-1]["type"] == PAUSE
+        yield from _order(events, ends=0 if is_paused else 1)
+        yield from _lane(events, expected.lane)
+        yield from Items().check(events)
+        if is_paused:
+            yield from _pause(events[-1], answer)
+        for event in events:
+            if event["type"] in TERMINAL:
+                yield from _response(event["response"], expected)
+        yield from _need(answer, expected.needs)
+        yield from _digest(answer, expected.digest)
     except (KeyError, TypeError, AttributeError) as error:
         yield f"an event is not as the API has it: {type(error).__name__} {error}"
 
 
-def _order(events: list[Event]) -> Iterator[str]:
+def _order(events: list[Event], ends: int) -> Iterator[str]:
     kinds = [event["type"] for event in events]
     if kinds[:1] != ["response.created"]:
         yield f"begins with {kinds[0] if kinds else 'nothing'} and not with response.created"
@@ -75,11 +81,17 @@ def _order(events: list[Event]) -> Iterator[str]:
         if after <= before:
             yield f"sequence_number {after} comes after {before}"
             break
-    ends = [place for place, kind in enumerate(kinds) if kind in TERMINAL]
-    if len(ends) != 1:
-        yield f"{len(ends)} terminal events"
-    elif rest := [kind for kind in kinds[ends[0] + 1 :] if kind != TIMING]:
+    found = [place for place, kind in enumerate(kinds) if kind in TERMINAL]
+    if len(found) != ends:
+        yield f"{len(found)} terminal events"
+    elif found and (rest := [kind for kind in kinds[found[0] + 1 :] if kind != TIMING]):
         yield f"{rest[0]} comes after the terminal event"
+
+
+def _pause(event: Event, answer: list[Item]) -> Iterator[str]:
+    owed = sorted(each["call_id"] for each in event["required_input"])
+    if owed != sorted(call["call_id"] for call in calls_of(answer)):
+        yield "the response waits for other calls than it has made"
 
 
 def _lane(events: list[Event], lane: str | None) -> Iterator[str]:
@@ -178,30 +190,31 @@ def _said(item: dict[str, Any]) -> str | None:
     return None
 
 
-def _answer(response: dict[str, Any], expected: Expectation) -> Iterator[str]:
+def _response(response: dict[str, Any], expected: Expectation) -> Iterator[str]:
     if response["status"] != "completed":
         yield f"the response is {response['status']}: {_why(response)}"
-    yield from _need(response, expected.needs)
     if response.get("previous_response_id") != expected.previous_response_id:
         yield f"previous_response_id is {response.get('previous_response_id')!r}"
     tokens = (response.get("usage") or {}).get("input_tokens")
     if tokens is not None and tokens < expected.least_input_tokens:
         yield f"history was lost: {tokens} input tokens after {expected.least_input_tokens}"
-    if expected.digest is not None:
-        found = digests.found_in(response["output"])
-        if found is None:
-            yield "the answer does not say what was read, though the endpoint can"
-        elif found != expected.digest:
-            yield f"the context was not what was sent: digest {found}, expected {expected.digest}"
 
 
-def _need(response: dict[str, Any], needs: Need) -> Iterator[str]:
-    made = calls_of(response)
+def _digest(answer: list[Item], expected: str | None) -> Iterator[str]:
+    found = digests.found_in(answer)
+    if expected is not None and found is None:
+        yield "the answer does not say what was read, though the endpoint can"
+    elif expected is not None and found != expected:
+        yield f"the context was not what was sent: digest {found}, expected {expected}"
+
+
+def _need(answer: list[Item], needs: Need) -> Iterator[str]:
+    made = calls_of(answer)
     if needs == "call" and not made:
         yield "no call, though the loop needs one"
     if needs == "text" and made:
         yield "a call, though the loop needs text"
-    elif needs == "text" and not any(_said(item) for item in response["output"] if item["type"] == "message"):
+    elif needs == "text" and not any(_said(item) for item in answer if item["type"] == "message"):
         yield "no text, though the loop needs some"
 
 

@@ -3,6 +3,7 @@
 Knows events as JSON and their order of arrival; what they mean is checked elsewhere.
 """
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +15,16 @@ Fields = dict[str, Any]
 
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 TIMING = "slipring.timing"
+PAUSE = "response.done"
+"""A response that stays open waits for the outputs of its calls."""
 FIRST_TOKENS = (
     "response.output_text.delta",
     "response.function_call_arguments.delta",
     "response.custom_tool_call_input.delta",
 )
+_ITEM_DONE = "response.output_item.done"
+_WAITING = "client"
+_STAGE = re.compile(r"([\w.-]+)[^,]*?;\s*dur=([0-9.]+)")
 
 encode = msgspec.json.encode
 _decode = msgspec.json.Decoder().decode
@@ -35,7 +41,10 @@ class Lost(Exception):
 class Exchange:
     """One turn as it travelled. Times are in nanoseconds since it was begun."""
 
-    __slots__ = ("_begun_ns", "arrivals_ns", "events", "received_bytes", "sent_bytes", "total_ns")
+    __slots__ = (
+        *("_begun_ns", "arrivals_ns", "events", "received_bytes"),
+        *("sent_bytes", "server_timing", "total_ns"),
+    )
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -43,6 +52,8 @@ class Exchange:
         self.sent_bytes = 0
         self.received_bytes = 0
         self.total_ns = 0
+        self.server_timing = ""
+        """The value of that header, where there is one."""
         self._begun_ns = time.perf_counter_ns()
 
     def take(self, text: str | bytes) -> Event:
@@ -77,14 +88,39 @@ class Exchange:
         return None
 
     @property
-    def stages_ms(self) -> dict[str, float]:
-        """Where the server says that its time went, where it says so."""
-        stages: dict[str, float] = {}
+    def answer(self) -> list[dict[str, Any]]:
+        """The items that came in this turn, but for those that were sent in it."""
+        done = (event.get("item") for event in self.events if event.get("type") == _ITEM_DONE)
+        return [
+            item for item in done if isinstance(item, dict) and not str(item.get("type")).endswith("_output")
+        ]
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another turn may follow."""
+        response = self.response
+        if response is not None:
+            return response.get("status") == "completed"
+        return bool(self.events) and self.events[-1].get("type") == PAUSE
+
+    @property
+    def steps_ms(self) -> list[dict[str, float]]:
+        """Where the server says that its time went: for the response, or for each of the steps between which
+        it waited for its client. Empty where it does not say so."""
+        steps: list[dict[str, float]] = []
+        if self.server_timing and not any(event.get("type") == TIMING for event in self.events):
+            found = _STAGE.findall(self.server_timing)
+            return [{name: float(spent_ms) for name, spent_ms in found}] if found else []
         for event in self.events:
             if event.get("type") == TIMING:
+                steps.append({})
                 for stage in event["timing"]["stages"]:
-                    stages[stage["name"]] = stages.get(stage["name"], 0.0) + stage["duration_ms"]
-        return stages
+                    if stage["name"] == _WAITING:
+                        steps.append({})
+                    else:
+                        name, spent_ms = stage["name"], stage["duration_ms"]
+                        steps[-1][name] = steps[-1].get(name, 0.0) + spent_ms
+        return steps
 
 
 def read(text: str | bytes) -> Event:

@@ -5,14 +5,14 @@ checked when the loop is over, so that checking costs no mode any time.
 """
 
 import asyncio
-from typing import Any, NamedTuple
 
 from msgspec import Struct
 
 from slipring.bench import results
-from slipring.bench.checks import Expectation, calls_of, complaint
+from slipring.bench.accounts import Travelled, turns
+from slipring.bench.checks import calls_of
 from slipring.bench.digests import Digest
-from slipring.bench.exchange import FIRST_TOKENS, Exchange, Fields, Lost, Refused
+from slipring.bench.exchange import Fields, Lost, Refused
 from slipring.bench.modes import Context, Mode
 from slipring.bench.processes import Meter
 from slipring.bench.transports import Transport
@@ -30,16 +30,6 @@ class Conduct(Struct, frozen=True, kw_only=True):
     """Whether the endpoint says what it has read."""
 
 
-class _Travelled(NamedTuple):
-    """A turn that is over but not yet checked."""
-
-    sent: list[Item]
-    step: Step
-    exchange: Exchange
-    previous_response_id: str | None
-    cpu_ms: float | None
-
-
 class Runner:
     """Runs loops, one at a time or several on the lanes of one transport."""
 
@@ -49,130 +39,100 @@ class Runner:
         self._conduct = conduct
         self._meter = meter
 
-    async def alone(self, transport: Transport, repeat: int) -> results.Loop:
-        cpu_ms = self._cpu_ms()
-        loop = await _Loop(self._plan, self._mode, self._conduct, self._meter).run(transport, repeat, 0, None)
-        if cpu_ms is not None and loop.cpu_ms is None:
-            loop.cpu_ms = (self._cpu_ms() or 0.0) - cpu_ms
-        return loop
+    async def alone(self, transport: Transport, repeat: int) -> list[results.Loop]:
+        running = _Loop(self._plan, self._mode, self._conduct, transport, repeat)
+        return await self._run([running], self._meter)
 
     async def side_by_side(self, transport: Transport, repeat: int, lanes: int) -> list[results.Loop]:
-        cpu_ms = self._cpu_ms()
-        loops = await asyncio.gather(
-            *(
-                _Loop(self._plan, self._mode, self._conduct, None).run(
-                    transport, repeat, lane, f"lane-{lane}"
-                )
-                for lane in range(lanes)
-            )
-        )
-        if cpu_ms is not None:
-            share = ((self._cpu_ms() or 0.0) - cpu_ms) / lanes
-            for loop in loops:
-                loop.cpu_ms = share
-        return loops
+        """One loop on each lane. What a single turn costs the server cannot be told."""
+        running = [_Loop(self._plan, self._mode, self._conduct, transport, repeat, n) for n in range(lanes)]
+        return await self._run(running, None)
 
-    def _cpu_ms(self) -> float | None:
-        return self._meter.cpu_ms() if self._meter is not None else None
+    async def _run(self, running: "list[_Loop]", turn_meter: Meter | None) -> list[results.Loop]:
+        uncounted = self._plan.uncounted
+        await asyncio.gather(*(loop.take(self._plan.steps[:uncounted], None) for loop in running))
+        before_ms = self._meter.cpu_ms() if self._meter is not None else 0.0
+        await asyncio.gather(*(loop.take(self._plan.steps[uncounted:], turn_meter) for loop in running))
+        cpu_ms = (self._meter.cpu_ms() - before_ms) / len(running) if self._meter is not None else None
+        return [loop.account(cpu_ms) for loop in running]
 
 
 class _Loop:
-    """A loop that is running."""
+    """A loop that is running. What ends it early is told in its account; only being cancelled is raised."""
 
-    def __init__(self, plan: Plan, mode: Mode, conduct: Conduct, meter: Meter | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        mode: Mode,
+        conduct: Conduct,
+        transport: Transport,
+        repeat: int,
+        lane: int | None = None,
+    ) -> None:
         self._plan = plan
-        self._mode = mode
         self._conduct = conduct
-        self._meter = meter
+        self._transport = transport
+        self._stream_id = f"lane-{lane}" if lane is not None else None
+        self._instructions = named(plan.instructions, f"{mode.name} {repeat} {lane or 0}")
         self._context: Context = mode.context()
-        self._travelled: list[_Travelled] = []
+        self._calls: list[Item] = []
+        self._travelled: list[Travelled] = []
+        self._has_ended = False
+        self._loop = results.Loop(workload=plan.workload.name, mode=mode.name, repeat=repeat, lane=lane or 0)
 
-    async def run(self, transport: Transport, repeat: int, lane: int, stream_id: str | None) -> results.Loop:
-        """The loop, checked. What ends it early is told in it; only being cancelled is raised."""
-        instructions = named(self._plan.instructions, f"{self._mode.name} {repeat} {lane}")
-        head = self._head(instructions)
-        loop = results.Loop(workload=self._plan.workload.name, mode=self._mode.name, repeat=repeat, lane=lane)
+    async def take(self, steps: list[Step], meter: Meter | None) -> None:
+        """Go through these turns, as far as the answers allow it."""
         try:
-            await self._turns(transport, head, stream_id)
+            for step in steps:
+                if not self._has_ended:
+                    await self._turn(step, meter)
         except (Refused, Lost) as error:
-            loop.error = f"turn {len(self._travelled) + 1}: {error}"
+            self._fail(str(error))
         except TimeoutError:
-            loop.error = f"turn {len(self._travelled) + 1}: no answer in time"
-        self._account(loop, Digest(instructions), stream_id)
-        return loop
+            self._fail("no answer in time")
 
-    def _head(self, instructions: str) -> Fields:
-        head: Fields = {"model": self._conduct.model, **self._plan.settings, "instructions": instructions}
+    async def _turn(self, step: Step, meter: Meter | None) -> None:
+        if self._conduct.tool_ms and step.outputs:
+            await asyncio.sleep(self._conduct.tool_ms / 1000)
+        new = step.input(self._calls)
+        previous, is_part = self._context.previous_response_id, self._context.is_open
+        fields = self._context.request(self._head(step), new)
+        before_ms = meter.cpu_ms() if meter is not None else 0.0
+        exchange = await self._transport.turn(fields, self._stream_id)
+        cpu_ms = meter.cpu_ms() - before_ms if meter is not None else None
+        self._travelled.append(Travelled(new, step.needs, exchange, previous, is_part, cpu_ms))
+        self._calls = calls_of(exchange.answer)
+        self._has_ended = not exchange.can_go_on or (step.needs == "call" and not self._calls)
+        if not self._has_ended:
+            self._context.learn(exchange)
+
+    def _head(self, step: Step) -> Fields:
+        """What every turn says anew, because the API inherits none of it."""
+        head: Fields = {"model": self._conduct.model, **self._plan.settings}
+        head["instructions"] = self._instructions
         if self._plan.tools:
             head["tools"] = self._plan.tools
+            if self._conduct.forces_tools or self._plan.forces_tools:
+                head["tool_choice"] = "required" if step.needs == "call" else "none"
         return head
 
-    async def _turns(self, transport: Transport, head: Fields, stream_id: str | None) -> None:
-        calls: list[Item] = []
-        forces = self._conduct.forces_tools or self._plan.forces_tools
-        for step in self._plan.steps:
-            if self._conduct.tool_ms and step.outputs:
-                await asyncio.sleep(self._conduct.tool_ms / 1000)
-            new = step.input(calls)
-            previous = self._context.previous_response_id
-            fields = {**head, **self._context.fields(new)}
-            if forces and self._plan.tools:
-                fields["tool_choice"] = "required" if step.needs == "call" else "none"
-            cpu_ms = self._meter.cpu_ms() if self._meter is not None else None
-            exchange = await transport.turn(fields, stream_id)
-            if self._meter is not None and cpu_ms is not None:
-                cpu_ms = self._meter.cpu_ms() - cpu_ms
-            self._travelled.append(_Travelled(new, step, exchange, previous, cpu_ms))
-            response = exchange.response
-            if response is None or response.get("status") != "completed":
-                return
-            self._context.learn(response)
-            calls = calls_of(response)
-            if step.needs == "call" and not calls:
-                return
+    def _fail(self, reason: str) -> None:
+        self._has_ended = True
+        self._loop.error = f"turn {len(self._travelled) + 1}: {reason}"
 
-    def _account(self, loop: results.Loop, digest: Digest, stream_id: str | None) -> None:
+    def account(self, cpu_ms: float | None) -> results.Loop:
         """What was measured, and whether it was right."""
-        least_tokens = 0
-        for place, travelled in enumerate(self._travelled):
-            digest.add(travelled.sent)
-            expected = Expectation(
-                needs=travelled.step.needs,
-                previous_response_id=travelled.previous_response_id,
-                lane=stream_id,
-                least_input_tokens=least_tokens,
-                digest=str(digest) if self._conduct.gives_digests else None,
-            )
-            number = place + 1 - self._plan.uncounted
-            turn = _turn(number, travelled, complaint(travelled.exchange, expected))
-            least_tokens = turn.input_tokens
-            digest.add((travelled.exchange.response or {}).get("output") or [])
-            if number > 0:
-                loop.turns.append(turn)
+        self._loop.cpu_ms = cpu_ms
+        gives_digests = self._conduct.gives_digests
+        accounted = turns(self._travelled, Digest(self._instructions), self._stream_id, gives_digests)
+        for place, turn in enumerate(accounted, start=1 - self._plan.uncounted):
+            turn.number = place
+            if place > 0:
+                self._loop.turns.append(turn)
             elif turn.wrong is not None:
-                loop.error = f"before the first turn: {turn.wrong}"
-        loop.wall_ms = sum(turn.total_ms for turn in loop.turns)
-        if self._meter is not None and self._plan.uncounted:
-            loop.cpu_ms = sum(turn.cpu_ms or 0.0 for turn in loop.turns)
-
-
-def _turn(number: int, travelled: _Travelled, wrong: str | None) -> results.Turn:
-    exchange = travelled.exchange
-    usage: dict[str, Any] = (exchange.response or {}).get("usage") or {}
-    return results.Turn(
-        number=number,
-        created_ms=exchange.first_ms("response.created"),
-        first_token_ms=exchange.first_ms(*FIRST_TOKENS),
-        total_ms=exchange.total_ns / 1e6,
-        sent_bytes=exchange.sent_bytes,
-        received_bytes=exchange.received_bytes,
-        input_tokens=usage.get("input_tokens") or 0,
-        cached_tokens=(usage.get("input_tokens_details") or {}).get("cached_tokens") or 0,
-        output_tokens=usage.get("output_tokens") or 0,
-        stages_ms=exchange.stages_ms,
-        cpu_ms=travelled.cpu_ms,
-        wrong=wrong,
-    )
+                self._loop.error = f"before the first turn: {turn.wrong}"
+        self._loop.wall_ms = sum(turn.total_ms for turn in self._loop.turns)
+        return self._loop
 
 
 def named(instructions: str, loop: str) -> str:

@@ -5,12 +5,12 @@ between modes is in the transports.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
 from slipring.bench import results
-from slipring.bench.exchange import Fields
+from slipring.bench.exchange import PAUSE, Exchange, Fields
 from slipring.bench.transports import Access, Http, Lanes, Socket, Transport
 from slipring.bench.workloads.plan import Item
 
@@ -23,11 +23,16 @@ class Context(Protocol):
         """What the next turn continues, by its id."""
         ...
 
-    def fields(self, new: list[Item]) -> Fields:
-        """What tells the server of these new items, and of all before them."""
+    @property
+    def is_open(self) -> bool:
+        """Whether the next turn is a part of the last response."""
         ...
 
-    def learn(self, response: dict[str, Any]) -> None:
+    def request(self, head: Fields, new: list[Item]) -> Fields:
+        """What tells the server of these new items and of all before them; ``head``: what else there is."""
+        ...
+
+    def learn(self, exchange: Exchange) -> None:
         """Remember an answer."""
         ...
 
@@ -36,33 +41,63 @@ class FullHistory:
     """The client keeps everything and sends it again each time; the server keeps nothing."""
 
     previous_response_id = None
+    is_open = False
 
     def __init__(self) -> None:
         self._items: list[Item] = []
 
-    def fields(self, new: list[Item]) -> Fields:
+    def request(self, head: Fields, new: list[Item]) -> Fields:
         self._items += new
-        return {"store": False, "input": self._items}
+        return {**head, "store": False, "input": self._items}
 
-    def learn(self, response: dict[str, Any]) -> None:
-        self._items += as_input(response["output"])
+    def learn(self, exchange: Exchange) -> None:
+        self._items += as_input(exchange.answer)
 
 
 class Chain:
     """The server keeps everything; the client sends what is new and names what it continues."""
 
-    def __init__(self, *, is_stored: bool) -> None:
+    def __init__(self, *, is_stored: bool = False) -> None:
         self.previous_response_id: str | None = None
         self._is_stored = is_stored
 
-    def fields(self, new: list[Item]) -> Fields:
-        fields: Fields = {"store": self._is_stored, "input": new}
+    @property
+    def is_open(self) -> bool:
+        return False
+
+    def request(self, head: Fields, new: list[Item]) -> Fields:
+        fields: Fields = {**head, "store": self._is_stored, "input": new}
         if self.previous_response_id is not None:
             fields["previous_response_id"] = self.previous_response_id
         return fields
 
-    def learn(self, response: dict[str, Any]) -> None:
-        self.previous_response_id = response["id"]
+    def learn(self, exchange: Exchange) -> None:
+        assert exchange.response is not None  # or no turn would follow
+        self.previous_response_id = exchange.response["id"]
+
+
+class Rollout(Chain):
+    """The response itself goes on: the outputs of its calls are appended to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._open_id: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._open_id is not None
+
+    def request(self, head: Fields, new: list[Item]) -> Fields:
+        if self._open_id is not None:
+            return {"type": "response.append", "response_id": self._open_id, "input": new}
+        return {**super().request(head, new), "rollout": True}
+
+    def learn(self, exchange: Exchange) -> None:
+        if exchange.events[-1]["type"] == PAUSE:
+            self._open_id = exchange.events[-1]["response_id"]
+            return
+        self._open_id = None
+        super().learn(exchange)
 
 
 class Mode(Struct, frozen=True, kw_only=True):
@@ -74,6 +109,7 @@ class Mode(Struct, frozen=True, kw_only=True):
     open: Callable[[Access], Transport]
     context: Callable[[], Context]
     has_lanes: bool = False
+    is_rollout: bool = False
 
     @property
     def described(self) -> results.Mode:
@@ -110,15 +146,23 @@ MODES = {
             about="each turn is a frame on one socket with what is new and a previous_response_id; nothing is"
             " stored",
             open=Socket,
-            context=lambda: Chain(is_stored=False),
+            context=Chain,
         ),
         Mode(
             name="websocket-lanes",
             title="WebSocket, lanes",
             about="several loops at once on one socket, each on its stream_id; otherwise as websocket",
             open=Lanes,
-            context=lambda: Chain(is_stored=False),
+            context=Chain,
             has_lanes=True,
+        ),
+        Mode(
+            name="rollout",
+            title="Rollout",
+            about="the whole loop is one response on one socket, to which outputs of its calls are appended",
+            open=lambda access: Socket(access, "slipring_rollout=v1"),
+            context=Rollout,
+            is_rollout=True,
         ),
     )
 }

@@ -115,7 +115,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--workload",
         dest="workloads",
         type=_names("workload", _NAMES),
-        default=("coding",),
+        default=(),
         metavar="NAME,…",
         help=f"what the loops do: {', '.join(_NAMES)} (default: coding)",
     )
@@ -194,9 +194,9 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
     """The options that parsed flags (see ``add_flags``) and ``environ`` describe, or ``UsageError``."""
     workloads = namespace.workloads
     if namespace.depths and "deep" not in workloads:
-        workloads = _implied(workloads, "deep")
+        workloads = (*workloads, "deep")
     if namespace.replay is not None and "replay" not in workloads:
-        workloads = _implied(workloads, "replay")
+        workloads = (*workloads, "replay")
     if "replay" in workloads and namespace.replay is None:
         raise UsageError("--workload replay needs --replay FILE")
     target = target_from_namespace(namespace, environ)
@@ -204,7 +204,7 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
         raise UsageError("--rtt-ms works with http:// only")
     return Options(
         target=target,
-        workloads=workloads,
+        workloads=workloads or ("coding",),
         modes=namespace.modes or tuple(MODES),
         names_modes=namespace.modes is not None,
         repeats=namespace.repeats,
@@ -217,11 +217,6 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
         outputs=Outputs(namespace.json, namespace.html, namespace.svg),
         kept=namespace.kept,
     )
-
-
-def _implied(workloads: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """A workload that another flag asks for: instead of the default, beside those that were named."""
-    return (name,) if workloads == ("coding",) else (*workloads, name)
 
 
 def _key(variable: str | None, environ: Mapping[str, str]) -> str:

@@ -1,17 +1,18 @@
 """What an endpoint can do, found out by trying: its model, its modes, whether it tells times and digests.
 
-Each mode is tried with a chat of two turns. What is refused there is not supported, and the reason is kept;
-answers that are wrong are left for the measurement to find. The chats warm the server up as well.
+Each mode is tried with a turn or two. What is refused there is not supported, and the reason is kept;
+answers that are wrong are left for the measurement to find. This warms the server up as well.
 """
 
 import aiohttp
 from msgspec import Struct
 
 from slipring.bench import digests
-from slipring.bench.exchange import TIMING, Exchange, Lost, Refused
-from slipring.bench.modes import Mode
-from slipring.bench.transports import Access
+from slipring.bench.exchange import PAUSE, TIMING, Exchange, Lost, Refused
+from slipring.bench.modes import Context, Mode
+from slipring.bench.transports import Access, Transport
 from slipring.bench.workloads.plan import message
+from slipring.bench.workloads.tools import CODING_TOOLS
 
 _OK = 200
 _LANE = "probe"
@@ -61,8 +62,7 @@ async def probe(access: Access, model: str, modes: list[Mode]) -> Findings:
             findings.skipped[mode.name] = "no answer in time"
             continue
         findings.modes.append(mode)
-        output = (exchange.response or {}).get("output") or []
-        findings.gives_digests |= digests.found_in(output) is not None
+        findings.gives_digests |= digests.found_in(exchange.answer) is not None
         access.gives_timing |= any(event.get("type") == TIMING for event in exchange.events)
     return findings
 
@@ -72,12 +72,22 @@ async def _try(access: Access, model: str, mode: Mode) -> Exchange:
     lane = _LANE if mode.has_lanes else None
     context = mode.context()
     async with mode.open(access) as transport:
+        if mode.is_rollout:
+            return await _try_rollout(transport, context, model)
         for text in ("Say a word.", "Say another."):
-            fields = {"model": model, **context.fields([message(text)])}
-            exchange = await transport.turn(fields, lane)
+            exchange = await transport.turn(context.request({"model": model}, [message(text)]), lane)
             if exchange.response is None:
                 raise Lost("the answer has no terminal event")
             if lane is not None and exchange.events[0].get("stream_id") != lane:
                 raise Refused("the answer to a stream_id names none")
-            context.learn(exchange.response)
+            context.learn(exchange)
+    return exchange
+
+
+async def _try_rollout(transport: Transport, context: Context, model: str) -> Exchange:
+    """A response that is made to call a tool, and should stay open."""
+    head = {"model": model, "tools": CODING_TOOLS[:1], "tool_choice": "required"}
+    exchange = await transport.turn(context.request(head, [message("Read a file.")]))
+    if exchange.events[-1]["type"] != PAUSE:
+        raise Refused("the response ended where it should have waited for the output of a call")
     return exchange

@@ -8,9 +8,12 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
+from slipring.bench.engines import default_engine, simulated_speed
 from slipring.bench.options import Target
+from slipring.bench.probes import Unmeasurable
 from slipring.bench.processes import Meter
 from slipring.bench.proxy import proxied
+from slipring.bench.results import Endpoint
 from slipring.bench.server import own_server
 
 _HTTP_PORT = 80
@@ -28,8 +31,12 @@ class Reach(NamedTuple):
 async def reached(target: Target, engine: str | None) -> AsyncIterator[Reach]:
     """The endpoint that was named, or else a server of our own with this engine."""
     if target.url is not None:
-        meter = Meter(target.server_pid) if target.server_pid is not None else None
-        yield Reach(target.url, _readable(meter))
+        meter = _readable(Meter(target.server_pid)) if target.server_pid is not None else None
+        if target.server_pid is not None and meter is None:
+            raise Unmeasurable(
+                f"--server-pid {target.server_pid}: there is no process whose costs can be read"
+            )
+        yield Reach(target.url, meter)
         return
     assert engine is not None
     async with own_server(engine, target.serve_flags) as server:
@@ -48,5 +55,13 @@ async def distant(url: str, rtt_ms: float) -> AsyncIterator[str]:
         yield urlunsplit(parts._replace(netloc=f"127.0.0.1:{port}"))
 
 
-def _readable(meter: Meter | None) -> Meter | None:
-    return meter if meter is not None and meter.can_read else None
+def described(target: Target) -> Endpoint:
+    """What is to be measured, as records have it. The model may not be known yet."""
+    if target.url is not None:
+        return Endpoint(model=target.model or "", url=target.url)
+    engine = target.engine or default_engine(target.tokens_per_s)
+    return Endpoint(model=target.model or "", engine=engine, tokens_per_s=simulated_speed(engine))
+
+
+def _readable(meter: Meter) -> Meter | None:
+    return meter if meter.can_read else None

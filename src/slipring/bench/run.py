@@ -8,13 +8,13 @@ import gc
 from typing import Protocol
 
 from slipring.bench import machine, results
-from slipring.bench.engines import default_engine, engine_for, is_simulated
+from slipring.bench.engines import engine_for, is_simulated
 from slipring.bench.loop import Conduct, Runner
 from slipring.bench.modes import MODES, Mode
 from slipring.bench.options import Options
 from slipring.bench.probes import Findings, Unmeasurable, first_model, probe
 from slipring.bench.processes import Meter
-from slipring.bench.reach import distant, reached
+from slipring.bench.reach import described, distant, reached
 from slipring.bench.transports import Access
 from slipring.bench.workloads.plan import Plan
 
@@ -36,19 +36,13 @@ class Bench:
         self._options = options
         self._plans = plans
         self._audience = audience
-        target = options.target
-        self._engine = None if target.url else target.engine or default_engine(target.tokens_per_s)
-        is_paced = target.url is None and target.engine is None
+        endpoint = described(options.target)
+        self._engine = endpoint.engine
         self.record = results.Record(
             when=machine.now(),
             versions=machine.versions(),
             machine=machine.machine(),
-            endpoint=results.Endpoint(
-                model=target.model or "",
-                url=target.url,
-                engine=self._engine,
-                tokens_per_s=target.tokens_per_s if is_paced else None,
-            ),
+            endpoint=endpoint,
             settings=results.Settings(
                 repeats=options.repeats, tool_ms=options.tool_ms, rtt_ms=options.rtt_ms, lanes=options.lanes
             ),
@@ -79,10 +73,11 @@ class Bench:
             gives_digests=findings.gives_digests,
         )
         self.record.workloads.append(plan.workload)
-        self._audience.begin(plan, findings.modes, self._options.repeats)
+        modes = self._fitting(plan, findings.modes)
+        self._audience.begin(plan, modes, self._options.repeats)
         broken: set[str] = set()
         for repeat in range(self._options.repeats):
-            for mode in _rotated(findings.modes, repeat):
+            for mode in _rotated(modes, repeat):
                 if mode.name in broken:
                     continue
                 self._audience.loop(mode, repeat)
@@ -93,13 +88,12 @@ class Bench:
                     broken.add(mode.name)  # what has failed once may take its whole time limit each time
 
     async def _loops(self, runner: Runner, mode: Mode, access: Access, repeat: int) -> list[results.Loop]:
-        gc.collect()
         gc.disable()  # what this end collects in the middle of a turn is no time of the server's
         try:
             async with mode.open(access) as transport:
                 if mode.has_lanes:
                     return await runner.side_by_side(transport, repeat, self._options.lanes)
-                return [await runner.alone(transport, repeat)]
+                return await runner.alone(transport, repeat)
         finally:
             gc.enable()
 
@@ -116,6 +110,18 @@ class Bench:
         self.record.modes += [mode.described for mode in findings.modes if mode.name not in known]
         return findings
 
+    def _fitting(self, plan: Plan, modes: list[Mode]) -> list[Mode]:
+        """Those that this workload can be done in."""
+        reason = None
+        if plan.tools and (self._forces_tools or plan.forces_tools):
+            reason = "in a rollout the model cannot be told in each turn whether to call (see --tool-choice)"
+        elif plan.mixes_outputs:
+            reason = "nothing but outputs of tools can be appended to a rollout"
+        if reason is not None and any(mode.is_rollout for mode in modes):
+            self.record.skipped["rollout"] = f"{plan.workload.name}: {reason}"
+            modes = [mode for mode in modes if not mode.is_rollout]
+        return modes
+
     @property
     def _forces_tools(self) -> bool:
         choice = self._options.tool_choice
@@ -125,5 +131,5 @@ class Bench:
 
 
 def _rotated(modes: list[Mode], repeat: int) -> list[Mode]:
-    start = repeat % len(modes)
+    start = repeat % max(1, len(modes))
     return modes[start:] + modes[:start]

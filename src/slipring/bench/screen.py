@@ -13,7 +13,7 @@ from slipring.bench.results import Record
 from slipring.bench.statistics import Spread, Summary, saved, summarise
 from slipring.bench.workloads.plan import Plan
 
-_PLAIN_WIDTH = 140
+_PLAIN_WIDTH = 150
 """Of a table that goes to a file or a pipe, where nobody can make the window wider."""
 
 
@@ -82,21 +82,23 @@ def endpoint_remarks(endpoint: results.Endpoint) -> list[str]:
     lines = [f"Measured: {what}; model {escape(endpoint.model)}."]
     if endpoint.tokens_per_s is not None:
         speed = f"{endpoint.tokens_per_s:g} tokens/s" if endpoint.tokens_per_s else "unlimited"
+        tokens = "" if "vocabulary=" in (endpoint.engine or "") else ", and nothing is tokenized"
         lines.append(
-            f"Only the decoding speed is simulated ({speed}); the prefix cache is on for every mode, and"
-            " everything else is real."
+            f"Only the decoding speed is simulated ({speed}){tokens}; the prefix cache is on for every mode."
         )
     return lines
 
 
 def _table(workload: results.Workload, rows: list[Summary]) -> Table:
-    table = Table(title=f"{workload.title}: {workload.about}", title_justify="left", title_style="bold")
+    table = Table(
+        title=escape(f"{workload.title}: {workload.about}"), title_justify="left", title_style="bold"
+    )
     table.add_column("mode", no_wrap=True)
     for heading in (
-        *("loop ms", "range", "against first", "turn ms", "p95", "first token ms", "CPU ms/turn"),
+        *("loop ms", "range", "change", "turn ms", "p95", "first token", "CPU/turn"),
         *("sent", "received", "cached"),
     ):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     first = next((row.wall_ms for row in rows if row.wall_ms is not None), None)
     for row in rows:
         table.add_row(*(_wrong(row) if row.wrongs else _cells(row, first)))
@@ -113,7 +115,7 @@ def _cells(row: Summary, first: Spread | None) -> list[str]:
     return [
         row.mode,
         f"{row.wall_ms.median:,.0f}",
-        f"{row.wall_ms.low:,.0f} – {row.wall_ms.high:,.0f}",
+        f"{row.wall_ms.low:,.0f}–{row.wall_ms.high:,.0f}",
         f"{-less:+.0%}" if less is not None else "",
         _figure(row.turn_ms, ".1f"),
         f"{row.turn_ms.p95:,.1f}" if row.turn_ms is not None else "",

@@ -1,7 +1,8 @@
 """How requests get to an endpoint and events come back: HTTP with SSE, and a WebSocket, alone or with lanes.
 
-Each takes the fields of a create and gives an ``Exchange``. The clock of a turn runs from before its JSON is
-made; whoever has no connection yet opens it within its first turn. Knows nothing of loops and modes.
+Each takes the fields of a create, or on a WebSocket of another event, and gives an ``Exchange``. The clock of
+a turn runs from before its JSON is made; whoever has no connection yet opens it within its first turn. Knows
+nothing of loops and modes.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from aiohttp import ClientWebSocketResponse, ClientWSTimeout, TCPConnector, WSMs
 from multidict import MultiMapping
 
 from slipring.bench.exchange import (
+    PAUSE,
     TERMINAL,
     TIMING,
     Event,
@@ -34,7 +36,8 @@ _CLOSE_TIMEOUT_S = 2.0
 _TIMING_TIMEOUT_S = 5.0
 _UNLIMITED = 0
 _MASK_BYTES = 4
-_ENDS = (*TERMINAL, "error", "response.done")
+_FAILURES = ("error", "response.append.failed")
+_ENDS = (*TERMINAL, *_FAILURES, PAUSE)
 """What ends a turn; the last only where a response stays open for the outputs of its calls."""
 
 
@@ -117,6 +120,7 @@ class Http(Transport):
                 body
             )
             exchange.received_bytes = _head_bytes(answer.raw_headers)
+            exchange.server_timing = answer.headers.get("Server-Timing", "")
             if answer.status != _OK:
                 raise await _refused(answer)
             events = Events()
@@ -202,9 +206,9 @@ class Socket(_Opened):
             while kind not in _ENDS:
                 kind = exchange.take(await self._receive(exchange, socket)).get("type", "")
         exchange.end()
-        if kind == "error":
+        if kind in _FAILURES:
             raise refusal(exchange.events[-1])
-        if self._access.gives_timing:
+        if self._access.gives_timing and kind != PAUSE:
             async with asyncio.timeout(_TIMING_TIMEOUT_S):
                 while exchange.events[-1].get("type") != TIMING:
                     exchange.take(await self._receive(exchange, socket))
@@ -243,9 +247,9 @@ class Lanes(_Opened):
             while kind not in _ENDS:
                 kind = (await _next(exchange, arrived)).get("type", "")
         exchange.end()
-        if kind == "error":
+        if kind in _FAILURES:
             raise refusal(exchange.events[-1])
-        if self._access.gives_timing:
+        if self._access.gives_timing and kind != PAUSE:
             async with asyncio.timeout(_TIMING_TIMEOUT_S):
                 while exchange.events[-1].get("type") != TIMING:
                     await _next(exchange, arrived)

@@ -170,13 +170,7 @@ class Compaction:
         spent = self.finished
         if spent is None or self.plan.alone:
             return finished
-        return structs.replace(
-            finished,
-            input_tokens=spent.input_tokens + finished.input_tokens,
-            cached_tokens=spent.cached_tokens + finished.cached_tokens,
-            output_tokens=spent.output_tokens + finished.output_tokens,
-            reasoning_tokens=spent.reasoning_tokens + finished.reasoning_tokens,
-        )
+        return finished.after(spent)
 
 
 def condensed(

@@ -6,15 +6,22 @@ response it was about, as far as it says so. Knows nothing of what is then done 
 
 from msgspec import UNSET, Raw, Struct
 
+from slipring.core.betas import Betas
 from slipring.errors import ApiError, InvalidRequest, quoted
-from slipring.protocol import requests, steer, wire
+from slipring.protocol import append, requests, steer, wire
 from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 
 CREATE, STEER = "response.create", "response.steer"
+APPEND, INJECT = "response.append", "response.inject"
 _IGNORED_TYPES = frozenset({"response.processed"})
 """Sent by some clients as an acknowledgement; nothing is to be done or said about it."""
 _NOTHING = Raw(b'""')
+_NO_ITEMS = Raw(b"[]")
+_HINTS = {
+    APPEND: " That one needs the header 'OpenAI-Beta: slipring_rollout=v1' on the upgrade.",
+    INJECT: " That one needs the header 'OpenAI-Beta: responses_multi_agent=v1' on the upgrade.",
+}
 
 
 class Create(Struct, frozen=True):
@@ -38,8 +45,26 @@ class Steer(Struct, frozen=True):
     error: ApiError | None = None
 
 
-def read(frame: bytes | str) -> Create | Steer | None:
-    """What a frame asks for; None: nothing. Raises what is to be said about one that is neither."""
+class Append(Struct, frozen=True):
+    """What a client owes to a response that is being made, or some of it."""
+
+    target: str
+    """The response's id; empty where none was named."""
+    input: Raw
+    """As it was sent: whatever cannot be used is given back."""
+    items: tuple[Item, ...]
+    size_bytes: int
+    injects: bool
+    """Whether it came as an injection, and is to be answered as one."""
+    error: ApiError | None = None
+
+
+Asked = Create | Steer | Append
+
+
+def read(frame: bytes | str, betas: Betas) -> Asked | None:
+    """What a frame asks for; None: nothing. Raises what is to be said about one that asks for nothing known.
+    ``betas``: which events beyond those of the API are known."""
     try:
         if isinstance(frame, bytes):
             wire.require_text(frame)
@@ -56,7 +81,7 @@ def read(frame: bytes | str) -> Create | Steer | None:
         kind = outline.type
         if kind == CREATE:
             return _unread(frame, outline, error)
-    return _read_other(frame, kind)
+    return _read_other(frame, kind, betas)
 
 
 def _unread(frame: bytes | str, outline: requests.Outline, error: ApiError) -> Create:
@@ -68,9 +93,12 @@ def _unread(frame: bytes | str, outline: requests.Outline, error: ApiError) -> C
     return Create(request, _size(frame), error)
 
 
-def _read_other(frame: bytes | str, kind: object) -> Steer | None:
-    if kind == STEER:
-        return _read_steer(frame)
+def _read_other(frame: bytes | str, kind: object, betas: Betas) -> Steer | Append | None:
+    supported = _supported(betas)
+    if kind in supported:
+        if isinstance(frame, bytes):
+            wire.require_text(frame)  # what is no text cannot be given back either
+        return _read_steer(frame) if kind == STEER else _read_append(frame, injects=kind == INJECT)
     if isinstance(kind, str) and kind in _IGNORED_TYPES:
         return None
     said = (
@@ -78,14 +106,34 @@ def _read_other(frame: bytes | str, kind: object) -> Steer | None:
         if isinstance(kind, str)
         else "The event's 'type' must be a string."
     )
+    *names, last = (f"'{name}'" for name in (CREATE, *supported))
+    hint = _HINTS.get(kind, "") if isinstance(kind, str) else ""
     raise InvalidRequest(
-        f"{said} Supported are '{CREATE}' and '{STEER}'.", param="type", code="unsupported_event_type"
+        f"{said} Supported are {', '.join(names)} and {last}.{hint}",
+        param="type",
+        code="unsupported_event_type",
     )
 
 
+def _supported(betas: Betas) -> list[str]:
+    """The events beside a create."""
+    return [STEER, *([APPEND] if betas.rollout else []), *([INJECT] if betas.inject else [])]
+
+
+def _read_append(frame: bytes | str, *, injects: bool) -> Append:
+    size_bytes = _size(frame)
+    outline = append.read_outline(frame)
+    # Copied: what waits should not hold its frame.
+    given = _NO_ITEMS if outline.input is UNSET else Raw(bytes(outline.input))
+    try:
+        target, items = append.read_append(frame)
+    except ApiError as error:
+        named = outline.response_id
+        return Append(named if isinstance(named, str) else "", given, (), size_bytes, injects, error)
+    return Append(target, given, items, size_bytes, injects)
+
+
 def _read_steer(frame: bytes | str) -> Steer:
-    if isinstance(frame, bytes):
-        wire.require_text(frame)  # what is no text cannot be given back either
     try:
         request, items = steer.read_steer(frame)
     except ApiError as error:

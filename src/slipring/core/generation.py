@@ -8,7 +8,7 @@ whatever the engine left there when it finished the parent (a KV slot, an upstre
 from collections.abc import Iterator
 from typing import Literal, Protocol
 
-from msgspec import Raw, Struct, field
+from msgspec import Raw, Struct, field, structs
 
 from slipring.core.head import Head
 from slipring.core.state import Position, ResponseState
@@ -29,6 +29,14 @@ class Accepted(Struct):
     fallback: str | None = None
     """Why the whole context was rendered and not the delta alone."""
     dropped_items: int = 0
+
+    def after(self, before: "Accepted") -> "Accepted":
+        """What is told of an answer that took an earlier job too."""
+        return Accepted(
+            self.rendered_tokens + before.rendered_tokens,
+            self.fallback or before.fallback,
+            self.dropped_items + before.dropped_items,
+        )
 
 
 class Begun(Struct):
@@ -95,6 +103,16 @@ class Finished(Struct):
     reasoning_tokens: int = 0
     position: "Position | None" = None
     """Where the engine's own state of this context lives; handed back as ``parent.position``."""
+
+    def after(self, spent: "Finished") -> "Finished":
+        """The end of an answer that took an earlier job too, with the tokens of both."""
+        return structs.replace(
+            self,
+            input_tokens=spent.input_tokens + self.input_tokens,
+            cached_tokens=spent.cached_tokens + self.cached_tokens,
+            output_tokens=spent.output_tokens + self.output_tokens,
+            reasoning_tokens=spent.reasoning_tokens + self.reasoning_tokens,
+        )
 
 
 Delta = (

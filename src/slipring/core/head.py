@@ -3,6 +3,7 @@
 from msgspec import Raw, Struct, structs
 
 from slipring.protocol import wire
+from slipring.protocol.requests import CreateRequest
 from slipring.protocol.tools import NO_TOOLS, Toolset
 
 
@@ -17,6 +18,16 @@ class Head(Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.instructions is not None:
             structs.force_setattr(self, "instructions_json", wire.raw(self.instructions))
+
+    @classmethod
+    def read(cls, request: CreateRequest, before: "Head | None") -> "Head":
+        """The head that a request gives its context; the parent's own where nothing in it changed."""
+        raw = wire.given(request.tools)
+        if before is not None and before.tools.raw == (bytes(raw) if raw is not None else b"[]"):
+            if before.instructions == request.instructions:
+                return before
+            return cls(instructions=request.instructions, tools=before.tools)
+        return cls(instructions=request.instructions, tools=Toolset.read(request.tools))
 
     @property
     def size_bytes(self) -> int:

@@ -7,8 +7,11 @@ the connection may have in flight; a lane that must wait for a place gets it in 
 from collections import deque
 from collections.abc import Iterator
 
-from slipring.core.turn import Phase, Turn
+from slipring.core.phase import Phase
+from slipring.core.turn import Turn
 from slipring.errors import LaneLimitReached
+
+_KNOWN = (Phase.RUNNING, Phase.PAUSED, Phase.SAVING)
 
 
 class Lane:
@@ -91,7 +94,7 @@ class Lanes:
     def making(self, response_id: str) -> Turn | None:
         """The turn that makes this response, from when its client can know of it."""
         for turn in self.running():
-            known = turn.phase in (Phase.RUNNING, Phase.SAVING) and turn.response is not None
+            known = turn.phase in _KNOWN and turn.response is not None
             if known and turn.output.response_id == response_id:
                 return turn
         return None

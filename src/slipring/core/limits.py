@@ -30,6 +30,7 @@ class Limits:
     steer_after_tokens: int = _bound(
         64, "pieces of text after which a response that is steered is ended, sentence or not"
     )
+    rollout_wait_s: float = _bound(600.0, "how long a rollout waits for what its client owes it")
     max_connections: int = _bound(20_000, "clients served at once by one process: connections and requests")
     connection_cache_bytes: int = _bound(
         64 * _MIB, "state of earlier responses kept in memory for one connection"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from slipring.core.state import Carry, OpenCall, ResponseState
 from slipring.errors import InvalidRequest, quoted
 from slipring.protocol import requests, wire
+from slipring.protocol.append import ANSWERS
 from slipring.protocol.items import (
     AdditionalTools,
     ConfigurationUpdate,
@@ -27,7 +28,6 @@ _CALLS = {
     "tool_search_call": "tool search call",
 }
 """Calls that a client answers, and how error texts speak of them."""
-_OUTPUTS = {f"{call}_output": call for call in _CALLS} | {"tool_search_output": "tool_search_call"}
 _SEARCHES = ("tool_search_call", "tool_search_output")
 NOTHING = Carry()
 
@@ -52,12 +52,11 @@ def resolve(items: tuple[Item, ...], found: Mapping[str, Item]) -> tuple[Item, .
     return tuple(resolved)
 
 
-def join(parent: ResponseState | None, items: tuple[Item, ...], *, complete: bool) -> Carry:
-    """What the chain carries after these items.
+def join(before: Carry, items: tuple[Item, ...], *, complete: bool) -> Carry:
+    """What a chain that carried this much carries after these items.
 
     With ``complete``, a response is about to be made from them, so every call must have its output.
     """
-    before = parent.carry if parent is not None else NOTHING
     open_calls = _match(before.open_calls, items)
     effort, text_format = before.effort, before.format
     added: list[tuple[CallableTool, ...]] = []
@@ -95,6 +94,10 @@ def after_output(carry: Carry, output: tuple[Item, ...], *, cut_off: bool = Fals
     )
 
 
+def carried(parent: ResponseState | None) -> Carry:
+    return parent.carry if parent is not None else NOTHING
+
+
 def is_call(item: Item) -> bool:
     """Whether it is a call that a client answers."""
     return item.type in _CALLS
@@ -128,7 +131,7 @@ def _is_exchanged(item: Item) -> bool:
     """Whether it is a call that a client answers, or an answer. Searches that are neither name no call."""
     if item.type in _SEARCHES and item.call_id is None:
         return False
-    return item.type in _CALLS or item.type in _OUTPUTS
+    return item.type in _CALLS or item.type in ANSWERS
 
 
 def _exchange(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
@@ -140,8 +143,8 @@ def _exchange(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
         open_calls[call_id] = opening(item)
         return
     call = open_calls.pop(call_id, None)
-    if call is None or call.type != _OUTPUTS[item.type]:
-        noun = _CALLS[_OUTPUTS[item.type]]
+    if call is None or call.type != ANSWERS[item.type]:
+        noun = _CALLS[ANSWERS[item.type]]
         raise InvalidRequest(
             f"No tool call found for {noun} output with call_id {call_id[:256]}.",
             param=f"input[{index}].call_id",

@@ -23,7 +23,7 @@ from slipring.core.generation import (
     ThoughtSummary,
 )
 from slipring.core.means import Mint
-from slipring.protocol import events, wire
+from slipring.protocol import events, listing, wire
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item
 from slipring.protocol.responses import (
@@ -69,6 +69,7 @@ class Output:
         "conceal",
         "items",
         "response_id",
+        "since",
         "stream_id",
     )
 
@@ -77,6 +78,8 @@ class Output:
         self.response_id = ""
         """Known when the response is begun; its items are named after it."""
         self.items: list[Item] = []
+        self.since = 0
+        """The first item behind all that the client has appended."""
         self.conceal: Conceal | None = None
         """Set where reasoning is to be sealed in its items too."""
         self._compaction_id = ""
@@ -109,15 +112,32 @@ class Output:
         return self._told()
 
     @property
+    def latest(self) -> tuple[Item, ...]:
+        """What has been said since the client has appended something."""
+        return tuple(self.items[self.since :])
+
+    @property
     def calls(self) -> bool:
-        """Whether a tool is or has been called."""
-        return isinstance(self._open, Call | Search) or any(item.call_id is not None for item in self.items)
+        """Whether a tool is or has been called, since then."""
+        return isinstance(self._open, Call | Search) or any(item.call_id is not None for item in self.latest)
 
     @property
     def last_words(self) -> str | None:
         """The end of what is just being said; None between items, and while something is thought."""
         part = self._open.part if isinstance(self._open, _Message) else None
         return "".join(part.text[-_LAST_PIECES:]) if part is not None else None
+
+    def append(self, items: tuple[Item, ...]) -> list[Event]:
+        """Take what the client adds to the response, between two items of its own."""
+        for item in items:
+            item_id = self.name_item(item.type)
+            raw = listing.present(item, item_id, "response")
+            self._index += 1
+            self.emit(events.OutputItemAdded, item=raw)
+            self.items.append(Item(type=item.type, raw=bytes(raw), id=item_id, call_id=item.call_id))
+            self.emit(events.OutputItemDone, item=raw)
+        self.since = len(self.items)
+        return self._told()
 
     def open_compaction(self) -> list[Event]:
         """The context is being compacted. Should that fail, nothing more is told of the item: half a

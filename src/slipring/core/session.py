@@ -7,17 +7,21 @@ number: the time is an argument, and what else it takes (ids, a clock, seals) is
 
 from msgspec import UNSET, Struct
 
-from slipring.core import frames, lineage, places, sealing, settings, steering
+from slipring.core import frames, lineage, places, rollout, sealing, settings
 from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
+from slipring.core.additions import Additions
+from slipring.core.betas import NONE, Betas
 from slipring.core.cache import ConnectionCache, NoMemory
 from slipring.core.generation import Delta, Models
 from slipring.core.lanes import Lanes
 from slipring.core.limits import Limits
+from slipring.core.loaded import Loaded
 from slipring.core.means import Means
+from slipring.core.phase import Phase
 from slipring.core.stages import Stages
 from slipring.core.state import ResponseState
 from slipring.core.succession import Succession
-from slipring.core.turn import Joined, Phase, Turn
+from slipring.core.turn import Turn
 from slipring.errors import (
     ApiError,
     ConnectionLimitReached,
@@ -27,19 +31,10 @@ from slipring.errors import (
 )
 from slipring.protocol import items, requests
 from slipring.protocol.events import Error, Event
-from slipring.protocol.items import Item
 from slipring.protocol.requests import CreateRequest
 
+_POLICY_VIOLATION = 1008
 _RUNNING = Phase.RUNNING  # looking a member up on its enum costs more than the rest of that line
-
-
-class Loaded(Struct, frozen=True):
-    """What the store had: the response that was asked for, the items, the conversation."""
-
-    state: ResponseState | None = None
-    """For a conversation, the response that it goes on from, where there is one."""
-    items: dict[str, Item] = {}
-    joined: Joined | None = None
 
 
 class Ending(Struct, frozen=True):
@@ -55,6 +50,8 @@ class Session:
 
     __slots__ = (
         "_active_at",
+        "_additions",
+        "_betas",
         "_cache",
         "_closed",
         "_ending",
@@ -65,7 +62,6 @@ class Session:
         "_models",
         "_opened_at",
         "_succession",
-        "_tells_timing",
         "asks_each_turn",
         "tenant",
     )
@@ -79,19 +75,19 @@ class Session:
         means: Means,
         cache: ConnectionCache,
         now: float,
-        tells_timing: bool = False,
+        betas: Betas = NONE,
     ) -> None:
-        """``tells_timing``: the client wants a ``slipring.timing`` event after each response."""
         self.tenant = tenant
         self.asks_each_turn = False
         """Whether a turn begins with a ``Load`` even if nothing is missing, so that the driver can say no."""
-        self._tells_timing = tells_timing
+        self._betas = betas
         self._models = models
         self._limits = limits
         self._means = means
         self._cache = cache
         self._lanes = Lanes(limits.max_in_flight, limits.max_lanes)
         self._succession = Succession(limits, means, models)
+        self._additions = Additions(self._lanes, limits, self._succession)
         self._finished: dict[Turn, ResponseState] = {}
         self._opened_at = self._active_at = now
         self._ending: Ending | None = None
@@ -114,13 +110,15 @@ class Session:
             return []
         stages = Stages(self._means.clock)
         try:
-            asked = frames.read(frame)
+            asked = frames.read(frame, self._betas)
         except ApiError as error:
             return [_refuse(error)]
         if asked is None:
             return []
         if isinstance(asked, frames.Steer):
-            return [Send([self._steer(asked)])]
+            return [Send([self._additions.steer(asked, self._cache, self._refusing)])]
+        if isinstance(asked, frames.Append):
+            return self._append(asked, now)
         stages.lap("decode")
         return self.create(asked.request, stages, size_bytes=asked.size_bytes, now=now, error=asked.error)
 
@@ -156,7 +154,7 @@ class Session:
             size_bytes=size_bytes,
             means=self._means,
             stages=stages,
-            error=self._refusing or error,
+            error=self._refusing or error or rollout.objection_to(request, self._betas),
             detached=detached,
         )
         self._pin(turn)
@@ -212,12 +210,12 @@ class Session:
                 return self.failed(turn, error, now)
             if job is not None:
                 return [Send(told), Start(turn, job)]
-        closing, state = turn.finish(now)
-        self._finished[turn] = state
-        turn.phase = Phase.SAVING
-        if not turn.saves:
-            return [Send(told + closing), *self.saved(turn, now)]
-        return [Send(told + closing), Save(turn, state)]
+        if turn.rollout is not None and self._ending is None:
+            paused, more = turn.pause(now + self._limits.rollout_wait_s)
+            told += more
+            if paused:
+                return [Send(told), *self._go_on(turn)]
+        return [Send(told), *self._conclude(turn, now)]
 
     def saved(self, turn: Turn, now: float) -> list[Action]:
         """A response is as durable as it was asked to be; only now may it be called complete."""
@@ -232,7 +230,7 @@ class Session:
         """The engine or the store could not do its part."""
         if turn.phase is Phase.LOADING or (turn.phase is Phase.PREPARING and not turn.detached):
             return self._reject(turn, error, now)
-        if turn.phase not in (Phase.PREPARING, Phase.RUNNING, Phase.SAVING):
+        if turn.phase not in (Phase.PREPARING, Phase.RUNNING, Phase.PAUSED, Phase.SAVING):
             return []
         self._evict_parent(turn)
         self._finished.pop(turn, None)  # what cannot be saved leaves nothing
@@ -254,7 +252,7 @@ class Session:
             if limits.idle_timeout_s and self._idle and now - self._active_at >= limits.idle_timeout_s:
                 self._closed = True
                 return [Close(1000, "idle")]
-            return []
+            return self._settle(now, late=True) if self._lanes.in_flight else []
         if now >= self._ending.deadline:
             return self._abandon(now)
         return []
@@ -272,7 +270,12 @@ class Session:
             turn.error = error
         # No create will come any more that could take them.
         left = self._succession.give_all_back(error)
-        return [*([Send(left)] if left else []), *self._advance(now)]
+        return [*([Send(left)] if left else []), *self._settle(now), *self._advance(now)]
+
+    def leave(self, now: float) -> list[Action]:
+        """The client will not answer any more: nothing is begun, and what waits for it ends as it is."""
+        self._closed = True
+        return self._settle(now)
 
     def recall(self, response_id: str) -> ResponseState | None:
         """A response that this connection remembers."""
@@ -311,7 +314,7 @@ class Session:
         """Begin every turn that may run now; at the end of a connection, close it when all is quiet."""
         self._active_at = now
         actions: list[Action] = []
-        while (turn := self._lanes.next()) is not None:
+        while not self._closed and (turn := self._lanes.next()) is not None:
             actions += self._begin(turn, now)
         if self._ending is not None and self._idle and not self._closed:
             self._closed = True
@@ -364,6 +367,13 @@ class Session:
         first = Weigh(turn, job) if turn.must_weigh else Start(turn, turn.first_job(job))
         return [Send(turn.enqueue()), first] if turn.detached else [first]
 
+    def _conclude(self, turn: Turn, now: float) -> list[Action]:
+        """Nothing is to be added to a response any more."""
+        closing, state = turn.finish(now)
+        self._finished[turn] = state
+        turn.phase = Phase.SAVING
+        return [Send(closing), *([Save(turn, state)] if turn.saves else self.saved(turn, now))]
+
     def _pin(self, turn: Turn) -> None:
         """Hold a fork's parent from now on, whatever its own lane does while the fork waits."""
         previous = turn.request.previous_response_id
@@ -391,7 +401,7 @@ class Session:
         state = self._finished.pop(turn, None)
         turn.stages.lap("terminal")
         report = turn.report()
-        if self._tells_timing:
+        if self._betas.timing:
             last.append(turn.output.tell_timing(report))
         told, successor = self._succession.after(turn, state, self._refusing)
         over: list[Action] = [Send(last + told), Record(turn.lane, report)]
@@ -408,13 +418,23 @@ class Session:
         if previous is not None and previous in self._cache and self._cache.lane_of(previous) == turn.lane:
             self._cache.evict(previous)
 
-    def _steer(self, asked: frames.Steer) -> Event:
-        """Answer a steer. It is no turn and waits in no lane: it goes with the response that it names."""
-        if (turn := self._lanes.making(asked.target)) is not None:
-            return self._succession.steer(asked, turn, self._refusing)
-        state = self._cache.find(asked.target)
-        lane = self._cache.lane_of(asked.target) if state is not None else None
-        return steering.refused(asked, steering.objection(asked, state), None, lane)
+    def _append(self, asked: frames.Append, now: float) -> list[Action]:
+        if asked.injects and asked.error is not None:
+            self._closed = True
+            return [_refuse(asked.error), Close(_POLICY_VIOLATION, "invalid response.inject")]
+        told, resuming = self._additions.append(asked, self._cache, now)
+        return [Send(told), *([] if resuming is None else self._go_on(resuming))]
+
+    def _settle(self, now: float, *, late: bool = False) -> list[Action]:
+        """Rollouts that wait for their client, or only those that have waited too long, end as they are: with
+        calls that are open, as any response may."""
+        paused = [turn for turn in self._lanes.running() if turn.phase is Phase.PAUSED]
+        due = (t for t in paused if not late or (t.rollout is not None and now >= t.rollout.waits_until))
+        return [action for turn in due for action in self._conclude(turn, now)]
+
+    def _go_on(self, turn: Turn) -> list[Action]:
+        """Go on with a rollout, if it has all that it waits for."""
+        return [Start(turn, turn.resume())] if turn.may_resume else []
 
     def _abandon(self, now: float) -> list[Action]:
         """The grace is over: what still runs is stopped and says so. What is finished is being saved."""

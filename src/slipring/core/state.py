@@ -11,6 +11,7 @@ from msgspec import Struct, structs
 
 from slipring.core import naming
 from slipring.core.head import Head
+from slipring.protocol.append import ANSWERS
 from slipring.protocol.items import Item, in_context, last_compaction
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import Response
@@ -115,23 +116,33 @@ class ResponseState:
 
     @property
     def told(self) -> tuple[Item, ...]:
-        """What this response adds to the context before its own words: its input, or the compaction that it
-        made, which covers its input too."""
+        """What this response adds to the context before its last words: its input, or the compaction that it
+        made, which covers its input too; of a rollout, all that was said before its client's last answer."""
         made = last_compaction(self.output)
-        return tuple(in_context(self.input if made is None else self.output[made : made + 1]))
+        before = self.input if made is None else self.output[made : made + 1]
+        begun = 0 if made is None else made + 1
+        return tuple(in_context(before + self.output[begun : self._seam]))
 
     @property
     def said(self) -> tuple[Item, ...]:
-        """Its own words in the context."""
-        made = last_compaction(self.output)
-        return tuple(in_context(self.output if made is None else self.output[made + 1 :]))
+        """Its last words in the context, made by one job: where it is no rollout, all of its words."""
+        return tuple(in_context(self.output[self._seam :]))
+
+    @property
+    def _seam(self) -> int:
+        """Where in the output its last words begin."""
+        output = self.output
+        for index in range(len(output), 0, -1):
+            if output[index - 1].type in _UNSAID:
+                return index
+        return 0
 
     @property
     def tokens(self) -> int | None:
         """The length of the context with this response, as the engine counted it; None: it is not known."""
         usage = self.response.usage
-        # With a compaction the usage is of two jobs.
-        if usage is None or last_compaction(self.output) is not None:
+        # With a compaction, or in a rollout, the usage is of several jobs.
+        if usage is None or self._seam:
             return None
         return usage.total_tokens or None
 
@@ -195,6 +206,8 @@ def _echoed_bytes(response: Response) -> int:
     )
 
 
+_UNSAID = frozenset({*ANSWERS, "compaction"})
+"""What is in an output and is not the model's word."""
 _NODE_BYTES = 1600
 """A node, its response object and their bookkeeping, without items."""
 _CALL_BYTES = 200

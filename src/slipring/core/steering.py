@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct
 from slipring.core import frames, lineage
 from slipring.core.generation import Delta, Refused, Text
 from slipring.core.output import Output
-from slipring.core.state import ResponseState
+from slipring.core.state import Carry, ResponseState
 from slipring.errors import quoted
 from slipring.protocol.events import (
     Event,
@@ -141,11 +141,11 @@ def requires_input(state: ResponseState) -> bool:
     return any(call.required for call in state.carry.open_calls.values())
 
 
-def required_input(state: ResponseState) -> list[RequiredInput]:
+def required_input(output: tuple[Item, ...], carry: Carry) -> list[RequiredInput]:
     """What that is. Calls of earlier responses were answered before this one was made."""
     stubs = []
-    for item in state.output:
-        call = state.carry.open_calls.get(item.call_id or "")
+    for item in output:
+        call = carry.open_calls.get(item.call_id or "")
         if item.call_id is not None and call is not None and call.required and lineage.is_call(item):
             body = item.body()
             name = body.name if isinstance(body, FunctionCall) else UNSET

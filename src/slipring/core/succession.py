@@ -62,7 +62,7 @@ class Succession:
             return self._give_back(steers, refusing), None
         if steering.requires_input(state):
             self._waiting[steers.response_id] = steers
-            return steers.pending(steering.required_input(state)), None
+            return steers.pending(steering.required_input(state.output, state.carry)), None
         return [], self._successor(turn, state, steers)
 
     def lead(self, turn: Turn) -> None:

@@ -4,22 +4,24 @@ Knows its request, its parent once bound, and the response object as it changes.
 queues or caches (that is the session), nor of how tokens are made (that is the engine).
 """
 
-from enum import Enum
-
-from msgspec import UNSET, Struct, structs
+from msgspec import UNSET, structs
 
 from slipring.core import lineage, objects
 from slipring.core.compaction import Compaction, read_plan
+from slipring.core.frames import Append
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Prefilled, Stop
 from slipring.core.head import Head
+from slipring.core.loaded import Joined
 from slipring.core.means import Means
 from slipring.core.output import Output
+from slipring.core.phase import Phase
+from slipring.core.rollout import Rollout, require_possible
 from slipring.core.settings import ENCRYPTED_REASONING, read_settings, refuse_unseen_content
 from slipring.core.stages import Stages, as_ms
 from slipring.core.state import Carry, ResponseState
 from slipring.core.steering import Steers
 from slipring.errors import ApiError, InvalidRequest
-from slipring.protocol import events, wire
+from slipring.protocol import events
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
@@ -30,28 +32,10 @@ from slipring.protocol.responses import (
     ResponseError,
 )
 from slipring.protocol.timing import TurnReport
-from slipring.protocol.tools import ToolChoice, Toolset, merged
+from slipring.protocol.tools import ToolChoice, merged
 
 _FAILURE_CODES = {429: "rate_limit_exceeded"}
 """The wire knows few codes for a failed response; clients repeat the request on all but these."""
-
-
-class Phase(Enum):
-    WAITING = "in its lane's queue"
-    LOADING = "its parent is being read from the store"
-    PREPARING = "the engine reads the job and may still refuse it"
-    RUNNING = "the engine is at work"
-    SAVING = "finished, being made durable"
-    ENDED = "its terminal event is out"
-
-
-class Joined(Struct, frozen=True):
-    """The conversation that a turn is part of, as it was found."""
-
-    conversation_id: str
-    version: int
-    items: tuple[Item, ...] = ()
-    """What it holds beyond the context of the turn's parent."""
 
 
 class Turn:
@@ -79,6 +63,7 @@ class Turn:
         "phase",
         "request",
         "response",
+        "rollout",
         "size_bytes",
         "stages",
         "steered_by",
@@ -127,6 +112,8 @@ class Turn:
         self.output = Output(means.mint, UNSET if lane is None else lane)
         self.compaction: Compaction | None = None
         """Of its context, where that may be due."""
+        self.rollout: Rollout | None = None
+        """Where it goes on behind the calls of its model."""
         self._means = means
         self._head = Head()
         self._carry = Carry()
@@ -158,15 +145,17 @@ class Turn:
         request, parent = self.request, self.parent
         generate = not request.warms_up
         plan = read_plan(request, items, model)
+        if request.rollout:
+            require_possible(request, compacts=plan is not None)
         alone = plan is not None and plan.alone
         if alone:
             items = items[:-1]  # what asks for the compaction is no part of the context
         self._require_something(items, generate=generate)
         self.input = items
-        carry = lineage.join(parent, items, complete=generate and not alone)
+        carry = lineage.join(lineage.carried(parent), items, complete=generate and not alone)
         settings = read_settings(request, carry, model, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
-        head = self._read_head()
+        head = Head.read(request, parent.head if parent is not None else None)
         choice = ToolChoice.read(request.tool_choice)
         offer = choice.offer(merged(head.tools.callables, carry.tools))
         self._head, self._carry = head, carry
@@ -198,6 +187,8 @@ class Turn:
         )
         if plan is not None:
             self.compaction = Compaction(plan, job, carry)
+        if request.rollout:
+            self.rollout = Rollout(job, carry, choice)
         return job
 
     def accept(self, deltas: list[Delta]) -> list[Event]:
@@ -231,7 +222,7 @@ class Turn:
         compaction = self.compaction
         assert compaction is not None
         items = compaction.conclude()
-        self.parent, self._carry = None, lineage.join(None, items, complete=False)
+        self.parent, self._carry = None, lineage.join(lineage.NOTHING, items, complete=False)
         told = self.output.close_compaction(items, self._conceal(items))
         self.stages.lap("compact")
         if compaction.plan.alone:
@@ -301,7 +292,8 @@ class Turn:
         """Take note of what an engine reports before it speaks; returns what it says."""
         if not self._rendered:
             self._rendered = True
-            self._accepted = next((delta for delta in deltas if isinstance(delta, Accepted)), Accepted())
+            accepted = next((delta for delta in deltas if isinstance(delta, Accepted)), Accepted())
+            self._accepted = accepted if self._accepted is None else accepted.after(self._accepted)
             self.stages.lap("render")
         if any(isinstance(delta, Begun) for delta in deltas):
             self.stages.lap("engine_queue")
@@ -311,6 +303,54 @@ class Turn:
             self.stages.lap("prefill")
         return said
 
+    def pause(self, waits_until: float) -> tuple[bool, list[Event]]:
+        """The engine has ended a step: wait, if this is a rollout and the client owes it something. Tells
+        whether it does."""
+        rollout, finished, output = self.rollout, self._finished, self.output
+        if rollout is None or finished is None or self.response is None or not output.calls:
+            return False, []
+        if finished.reason not in ("stop", "steered") or not rollout.may_go_on(output, finished):
+            return False, []
+        told = output.finish("completed")
+        carry = lineage.after_output(self._carry, output.latest)
+        if not any(call.required for call in carry.open_calls.values()):
+            return False, told
+        self.stages.lap("generate")
+        self._rendered = self._prefilled = False
+        self.phase, rollout.waits_until = Phase.PAUSED, waits_until
+        told += rollout.pause(output, finished, self.response, carry)
+        if output.since == len(output.items):
+            self._carry = rollout.carry
+        return True, told
+
+    def append(self, asked: Append, waits_until: float, most_bytes: int) -> list[Event]:
+        """Take what the client owes; it becomes a part of the response as soon as the model is silent."""
+        assert self.rollout is not None
+        self.rollout.hold(asked, self.output, most_bytes)
+        if self.phase is not Phase.PAUSED:
+            return []
+        self.rollout.waits_until = waits_until
+        told = self.rollout.commit(self.output)
+        self._carry = self.rollout.carry
+        return told
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether a rollout has all that it waited for."""
+        return self.phase is Phase.PAUSED and self.rollout is not None and self.rollout.is_answered
+
+    def resume(self) -> Job:
+        """Go on with a rollout."""
+        assert self.rollout is not None
+        self.stages.lap("client")
+        self._finished = None
+        self.phase = Phase.RUNNING
+        self.stop.asked = self.steers is not None and self.steers.may_end([])
+        return self.rollout.next_job()
+
+    def _given_back(self) -> list[Event]:
+        return self.rollout.give_back(self.output) if self.rollout is not None else []
+
     def finish(self, now: float) -> tuple[list[Event], ResponseState]:
         """The engine is done: the events that close the output, and the new state. ``terminal`` is left."""
         finished, response = self._finished, self.response
@@ -318,15 +358,19 @@ class Turn:
             raise RuntimeError("the engine ended its stream without a Finished delta")
         if self.compaction is not None:
             finished = self._finished = self.compaction.together(finished)
+        if self.rollout is not None:
+            finished = self._finished = self.rollout.total(finished)
         if self._rendered:
             self.stages.lap("generate")
+        elif self.phase is Phase.PAUSED:
+            self.stages.lap("client")
         reason = finished.reason
         if reason == "steered" and self.output.calls:
             reason = "stop"  # it is over: the client has to answer first
         stopped = reason == "stop"
         # What is thought is whole where an answer was ended on purpose; what is said may not be.
         is_whole = stopped or (reason == "steered" and self.output.last_words is None)
-        closing = self.output.finish("completed" if is_whole else "incomplete")
+        closing = self.output.finish("completed" if is_whole else "incomplete") + self._given_back()
         self.response = response = structs.replace(
             response,
             status="completed" if stopped else "incomplete",
@@ -335,14 +379,13 @@ class Turn:
             output=self.output.raw_items(),
             usage=objects.usage(finished),
         )
-        output = tuple(self.output.items)
         state = ResponseState(
             response=response,
             parent=self.parent,
             head=self._head,
             input=self.input,
-            output=output,
-            carry=lineage.after_output(self._carry, output, cut_off=not stopped),
+            output=tuple(self.output.items),
+            carry=lineage.after_output(self._carry, self.output.latest, cut_off=not stopped),
             position=finished.position,
         )
         return closing, state
@@ -356,7 +399,7 @@ class Turn:
     def fail(self, error: ApiError) -> list[Event]:
         """The engine or the store failed: close what is open and say so, once."""
         assert self.response is not None
-        closing = self.output.finish("incomplete")
+        closing = self.output.finish("incomplete") + self._given_back()
         refused = "invalid_prompt" if 400 <= error.status < 500 else "server_error"
         code = _FAILURE_CODES.get(error.status, refused)
         self.response = structs.replace(
@@ -405,16 +448,3 @@ class Turn:
                 param="input",
                 code="missing_required_parameter",
             )
-
-    def _read_head(self) -> Head:
-        """The head of this context; the parent's own where nothing in it changed."""
-        request = self.request
-        raw = wire.given(request.tools)
-        if self.parent is not None:
-            head = self.parent.head
-            same_tools = head.tools.raw == (bytes(raw) if raw is not None else b"[]")
-            if same_tools and head.instructions == request.instructions:
-                return head
-            if same_tools:
-                return Head(instructions=request.instructions, tools=head.tools)
-        return Head(instructions=request.instructions, tools=Toolset.read(request.tools))

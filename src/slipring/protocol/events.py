@@ -63,7 +63,8 @@ class ItemEvent(Event, kw_only=True):
 
 
 class OutputItemAdded(ItemEvent, tag="response.output_item.added", kw_only=True):
-    item: OutputItem
+    item: OutputItem | Raw
+    """Raw where it is a client's own, and as whole as it will be."""
 
 
 class OutputItemDone(ItemEvent, tag="response.output_item.done", kw_only=True):
@@ -245,6 +246,58 @@ class SteerErrorBody(Struct):
 class SteerFailed(Event, tag="response.steer.failed", kw_only=True):
     steer: SteerRef
     error: SteerErrorBody
+
+
+class Done(Event, tag="response.done", kw_only=True):
+    """A rollout waits for its client. Not of the API: only for clients that asked for one."""
+
+    response_id: str
+    required_input: list[RequiredInput]
+
+
+AppendErrorCode = Literal[
+    "response_not_found",
+    "invalid_input",
+    "append_not_supported",
+    "too_much_pending_input",
+    "response_already_completed",
+    "response_not_active",
+]
+
+
+class AppendErrorBody(Struct):
+    code: AppendErrorCode
+    message: str
+    param: str | None = None
+    type: Literal["invalid_request_error"] = "invalid_request_error"
+
+
+class AppendFailed(Event, tag="response.append.failed", kw_only=True):
+    """What was to be added to a rollout is given back. Not of the API either."""
+
+    response_id: str
+    input: Raw
+    """As it was sent."""
+    error: AppendErrorBody
+
+
+class InjectCreated(Event, tag="response.inject.created", kw_only=True):
+    response_id: str
+
+
+InjectErrorCode = Literal["response_already_completed", "response_not_found"]
+
+
+class InjectErrorBody(Struct):
+    code: InjectErrorCode
+    message: str
+
+
+class InjectFailed(Event, tag="response.inject.failed", kw_only=True):
+    response_id: str
+    input: Raw
+    """As it was sent."""
+    error: InjectErrorBody
 
 
 class Timing(Event, tag="slipring.timing", kw_only=True):

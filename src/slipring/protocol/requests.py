@@ -102,6 +102,7 @@ class CreateRequest(Struct):
     stream: bool | None = None
     background: bool | None = None
     multi_agent: MultiAgent | None = None
+    rollout: bool | None = None
     client_metadata: dict[str, Any] | None = None
 
     @property

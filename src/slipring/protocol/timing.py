@@ -20,6 +20,7 @@ StageName = Literal[
     "engine_queue",
     "prefill",
     "generate",
+    "client",
     "store",
     "terminal",
 ]

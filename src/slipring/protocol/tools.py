@@ -298,6 +298,8 @@ class ToolChoice(Struct, frozen=True):
     echo: Raw = Raw(b'"auto"')
     mode: Literal["none", "auto", "required"] = "auto"
     only: tuple[NamedTool, ...] | None = None
+    names_one: bool = False
+    """Whether it names the very tool that is to be called."""
 
     @classmethod
     def read(cls, data: Raw | UnsetType) -> "ToolChoice":
@@ -313,11 +315,18 @@ class ToolChoice(Struct, frozen=True):
             if choice.name is None:
                 raise wire.explain("Object missing required field `name`", "tool_choice")
             named = NamedTool(type=choice.type, name=choice.name, namespace=choice.namespace)
-            return cls(echo=wire.raw(named), mode="required", only=(named,))
+            return cls(echo=wire.raw(named), mode="required", only=(named,), names_one=True)
         raise UnsupportedParameter(
             f"Invalid 'tool_choice': {quoted(choice.type)} names a tool that this server does not run.",
             param="tool_choice",
         )
+
+    @property
+    def once_called(self) -> "ToolChoice":
+        """What is left of it when what it requires has been called: nobody wants it called forever."""
+        if self.mode != "required":
+            return self
+        return ToolChoice(echo=self.echo, only=None if self.names_one else self.only)
 
     def offer(self, tools: tuple[CallableTool, ...]) -> Offer:
         """Narrow the tools of a context; a choice that names a tool which is not there is refused."""

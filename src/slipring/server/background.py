@@ -79,7 +79,7 @@ class LiveRun:
         self.driver = Driver(
             service,
             caller,
-            service.open_exchange(caller, tells_timing=False),
+            service.open_exchange(caller),
             self,
             states=StoredStates(service.store.responses),
             tenure=self._tenure,

@@ -37,7 +37,7 @@ async def compact(service: Service, request: web.Request, caller: Caller) -> web
     stages = Stages(clock)
     create = read_compact(body).as_create()
     stages.lap("decode")
-    session = service.open_exchange(caller, tells_timing=False)
+    session = service.open_exchange(caller)
     reply = JsonReply(partial(_window, service.seal, caller.tenant))
     driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
     return await answer(driver, reply, create, stages, len(body))

@@ -73,7 +73,7 @@ async def count_tokens(service: Service, request: web.Request, caller: Caller) -
     create = read_create(body)
     create.store, create.background, create.context_management = False, None, None
     answer = _Answer()
-    session = service.open_exchange(caller, tells_timing=False)
+    session = service.open_exchange(caller)
     scales = _Scales(service, caller, session, answer, states=StoredStates(service.store.responses))
     scales.answer = answer
     with service.serving(scales):

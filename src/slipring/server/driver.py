@@ -14,9 +14,10 @@ from typing import Protocol
 from slipring.core import naming
 from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
 from slipring.core.generation import Job
-from slipring.core.session import Loaded, Session
+from slipring.core.loaded import Joined, Loaded
+from slipring.core.session import Session
 from slipring.core.state import ResponseState
-from slipring.core.turn import Joined, Turn
+from slipring.core.turn import Turn
 from slipring.engines import bounds
 from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event

@@ -20,7 +20,7 @@ from slipring.server import following, sse
 from slipring.server.answers import error_response, json_response, read_body, refusal
 from slipring.server.auth import Caller
 from slipring.server.background import Background, Refused
-from slipring.server.betas import wants_timing
+from slipring.server.betas import of_exchange
 from slipring.server.clock import clock, now
 from slipring.server.driver import Driver
 from slipring.server.outbox import Outbox
@@ -43,7 +43,7 @@ async def create_response(
     if create.background is True:
         return await _create_in_background(background, request, caller, create, stages, len(body))
     reply: JsonReply | _SseReply = _SseReply(service, request, stages) if create.stream else JsonReply()
-    session = service.open_exchange(caller, tells_timing=wants_timing(request.headers))
+    session = service.open_exchange(caller, of_exchange(request.headers))
     driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
     return await answer(driver, reply, create, stages, len(body))
 

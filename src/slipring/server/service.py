@@ -10,6 +10,7 @@ from typing import Protocol
 from msgspec import UNSET
 
 from slipring.config import Config
+from slipring.core.betas import NONE, Betas
 from slipring.core.cache import ConnectionCache, NoMemory, SharedScopes
 from slipring.core.means import Means, Mint
 from slipring.core.sealing import Seal
@@ -87,16 +88,16 @@ class Service:
             seal=KeyedSeal([new_key()]),
         )
 
-    def open_session(self, caller: Caller, *, tells_timing: bool) -> Session:
+    def open_session(self, caller: Caller, betas: Betas) -> Session:
         """The session of a connection that stays."""
         cache = ConnectionCache(self.config.limits.connection_cache_bytes, self.scopes.of(caller.tenant))
-        return self._session(caller, cache, tells_timing=tells_timing)
+        return self._session(caller, cache, betas)
 
-    def open_exchange(self, caller: Caller, *, tells_timing: bool) -> Session:
+    def open_exchange(self, caller: Caller, betas: Betas = NONE) -> Session:
         """The session of a single request."""
-        return self._session(caller, NoMemory(), tells_timing=tells_timing)
+        return self._session(caller, NoMemory(), betas)
 
-    def _session(self, caller: Caller, cache: ConnectionCache, *, tells_timing: bool) -> Session:
+    def _session(self, caller: Caller, cache: ConnectionCache, betas: Betas) -> Session:
         session = Session(
             tenant=caller.tenant,
             models=self.models_of(caller),
@@ -104,7 +105,7 @@ class Service:
             means=Means(mint=self.mint, clock=clock, seal=self.seal),
             cache=cache,
             now=now(),
-            tells_timing=tells_timing,
+            betas=betas,
         )
         # Configured keys stay as they are. Those in a store may change, and the first may come while there
         # are guests.

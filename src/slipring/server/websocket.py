@@ -19,7 +19,7 @@ from slipring.protocol.events import Event
 from slipring.protocol.timing import TurnReport
 from slipring.protocol.wire import encode
 from slipring.server.auth import Caller
-from slipring.server.betas import wants_no_retention, wants_timing
+from slipring.server.betas import of_socket, wants_no_retention
 from slipring.server.clock import now
 from slipring.server.driver import Driver
 from slipring.server.frames import text_frames
@@ -66,7 +66,7 @@ class Connection:
         self._closing: asyncio.Task[None] | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
-        session = service.open_session(caller, tells_timing=wants_timing(request.headers))
+        session = service.open_session(caller, of_socket(request.headers))
         states = SocketStates(service.store.responses, service.parking, service.peers)
         self.driver = Driver(service, caller, session, self, states=states)
         self._keeps_nothing = wants_no_retention(request.headers)
@@ -128,6 +128,7 @@ class Connection:
         self._outbox.discard()
         if self._pinging is not None:
             self._pinging.cancel()
+        self.driver.run(self.driver.session.leave(now()))
         self._park()
         await self.driver.stop()
         if self._closing is not None:

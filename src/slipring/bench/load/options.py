@@ -9,7 +9,7 @@ from slipring.bench.load.results import ServiceLevel
 from slipring.bench.modes import MODES
 from slipring.bench.options import Target, UsageError, add_target_flags, number, target_from_namespace, whole
 
-_MODES = tuple(name for name, mode in MODES.items() if not mode.has_lanes)
+_MODES = tuple(name for name, mode in MODES.items() if not (mode.has_lanes or mode.is_rollout))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,14 @@ import time
 from typing import Protocol
 
 from slipring.bench import machine
-from slipring.bench.engines import default_engine, engine_for
+from slipring.bench.engines import engine_for
 from slipring.bench.load.options import LoadOptions
 from slipring.bench.load.results import Level, LoadRecord, percentiles
 from slipring.bench.load.users import Crowd, Tally
 from slipring.bench.modes import MODES
 from slipring.bench.probes import Unmeasurable, first_model, probe
 from slipring.bench.processes import Meter
-from slipring.bench.reach import reached
-from slipring.bench.results import Endpoint
+from slipring.bench.reach import described, reached
 from slipring.bench.transports import Access
 from slipring.bench.workloads.catalogue import short
 
@@ -36,19 +35,11 @@ class Load:
         self._options = options
         self._audience = audience
         self._plan = short()
-        target = options.target
-        engine = None if target.url else target.engine or default_engine(target.tokens_per_s)
-        is_paced = target.url is None and target.engine is None
         self.record = LoadRecord(
             when=machine.now(),
             versions=machine.versions(),
             machine=machine.machine(),
-            endpoint=Endpoint(
-                model=target.model or "",
-                url=target.url,
-                engine=engine,
-                tokens_per_s=target.tokens_per_s if is_paced else None,
-            ),
+            endpoint=described(options.target),
             mode=options.mode,
             think_ms=options.think_ms,
             ramp_s=options.ramp_s,

@@ -88,14 +88,13 @@ class Crowd:
         for step in self._plan.steps:
             await asyncio.sleep(self._think_s * chance.uniform(0.5, 1.5))
             previous = context.previous_response_id
-            exchange = await transport.turn({**head, **context.fields(step.messages)})
+            exchange = await transport.turn(context.request(head, step.messages))
             expected = Expectation(
                 needs="text", previous_response_id=previous, least_input_tokens=least_tokens
             )
-            if (wrong := complaint(exchange, expected)) is not None:
+            if (wrong := complaint(exchange.events, exchange.answer, expected)) is not None:
                 raise Lost(f"wrong answer: {wrong}")
             self.tally.take(exchange)
-            response = exchange.response
-            assert response is not None  # an answer that is right has its terminal event
-            least_tokens = (response.get("usage") or {}).get("input_tokens") or 0
-            context.learn(response)
+            usage = (exchange.response or {}).get("usage") or {}
+            least_tokens = usage.get("input_tokens") or 0
+            context.learn(exchange)

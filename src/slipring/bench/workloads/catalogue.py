@@ -13,8 +13,9 @@ LONG_TURNS = 100
 SHORT_TURNS = 6
 DEEP_TURNS = 5
 DEPTHS = (20_000, 75_000, 150_000)
-_BYTES_PER_TOKEN = 3.0
-"""Of the texts here, in the vocabularies of small models."""
+_BYTES_PER_TOKEN = 2.6
+_HEAD_TOKENS = 2_600
+"""Of the texts here, and of instructions and tools, in the vocabulary of a small model."""
 
 
 def coding() -> Plan:
@@ -52,7 +53,7 @@ def short() -> Plan:
 def deep(tokens: int) -> Plan:
     """A loop that goes on where another has long been going."""
     prose = Prose(f"deep {tokens}")
-    rounds = max(1, round(tokens * _BYTES_PER_TOKEN / OUTPUT_BYTES))
+    rounds = max(1, round((tokens - _HEAD_TOKENS) * _BYTES_PER_TOKEN / OUTPUT_BYTES))
     history: list[Item] = [message(prose.task())]
     for number in range(rounds):
         history += _past_call(prose, f"call_past_{number}")

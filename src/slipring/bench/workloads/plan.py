@@ -51,6 +51,11 @@ class Plan(Struct, frozen=True, kw_only=True):
     def calls(self) -> int:
         return sum(step.needs == "call" for step in self.steps)
 
+    @property
+    def mixes_outputs(self) -> bool:
+        """Whether outputs of tools come together with anything else."""
+        return any(step.outputs and step.messages for step in self.steps)
+
 
 def answered(calls: list[Item], outputs: list[str]) -> list[Item]:
     """Outputs for calls, in order: no text is lost to fewer calls, and no call goes without an output."""

@@ -1,0 +1,58 @@
+"""What a client adds to responses that are being made: which one is meant, and whether it takes it.
+
+Such a frame is no turn and waits in no lane: it goes with the response that it names, or is given back.
+"""
+
+from msgspec import Struct
+
+from slipring.core import frames, rollout, steering
+from slipring.core.cache import ConnectionCache
+from slipring.core.lanes import Lanes
+from slipring.core.limits import Limits
+from slipring.core.phase import Phase
+from slipring.core.rollout import Refusal
+from slipring.core.succession import Succession
+from slipring.core.turn import Turn
+from slipring.errors import ApiError
+from slipring.protocol.events import Event
+
+
+class Additions(Struct, frozen=True):
+    """The way of one connection with them."""
+
+    lanes: Lanes
+    limits: Limits
+    succession: Succession
+
+    def steer(self, asked: frames.Steer, cache: ConnectionCache, refusing: ApiError | None) -> Event:
+        """``refusing``: why nothing can follow any more."""
+        if (turn := self.lanes.making(asked.target)) is not None:
+            return self.succession.steer(asked, turn, refusing)
+        state = cache.find(asked.target)
+        lane = cache.lane_of(asked.target) if state is not None else None
+        return steering.refused(asked, steering.objection(asked, state), None, lane)
+
+    def append(
+        self, asked: frames.Append, cache: ConnectionCache, now: float
+    ) -> tuple[list[Event], Turn | None]:
+        """What is told about it, and the turn that goes on now, if one does."""
+        turn = self.lanes.making(asked.target)
+        try:
+            if asked.error is not None:
+                raise Refusal("invalid_input", asked.error.message, asked.error.param)
+            if turn is None:
+                raise rollout.objection(asked, cache.find(asked.target))
+            return self._append(asked, turn, now), turn if turn.may_resume else None
+        except Refusal as refusal:
+            output = turn.output if turn is not None else None
+            lane = cache.lane_of(asked.target) if turn is None and asked.target in cache else None
+            return [rollout.refused(asked, refusal, output, lane)], None
+
+    def _append(self, asked: frames.Append, turn: Turn, now: float) -> list[Event]:
+        if turn.rollout is None:
+            raise Refusal("append_not_supported", "This response is no rollout: nothing can be added to it.")
+        if turn.phase is Phase.SAVING:
+            said = "The response has been completed. Continue it instead."
+            raise Refusal("response_already_completed", said)
+        limits = self.limits
+        return turn.append(asked, now + limits.rollout_wait_s, limits.max_queued_bytes)
