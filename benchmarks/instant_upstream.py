@@ -144,13 +144,14 @@ def chat_completion(tool: dict[str, Any] | None, said: str, usage: dict[str, int
         message |= {"content": None, "tool_calls": [_call(tool, said)]}
     choice = {"index": 0, "message": message, "finish_reason": "stop" if tool is None else "tool_calls"}
     return {
-        **{"id": "c", "object": "chat.completion", "created": 0, "model": "instant"},
+        **{"id": f"chatcmpl-{next(_numbers)}", "object": "chat.completion", "created": 0, "model": "instant"},
         **{"choices": [choice], "usage": usage},
     }
 
 
 def chat_events(tool: dict[str, Any] | None, said: str, usage: dict[str, int]) -> Iterator[bytes]:
-    head = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "instant"}
+    name = f"chatcmpl-{next(_numbers)}"
+    head = {"id": name, "object": "chat.completion.chunk", "created": 0, "model": "instant"}
 
     def chunk(delta: dict[str, Any], **rest: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": None, **rest}

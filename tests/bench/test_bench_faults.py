@@ -21,7 +21,7 @@ FAULTS = {
     "begins in the middle": "begins with response.in_progress",
     "changes the item at the end": "other items than those that were done",
     "numbers events wrongly": "sequence_number 1 comes after 2",
-    "sends no numbers": "not as the API has it",
+    "sends no numbers": "events without a sequence_number",
     "reorders events": "sequence_number 3 comes after 4",
 }
 AFTER_THE_END = ("ends twice", "goes on after the end")

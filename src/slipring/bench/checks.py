@@ -76,8 +76,10 @@ def _order(events: list[Event], ends: int) -> Iterator[str]:
         yield "response.created comes more than once"
     if "response.in_progress" not in kinds[:3]:
         yield "no response.in_progress at the beginning"
-    numbers = [event["sequence_number"] for event in events]
-    for before, after in pairwise(numbers):
+    numbers = [event.get("sequence_number") for event in events]
+    if None in numbers:
+        yield "events without a sequence_number"
+    for before, after in pairwise(number for number in numbers if number is not None):
         if after <= before:
             yield f"sequence_number {after} comes after {before}"
             break
