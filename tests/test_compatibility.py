@@ -43,6 +43,7 @@ from pydantic import BaseModel
 import slipring
 from slipring import errors
 from slipring.core.actions import Action, Load, Send, Start, Weigh
+from slipring.core.betas import Betas
 from slipring.core.cache import ConnectionCache
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
 from slipring.core.limits import Limits
@@ -374,9 +375,9 @@ KNOWN: list[tuple[str, dict[str, Row], Callable[[], set[str]]]] = [
     ),
 ]
 OURS_ALONE = {
-    "client events": {"response.processed"},
+    "client events": {"response.processed", "response.append"},
     "items": {"compaction_summary"},
-    "fields": {"client_metadata", "presence_penalty", "frequency_penalty", "seed"},
+    "fields": {"client_metadata", "rollout", "presence_penalty", "frequency_penalty", "seed"},
 }
 """What slipring knows and the package does not."""
 
@@ -420,8 +421,8 @@ class Outcome:
     error: Json | None = None
     response: Json | None = None
     job: Job | None = None
-    steer: Json | None = None
-    """What was said about a steer."""
+    answer: Json | None = None
+    """What was said about a frame that asks for no response."""
 
 
 def open_session() -> Session:
@@ -439,6 +440,7 @@ def open_session() -> Session:
         means=Means(mint=mint, clock=lambda: 0.0, seal=SEAL),
         cache=ConnectionCache(2**20),
         now=0.0,
+        betas=Betas(rollout=True, inject=True),
     )
     frame = json.dumps({"type": "response.create", "input": "hello", "store": False})
     start = session.receive(frame, 0.0)[-1]
@@ -447,6 +449,9 @@ def open_session() -> Session:
     session.deltas(start.turn, [Text("Hello."), usage])
     session.finished(start.turn, 0.0)
     return session
+
+
+ADDITIONS = ("response.steer.", "response.append.", "response.inject.")
 
 
 def send(frame: Json) -> Outcome:
@@ -468,7 +473,8 @@ def send(frame: Json) -> Outcome:
             for event in action.events:
                 told = json.loads(wire.encode(event))
                 outcome.error = told if told["type"] == "error" else outcome.error
-                outcome.steer = told.get("steer", outcome.steer)
+                if told["type"].startswith(ADDITIONS):
+                    outcome.answer = told
                 outcome.response = told.get("response", outcome.response)
     assert (outcome.error is None) != (outcome.job is None) or frame.get("type") in CLIENT_EVENTS
     return outcome
@@ -510,6 +516,7 @@ FIELD_SAMPLES: Json = {
     "text.verbosity": "high",
     "include": ["reasoning.encrypted_content"],
     "store": True,
+    "rollout": True,
     "truncation": "auto",
     "max_output_tokens": 16,
     "temperature": 0.5,
@@ -1037,11 +1044,17 @@ def test_a_tool_choice_is_treated_as_the_page_says(name: str) -> None:
 # Events, endpoints, errors, limits.
 
 
+ANSWER = {"type": "function_call_output", "call_id": "call_1", "output": "42"}
+CLIENT_EVENT_SAMPLES: Json = {
+    name: {"response_id": "resp_1", "input": [ANSWER]} for name in ("response.append", "response.inject")
+}
+
+
 @pytest.mark.parametrize("name", CLIENT_EVENTS)
 def test_a_client_event_is_treated_as_the_page_says(name: str) -> None:
     row = CLIENT_EVENTS[name]
-    outcome = send({**GOOD, "type": name})
-    answered = outcome.job is not None or outcome.steer is not None
+    outcome = send({"type": name, **CLIENT_EVENT_SAMPLES.get(name, GOOD)})
+    answered = outcome.job is not None or outcome.answer is not None
     assert answered == (row.status == "supported")
     assert (outcome.error and Refusal.of(outcome.error)) == row.refusal
 
@@ -1049,6 +1062,10 @@ def test_a_client_event_is_treated_as_the_page_says(name: str) -> None:
 def test_the_page_lists_every_way_in_which_steering_fails() -> None:
     known = set(typing.get_args(events.SteerErrorCode))
     assert listed("Steering").keys() == known == literals(ResponseSteerErrorCode)
+
+
+def test_the_page_lists_every_way_in_which_appending_fails() -> None:
+    assert listed("Rollouts").keys() == set(typing.get_args(events.AppendErrorCode))
 
 
 def tags(kind: type) -> set[str]:

@@ -5,6 +5,7 @@ To add an engine: write its ``Partner`` and list it in ``PARTNERS``.
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -101,6 +102,45 @@ async def test_calls_come_one_by_one_and_their_outputs_go_back(kind: str) -> Non
             input=outputs, previous_response_id=first["id"], tools=[WEATHER], store=False
         )
         assert text_of(second) == "It is sunny."
+
+
+@EVERY
+async def test_a_rollout_asks_for_what_separate_turns_ask_for(kind: str) -> None:
+    """Each step, and what follows on the last."""
+    asked: list[list[str]] = []
+    for rollout in (False, True):
+        header = {"OpenAI-Beta": "slipring_rollout=v1"}
+        async with playing(kind) as (partner, server), server.connect(headers=header) as socket:
+            partner.script(Call("get_weather", ARGUMENTS), Stop())
+            partner.script(Say(("It is ", "sunny.")), Stop())
+            partner.script(Say(("Bye.",)), Stop())
+            await socket.create(**ASK, tools=[WEATHER], rollout=rollout)
+            first = (await socket.until("response.done", *TERMINAL))[-1]
+            calls = first["required_input"] if rollout else first["response"]["output"]
+            outputs = [
+                {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+                for call in calls
+            ]
+            if rollout:
+                await socket.send(type="response.append", response_id=first["response_id"], input=outputs)
+                second = (await socket.until(*TERMINAL))[-1]["response"]
+            else:
+                previous = first["response"]["id"]
+                second = await socket.response(
+                    input=outputs, previous_response_id=previous, tools=[WEATHER], store=False
+                )
+            assert text_of(second) == "It is sunny."
+            last = await socket.response(
+                input="Thanks.", previous_response_id=second["id"], tools=[WEATHER], store=False
+            )
+            assert text_of(last) == "Bye."
+            assert not server.service.render_fallbacks
+            texts = [json.dumps(request, sort_keys=True) for request in partner.requests]
+            asked.append([re.sub(r'(id": )"[^"]+"', r'\1"…"', text) for text in texts])
+    # What was told to the client as an item has a status.
+    assert asked[0] == [
+        text.replace('"output": "sunny", "status": "completed"', '"output": "sunny"') for text in asked[1]
+    ]
 
 
 @EVERY

@@ -17,7 +17,15 @@ from slipring.protocol.conversations import (
     CreateConversation,
     UpdateConversation,
 )
-from slipring.protocol.events import ErrorAnswer, Event, OutputItemDone, OutputTextAnnotationAdded, SteerRef
+from slipring.protocol.events import (
+    AppendFailed,
+    ErrorAnswer,
+    Event,
+    InjectFailed,
+    OutputItemDone,
+    OutputTextAnnotationAdded,
+    SteerRef,
+)
 from slipring.protocol.items import (
     CARRIED_TYPES,
     FORMS,
@@ -118,6 +126,8 @@ def _held() -> dict[type[Struct], dict[str, Schema]]:
         ToolSearchCallItem: {"arguments": {"description": "Whatever the model asked for."}},
         OutputTextAnnotationAdded: {"annotation": _OBJECT},
         SteerRef: {"input": {"description": "As it was sent."}},
+        AppendFailed: {"input": {"description": "As it was sent."}},
+        InjectFailed: {"input": {"description": "As it was sent."}},
         ToolSearchOutput: {"tools": tools},
         FunctionTool: {"parameters": _or_null(_OBJECT), "output_schema": _or_null(_OBJECT)},
         CustomTool: {"format": _or_null(_OBJECT)},

@@ -87,7 +87,11 @@ class TurnReport(Struct, frozen=True):
                 "cached": counts.cached,
                 "output": counts.output,
             }
-        fields |= {f"{stage.name}_ms": stage.duration_ms for stage in self.stages}
+        spent: dict[str, float] = {}
+        for stage in self.stages:  # of a rollout, step after step
+            name = f"{stage.name}_ms"
+            spent[name] = round(spent.get(name, 0.0) + stage.duration_ms, 3)
+        fields |= spent
         fields |= {"send_ms": self.send_ms, "total_ms": self.total_ms}
         return " ".join(f"{name}={value}" for name, value in fields.items() if value is not UNSET)
 

@@ -1,0 +1,64 @@
+"""A rollout of the real embedded model says what the same loop says turn by turn, and reads nothing twice."""
+
+from typing import Any
+
+from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama.options import Options
+from tests.harness import TERMINAL, WEATHER, Socket, serve
+
+HEADER = {"OpenAI-Beta": "slipring_rollout=v1"}
+ASK: dict[str, Any] = {
+    "input": "How is the weather in Rome?",
+    "tools": [WEATHER],
+    "tool_choice": "required",
+    "parallel_tool_calls": False,
+    "temperature": 0,
+    "max_output_tokens": 200,
+    "store": False,
+}
+RESULT = "Sunny, 21 degrees."
+
+
+def outputs(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"type": "function_call_output", "call_id": call["call_id"], "output": RESULT} for call in calls]
+
+
+async def turn_by_turn(socket: Socket) -> list[dict[str, Any]]:
+    first = await socket.response(**ASK)
+    again = {**ASK, "input": outputs(first["output"]), "tool_choice": "none"}
+    second = await socket.response(**again, previous_response_id=first["id"])
+    return [*first["output"], *second["output"]], second
+
+
+async def rolled_out(socket: Socket) -> dict[str, Any]:
+    await socket.create(**ASK, rollout=True, max_tool_calls=1)
+    done = (await socket.until("response.done"))[-1]
+    await socket.send(
+        type="response.append", response_id=done["response_id"], input=outputs(done["required_input"])
+    )
+    response: dict[str, Any] = (await socket.until(*TERMINAL))[-1]["response"]
+    return response
+
+
+def told(items: list[dict[str, Any]]) -> list[str]:
+    return [item.get("arguments") or item["content"][0]["text"] for item in items if "output" not in item]
+
+
+async def test_it_says_the_same_and_reads_nothing_twice() -> None:
+    engine = LlamaEngine(Options(slots=1, context=2048))
+    async with serve(engine) as server, server.connect(headers=HEADER) as socket:
+        separate, last = await turn_by_turn(socket)
+        together = await rolled_out(socket)
+        assert told(together["output"]) == told(separate)
+        # The first step was asked before, and the second one goes on from it: all but the result is known.
+        usage = together["usage"]
+        new = usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"]
+        assert new < 40
+        assert not server.service.render_fallbacks
+        # What follows goes on from where it stands.
+        more = await socket.response(
+            **{**ASK, "input": "Thanks.", "tool_choice": "none"}, previous_response_id=together["id"]
+        )
+        cached = more["usage"]["input_tokens_details"]["cached_tokens"]
+        assert cached >= last["usage"]["input_tokens"]
+        assert not server.service.render_fallbacks
