@@ -105,7 +105,7 @@ class Faulty:
         items = create["input"]
         new = [{"role": "user", "content": items}] if isinstance(items, str) else items
         parent = create.get("previous_response_id")
-        before = self._contexts[parent] if parent is not None else []
+        before = self._contexts.get(parent, []) if parent is not None else []
         if self.fault == "forgets the chain" and parent is not None:
             before = before[-1:]
         if self.fault == "forgets one output":
@@ -168,6 +168,8 @@ class Faulty:
             events.append({"type": "response.in_progress"})
         if self.fault == "begins in the middle":
             del events[0]
+        if self.fault == "changes its id" and "response" in events[-1]:
+            events[-1]["response"] = {**events[-1]["response"], "id": "resp_other"}
         if self.fault == "changes the item at the end" and "response" in events[-1]:
             events[-1]["response"] = json.loads(json.dumps(events[-1]["response"]))
             events[-1]["response"]["output"][0]["extra"] = True

@@ -19,6 +19,7 @@ FAULTS = {
     "ends twice": "2 terminal events",
     "goes on after the end": "comes after the terminal event",
     "begins in the middle": "begins with response.in_progress",
+    "changes its id": "the response changes its id",
     "changes the item at the end": "other items than those that were done",
     "numbers events wrongly": "sequence_number 1 comes after 2",
     "sends no numbers": "events without a sequence_number",

@@ -59,6 +59,8 @@ def _wrongs(events: list[Event], answer: list[Item], expected: Expectation) -> I
         yield from Items().check(events)
         if is_paused:
             yield from _pause(events[-1], answer)
+        if len({event["response"]["id"] for event in events if "response" in event}) > 1:
+            yield "the response changes its id"
         for event in events:
             if event["type"] in TERMINAL:
                 yield from _response(event["response"], expected)

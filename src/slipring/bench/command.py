@@ -42,13 +42,14 @@ def bench(options: Options) -> int:
 
 
 def run_until_interrupted(measuring: Coroutine[Any, Any, None]) -> bool:
-    """Run it on a loop of its own; whether Ctrl-C ended it."""
+    """Run it on a loop of its own; whether Ctrl-C or a signal ended it."""
 
     async def run() -> bool:
         task = asyncio.current_task()
         assert task is not None
         if os.name == "posix":
-            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+            for number in (signal.SIGINT, signal.SIGTERM):  # or the server would outlive the bench
+                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         try:
             await measuring
         except asyncio.CancelledError:

@@ -137,6 +137,9 @@ class _Loop:
         )
         for place, turn in enumerate(accounted, start=1 - self._plan.uncounted):
             turn.number = place
+            if self._is_rollout and self._plan.uncounted:
+                # Told once for all turns, and those that are not counted are among them.
+                turn.input_tokens = turn.cached_tokens = turn.output_tokens = 0
             if place > 0:
                 self._loop.turns.append(turn)
             elif turn.wrong is not None:
