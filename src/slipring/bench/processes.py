@@ -1,10 +1,13 @@
-"""What a server on this machine costs: CPU time and memory of a process and its descendants."""
+"""What a server on this machine costs, in CPU time and memory, and what everything else here takes."""
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 _PROC = Path("/proc")
+_BUSY = (0, 1, 2, 5, 6, 7)
+"""Of the counters in ``/proc/stat``: user, nice, system, two kinds of interrupts, and what a host took."""
 
 
 class Meter:
@@ -41,3 +44,25 @@ class Meter:
                 with contextlib.suppress(OSError):
                     found += [int(child) for child in path.read_text().split()]
         return found
+
+
+class Bystanders:
+    """Whoever else uses this machine: CPU time that neither the bench nor the server behind a meter took."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._since_s = time.monotonic()
+        self._before_s = self._others_s()
+
+    def cores(self) -> float:
+        """In cores, since the beginning."""
+        spent_s = self._others_s() - self._before_s
+        return max(0.0, spent_s / max(time.monotonic() - self._since_s, 1e-9))
+
+    def _others_s(self) -> float:
+        return _busy_s() - time.process_time() - self._meter.cpu_ms() / 1000
+
+
+def _busy_s() -> float:
+    counters = (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:]
+    return sum(int(counters[place]) for place in _BUSY) / os.sysconf("SC_CLK_TCK")

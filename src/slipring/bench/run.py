@@ -14,7 +14,7 @@ from slipring.bench.loop import Conduct, Runner
 from slipring.bench.modes import MODES, Mode
 from slipring.bench.options import Options
 from slipring.bench.probes import Findings, Unmeasurable, first_model, limited, probe
-from slipring.bench.processes import Meter
+from slipring.bench.processes import Bystanders, Meter
 from slipring.bench.reach import described, distant, reached
 from slipring.bench.transports import Access
 from slipring.bench.workloads.plan import Plan
@@ -77,6 +77,14 @@ class Bench:
         self.record.workloads.append(plan.workload)
         modes = self._fitting(plan, findings.modes)
         self._audience.begin(plan, modes, self._options.repeats)
+        bystanders = Bystanders(meter) if meter is not None else None
+        await self._repeat(plan, modes, conduct, access, meter)
+        if bystanders is not None:
+            self.record.others_cores = max(self.record.others_cores or 0.0, bystanders.cores())
+
+    async def _repeat(
+        self, plan: Plan, modes: list[Mode], conduct: Conduct, access: Access, meter: Meter | None
+    ) -> None:
         broken: set[str] = set()
         for repeat in range(self._options.repeats):
             for mode in _rotated(modes, repeat):

@@ -16,6 +16,8 @@ from slipring.bench.workloads.plan import Plan
 _PLAIN_WIDTH = 150
 """Of a table that goes to a file or a pipe, where nobody can make the window wider."""
 
+_DISTURBING_CORES = 0.2
+
 
 class Progressing:
     """A bar for each workload, on a terminal; a line for each elsewhere."""
@@ -89,6 +91,16 @@ def endpoint_remarks(endpoint: results.Endpoint) -> list[str]:
     return lines
 
 
+def bystander_remarks(others_cores: float | None, machine: results.Machine) -> list[str]:
+    """A machine that is busy with other things measures these, too."""
+    if others_cores is None or others_cores < _DISTURBING_CORES:
+        return []
+    return [
+        f"[yellow]Other processes took {others_cores:.1f} of {machine.cores} cores meanwhile: figures of a"
+        " busy machine say little.[/yellow]"
+    ]
+
+
 def _table(workload: results.Workload, rows: list[Summary]) -> Table:
     table = Table(
         title=escape(f"{workload.title}: {workload.about}"), title_justify="left", title_style="bold"
@@ -143,6 +155,7 @@ def _remarks(record: Record, summaries: list[Summary]) -> list[str]:
         f"Medians of {repeats}; tools take {settings.tool_ms:g} ms, not counted; {settings.rtt_ms:g} ms of"
         " round trip were added."
     )
+    lines += bystander_remarks(record.others_cores, record.machine)
     lines += [f"[yellow]{mode} was skipped:[/yellow] {escape(why)}" for mode, why in record.skipped.items()]
     for summary in summaries:
         if summary.wrongs:

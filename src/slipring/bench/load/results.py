@@ -36,6 +36,8 @@ class Level(Struct, kw_only=True, omit_defaults=True):
     """CPU seconds of the server in a second."""
     client_cores: float = 0.0
     """Of the bench itself: at 1 it is the bench that is slow."""
+    others_cores: float | None = None
+    """Of all other processes of the machine."""
     resident_bytes: int | None = None
     bytes_per_connection: float | None = None
     """Of the server's memory, beyond what it had before the first connection."""

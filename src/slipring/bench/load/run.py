@@ -14,7 +14,7 @@ from slipring.bench.load.results import Level, LoadRecord, percentiles
 from slipring.bench.load.users import Crowd, Tally
 from slipring.bench.modes import MODES
 from slipring.bench.probes import Unmeasurable, first_model, limited, probe
-from slipring.bench.processes import Meter
+from slipring.bench.processes import Bystanders, Meter
 from slipring.bench.reach import described, reached
 from slipring.bench.transports import Access
 from slipring.bench.workloads.catalogue import short
@@ -84,6 +84,7 @@ class Load:
 
     async def _hold(self, crowd: Crowd, connections: int, meter: Meter | None) -> Level:
         crowd.tally = Tally()
+        bystanders = Bystanders(meter) if meter is not None else None
         server_ms = meter.cpu_ms() if meter is not None else 0.0
         client_s, begun_at = time.process_time(), time.monotonic()
         await asyncio.sleep(self._options.hold_s)
@@ -98,5 +99,6 @@ class Load:
             gap_ms=percentiles(tally.gap_ms),
             server_cores=(meter.cpu_ms() - server_ms) / 1000 / seconds if meter is not None else None,
             client_cores=(time.process_time() - client_s) / seconds,
+            others_cores=bystanders.cores() if bystanders is not None else None,
             errors=dict(tally.errors),
         )

@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from slipring.bench.load.results import Level, LoadRecord, Percentiles
-from slipring.bench.screen import endpoint_remarks, wide_console
+from slipring.bench.screen import bystander_remarks, endpoint_remarks, wide_console
 
 _BUSY_CORES = 0.85
 
@@ -47,6 +47,8 @@ def verdict(record: LoadRecord) -> list[str]:
         lines.append(
             "[yellow]The bench itself was at its limit: part of what looks slow is its own doing.[/yellow]"
         )
+    others_cores = max((level.others_cores or 0.0 for level in record.levels), default=0.0)
+    lines += bystander_remarks(others_cores, record.machine)
     for level in record.levels:
         for reason, count in level.errors.items():
             lines.append(f"[red]{level.connections} connections, {count} ×[/red] {escape(reason)}")
