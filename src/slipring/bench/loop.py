@@ -18,6 +18,8 @@ from slipring.bench.processes import Meter
 from slipring.bench.transports import Transport
 from slipring.bench.workloads.plan import Item, Plan, Step
 
+_EARLY = "before the first turn"
+
 
 class Conduct(Struct, frozen=True, kw_only=True):
     """What holds for all loops of a run."""
@@ -123,7 +125,8 @@ class _Loop:
 
     def _fail(self, reason: str) -> None:
         self._has_ended = True
-        self._loop.error = f"turn {len(self._travelled) + 1}: {reason}"
+        number = len(self._travelled) + 1 - self._plan.uncounted
+        self._loop.error = f"turn {number}: {reason}" if number > 0 else f"{_EARLY}: {reason}"
 
     def account(self, cpu_ms: float | None) -> results.Loop:
         """What was measured, and whether it was right."""
@@ -143,7 +146,7 @@ class _Loop:
             if place > 0:
                 self._loop.turns.append(turn)
             elif turn.wrong is not None:
-                self._loop.error = f"before the first turn: {turn.wrong}"
+                self._loop.error = f"{_EARLY}: {turn.wrong}"
         self._loop.wall_ms = sum(turn.total_ms for turn in self._loop.turns)
         return self._loop
 

@@ -160,6 +160,29 @@ class _Opened(Transport):
             _head_bytes(end.response.raw_headers),
         )
 
+    async def turn(self, fields: Fields, lane: str | None = None) -> Exchange:
+        exchange = Exchange()
+        frame = {"type": "response.create", **fields}
+        if lane is not None:
+            frame["stream_id"] = lane
+        async with asyncio.timeout(self._access.timeout_s):
+            await self._send(exchange, await self._open(exchange), frame)
+            kind = ""
+            while kind not in _ENDS:
+                kind = (await self._next(exchange, lane)).get("type", "")
+        exchange.end()
+        if kind in _FAILURES:
+            raise refusal(exchange.events[-1])
+        if self._access.gives_timing and kind != PAUSE:
+            async with asyncio.timeout(_TIMING_TIMEOUT_S):
+                while kind != TIMING:
+                    kind = (await self._next(exchange, lane)).get("type", "")
+        return exchange
+
+    @abstractmethod
+    async def _next(self, exchange: Exchange, lane: str | None) -> Event:
+        """The next event of a lane, noted."""
+
     async def _open(self, exchange: Exchange) -> ClientWebSocketResponse:
         async with self._opening:
             if self._socket is None:
@@ -196,28 +219,11 @@ class _Opened(Transport):
 class Socket(_Opened):
     """One WebSocket with one turn at a time."""
 
-    async def turn(self, fields: Fields, lane: str | None = None) -> Exchange:
-        assert lane is None, "one turn at a time needs no lanes"
-        exchange = Exchange()
-        async with asyncio.timeout(self._access.timeout_s):
-            socket = await self._open(exchange)
-            await self._send(exchange, socket, {"type": "response.create", **fields})
-            kind = ""
-            while kind not in _ENDS:
-                kind = exchange.take(await self._receive(exchange, socket)).get("type", "")
-        exchange.end()
-        if kind in _FAILURES:
-            raise refusal(exchange.events[-1])
-        if self._access.gives_timing and kind != PAUSE:
-            async with asyncio.timeout(_TIMING_TIMEOUT_S):
-                while exchange.events[-1].get("type") != TIMING:
-                    exchange.take(await self._receive(exchange, socket))
-        return exchange
-
-    async def _receive(self, exchange: Exchange, socket: ClientWebSocketResponse) -> str:
-        text = await _text(socket)
+    async def _next(self, exchange: Exchange, lane: str | None) -> Event:
+        assert self._socket is not None
+        text = await _text(self._socket)
         exchange.received_bytes += _frame_bytes(_length(text))
-        return text
+        return exchange.take(text)
 
 
 class Lanes(_Opened):
@@ -225,7 +231,7 @@ class Lanes(_Opened):
 
     def __init__(self, access: Access, *betas: str) -> None:
         super().__init__(access, *betas)
-        self._arrived: dict[str, asyncio.Queue[_Arrival | Lost]] = {}
+        self._arrived: dict[str | None, asyncio.Queue[_Arrival | Lost]] = {}
         self._reader: asyncio.Task[None] | None = None
 
     async def __aexit__(self, *_: object) -> None:
@@ -235,25 +241,21 @@ class Lanes(_Opened):
             await asyncio.wait([self._reader])
 
     async def turn(self, fields: Fields, lane: str | None = None) -> Exchange:
-        assert lane is not None
-        exchange = Exchange()
-        arrived = self._arrived.setdefault(lane, asyncio.Queue())
-        async with asyncio.timeout(self._access.timeout_s):
-            socket = await self._open(exchange)
-            if self._reader is None:
-                self._reader = asyncio.create_task(self._read(socket))
-            await self._send(exchange, socket, {"type": "response.create", "stream_id": lane, **fields})
-            kind = ""
-            while kind not in _ENDS:
-                kind = (await _next(exchange, arrived)).get("type", "")
-        exchange.end()
-        if kind in _FAILURES:
-            raise refusal(exchange.events[-1])
-        if self._access.gives_timing and kind != PAUSE:
-            async with asyncio.timeout(_TIMING_TIMEOUT_S):
-                while exchange.events[-1].get("type") != TIMING:
-                    await _next(exchange, arrived)
-        return exchange
+        self._arrived.setdefault(lane, asyncio.Queue())  # before anything can arrive for it
+        return await super().turn(fields, lane)
+
+    async def _connect(self, exchange: Exchange) -> ClientWebSocketResponse:
+        socket = await super()._connect(exchange)
+        self._reader = asyncio.create_task(self._read(socket))
+        return socket
+
+    async def _next(self, exchange: Exchange, lane: str | None) -> Event:
+        arrival = await self._arrived[lane].get()
+        if isinstance(arrival, Lost):
+            raise arrival
+        event, at_ns, size_bytes = arrival
+        exchange.received_bytes += size_bytes
+        return exchange.note(event, at_ns)
 
     async def _read(self, socket: ClientWebSocketResponse) -> None:
         """Give each lane what is its own; what names no lane concerns all."""
@@ -263,21 +265,12 @@ class Lanes(_Opened):
                 at_ns = time.perf_counter_ns()
                 event = read(text)
                 arrival = (event, at_ns, _frame_bytes(_length(text)))
-                queue = self._arrived.get(event.get("stream_id", ""))
-                for each in [queue] if queue is not None else self._arrived.values():
+                lane = event.get("stream_id")
+                for each in [self._arrived[lane]] if lane in self._arrived else self._arrived.values():
                     each.put_nowait(arrival)
         except Lost as error:
             for each in self._arrived.values():
                 each.put_nowait(error)
-
-
-async def _next(exchange: Exchange, arrived: "asyncio.Queue[_Arrival | Lost]") -> Event:
-    arrival = await arrived.get()
-    if isinstance(arrival, Lost):
-        raise arrival
-    event, at_ns, size_bytes = arrival
-    exchange.received_bytes += size_bytes
-    return exchange.note(event, at_ns)
 
 
 async def _text(socket: ClientWebSocketResponse) -> str:
