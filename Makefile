@@ -13,7 +13,7 @@ VOCABULARY := $(INSTALL) --no-deps dashscope==1.20.0
 FUZZERS := schemathesis==4.32.5 openapi-spec-validator==0.9.0
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-vllm test-sglang clients fuzz check fix bench clean
+.PHONY: help run install test test-slow test-crash test-vllm test-sglang test-browser clients fuzz check fix bench clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ test-vllm: .venv/.dev ## the tests against a real vLLM server (named by SLIPRING
 test-sglang: .venv/.dev ## the tests against a real SGLang server (named by SLIPRING_TEST_SGLANG)
 	@test -n "$$SLIPRING_TEST_SGLANG" || { echo "SLIPRING_TEST_SGLANG is not set: it names a server, as in http://127.0.0.1:30000"; exit 1; }
 	$(BIN)/python -m pytest -m sglang $(ARGS)
+
+test-browser: .venv/.dev ## the report of `slipring bench` in a browser: the machine's Chromium, else one installed into .browser
+	chromium=$$($(BIN)/python -m tests.bench.chromium .browser) && SLIPRING_TEST_CHROMIUM=$$chromium $(BIN)/python -m pytest -m browser $(ARGS)
 
 fuzz: .venv/.dev .venv-fuzz/.ready ## requests of every kind, made from the OpenAPI document (FUZZ_SECONDS=600 for more, SEED=1 to choose)
 	$(BIN)/python -m tests.fuzz --tools .venv-fuzz/bin $(if $(FUZZ_SECONDS),--seconds $(FUZZ_SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -67,7 +70,7 @@ bench: .venv/.dev ## the measurements of benchmarks/, one after the other
 	$(BIN)/python benchmarks/store_cost.py
 
 clean: ## remove .venv, what is installed beside it, and caches
-	rm -rf .venv .venv-fuzz .clients .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-fuzz .clients .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'

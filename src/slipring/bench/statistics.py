@@ -4,6 +4,7 @@ Everything here is made from a ``Record``; nothing is measured. A mode with a wr
 answers wrongly is not fast.
 """
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -44,6 +45,24 @@ class Summary(Struct, frozen=True, kw_only=True):
     """Of all input tokens of a loop, those that were cached."""
     stages_ms: tuple[tuple[str, float], ...] = ()
     """Mean per turn by stage, in the server's order, over all turns."""
+    outside_ms: float | None = None
+    """Mean per turn that is in none of these: the way there and back. None where there are no stages."""
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """How much less wall time one mode takes than another: 0.4 is 40 % less, -0.1 is 10 % more."""
+
+    saved: float
+    """By the medians."""
+    low: float
+    high: float
+    """Repeat by repeat, the least and the most: what disturbs a machine for a while disturbs both modes."""
+    repeats: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether every repeat says the same. One repeat alone says nothing about that."""
+        return self.repeats > 1 and (self.low > 0 or self.high < 0)
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -73,6 +92,27 @@ def summarise(record: Record) -> list[Summary]:
 def saved(slow: Spread, fast: Spread) -> float:
     """How much less the one takes than the other, by their medians: 0.4 is 40 % less."""
     return 1 - fast.median / slow.median
+
+
+def compare(slow: Sequence[Loop], fast: Sequence[Loop]) -> Comparison | None:
+    """None where there is no repeat in which both were run. Lanes of a repeat count by their mean."""
+    slow_ms, fast_ms = _by_repeat(slow), _by_repeat(fast)
+    pairs = [(slow_ms[repeat], fast_ms[repeat]) for repeat in slow_ms if repeat in fast_ms]
+    whole_slow, whole_fast = spread(loop.wall_ms for loop in slow), spread(loop.wall_ms for loop in fast)
+    if whole_slow is None or whole_fast is None or not pairs or min(slow_ms.values()) <= 0:
+        return None
+    each = [1 - fast_one / slow_one for slow_one, fast_one in pairs]
+    return Comparison(saved=saved(whole_slow, whole_fast), low=min(each), high=max(each), repeats=len(each))
+
+
+def cumulative(loops: Sequence[Loop]) -> list[tuple[int, Spread]]:
+    """The time spent in turns until the end of each, by its number, over the repeats."""
+    values: dict[int, list[float]] = {}
+    for loop in loops:
+        spent_ms = itertools.accumulate(turn.total_ms for turn in loop.turns)
+        for turn, until_ms in zip(loop.turns, spent_ms, strict=True):
+            values.setdefault(turn.number, []).append(until_ms)
+    return [(number, found) for number in sorted(values) if (found := spread(values[number])) is not None]
 
 
 def by_turn(loops: Sequence[Loop], figure: str) -> list[tuple[int, Spread]]:
@@ -105,8 +145,21 @@ def _summary(workload: str, mode: str, loops: list[Loop]) -> Summary:
         sent_bytes=statistics.median(sum(turn.sent_bytes for turn in loop.turns) for loop in loops),
         received_bytes=statistics.median(sum(turn.received_bytes for turn in loop.turns) for loop in loops),
         cached_share=sum(turn.cached_tokens for turn in turns) / asked if asked else None,
-        stages_ms=_stages(turns),
+        stages_ms=(stages := _stages(turns)),
+        outside_ms=_outside(turns, sum(spent_ms for _, spent_ms in stages)) if stages else None,
     )
+
+
+def _by_repeat(loops: Sequence[Loop]) -> dict[int, float]:
+    values: dict[int, list[float]] = {}
+    for loop in loops:
+        values.setdefault(loop.repeat, []).append(loop.wall_ms)
+    return {repeat: statistics.fmean(found) for repeat, found in values.items()}
+
+
+def _outside(turns: list[Turn], inside_ms: float) -> float:
+    """Two clocks were read, so that what is left may be a little less than nothing."""
+    return max(0.0, statistics.fmean(turn.total_ms for turn in turns) - inside_ms)
 
 
 def _stages(turns: list[Turn]) -> tuple[tuple[str, float], ...]:
