@@ -56,9 +56,13 @@ async def test_a_whole_bench_against_a_server_of_its_own(tmp_path: Path) -> None
     assert "A coding agent" in out
 
     again = tmp_path / "again.json"
-    code, shown, _ = await run("--from", str(path), "--json", str(again))
+    page, figure = tmp_path / "page.html", tmp_path / "figure.svg"
+    files = ("--json", str(again), "--html", str(page), "--svg", str(figure))
+    code, shown, _ = await run("--from", str(path), *files)
     assert (code, shown) == (0, out)
     assert again.read_bytes() == path.read_bytes()
+    assert "A coding agent" in page.read_text()
+    assert "<svg" in figure.read_text()
 
 
 async def test_a_server_that_is_wrong_is_told_by_the_exit_code(tmp_path: Path) -> None:
@@ -66,7 +70,7 @@ async def test_a_server_that_is_wrong_is_told_by_the_exit_code(tmp_path: Path) -
         code, out, err = await run("--url", url, "--workload", "short", "--repeats", "1")
     assert code == 1
     assert "WRONG" in out
-    assert "short, http-full is wrong: turn 1: the deltas of item 0 do not add up" in " ".join(out.split())
+    assert "http-full: turn 1: the deltas of item 0 do not add up" in " ".join(out.split())
     assert "do not add up" in err
 
 
@@ -75,7 +79,7 @@ async def test_a_mode_that_was_asked_for_must_not_be_missing() -> None:
         arguments = ("--url", url, "--workload", "short", "--repeats", "1")
         code, out, _ = await run(*arguments)
         assert code == 0
-        assert "websocket was skipped: the upgrade to a WebSocket was answered with 404" in out
+        assert "websocket was not measured: the upgrade to a WebSocket was answered with 404" in out
         code, _, _ = await run(*arguments, "--mode", "http-full,websocket")
         assert code == 1
 

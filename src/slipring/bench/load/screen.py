@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from slipring.bench.load.results import Level, LoadRecord, Percentiles
-from slipring.bench.screen import bystander_remarks, endpoint_remarks, wide_console
+from slipring.bench.screen import bystander_remarks, simulation, wide_console
 
 _BUSY_CORES = 0.85
 
@@ -26,7 +26,12 @@ def show(record: LoadRecord) -> None:
     console = wide_console()
     if record.levels:
         console.print(_table(record))
-    for line in [*endpoint_remarks(record.endpoint), *verdict(record)]:
+    endpoint = record.endpoint
+    what = endpoint.url or f"a slipring of its own, {endpoint.engine}"
+    console.print(escape(f"Measured: {what}; model {endpoint.model}."))
+    if endpoint.tokens_per_s is not None:
+        console.print(simulation(endpoint))
+    for line in verdict(record):
         console.print(line)
 
 
