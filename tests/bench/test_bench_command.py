@@ -31,6 +31,15 @@ async def run(*arguments: str, **variables: str) -> tuple[int | None, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
+def children_of(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in found for child in path.read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
 async def test_a_whole_bench_against_a_server_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     arguments = ("--workload", "coding,short", "--repeats", "1", "--lanes", "2", "--json", str(path))
@@ -84,19 +93,22 @@ async def test_a_mode_that_was_asked_for_must_not_be_missing() -> None:
         assert code == 1
 
 
-async def test_ctrl_c_ends_it_with_what_there_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_it_with_what_there_is(tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "record.json"
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *FAST, *("--repeats", "100000", "--json", str(path)), stdout=-1, stderr=-1
     )
     assert process.stderr is not None
     assert (await asyncio.wait_for(process.stderr.readline(), 60)).startswith(b"coding: 100000 ")
-    process.send_signal(signal.SIGINT)
+    children = children_of(process.pid)
+    process.send_signal(number)
     _, err = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == 130
     assert b"interrupted" in err
     assert b"Traceback" not in err
     assert results.read(path).endpoint.engine == FAST[1]
+    assert not any(is_running(child) for child in children)
 
 
 async def test_a_recording_and_a_load_from_the_command_line(tmp_path: Path) -> None:
