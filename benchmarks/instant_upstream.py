@@ -1,40 +1,87 @@
-"""A server that answers at once, over the wires of several kinds of engine, and checks what it was sent.
+"""A server that answers at once, or at a chosen speed, over the wires of several kinds of engine, and says in
+its answers what it was sent.
 
-Every answer is a call of the tool ``run``, streamed in sixty pieces. Its arguments hold a digest of all tool
-outputs that the request brought, so that a history that was lost on the way is seen in the answer. It prints
-its address and serves until it is ended.
+It calls the first tool on offer, or answers with words where there is none or ``tool_choice`` forbids it.
+Answers are streamed in sixty pieces, and a history that was lost on the way is seen in them: they hold a
+digest of all tool outputs that the request brought (``outputs=``) and, where the wire brings items or
+messages, one of the whole context as ``slipring bench`` computes it (``digest=``). It prints its address and
+serves until it is ended.
 
-    python benchmarks/instant_upstream.py
+    python benchmarks/instant_upstream.py [--tokens-per-s 1000] [--tokens 60] [--port 0]
 """
 
+import argparse
 import asyncio
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Any
 
 from aiohttp import WSMsgType, web
 
 from slipring.engines.llama.models import embedded_model, read_file
+from slipring.engines.simulated.pace import Pace
 from slipring.prompts.tokenizer import Tokenizer
 
-PIECES = 60
 _OUTPUT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+_numbers = count(1)
+_WORDS = "plain words that no model chose and that mean nothing "
+Entry = tuple[str, str]
+"""A part of a context: what it is, and its text."""
+
+
+class Settings:
+    """How it answers."""
+
+    tokens = 60
+    tokens_per_s = 0.0
 
 
 def digest(outputs: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(outputs).encode()).hexdigest()
 
 
-def arguments_for(outputs: Iterable[str]) -> str:
-    return json.dumps({"digest": digest(outputs), "pad": "x" * (PIECES * 4 - 84)})
+def context_digest(entries: Iterable[Entry]) -> str:
+    state = b""
+    for kind, text in entries:
+        state = hashlib.sha256(state + kind.encode() + b"\0" + text.encode() + b"\0").digest()
+    return state.hex()[:16]
 
 
-def cut(text: str, pieces: int = PIECES) -> Iterator[str]:
-    """A text in so many pieces of about the same length."""
-    size = -(-len(text) // pieces)
+def outputs_of(entries: Iterable[Entry]) -> list[str]:
+    return [text for kind, text in entries if kind == "output"]
+
+
+def saying(entries: list[Entry]) -> str:
+    """An answer's words, of four characters a token."""
+    return _padded(f"digest={context_digest(entries)} outputs={digest(outputs_of(entries))} ")
+
+
+def _padded(text: str) -> str:
+    length = Settings.tokens * 4
+    return (text + _WORDS * (length // len(_WORDS) + 1))[: max(length, len(text))].rstrip()
+
+
+def carrier_of(parameters: Any) -> str:
+    """The first argument of a tool that is a string."""
+    properties = (parameters or {}).get("properties") or {}
+    strings = [name for name, schema in properties.items() if (schema or {}).get("type") == "string"]
+    return strings[0] if strings else "text"
+
+
+def cut(text: str) -> Iterator[str]:
+    """A text in as many pieces of about the same length as an answer has."""
+    size = -(-len(text) // Settings.tokens)
     return (text[start : start + size] for start in range(0, len(text), size))
+
+
+def text_of(content: Any) -> str:
+    """The text of a content, or of all its parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content)
+    return content or ""
 
 
 def sse(payload: object) -> bytes:
@@ -44,7 +91,10 @@ def sse(payload: object) -> bytes:
 async def stream(request: web.Request, events: Iterable[bytes]) -> web.StreamResponse:
     answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await answer.prepare(request)
+    pace = Pace(Settings.tokens_per_s)
     for event in events:
+        if Settings.tokens_per_s:
+            await pace.token()
         await answer.write(event)
     await answer.write_eof()
     return answer
@@ -53,71 +103,131 @@ async def stream(request: web.Request, events: Iterable[bytes]) -> web.StreamRes
 # Chat Completions.
 
 
+def chat_entries(messages: Iterable[dict[str, Any]]) -> Iterator[Entry]:
+    for message in messages:
+        role, text = message["role"], text_of(message.get("content"))
+        if role == "tool":
+            yield "output", text
+            continue
+        if text or not message.get("tool_calls"):
+            yield role, text
+        for call in message.get("tool_calls") or ():
+            yield "call", call["function"]["name"] + call["function"]["arguments"]
+
+
 async def chat(request: web.Request) -> web.StreamResponse:
     body = await request.json()
-    outputs = [message["content"] for message in body["messages"] if message["role"] == "tool"]
-    return await stream(request, chat_events(arguments_for(outputs)))
+    entries = list(chat_entries(body["messages"]))
+    said = saying(entries)
+    tool = None
+    if body.get("tools") and body.get("tool_choice") != "none":
+        tool = body["tools"][0]["function"]
+        said = json.dumps({carrier_of(tool.get("parameters")): said})
+    usage = {
+        "prompt_tokens": sum(len(text) for _, text in entries) // 4,
+        "completion_tokens": Settings.tokens,
+    }
+    usage["total_tokens"] = sum(usage.values())
+    if not body.get("stream"):
+        return web.json_response(chat_completion(tool, said, usage))
+    return await stream(request, chat_events(tool, said, usage))
 
 
-def chat_events(arguments: str) -> Iterator[bytes]:
+def _call(tool: dict[str, Any], arguments: str) -> dict[str, Any]:
+    function = {"name": tool["name"], "arguments": arguments}
+    return {"index": 0, "id": f"call_{next(_numbers)}", "type": "function", "function": function}
+
+
+def chat_completion(tool: dict[str, Any] | None, said: str, usage: dict[str, int]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": said}
+    if tool is not None:
+        message |= {"content": None, "tool_calls": [_call(tool, said)]}
+    choice = {"index": 0, "message": message, "finish_reason": "stop" if tool is None else "tool_calls"}
+    return {
+        **{"id": f"chatcmpl-{next(_numbers)}", "object": "chat.completion", "created": 0, "model": "instant"},
+        **{"choices": [choice], "usage": usage},
+    }
+
+
+def chat_events(tool: dict[str, Any] | None, said: str, usage: dict[str, int]) -> Iterator[bytes]:
+    name = f"chatcmpl-{next(_numbers)}"
+    head = {"id": name, "object": "chat.completion.chunk", "created": 0, "model": "instant"}
+
     def chunk(delta: dict[str, Any], **rest: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": None, **rest}
-        return sse({"id": "c", "object": "chat.completion.chunk", "model": "instant", "choices": [choice]})
+        return sse({**head, "choices": [choice]})
 
-    call = {
-        "index": 0,
-        "id": "call_upstream",
-        "type": "function",
-        "function": {"name": "run", "arguments": ""},
-    }
-    yield chunk({"role": "assistant", "content": None, "tool_calls": [call]})
-    for piece in cut(arguments):
-        yield chunk({"tool_calls": [{"index": 0, "function": {"arguments": piece}}]})
-    yield chunk({}, finish_reason="tool_calls")
-    usage = {"prompt_tokens": 10, "completion_tokens": PIECES, "total_tokens": 10 + PIECES}
-    yield sse(
-        {"id": "c", "object": "chat.completion.chunk", "model": "instant", "choices": [], "usage": usage}
-    )
-    yield b"data: [DONE]\n\n"
+    # The first piece comes with what opens the answer, and the last with what ends it, as from a model.
+    first, *others = cut(said)
+    if tool is not None:
+        yield chunk({"role": "assistant", "content": None, "tool_calls": [_call(tool, first)]})
+    else:
+        yield chunk({"role": "assistant", "content": first})
+    for piece in others:
+        if tool is not None:
+            yield chunk({"tool_calls": [{"index": 0, "function": {"arguments": piece}}]})
+        else:
+            yield chunk({"content": piece})
+    ended = chunk({}, finish_reason="stop" if tool is None else "tool_calls")
+    yield ended + sse({**head, "choices": [], "usage": usage}) + b"data: [DONE]\n\n"
 
 
 # Responses, over SSE and over a WebSocket that remembers.
 
 
-def outputs_of(items: Iterable[Any]) -> list[str]:
-    return [item["output"] for item in items if item.get("type") == "function_call_output"]
+def item_entries(items: Iterable[Any]) -> Iterator[Entry]:
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "message":
+            yield item["role"], text_of(item["content"])
+        elif kind == "function_call":
+            yield "call", item["name"] + item["arguments"]
+        elif kind == "function_call_output":
+            yield "output", text_of(item["output"])
+
+
+def head_entries(create: dict[str, Any]) -> list[Entry]:
+    return [("system", create["instructions"])] if create.get("instructions") else []
+
+
+def arguments_for(create: dict[str, Any], entries: list[Entry]) -> str:
+    (tool, *_) = create.get("tools") or [{}]
+    return json.dumps({carrier_of(tool.get("parameters")): saying(entries)})
 
 
 async def responses(request: web.Request) -> web.StreamResponse:
-    body = await request.json()
-    return await stream(request, map(sse, response_events("resp_1", outputs_of(body["input"]), {})))
+    create = await request.json()
+    entries = [*head_entries(create), *item_entries(create["input"])]
+    return await stream(request, map(sse, response_events("resp_1", arguments_for(create, entries), {})))
 
 
 async def responses_socket(request: web.Request) -> web.WebSocketResponse:
     socket = web.WebSocketResponse(max_msg_size=0)
     await socket.prepare(request)
-    seen: dict[str, list[str]] = {}
+    seen: dict[str, list[Entry]] = {}
     async for message in socket:
         if message.type is not WSMsgType.TEXT:
             continue
         create = json.loads(message.data)
         before = seen.get(create.get("previous_response_id") or "", [])
         response_id = f"resp_{len(seen)}"
-        seen[response_id] = [*before, *outputs_of(create["input"])]
+        context = [*before, *item_entries(create["input"])]
+        arguments = arguments_for(create, [*head_entries(create), *context])
+        seen[response_id] = [*context, ("call", f"run{arguments}")]
         lane = {"stream_id": create["stream_id"]} if create.get("stream_id") else {}
-        for event in response_events(response_id, seen[response_id], lane):
+        for event in response_events(response_id, arguments, lane):
             await socket.send_str(json.dumps(event, separators=(",", ":")))
     return socket
 
 
-def response_events(response_id: str, outputs: list[str], lane: dict[str, str]) -> Iterator[dict[str, Any]]:
-    arguments = arguments_for(outputs)
+def response_events(response_id: str, arguments: str, lane: dict[str, str]) -> Iterator[dict[str, Any]]:
+    tokens = Settings.tokens
     usage = {
         "input_tokens": 10,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": PIECES,
+        "output_tokens": tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": 10 + PIECES,
+        "total_tokens": 10 + tokens,
     }
     response: dict[str, Any] = {
         "id": response_id,
@@ -159,7 +269,8 @@ class Tokens:
 
     def answer(self, ids: list[int]) -> list[int]:
         text = b"".join(map(self._tokenizer.bytes_of, ids)).decode("utf-8", "replace")
-        call = f'{{"name": "run", "arguments": {arguments_for(_OUTPUT.findall(text))}}}'
+        outputs = f"outputs={digest(_OUTPUT.findall(text))} "
+        call = f'{{"name": "run", "arguments": {json.dumps({"digest": _padded(outputs)})}}}'
         return self._tokenizer.encode(f"<tool_call>\n{call}\n</tool_call>")
 
     async def vllm(self, request: web.Request) -> web.StreamResponse:
@@ -201,7 +312,7 @@ class Tokens:
 
 
 def _in_pieces(ids: list[int]) -> Iterator[list[int]]:
-    size = -(-len(ids) // PIECES)
+    size = -(-len(ids) // Settings.tokens)
     return (ids[start : start + size] for start in range(0, len(ids), size))
 
 
@@ -218,6 +329,12 @@ async def sglang_model(request: web.Request) -> web.Response:
 
 
 async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--tokens-per-s", type=float, default=0.0, help="speed of an answer; 0: at once")
+    parser.add_argument("--tokens", type=int, default=60, help="pieces of an answer")
+    parser.add_argument("--port", type=int, default=0)
+    given = parser.parse_args()
+    Settings.tokens, Settings.tokens_per_s = given.tokens, given.tokens_per_s
     tokens = Tokens()
     app = web.Application(client_max_size=2**30)
     app.router.add_post("/v1/chat/completions", chat)
@@ -231,7 +348,7 @@ async def main() -> None:
     app.router.add_get("/get_server_info", sglang_model)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", given.port)
     await site.start()
     assert site._server is not None
     port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]

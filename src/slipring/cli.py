@@ -1,7 +1,7 @@
-"""The command line: ``slipring serve``, ``chat``, ``keys`` and ``openapi``.
+"""The command line: ``slipring serve``, ``chat``, ``keys``, ``openapi`` and ``bench``.
 
-Turns arguments into a ``Config`` or the ``Options`` of a chat, runs what was asked for, and turns every
-foreseeable failure into one line on standard error and a non-zero exit code.
+Turns arguments into a ``Config`` or the ``Options`` of a chat or a bench, runs what was asked for, and turns
+every foreseeable failure into one line on standard error and a non-zero exit code.
 """
 
 import argparse
@@ -14,6 +14,13 @@ from typing import NoReturn
 import msgspec
 
 from slipring import __version__
+from slipring.bench import options as bench_options
+from slipring.bench.load import options as load_options
+from slipring.bench.options import UsageError
+from slipring.bench.probes import Unmeasurable
+from slipring.bench.results import Unreadable
+from slipring.bench.server import CannotStart
+from slipring.bench.workloads.replay import BadRecording
 from slipring.chat import options as chat_options
 from slipring.chat.connection import Unreachable
 from slipring.chat.run import chat
@@ -71,6 +78,22 @@ def build_parser() -> argparse.ArgumentParser:
         description="Print what the server accepts and returns, as an OpenAPI 3.1 document in JSON.",
         allow_abbrev=False,
     )
+    measure = commands.add_parser(
+        "bench",
+        help="measure agent loops against any Responses endpoint, mode by mode",
+        description="Run agent loops against a Responses endpoint in several modes, side by side, check every"
+        " answer, and tell where the time goes. Without --url, against a slipring that is started for it.",
+        allow_abbrev=False,
+    )
+    bench_options.add_flags(measure)
+    load = measure.add_subparsers(dest="bench_command", metavar="COMMAND", parser_class=_Parser).add_parser(
+        "load",
+        help="many connections at once, until a service level breaks",
+        description="Chat over many connections at once, more and more of them, until a service level breaks."
+        " Without --url, against a slipring that is started for it.",
+        allow_abbrev=False,
+    )
+    load_options.add_flags(load)
     return parser
 
 
@@ -82,16 +105,30 @@ def main(argv: Sequence[str] | None = None) -> int:
             return chat(options, " ".join(arguments.message))
         if arguments.command == "openapi":
             return describe()
+        if arguments.command == "bench":
+            return measure(arguments)
         config = from_namespace(arguments, os.environ)
         if arguments.command == "keys":
             return asyncio.run(keys.run(arguments, config))
         return serve(config)
-    except ConfigError as error:
+    except (ConfigError, UsageError, BadRecording, Unreadable) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except (StartupError, Unreachable) as error:
+    except (StartupError, Unreachable, Unmeasurable, CannotStart) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return STARTUP_ERROR
+
+
+def measure(arguments: argparse.Namespace) -> int:
+    """Run a bench, or a load."""
+    # Not above: these bring what draws tables, and nobody else needs it.
+    if arguments.bench_command == "load":
+        from slipring.bench.load.command import load
+
+        return load(load_options.from_namespace(arguments, os.environ))
+    from slipring.bench.command import bench
+
+    return bench(bench_options.from_namespace(arguments, os.environ))
 
 
 def describe() -> int:

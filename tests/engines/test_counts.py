@@ -15,7 +15,7 @@ from slipring.engines.base import Engine, Level
 from slipring.engines.estimates import _weight, estimated_tokens
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.options import Options
-from slipring.engines.simulated import SimulatedEngine
+from slipring.engines.simulated import open_simulated
 from slipring.protocol import wire
 from slipring.protocol.items import read_item, user_message
 from slipring.protocol.responses import InputTokensDetails, OutputTokensDetails, Usage
@@ -80,7 +80,7 @@ async def test_a_warmup_without_an_end_is_a_fault() -> None:
 
 
 async def test_the_simulated_engine_counts_as_it_reports() -> None:
-    engine = SimulatedEngine.from_options("tokens_per_s=0")
+    engine = open_simulated("tokens_per_s=0")
     job = job_of("a longer text than this one")
     finished = [deltas[-1] async for deltas in engine.generate(job)][-1]
     assert isinstance(finished, Finished)

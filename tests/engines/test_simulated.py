@@ -12,8 +12,7 @@ import pytest
 
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
 from slipring.core.head import Head
-from slipring.engines import simulated
-from slipring.engines.simulated import SimulatedEngine
+from slipring.engines.simulated import SimulatedEngine, pace
 from slipring.engines.simulated.options import Options, read_options
 from slipring.errors import StartupError
 from slipring.protocol.items import user_message
@@ -425,9 +424,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
-        loop = SimpleNamespace(time=lambda: self.now_s)
-        stand_in = SimpleNamespace(sleep=self._sleep, get_running_loop=lambda: loop)
-        monkeypatch.setattr(simulated, "asyncio", stand_in)
+        monkeypatch.setattr(pace, "asyncio", SimpleNamespace(sleep=self._sleep))
+        monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: self.now_s))
 
     async def _sleep(self, seconds: float) -> None:
         self.now_s += seconds

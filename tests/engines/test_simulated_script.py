@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.simulated import SimulatedEngine
+from slipring.engines.simulated import open_simulated
 from slipring.errors import StartupError
 from tests.harness import TERMINAL, Running, Socket, serve
 
@@ -211,7 +211,7 @@ def test_a_mistake_is_told_with_its_line(script: Write, line: str, complaint: st
     engine = script([{"text": "fine"}], "", line)
     options = engine.removeprefix("simulated:")
     with pytest.raises(StartupError) as refused:
-        SimulatedEngine.from_options(options)
+        open_simulated(options)
     message = str(refused.value)
     assert f"{options.rpartition('=')[2]}, line 3: " in message
     assert complaint in message
@@ -221,11 +221,11 @@ def test_a_mistake_is_told_with_its_line(script: Write, line: str, complaint: st
 def test_a_script_that_cannot_be_read_is_told_so(tmp_path: Path) -> None:
     for path, complaint in [(tmp_path / "none", "No such file"), (tmp_path, "Is a directory")]:
         with pytest.raises(StartupError, match=complaint):
-            SimulatedEngine.from_options(f"script={path}")
+            open_simulated(f"script={path}")
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(StartupError, match="is not UTF-8 text"):
-        SimulatedEngine.from_options(f"script={binary}")
+        open_simulated(f"script={binary}")
 
 
 async def test_a_scripted_call_is_answered_and_the_script_goes_on(script: Write) -> None:

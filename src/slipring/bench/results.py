@@ -121,6 +121,8 @@ class Record(Struct, kw_only=True):
     """In the order in which they are shown. Those that the endpoint does not support are not among them."""
     skipped: dict[str, str] = {}
     """By mode: why it was not measured."""
+    others_cores: float | None = None
+    """CPU that other processes of the machine took meanwhile, in cores, in the workload where it was most."""
     loops: list[Loop] = []
 
     def of(self, workload: str, mode: str) -> list[Loop]:

@@ -16,9 +16,9 @@ from slipring.errors import ModelNotFound, StartupError
 
 
 def _simulated(rest: str) -> Engine:
-    from slipring.engines.simulated import SimulatedEngine
+    from slipring.engines.simulated import open_simulated
 
-    return SimulatedEngine.from_options(rest)
+    return open_simulated(rest)
 
 
 def _llama(rest: str) -> Engine:
@@ -80,7 +80,7 @@ OWNERS: dict[str, Callable[[str, int], Owner]] = {"llama": _llama_owner}
 BORROWERS: dict[str, Callable[[str, Borrowed], Engine]] = {"llama": _borrowing_llama}
 """Engines that processes cannot use side by side without an order among them."""
 
-EXTRAS = {"sglang": "tokens", "vllm": "tokens"}
+EXTRAS = {"sglang": "tokens", "simulated": "tokens", "vllm": "tokens"}
 """What an engine's dependencies are installed by, where it is not its own name."""
 
 

@@ -167,7 +167,13 @@ class Answer:
     """The answer to one job as it comes in, id by id."""
 
     def __init__(
-        self, job: Job, rendering: Rendering, renderer: Renderer, *, constrained: bool = False
+        self,
+        job: Job,
+        rendering: Rendering,
+        renderer: Renderer,
+        *,
+        constrained: bool = False,
+        trusted: bool = False,
     ) -> None:
         self._rendering = rendering
         self._stop = job.stop
@@ -175,7 +181,7 @@ class Answer:
         self._bytes_of = renderer.bytes_of
         self._generates = job.generate
         self._stop_ids = renderer.stop_ids()
-        self._speech = Speech(job, rendering, renderer, constrained=constrained)
+        self._speech = Speech(job, rendering, renderer, constrained=constrained, trusted=trusted)
         self._ids: list[int] = []
         self._begun = self._steered = False
         self._reason: Literal["stop", "length"] | None = None

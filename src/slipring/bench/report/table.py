@@ -13,16 +13,19 @@ from slipring.bench.statistics import Spread, Summary, summarise
 _NONE = "–"
 _READING = "first: to the first token; time, bytes (sent): as shares of those of "
 _COLUMNS = ("loop", "least–most", "time", "turn", "p95", "first", "sent", "bytes")
+_WIDE_COLUMNS = (*_COLUMNS, "CPU/turn", "cached")
 
 
-def render(record: Record) -> RenderableType:
+def render(record: Record, *, is_wide: bool = False) -> RenderableType:
+    """``is_wide``: more columns than 80 characters have room for."""
+    columns = _WIDE_COLUMNS if is_wide else _COLUMNS
     summaries = summarise(record)
     parts: list[RenderableType] = [Text(subject(record))]
     if said := simulation(record):
         parts.append(Text(f"Simulated. {said}", style="yellow"))
     for workload in record.workloads:
         told = verdict(record, summaries, workload)
-        parts += [Text(), _table(record, summaries, workload), Text(told.sentence)]
+        parts += [Text(), _table(record, summaries, workload, columns), Text(told.sentence)]
         parts += [
             Text(f"{summary.mode}: {summary.wrongs[0]}{_more(summary)}", style="red")
             for summary in summaries
@@ -36,7 +39,7 @@ def _more(summary: Summary) -> str:
     return f" (and {len(summary.wrongs) - 1} more)" if len(summary.wrongs) > 1 else ""
 
 
-def _table(record: Record, summaries: list[Summary], workload: Workload) -> Table:
+def _table(record: Record, summaries: list[Summary], workload: Workload, columns: tuple[str, ...]) -> Table:
     table = Table(
         title=Text(f"{workload.title}: {workload.about}", style="bold"),
         caption=Text(f"{_READING}{MEASURE}; ≈: {NO_DIFFERENCE}"),
@@ -47,19 +50,20 @@ def _table(record: Record, summaries: list[Summary], workload: Workload) -> Tabl
         pad_edge=False,
     )
     table.add_column("mode", overflow="fold", min_width=12)
-    for name in _COLUMNS:
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     against = measure(summaries, workload)
     for summary in summaries:
         if summary.workload == workload.name:
-            table.add_row(Text(summary.mode), *map(Text, _cells(record, summary, against)))
+            cells = _cells(record, summary, against)[: len(columns)]
+            table.add_row(Text(summary.mode), *map(Text, cells))
     return table
 
 
 def _cells(record: Record, summary: Summary, against: Summary | None) -> list[str]:
     wall, turn = summary.wall_ms, summary.turn_ms
     if summary.wrongs or wall is None or turn is None:
-        return ["WRONG", *([_NONE] * (len(_COLUMNS) - 1))]
+        return ["WRONG", *([_NONE] * (len(_WIDE_COLUMNS) - 1))]
     compared = held_against(record, summary, against)
     time = _NONE if compared is None else units.ratio(1 - compared.saved)
     if compared is not None and compared.repeats > 1 and not compared.is_clear:
@@ -74,6 +78,8 @@ def _cells(record: Record, summary: Summary, against: Summary | None) -> list[st
         _median(summary.first_token_ms),
         units.size(summary.sent_bytes),
         units.ratio(summary.sent_bytes / against.sent_bytes) if is_held and against else _NONE,
+        _median(summary.cpu_ms),
+        _NONE if summary.cached_share is None else units.percent(summary.cached_share),
     ]
 
 

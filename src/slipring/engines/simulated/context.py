@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Refused, Text
 from slipring.core.head import Head
+from slipring.engines.simulated.trace import Trace
 from slipring.protocol.items import (
     CallOutput,
     CustomToolCall,
@@ -37,6 +38,8 @@ class Tally(Struct, frozen=True):
     tool_outputs: int
     boundaries: tuple[tuple[bytes, int], ...] = ()
     """Digest and length at each item border of the newest part, where a prefix may have been seen."""
+    trace: Trace | None = None
+    """Of a position, where answers carry a digest: the context without the answer."""
 
     @property
     def new_tokens(self) -> int:
@@ -59,17 +62,17 @@ class Tally(Struct, frozen=True):
             boundaries.append((digest, tokens))
         return Tally(self.head, tokens, digest, outputs, tuple(boundaries))
 
-    def after(self, spoken: Iterable[Delta]) -> "Tally":
+    def after(self, spoken: Iterable[Delta], trace: Trace | None = None) -> "Tally":
         """This context and the answer that these deltas made."""
         extended = self.extended((text, False) for text in _render_deltas(spoken))
         # The position outlives the turn: keep what the next turn needs and no more.
-        return Tally(self.head, extended.tokens, extended.digest, extended.tool_outputs)
+        return Tally(self.head, extended.tokens, extended.digest, extended.tool_outputs, trace=trace)
 
 
 def tally_job(job: Job) -> Tally:
     """Count a job's context: from its parent's position where the head is the same, else from the start."""
-    position = job.parent.position if job.parent is not None else None
-    if isinstance(position, Tally) and (position.head is job.head or position.head == job.head):
+    position = position_of(job)
+    if position is not None:
         return position.extended(_render_items(job.input))
     rendered = f"{job.head.instructions or ''}\n".encode() + job.head.tools.raw
     # Keyed by tenant: nobody may learn from a cache what somebody else has sent.
@@ -81,6 +84,14 @@ def tally_job(job: Job) -> Tally:
         tool_outputs=0,
     )
     return start.extended(_render_items(job.context()))
+
+
+def position_of(job: Job) -> Tally | None:
+    """Where a job's parent has left off, if its context begins with the same head."""
+    position = job.parent.position if job.parent is not None else None
+    if isinstance(position, Tally) and (position.head is job.head or position.head == job.head):
+        return position
+    return None
 
 
 class PrefixCache:

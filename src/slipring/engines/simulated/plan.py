@@ -3,19 +3,17 @@
 from collections.abc import Iterator
 from itertools import cycle, islice, pairwise
 
-import msgspec
 from msgspec import Struct
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text
+from slipring.engines.simulated.documents import Draft, draft
 from slipring.engines.simulated.inputs import input_for
 from slipring.engines.simulated.options import Options
-from slipring.engines.simulated.schemas.instances import Unsatisfiable, instance
-from slipring.errors import ApiError, InvalidRequest
+from slipring.errors import ApiError
 from slipring.prompts.schemas import parameters_of
-from slipring.protocol import wire
 from slipring.protocol.tools import CallableTool
 
-_WORDS = (
+WORDS = (
     "this is a simulated answer made of plain words that no model chose and that mean nothing beyond"
     " their number so that clients and tests have something of a known length to read"
 ).split()
@@ -42,49 +40,69 @@ class Fail(Struct):
 
 Step = Say | Stall | Fail
 
-_SPOKEN = [Say([Text(f" {word}")]) for word in _WORDS]
+_SPOKEN = [Say([Text(f" {word}")]) for word in WORDS]
 """Made once: at thousands of tokens per second the simulation must not be what one measures."""
 
 
-def plan_answer(job: Job, tool_outputs: int, options: Options) -> Iterator[Step]:
-    """Call the first tool on offer while the context holds too few outputs, else answer with text."""
-    tools = job.offer.tools
-    left = options.tool_calls - tool_outputs
-    if tools and (job.offer.required or left > 0):
-        calls = min(max(left, 1), max(options.parallel_calls, 1)) if job.settings.parallel_tool_calls else 1
-        calls = min(calls, job.settings.max_tool_calls or calls)
-        for _ in range(calls):
-            yield from call(tools[0], options.output_tokens)
+def plan_answer(job: Job, tool_outputs: int, options: Options, mark: str = "") -> Iterator[Step]:
+    """Call the first tool on offer while the context holds too few outputs, else answer with text.
+
+    ``mark``: what the answer is to carry.
+    """
+    tokens = options.output_tokens
+    if tools := tools_to_call(job, tool_outputs, options):
+        for tool in tools:
+            yield from call(tool, tokens, mark)
         return
     if job.settings.format.kind == "text":
-        yield Say([Text(_WORDS[0].capitalize())])
-        yield from islice(cycle(_SPOKEN), 1, options.output_tokens)
+        yield Say([Text(mark or WORDS[0].capitalize())])
+        yield from islice(cycle(_SPOKEN), 1, tokens)
         return
-    document = wire.encode(_document(job.settings.format.schema)).decode()
-    for piece in pieces(document, options.output_tokens):
+    for piece in pieces(draft(job.settings.format.schema).filled(mark), tokens):
         yield Say([Text(piece)])
 
 
-def call(tool: CallableTool, tokens: int) -> Iterator[Step]:
+def tools_to_call(job: Job, tool_outputs: int, options: Options) -> tuple[CallableTool, ...]:
+    """Which tools to call, one by one; none where text is to be said."""
+    tools = job.offer.tools
+    left = options.tool_calls - tool_outputs
+    if not tools or not (job.offer.required or left > 0):
+        return ()
+    calls = min(max(left, 1), max(options.parallel_calls, 1)) if job.settings.parallel_tool_calls else 1
+    return tools[:1] * min(calls, job.settings.max_tool_calls or calls)
+
+
+def call(tool: CallableTool, tokens: int, mark: str = "") -> Iterator[Step]:
     """A call of a tool, with arguments that fit its schema and take about ``tokens`` tokens."""
     started = CallStarted(kind=tool.kind, name=tool.name, namespace=tool.namespace)
     if tool.kind != "custom":
-        arguments = wire.encode(_document(bytes(parameters_of(tool)))).decode()
-        padding = " " * (tokens - len(arguments))
-        arguments = arguments[:-1] + padding + arguments[-1:]
+        arguments = padded(arguments_of(tool).filled(mark), tokens)
     else:
-        arguments = _input(tool, tokens)
+        arguments = input_of(tool, tokens, mark)
     opening: list[Delta] = [started]
     for piece in pieces(arguments, tokens):
         yield Say([*opening, CallArguments(piece)])
         opening = []
 
 
-def _input(tool: CallableTool, tokens: int) -> str:
+def arguments_of(tool: CallableTool) -> Draft:
+    """Arguments that fit a tool's schema."""
+    return draft(bytes(parameters_of(tool)))
+
+
+def padded(arguments: str, length: int) -> str:
+    """Arguments made longer by white space, before their end."""
+    return arguments[:-1] + " " * (length - len(arguments)) + arguments[-1:]
+
+
+def input_of(tool: CallableTool, tokens: int, mark: str) -> str:
     """Words, or what a grammar asks for instead; where it finds nothing that fits, words all the same."""
     grammar = tool.grammar
     found = input_for(grammar) if grammar is not None else None
-    return found if found is not None else " ".join(islice(cycle(_WORDS), max(tokens, 1)))
+    if found is not None:
+        return found
+    words = islice(cycle(WORDS), max(tokens, 1))
+    return " ".join([mark, *words] if mark else words)
 
 
 def pieces(text: str, count: int) -> list[str]:
@@ -92,12 +110,3 @@ def pieces(text: str, count: int) -> list[str]:
     count = max(1, min(count, len(text)))
     cuts = [len(text) * index // count for index in range(count + 1)]
     return [text[start:end] for start, end in pairwise(cuts)]
-
-
-def _document(schema: bytes | None) -> object:
-    if schema is None:
-        return {}
-    try:
-        return instance(msgspec.json.decode(schema))
-    except Unsatisfiable as error:
-        raise InvalidRequest(f"The simulated engine finds no value for the schema: {error}.") from error

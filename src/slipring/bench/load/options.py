@@ -1,0 +1,83 @@
+"""What a load is told on the command line and by the environment."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from slipring.bench.load.results import ServiceLevel
+from slipring.bench.modes import MODES
+from slipring.bench.options import Target, UsageError, add_target_flags, number, target_from_namespace, whole
+
+_MODES = tuple(name for name, mode in MODES.items() if not (mode.has_lanes or mode.is_rollout))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """One load."""
+
+    target: Target
+    service_level: ServiceLevel
+    connections: int = 50
+    step: int | None = None
+    """How many connections more in each level; None: all of them at once."""
+    ramp_s: float = 2.0
+    hold_s: float = 10.0
+    think_ms: float = 1000.0
+    mode: str = "websocket"
+    json: Path | None = None
+
+    @property
+    def levels(self) -> list[int]:
+        """How many connections, one level after the other."""
+        step = self.step or self.connections
+        return [*range(step, self.connections, step), self.connections]
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    add_target_flags(parser, tokens_per_s=50.0, timeout_s=30.0)
+    add = parser.add_argument
+    add("--connections", type=whole(1), default=50, metavar="N", help="most connections (default: 50)")
+    add("--step", type=whole(1), metavar="N", help="go up by so many at a time (default: all at once)")
+    add("--ramp-s", type=number(0), default=2.0, metavar="S", help="time to go up a step (default: 2)")
+    add("--hold-s", type=number(0.1), default=10.0, metavar="S", help="time to measure a step (default: 10)")
+    add(
+        *("--think-ms",),
+        type=number(0),
+        default=1000.0,
+        metavar="MS",
+        help="time between an answer and the next turn, give or take half of it (default: 1000)",
+    )
+    add("--mode", choices=_MODES, default="websocket", help="how connections talk (default: websocket)")
+    add(
+        *("--slo-ttft-ms",),
+        type=number(0),
+        default=500.0,
+        metavar="MS",
+        help="first token within this time, in 95 of 100 turns (default: 500)",
+    )
+    add(
+        *("--slo-errors",),
+        type=number(0),
+        default=0.01,
+        metavar="SHARE",
+        help="turns that may fail (default: 0.01)",
+    )
+    add("--json", type=Path, metavar="FILE", help="write the record")
+
+
+def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> LoadOptions:
+    """The options that parsed flags (see ``add_flags``) and ``environ`` describe, or ``UsageError``."""
+    if namespace.json is not None and not namespace.json.parent.is_dir():
+        raise UsageError(f"cannot write {namespace.json}: there is no directory {namespace.json.parent}")
+    return LoadOptions(
+        target=target_from_namespace(namespace, environ),
+        service_level=ServiceLevel(first_token_ms=namespace.slo_ttft_ms, errors=namespace.slo_errors),
+        connections=namespace.connections,
+        step=namespace.step,
+        ramp_s=namespace.ramp_s,
+        hold_s=namespace.hold_s,
+        think_ms=namespace.think_ms,
+        mode=namespace.mode,
+        json=namespace.json,
+    )

@@ -1,0 +1,92 @@
+"""What a load shows: a line for each level as it is measured, a table and a verdict at the end."""
+
+import sys
+
+from rich.markup import escape
+from rich.table import Table
+
+from slipring.bench.load.results import Level, LoadRecord, Percentiles
+from slipring.bench.screen import bystander_remarks, simulation, wide_console
+
+_BUSY_CORES = 0.85
+
+
+class Climbing:
+    """Tells on standard error how far a load has come."""
+
+    def climbing(self, connections: int, seconds: float) -> None:
+        print(f"{connections} connections, {seconds:g} s …", file=sys.stderr, flush=True)
+
+    def measured(self, level: Level) -> None:
+        if level.broken is not None:
+            print(f"{level.connections} connections: {level.broken}", file=sys.stderr, flush=True)
+
+
+def show(record: LoadRecord) -> None:
+    console = wide_console()
+    if record.levels:
+        console.print(_table(record))
+    endpoint = record.endpoint
+    what = endpoint.url or f"a slipring of its own, {endpoint.engine}"
+    console.print(escape(f"Measured: {what}; model {endpoint.model}."))
+    if endpoint.tokens_per_s is not None:
+        console.print(simulation(endpoint))
+    for line in verdict(record):
+        console.print(line)
+
+
+def verdict(record: LoadRecord) -> list[str]:
+    """At which load the service level breaks, and what makes that doubtful."""
+    lines = []
+    held = [level for level in record.levels if level.broken is None]
+    broken = next((level for level in record.levels if level.broken is not None), None)
+    most = f"{held[-1].connections} connections ({held[-1].turns_per_s:.1f} turns/s)" if held else "no level"
+    if broken is not None:
+        lines.append(
+            f"The service level holds with {most} and breaks with {broken.connections}:"
+            f" {escape(broken.broken or '')}."
+        )
+    elif held:
+        lines.append(f"The service level holds with {most}; more were not tried.")
+    if any(level.client_cores > _BUSY_CORES for level in record.levels):
+        lines.append(
+            "[yellow]The bench itself was at its limit: part of what looks slow is its own doing.[/yellow]"
+        )
+    others_cores = max((level.others_cores or 0.0 for level in record.levels), default=0.0)
+    lines += bystander_remarks(others_cores, record.machine)
+    for level in record.levels:
+        for reason, count in level.errors.items():
+            lines.append(f"[red]{level.connections} connections, {count} ×[/red] {escape(reason)}")
+    return lines
+
+
+def _table(record: LoadRecord) -> Table:
+    table = Table(
+        title=f"{record.mode}: a short chat over each connection, {record.think_ms:g} ms between turns",
+        title_justify="left",
+        title_style="bold",
+    )
+    for heading in (
+        *("connections", "turns/s", "first token p50", "p95", "p99 ms", "gap p50", "p95", "p99 ms"),
+        *("server cores", "bench cores", "memory", "per connection", "errors"),
+    ):
+        table.add_column(heading, justify="right")
+    for level in record.levels:
+        table.add_row(
+            *(f"{level.connections:,}", f"{level.turns_per_s:,.1f}"),
+            *_ranks(level.first_token_ms),
+            *_ranks(level.gap_ms),
+            f"{level.server_cores:.2f}" if level.server_cores is not None else "",
+            f"{level.client_cores:.2f}",
+            f"{level.resident_bytes / 1e6:,.0f} MB" if level.resident_bytes is not None else "",
+            f"{level.bytes_per_connection / 1e3:,.0f} kB" if level.bytes_per_connection is not None else "",
+            f"{level.failed:,}",
+            style="red" if level.broken is not None else None,
+        )
+    return table
+
+
+def _ranks(found: Percentiles | None) -> tuple[str, str, str]:
+    if found is None:
+        return ("", "", "")
+    return (f"{found.p50:,.1f}", f"{found.p95:,.1f}", f"{found.p99:,.1f}")

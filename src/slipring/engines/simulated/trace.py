@@ -1,0 +1,94 @@
+"""A digest of a context as the engine saw it, for answers that show whether any history was lost on the way.
+
+Owns what goes into the digest: instructions, messages, function calls and their outputs, each as what it is
+and its text. Ids, reasoning and everything else are left out, so that a client can compute it from what it
+has sent and got.
+"""
+
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from itertools import islice
+
+from msgspec import Struct
+
+from slipring.core.generation import Job
+from slipring.protocol.items import (
+    CallOutput,
+    FunctionCall,
+    InputText,
+    Item,
+    Message,
+    OutputText,
+    Part,
+    kept_tools,
+)
+
+
+class Trace(Struct, frozen=True):
+    """All entries of a context, in one."""
+
+    instructions: str | None
+    left_out: int
+    """Items at the beginning that the engine was not shown, because the context was cut short."""
+    state: bytes = b""
+
+    @property
+    def mark(self) -> str:
+        """What an answer carries."""
+        return f"digest={self.state.hex()[:16]}"
+
+    def then(self, items: Iterable[Item]) -> "Trace":
+        return Trace(self.instructions, self.left_out, _extended(self.state, _entries(items)))
+
+
+def trace_job(job: Job, before: Trace | None, dropped_items: int = 0) -> Trace:
+    """Trace a job's context: from where its parent was asked, where that is known, or from the start.
+
+    ``before``: the parent's context without its answer, which is part of the parent's state.
+    """
+    instructions = job.head.instructions
+    if before is not None and job.parent is not None and not dropped_items:
+        if before.instructions == instructions:
+            return before.then(job.parent.said).then(job.input)
+        return _start(instructions, before.left_out, job.context())
+    items = tuple(job.context())
+    return _start(instructions, _cut(items, dropped_items), items)
+
+
+def _start(instructions: str | None, left_out: int, items: Iterable[Item]) -> Trace:
+    head = [("system", instructions)] if instructions else []
+    return Trace(instructions, left_out, _extended(b"", head)).then(islice(items, left_out, None))
+
+
+def _cut(items: tuple[Item, ...], dropped_items: int) -> int:
+    """How many items lie before the cut, if so many were dropped: tools that were added have stayed."""
+    cut = dropped = 0
+    while dropped < dropped_items:
+        dropped += kept_tools(items[cut]) is None
+        cut += 1
+    return cut
+
+
+def _extended(state: bytes, entries: Iterable[tuple[str, str]]) -> bytes:
+    for kind, text in entries:
+        state = sha256(b"%b%b\0%b\0" % (state, kind.encode(), text.encode())).digest()
+    return state
+
+
+def _entries(items: Iterable[Item]) -> Iterator[tuple[str, str]]:
+    for item in items:
+        if item.type not in ("message", "function_call", "function_call_output"):
+            continue
+        body = item.body()
+        if isinstance(body, Message):
+            yield body.role, _text(body.content)
+        elif isinstance(body, FunctionCall):
+            yield "call", body.name + body.arguments
+        elif isinstance(body, CallOutput):
+            yield "output", _text(body.output)
+
+
+def _text(content: str | list[Part]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.text for part in content if isinstance(part, InputText | OutputText))

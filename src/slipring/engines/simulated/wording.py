@@ -1,0 +1,76 @@
+"""What the simulated engine says, as token ids: the same plan, written as a model of this vocabulary would.
+
+Text and calls are written exactly as the renderer writes them in a history, so that a history that is sent
+again in full gives the ids of the chain.
+"""
+
+from itertools import cycle, islice
+
+from slipring.core.generation import Job
+from slipring.engines.simulated.documents import draft
+from slipring.engines.simulated.options import Options
+from slipring.engines.simulated.plan import WORDS, arguments_of, input_of, padded, tools_to_call
+from slipring.prompts.chatml import ChatMl
+from slipring.prompts.dialect import Mark, Phrase
+from slipring.prompts.folding import FoldingRenderer
+from slipring.prompts.parser import flat_name
+from slipring.prompts.rendering import Rendered, Renderer
+from slipring.prompts.schemas import quoted
+from slipring.protocol import wire
+from slipring.protocol.tools import CallableTool
+
+
+class Wording:
+    """Writes answers with one vocabulary."""
+
+    def __init__(self, renderer: Renderer, options: Options) -> None:
+        self._renderer = renderer
+        self._calls = renderer.calls
+        self._options = options
+        self._encoder = FoldingRenderer(ChatMl(), renderer.vocabulary)
+        words = [f" {word}" for word in WORDS]
+        self._words = [word for word in words if len(self._encode(word)) == 1] or words
+        """Of one token each, so that an answer has the length that was asked for."""
+
+    def ids(self, job: Job, prompt: Rendered, tool_outputs: int, mark: str) -> list[int]:
+        """The answer to a job, without the token that ends it."""
+        said: list[str | Mark] = []
+        if self._renderer.opens_thought(prompt):
+            said += [Mark(self._calls.think_close), "\n\n"]
+        if tools := tools_to_call(job, tool_outputs, self._options):
+            for number, tool in enumerate(tools):
+                said += self._call(tool, mark, "\n" if number else "")
+        elif job.settings.format.kind == "text":
+            said.append(self._lengthened(mark or WORDS[0].capitalize()))
+        else:
+            said.append(draft(job.settings.format.schema).filled(mark))
+        return self._encode(*said)
+
+    def _call(self, tool: CallableTool, mark: str, lead: str) -> list[str | Mark]:
+        """A call of about the length of an answer, where its arguments can be made longer."""
+        if tool.kind == "custom":
+            text = input_of(tool, self._options.output_tokens, mark)
+            return self._written(tool, wire.encode({"input": text}).decode(), lead)
+        draft = arguments_of(tool)
+        if not draft.carrier:
+            return self._written(tool, padded(draft.plain, self._options.output_tokens), lead)
+        first = mark or WORDS[0].capitalize()
+        short = self._encode(*self._written(tool, draft.filled(first), lead))
+        return self._written(tool, draft.filled(first + self._filler(len(short))), lead)
+
+    def _written(self, tool: CallableTool, arguments: str, lead: str) -> list[str | Mark]:
+        calls = self._calls
+        body = f'{{"name": {quoted(flat_name(tool))}, "{calls.arguments_key}": {arguments}}}'
+        if not calls.call_open:
+            return [lead + body]
+        return [lead, Mark(calls.call_open), f"\n{body}\n", Mark(calls.call_close)]
+
+    def _lengthened(self, text: str) -> str:
+        return text + self._filler(len(self._encode(text)))
+
+    def _filler(self, tokens: int) -> str:
+        """What so many tokens lack."""
+        return "".join(islice(cycle(self._words), max(self._options.output_tokens - tokens, 0)))
+
+    def _encode(self, *said: str | Mark) -> list[int]:
+        return self._encoder.encode([Phrase(said)])

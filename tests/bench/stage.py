@@ -1,0 +1,78 @@
+"""A bench in this process, against a server of the test's choosing."""
+
+from pathlib import Path
+from typing import Any
+
+from slipring.bench.modes import MODES, Mode
+from slipring.bench.options import Options, Target
+from slipring.bench.results import Loop, Record, Workload
+from slipring.bench.run import Bench
+from slipring.bench.workloads.plan import Plan, Step, message
+
+TOOL = {
+    "type": "function",
+    "name": "read_file",
+    "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+}
+
+
+class Watching:
+    """An audience that only remembers the order."""
+
+    def __init__(self) -> None:
+        self.order: list[tuple[int, str]] = []
+
+    def begin(self, plan: Plan, modes: list[Mode], repeats: int) -> None:
+        pass
+
+    def loop(self, mode: Mode, repeat: int) -> None:
+        self.order.append((repeat, mode.name))
+
+    def done(self, mode: Mode, loops: list[Loop]) -> None:
+        pass
+
+
+def tiny(calls: int = 2, task: str = "Mend it.", **fields: Any) -> Plan:
+    """A few calls and an answer."""
+    return Plan(
+        workload=Workload(name="tiny", title="Tiny", about="next to nothing", turns=calls + 1),
+        instructions="Be brief.",
+        tools=[TOOL],
+        steps=[
+            Step(messages=[message(task)], needs="call"),
+            *(
+                Step(outputs=[f"output {number}"], needs="call" if number < calls - 1 else "text")
+                for number in range(calls)
+            ),
+        ],
+        **fields,
+    )
+
+
+async def measured(
+    url: str,
+    *,
+    modes: tuple[str, ...] = tuple(MODES),
+    plan: Plan | None = None,
+    audience: Watching | None = None,
+    max_output_tokens: int | None = None,
+    **settings: Any,
+) -> Record:
+    """The record of a bench against a URL."""
+    options = Options(
+        target=Target(url=url, timeout_s=20, max_output_tokens=max_output_tokens),
+        modes=modes,
+        **{"repeats": 1, "lanes": 3, "tool_choice": "auto", **settings},
+    )
+    bench = Bench(options, [plan or tiny()], audience or Watching())
+    await bench.run()
+    return bench.record
+
+
+def wrongs(record: Record) -> list[str]:
+    return [wrong for loop in record.loops for wrong in loop.wrongs]
+
+
+def recording(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines))
+    return path

@@ -1,0 +1,103 @@
+"""Recorded loops: read, told apart, and played against a model that gives its calls other ids."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slipring.bench.workloads.plan import Step, answered
+from slipring.bench.workloads.replay import BadRecording, read_recording
+from tests.bench.faulty import Faulty, running
+from tests.bench.stage import TOOL, measured, recording, wrongs
+
+
+def output(call_id: str, text: str) -> dict[str, str]:
+    return {"type": "function_call_output", "call_id": call_id, "output": text}
+
+
+def lines(*documents: dict[str, object]) -> list[str]:
+    return [json.dumps(document) for document in documents]
+
+
+FIRST: dict[str, object] = {
+    "model": "other",
+    "instructions": "Be brief.",
+    "tools": [TOOL],
+    "temperature": 0.5,
+}
+USER = {"role": "user", "content": "And now?"}
+
+
+def test_a_recording_is_a_plan(tmp_path: Path) -> None:
+    path = recording(
+        tmp_path / "loop.jsonl",
+        *lines({**FIRST, "input": "Mend it."}, {"input": [output("call_9", "done")]}, {"input": [USER]}),
+    )
+    plan = read_recording(path)
+    assert plan.steps == [
+        Step(messages=[{"type": "message", "role": "user", "content": "Mend it."}], needs="call"),
+        Step(outputs=["done"], needs="text"),
+        Step(messages=[USER], needs="text"),
+    ]
+    assert (plan.instructions, plan.tools, plan.settings) == ("Be brief.", [TOOL], {"temperature": 0.5})
+    assert plan.workload.turns == 3
+
+
+def test_outputs_of_calls_in_the_recording_itself_stay_as_they_are(tmp_path: Path) -> None:
+    call = {"type": "function_call", "call_id": "call_1", "name": "read_file", "arguments": "{}"}
+    history = [USER, call, output("call_1", "old"), USER]
+    path = recording(
+        tmp_path / "loop.jsonl", *lines({**FIRST, "input": history}, {"input": [output("call_2", "new")]})
+    )
+    first, second = read_recording(path).steps
+    assert first.messages == history
+    assert (second.messages, second.outputs) == ([], ["new"])
+
+
+def test_outputs_find_the_calls_that_are_made() -> None:
+    calls = [{"type": "function_call", "call_id": name} for name in ("a", "b")]
+    assert answered(calls, ["one", "two"]) == [output("a", "one"), output("b", "two")]
+    assert answered(calls[:1], ["one", "two", "three"]) == [output("a", "one\ntwo\nthree")]
+    assert answered(calls, ["one"]) == [output("a", "one"), output("b", "There is no output for this call.")]
+    assert answered([], ["one"]) == []
+
+
+async def test_a_recording_is_played(tmp_path: Path) -> None:
+    path = recording(
+        tmp_path / "loop.jsonl",
+        *lines(
+            {**FIRST, "input": "Mend it."},
+            {"input": [output("call_9", "one"), output("call_10", "two")]},
+            {"input": [USER]},
+        ),
+    )
+    faulty = Faulty()
+    async with running(faulty) as url:
+        record = await measured(url, modes=("http-full", "websocket"), plan=read_recording(path))
+    assert wrongs(record) == []
+    assert {loop.workload for loop in record.loops} == {"replay"}
+    _, second, third = faulty.requests[-3:]
+    assert [item["output"] for item in second["input"]] == ["one\ntwo"]
+    assert third["input"] == [USER]
+    assert (third["temperature"], third["model"]) == (0.5, "faulty")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "holds no turn"),
+        ("{", "line 1: "),
+        ("[]", "line 1: "),
+        ('{"input": 3}', "line 1: 'input' must be a list of items, or text"),
+        ('{"input": "x"}\n{"input": ["y"]}', "line 2: 'input'"),
+        ('{"input": "x"}\n{"input": [{"type": "function_call_output", "call_id": "c"}]}', "but no tools"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(BadRecording, match=complaint):
+        read_recording(recording(tmp_path / "loop.jsonl", text))
+
+
+def test_a_recording_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BadRecording, match="cannot read"):
+        read_recording(tmp_path / "nothing.jsonl")

@@ -1,0 +1,137 @@
+"""Digests: an answer shows the whole context that the engine saw, whichever way it came there."""
+
+import hashlib
+import re
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness import WEATHER, Running, Socket, serve
+
+Json = dict[str, Any]
+VOCABULARIES = ("", "vocabulary=smollm2")
+HEAD = {"instructions": "Be brief.", "tools": [WEATHER]}
+ASK = {
+    "type": "message",
+    "role": "user",
+    "content": [
+        {"type": "input_text", "text": "What is the weather "},
+        {"type": "input_text", "text": "in Rome?"},
+    ],
+}
+
+
+def engine_of(vocabulary: str) -> str:
+    return f"simulated:tokens_per_s=0,output_tokens=30,tool_calls=2,digest=true,{vocabulary}"
+
+
+@pytest.fixture(params=VOCABULARIES, ids=["estimated", "tokenized"])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[Running]:
+    async with serve(engine_of(request.param)) as server:
+        yield server
+
+
+def digest_of(items: Iterable[Json], instructions: str = "Be brief.") -> str:
+    """As a client computes it."""
+    entries = [("system", instructions)] if instructions else []
+    for item in items:
+        if item["type"] == "message":
+            content = item["content"]
+            text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+            entries.append((item["role"], text))
+        elif item["type"] == "function_call":
+            entries.append(("call", item["name"] + item["arguments"]))
+        elif item["type"] == "function_call_output":
+            entries.append(("output", item["output"]))
+    state = b""
+    for kind, text in entries:
+        state = hashlib.sha256(state + kind.encode() + b"\0" + text.encode() + b"\0").digest()
+    return state.hex()[:16]
+
+
+def carried(response: Json) -> str:
+    (item,) = response["output"]
+    said = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+    if item["type"] == "message":
+        assert said.startswith("digest=")
+    found = re.findall(r"digest=([0-9a-f]{16})\b", said)
+    assert len(found) == 1, said
+    return str(found[0])
+
+
+def outputs_for(response: Json, text: str) -> list[Json]:
+    calls = [item for item in response["output"] if item["type"] == "function_call"]
+    return [{"type": "function_call_output", "call_id": call["call_id"], "output": text} for call in calls]
+
+
+async def chain(socket: Socket, turns: int = 3, **fields: Any) -> tuple[list[Json], Json]:
+    """A chain whose every answer is checked; its history with the last answer, and that response."""
+    history: list[Json] = []
+    new: list[Json] = [ASK]
+    previous: Json = {}
+    for number in range(turns):
+        history += new
+        response = await socket.response(input=new, **previous, **HEAD, **fields)
+        assert carried(response) == digest_of(history)
+        history += response["output"]
+        previous = {"previous_response_id": response["id"]}
+        new = outputs_for(response, f"sunny {number}")
+    return history, response
+
+
+async def test_a_chain_shows_all_of_itself(server: Running) -> None:
+    async with server.connect() as socket:
+        history, response = await chain(socket)
+        assert response["output"][0]["type"] == "message"
+        more = {"type": "message", "role": "user", "content": "And in Oslo?"}
+        last = await socket.response(input=[more], previous_response_id=response["id"], **HEAD)
+        assert carried(last) == digest_of([*history, more])
+
+
+async def test_forks_show_their_own_way(server: Running) -> None:
+    async with server.connect() as socket:
+        history, response = await chain(socket)
+        for city in ("Oslo", "Bern"):
+            more = {"type": "message", "role": "user", "content": f"And in {city}?"}
+            fork = await socket.response(
+                input=[more], previous_response_id=response["id"], stream_id=city, **HEAD
+            )
+            assert carried(fork) == digest_of([*history, more])
+
+
+async def test_a_history_in_full_shows_the_same(server: Running) -> None:
+    async with server.connect() as socket:
+        history, response = await chain(socket)
+        again = await socket.response(input=history[:-1], store=False, **HEAD)
+        assert carried(again) == carried(response)
+        lost = await socket.response(input=[history[0], *history[3:-1]], store=False, **HEAD)
+        assert carried(lost) != carried(response)
+
+
+async def test_other_instructions_show(server: Running) -> None:
+    async with server.connect() as socket:
+        history, response = await chain(socket)
+        more = {"type": "message", "role": "user", "content": "And in Oslo?"}
+        asked = {"input": [more], "previous_response_id": response["id"], "tools": [WEATHER]}
+        for instructions in ("Be long.", ""):
+            told = {"instructions": instructions} if instructions else {}
+            other = await socket.response(**asked, **told)
+            assert carried(other) == digest_of([*history, more], instructions)
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES, ids=["estimated", "tokenized"])
+async def test_a_chain_that_is_read_back_shows_all_of_itself(vocabulary: str, tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'store.db'}"
+    async with serve(engine_of(vocabulary), store=store) as server, server.connect() as socket:
+        history, response = await chain(socket)
+    async with serve(engine_of(vocabulary), store=store) as server, server.connect() as socket:
+        more = {"type": "message", "role": "user", "content": "And in Oslo?"}
+        last = await socket.response(input=[more], previous_response_id=response["id"], **HEAD)
+        assert carried(last) == digest_of([*history, more])
+
+
+async def test_without_the_option_answers_carry_none() -> None:
+    async with serve("simulated:tokens_per_s=0") as server, server.connect() as socket:
+        assert "digest" not in str((await socket.response(input=[ASK], **HEAD))["output"])
