@@ -1,0 +1,99 @@
+"""Writes the figures of ``docs/benchmarks.md`` from what was measured last.
+
+What stands between the page's markers, and the figure beside it, is made from ``results/`` alone.
+
+    python benchmarks/page.py
+"""
+
+import json
+import re
+from pathlib import Path
+
+from budgets import all_budgets
+from common import RESULTS
+
+from slipring.bench import results
+from slipring.bench.report import svg
+from slipring.bench.results import Record
+from slipring.bench.statistics import Spread, Summary, summarise
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = DOCS / "benchmarks.md"
+FIGURE = DOCS / "figures" / "loop.svg"
+
+
+def main() -> None:
+    text = PAGE.read_text()
+    for name, table in sections().items():
+        text = put(text, name, table)
+    PAGE.write_text(text)
+    FIGURE.parent.mkdir(exist_ok=True)
+    svg.write(results.read(RESULTS / "loops.json"), FIGURE)
+
+
+def sections() -> dict[str, str]:
+    """What is written, by the name of its markers."""
+    loops, deep = (results.read(RESULTS / f"{name}.json") for name in ("loops", "deep"))
+    return {
+        "machine": machine(loops),
+        "budgets": budget_table(),
+        "loops": loop_tables(loops),
+        "deep": loop_tables(deep),
+    }
+
+
+def put(text: str, name: str, table: str) -> str:
+    """The page with this between the markers of this name."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"{PAGE.name} has no markers for {name}")
+    return pattern.sub(lambda _: f"{begin}\n{table}\n{end}", text)
+
+
+def machine(record: Record) -> str:
+    where, versions = record.machine, record.versions
+    made_of = ", ".join(f"{name} {version}" for name, version in versions.items())
+    when = sorted({json.loads(path.read_text())["when"][:10] for path in RESULTS.glob("*.json")})
+    return (
+        f"Measured on {where.cpu}, {where.cores} cores, {where.memory_gib:.0f} GiB, {where.system};"
+        f" {made_of}; {when[0]}" + (f" to {when[-1]}" if len(when) > 1 else "") + "."
+    )
+
+
+def budget_table() -> str:
+    lines = ["| what | budget | measured: median (range) | |", "| --- | --- | --- | --- |"]
+    lines += [f"| {b.what} | {b.budget} | {b.measured} | {b.verdict} |" for b in all_budgets()]
+    return "\n".join(lines)
+
+
+def loop_tables(record: Record) -> str:
+    parts = []
+    summaries = summarise(record)
+    for workload in record.workloads:
+        parts.append(f"**{workload.title}**: {workload.about}\n")
+        parts.append("| mode | loop | a turn | to the first token | sent | CPU per turn |")
+        parts.append("| --- | --- | --- | --- | --- | --- |")
+        parts += [_row(each) for each in summaries if each.workload == workload.name]
+        parts.append("")
+    return "\n".join(parts).rstrip()
+
+
+def _row(each: Summary) -> str:
+    if each.wrongs:
+        return f"| `{each.mode}` | wrong: {each.wrongs[0]} | | | | |"
+    loop, turn, first = (_ms(value) for value in (each.wall_ms, each.turn_ms, each.first_token_ms))
+    cpu = _ms(each.cpu_ms)
+    return f"| `{each.mode}` | {loop} | {turn} | {first} | {each.sent_bytes / 1000:,.0f} kB | {cpu} |"
+
+
+def _ms(value: Spread | None) -> str:
+    if value is None:
+        return ""
+    if value.median >= 1000:
+        return f"{value.median / 1e3:.2f} s ({value.low / 1e3:.2f} – {value.high / 1e3:.2f})"
+    return f"{value.median:.1f} ms ({value.low:.1f} – {value.high:.1f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The page of measurements says what the kept figures say."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    return importlib.import_module("page")
+
+
+def test_the_page_shows_the_figures_that_are_kept(page: ModuleType) -> None:
+    text = page.PAGE.read_text()
+    for name, table in page.sections().items():
+        assert page.put(text, name, table) == text, f"run benchmarks/page.py: {name} is another"
+
+
+def test_the_figure_shows_them_too(page: ModuleType, tmp_path: Path) -> None:
+    drawn = tmp_path / "loop.svg"
+    page.svg.write(page.results.read(page.RESULTS / "loops.json"), drawn)
+    assert drawn.read_text() == page.FIGURE.read_text(), "run benchmarks/page.py"
+
+
+def test_every_budget_has_a_figure(page: ModuleType) -> None:
+    assert [each.what for each in page.all_budgets() if each.met is None] == []
