@@ -16,7 +16,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import count as counting
+from itertools import pairwise
 from typing import Any
 
 from aiohttp import WSMsgType, web
@@ -26,7 +27,7 @@ from slipring.engines.simulated.pace import Pace
 from slipring.prompts.tokenizer import Tokenizer
 
 _OUTPUT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
-_numbers = count(1)
+_numbers = counting(1)
 _WORDS = "plain words that no model chose and that mean nothing "
 Entry = tuple[str, str]
 """A part of a context: what it is, and its text."""
@@ -71,10 +72,11 @@ def carrier_of(parameters: Any) -> str:
     return strings[0] if strings else "text"
 
 
-def cut(text: str) -> Iterator[str]:
+def cut(text: str) -> list[str]:
     """A text in as many pieces of about the same length as an answer has."""
-    size = -(-len(text) // Settings.tokens)
-    return (text[start : start + size] for start in range(0, len(text), size))
+    count = min(Settings.tokens, len(text))
+    cuts = [len(text) * number // count for number in range(count + 1)]
+    return [text[start:end] for start, end in pairwise(cuts)]
 
 
 def text_of(content: Any) -> str:
@@ -149,7 +151,7 @@ def chat_completion(tool: dict[str, Any] | None, said: str, usage: dict[str, int
     }
 
 
-def chat_events(tool: dict[str, Any] | None, said: str, usage: dict[str, int]) -> Iterator[bytes]:
+def chat_events(tool: dict[str, Any] | None, said: str, usage: dict[str, int]) -> list[bytes]:
     name = f"chatcmpl-{next(_numbers)}"
     head = {"id": name, "object": "chat.completion.chunk", "created": 0, "model": "instant"}
 
@@ -157,19 +159,19 @@ def chat_events(tool: dict[str, Any] | None, said: str, usage: dict[str, int]) -
         choice = {"index": 0, "delta": delta, "finish_reason": None, **rest}
         return sse({**head, "choices": [choice]})
 
-    # The first piece comes with what opens the answer, and the last with what ends it, as from a model.
     first, *others = cut(said)
     if tool is not None:
-        yield chunk({"role": "assistant", "content": None, "tool_calls": [_call(tool, first)]})
+        told = [chunk({"role": "assistant", "content": None, "tool_calls": [_call(tool, first)]})]
+        told += (chunk({"tool_calls": [{"index": 0, "function": {"arguments": each}}]}) for each in others)
     else:
-        yield chunk({"role": "assistant", "content": first})
-    for piece in others:
-        if tool is not None:
-            yield chunk({"tool_calls": [{"index": 0, "function": {"arguments": piece}}]})
-        else:
-            yield chunk({"content": piece})
+        told = [
+            chunk({"role": "assistant", "content": first}),
+            *(chunk({"content": each}) for each in others),
+        ]
     ended = chunk({}, finish_reason="stop" if tool is None else "tool_calls")
-    yield ended + sse({**head, "choices": [], "usage": usage}) + b"data: [DONE]\n\n"
+    # What ends an answer comes with its last piece, so that an answer takes the time of its pieces.
+    told[-1] += ended + sse({**head, "choices": [], "usage": usage}) + b"data: [DONE]\n\n"
+    return told
 
 
 # Responses, over SSE and over a WebSocket that remembers.

@@ -21,6 +21,8 @@ from table import write_readme
 
 from slipring.bench import results
 
+MODES = ("http-full", "http-full-newconn", "http-chained", "websocket", "websocket-lanes")
+"""Those of the public API."""
 RESULTS = ROOT / "benchmarks" / "results" / "peers"
 
 
@@ -29,6 +31,7 @@ def measure(server: Server, workload: str, deep: str, path: Path) -> results.Rec
     command = [
         *(sys.executable, "-m", "slipring", "bench", "--url", server.url, "--model", server.model),
         *("--repeats", "1", "--server-pid", str(server.pid), "--json", str(path)),
+        *("--mode", ",".join(MODES)),
         *(("--deep", deep) if deep else ("--workload", workload)),
     ]
     # It fails where an answer is wrong, which is what is to be found out.

@@ -37,9 +37,9 @@ class Server:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def installed(name: str) -> str | None:
-    """The version of a peer that lies in its environment."""
-    python = DIRECTORY / name / "bin" / "python"
+def installed(name: str, of: str = "") -> str | None:
+    """The version of a peer that lies in its environment, or of something else there."""
+    python = DIRECTORY / (of or name) / "bin" / "python"
     code = f"import importlib.metadata as it; print(it.version({name!r}))"
     if not python.exists():
         return None

@@ -34,7 +34,7 @@ def make_ogx(interpreter: str) -> None:
     """OGX names the packages of its providers itself, once it knows its configuration."""
     python = make("ogx", interpreter)
     install(python, f"ogx=={OGX}")
-    config = ogx_config("http://127.0.0.1:1/v1", 1)
+    config = ogx_config("http://127.0.0.1:8000/v1", 8321)
     command = [str(python.with_name("ogx")), "stack", "list-deps", str(config)]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     install(python, *sorted(set(listed.splitlines()[-1].split())))
@@ -49,7 +49,7 @@ def main() -> None:
     if installed("litellm") != LITELLM:
         print(f"LiteLLM {LITELLM} …", flush=True)
         make_litellm()
-    if installed("ogx") != OGX:
+    if installed("ogx") != OGX or installed("sqlite-vec", "ogx") is None:
         if given.ogx_python is None:
             raise SystemExit("OGX needs Python 3.12 or later: name one with --ogx-python")
         print(f"OGX {OGX} …", flush=True)

@@ -79,7 +79,7 @@ def row(name: str, mode: str, loops: list[results.Loop], floor_ms: float) -> str
         return named + "| not supported | | | | | | |"
     if faults := [fault for loop in loops for fault in faults_of(loop)]:
         return named + f"| **wrong**: {shortened(faults[0])} | | | | | | |"
-    turns = [turn for loop in loops for turn in loop.turns]
+    turns = _turns(loops)
     wall, turn = spread(loop.wall_ms for loop in loops), spread(turn.total_ms for turn in turns)
     token = spread(turn.first_token_ms for turn in turns if turn.first_token_ms is not None)
     cpu = spread(loop.cpu_ms / len(loop.turns) for loop in loops if loop.cpu_ms is not None)
@@ -96,15 +96,18 @@ def row(name: str, mode: str, loops: list[results.Loop], floor_ms: float) -> str
 def remarks(name: str, workload: str, record: results.Record) -> list[str]:
     """What was skipped, and what differs from the API."""
     lines = [f"- {NAMES[name]}, {mode}: not supported ({why})." for mode, why in record.skipped.items()]
+    found: dict[str, list[str]] = {}
     for mode in record.modes:
-        counted: Counter[str] = Counter()
         loops = record.of(workload, mode.name)
-        for loop in loops:
-            counted.update(_EXACT.sub("…", each) for turn in loop.turns for each in complaints(turn))
-        turns = sum(len(loop.turns) for loop in loops)
+        counted = Counter(_EXACT.sub("…", each) for turn in _turns(loops) for each in complaints(turn))
         for what, count in counted.items():
-            lines.append(f"- {NAMES[name]}, {mode.name}: {what} (in {count} of {turns} turns).")
+            found.setdefault(what, []).append(f"{mode.name} {count} of {len(_turns(loops))}")
+    lines += [f"- {NAMES[name]}: {what} (turns: {', '.join(where)})." for what, where in found.items()]
     return lines
+
+
+def _turns(loops: Iterable[results.Loop]) -> list[results.Turn]:
+    return [turn for loop in loops for turn in loop.turns]
 
 
 def complaints(turn: results.Turn) -> list[str]:
@@ -113,13 +116,15 @@ def complaints(turn: results.Turn) -> list[str]:
 
 def faults_of(loop: results.Loop) -> list[str]:
     """What makes its answers none."""
-    said: Iterable[str] = (each for turn in loop.turns for each in complaints(turn))
-    faults = [each for each in said if not any(form in each for form in _FORM)]
-    return faults if loop.error is None else [*faults, loop.error]
+    said = [each for turn in loop.turns for each in complaints(turn)]
+    if loop.error is not None:
+        said += loop.error.removeprefix("before the first turn: ").split("; ")
+    return [each for each in said if not any(form in each for form in _FORM)]
 
 
 def shortened(fault: str) -> str:
-    return "history was lost" if fault.startswith("the context was not what was sent") else fault[:80]
+    lost = ("the context was not what was sent", "history was lost")
+    return "history was lost" if fault.startswith(lost) else fault[:80]
 
 
 if __name__ == "__main__":
