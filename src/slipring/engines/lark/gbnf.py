@@ -1,0 +1,99 @@
+"""Grammars of texts as grammars of JSON strings that hold such texts, in GBNF: for servers that take that.
+
+It knows no terminals: where two meet, a text may be taken apart in another way than a lexer would, which
+takes as much as it can. So more texts fit than do in truth, and what comes is still held against the grammar.
+Of sets that are known in ASCII only (``\\w``), no more than that is allowed.
+"""
+
+from functools import lru_cache
+
+from slipring.engines.lark.characters import Characters, Ranges
+from slipring.engines.lark.definition import Definition, read_definition
+from slipring.engines.lark.patterns import read_pattern
+from slipring.engines.lark.productions import Key, Productions, State
+from slipring.engines.lark.trees import Either, Node, Repeated, Rule, Sequence, Terminal, Unknown
+from slipring.protocol.grammars import Grammar
+
+_STATES = (State(True), State(False))
+ANY_STRING = Grammar("regex", r"[\s\S]*")
+
+
+@lru_cache(maxsize=256)
+def gbnf_rules(grammar: Grammar, name: str) -> tuple[str, ...] | None:
+    """Rules for what stands between the quotes, by this name and by names that begin with it; None: there is
+    something about the grammar that cannot be written so."""
+    try:
+        productions = Productions(_definition(grammar), _terminal, _STATES)
+    except (Unknown, RecursionError):
+        return None
+    if not productions.starts:
+        return None
+    names = {key: f"{name}-{number}" for number, key in enumerate(productions.rules)}
+
+    def option(symbols: tuple[Key | str, ...]) -> str:
+        return " ".join(names[each] if isinstance(each, Key) else each for each in symbols) or '""'
+
+    starts = " | ".join(names[key] for key in productions.starts)
+    rules = [
+        f"{names[key]} ::= {' | '.join(map(option, options))}" for key, options in productions.rules.items()
+    ]
+    return (f"{name} ::= {starts}", *rules)
+
+
+def _definition(grammar: Grammar) -> Definition:
+    if grammar.syntax == "lark":
+        return read_definition(grammar.definition)
+    return Definition({"start": Terminal(read_pattern(grammar.definition))}, None)
+
+
+def _terminal(pattern: Node, start: State, end: State) -> str | None:
+    return _written(pattern)
+
+
+def _written(pattern: Node) -> str | None:
+    """A pattern as it is written within a JSON string; None: it cannot be."""
+    match pattern:
+        case Characters():
+            return _character(pattern)
+        case Sequence(items):
+            parts = [_written(item) for item in items]
+            return None if None in parts else " ".join(filter(None, parts)) or '""'
+        case Either(options):
+            found = [text for option in options if (text := _written(option)) is not None]
+            return f"({' | '.join(found)})" if found else None
+        case Repeated(item, least, most):
+            text = _written(item)
+            if text is None or most == 0:
+                return '""' if least == 0 else None
+            return f"({text}){_times(least, most)}"
+        case Rule() | Terminal():
+            raise Unknown("a rule in a terminal")
+
+
+def _times(least: int, most: int | None) -> str:
+    if most is None and least < 2:
+        return "*" if least == 0 else "+"
+    return "?" if (least, most) == (0, 1) else f"{{{least},{'' if most is None else most}}}"
+
+
+def _character(characters: Characters) -> str | None:
+    ranges, letters = characters.unescaped(), characters.escapes()
+    found = [f"[{_ranges(ranges)}]"] if ranges else []
+    found += (
+        [rf'"\\" [{_ranges(tuple((ord(letter), ord(letter)) for letter in sorted(letters)))}]']
+        if letters
+        else []
+    )
+    return None if not found else found[0] if len(found) == 1 and ranges else f"({' | '.join(found)})"
+
+
+def _ranges(ranges: Ranges) -> str:
+    return "".join(
+        _code(first) if first == last else f"{_code(first)}-{_code(last)}" for first, last in ranges
+    )
+
+
+def _code(code: int) -> str:
+    if chr(code).isalnum() and code < 128:
+        return chr(code)
+    return rf"\x{code:02X}" if code < 0x80 else rf"\u{code:04X}" if code < 0x10000 else rf"\U{code:08X}"
