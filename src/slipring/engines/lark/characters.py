@@ -34,9 +34,9 @@ def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def others(ranges: Ranges) -> Ranges:
-    """Every character that is not in the ranges. Surrogates are none."""
+    """Every character that is not in the ranges."""
     found, at = [], 0
-    for first, last in joined((*ranges, (0xD800, 0xDFFF))):
+    for first, last in ranges:
         if at < first:
             found.append((at, first - 1))
         at = last + 1
@@ -101,8 +101,7 @@ def one(character: str) -> Characters:
 
 
 def span(first: int, last: int) -> Characters:
-    ranges = without(((first, last),), ((0xD800, 0xDFFF),))
-    return Characters(rf"\x{{{first:x}}}-\x{{{last:x}}}", ranges, ranges)
+    return Characters(rf"\x{{{first:x}}}-\x{{{last:x}}}", ((first, last),), ((first, last),))
 
 
 def union(parts: list[Characters]) -> Characters:

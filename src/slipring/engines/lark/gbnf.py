@@ -7,7 +7,7 @@ Of sets that are known in ASCII only (``\\w``), no more than that is allowed.
 
 from functools import lru_cache
 
-from slipring.engines.lark.characters import Characters, Ranges
+from slipring.engines.lark.characters import LAST, Characters, Ranges, joined, others
 from slipring.engines.lark.definition import Definition, read_definition
 from slipring.engines.lark.patterns import read_pattern
 from slipring.engines.lark.productions import Key, Productions, State
@@ -15,6 +15,8 @@ from slipring.engines.lark.trees import Either, Node, Repeated, Rule, Sequence, 
 from slipring.protocol.grammars import Grammar
 
 _STATES = (State(True), State(False))
+_SIGNS = frozenset('"\\[]^-/')
+"""What means something in a class, to one reader or another."""
 ANY_STRING = Grammar("regex", r"[\s\S]*")
 
 
@@ -65,9 +67,18 @@ def _written(pattern: Node) -> str | None:
             text = _written(item)
             if text is None or most == 0:
                 return '""' if least == 0 else None
-            return f"({text}){_times(least, most)}"
+            # Some readers would take two counts in a row for one of another kind.
+            lead = '"" ' if isinstance(_only(item), Repeated) else ""
+            return f"({lead}{text}){_times(least, most)}"
         case Rule() | Terminal():
             raise Unknown("a rule in a terminal")
+
+
+def _only(pattern: Node) -> Node:
+    """A pattern without what is around it and says nothing."""
+    while isinstance(pattern, Sequence) and len(pattern.items) == 1:
+        pattern = pattern.items[0]
+    return pattern
 
 
 def _times(least: int, most: int | None) -> str:
@@ -78,22 +89,26 @@ def _times(least: int, most: int | None) -> str:
 
 def _character(characters: Characters) -> str | None:
     ranges, letters = characters.unescaped(), characters.escapes()
-    found = [f"[{_ranges(ranges)}]"] if ranges else []
-    found += (
-        [rf'"\\" [{_ranges(tuple((ord(letter), ord(letter)) for letter in sorted(letters)))}]']
-        if letters
-        else []
-    )
-    return None if not found else found[0] if len(found) == 1 and ranges else f"({' | '.join(found)})"
+    found = [_class(ranges)] if ranges else []
+    if letters:
+        found.append(rf'"\\" {_class(joined((ord(letter), ord(letter)) for letter in letters))}')
+    if len(found) < 2:
+        return f"({found[0]})" if letters else next(iter(found), None)
+    return f"({' | '.join(found)})"
+
+
+def _class(ranges: Ranges) -> str:
+    """Sets without an end are written by what they leave out: not every reader knows that end."""
+    return f"[^{_ranges(others(ranges))}]" if ranges[-1][1] == LAST else f"[{_ranges(ranges)}]"
 
 
 def _ranges(ranges: Ranges) -> str:
-    return "".join(
-        _code(first) if first == last else f"{_code(first)}-{_code(last)}" for first, last in ranges
-    )
+    """Codes come last: some readers take every digit that follows for one of theirs."""
+    items = [_range(*each) for each in ranges]
+    return "".join(sorted(items, key=lambda item: item.startswith("\\")))
 
 
-def _code(code: int) -> str:
-    if chr(code).isalnum() and code < 128:
-        return chr(code)
-    return rf"\x{code:02X}" if code < 0x80 else rf"\u{code:04X}" if code < 0x10000 else rf"\U{code:08X}"
+def _range(first: int, last: int) -> str:
+    ends = [chr(code) for code in dict.fromkeys((first, last))]
+    is_plain = all(end.isprintable() and end not in _SIGNS for end in ends)
+    return "-".join(ends if is_plain else [rf"\x{ord(end):02X}" if end.isascii() else end for end in ends])
