@@ -21,7 +21,7 @@ from slipring.engines.lark.trees import (
     not_empty,
 )
 
-MOST = 20_000
+MOST = 10_000
 """Productions. More would keep everybody waiting."""
 
 

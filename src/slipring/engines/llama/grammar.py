@@ -40,7 +40,7 @@ def grammar_of(job: Job, renderer: Renderer, *, opens_thought: bool = False) -> 
         return writer.required_calls(offer.tools, most_calls)
     if format.kind != "text":
         return writer.document(format)
-    if any(is_strict(tool) or _is_bound(tool) for tool in offer.tools):
+    if any(is_strict(tool) or _is_bound(tool, number) for number, tool in enumerate(offer.tools)):
         return writer.text_or_calls(offer.tools, most_calls)
     return None
 
@@ -54,12 +54,12 @@ def is_strict(tool: CallableTool) -> bool:
     return isinstance(tool.definition, FunctionTool) and tool.definition.strict is True
 
 
-def _is_bound(tool: CallableTool) -> bool:
+def _is_bound(tool: CallableTool, number: int) -> bool:
     """Whether its input is kept to a grammar: that holds, as strict arguments do, for every call."""
     grammar = tool.grammar
     if grammar is None or grammar.syntax == "regex":
         return grammar is not None
-    return bool(_input_rules(grammar.definition, "input"))
+    return bool(_input_rules(grammar.definition, f"input_{number}"))
 
 
 @lru_cache(maxsize=256)
