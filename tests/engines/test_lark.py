@@ -160,6 +160,22 @@ def test_a_grammar_in_gbnf_takes_no_less(name: str) -> None:
             assert accepts(inside, quoted(text)), text
 
 
+WRITTEN = [
+    (SQL, 'select a_b, c FROM t WHERE c="é\\";', True),
+    (SQL, "select a FROM t", False),
+    (PATCH, '*** Begin Patch\n*** Update File: a.py\n+x = "\\\\n"\n-\n \té\n*** End Patch', True),
+    (PATCH, "*** Begin Patch\n*** Update File: a.py\nx\n*** End Patch", False),
+    (ARITHMETIC, "1 + (2.5e3*3) - 4", True),
+    (ARITHMETIC, "1 + (2.5e3*3", False),
+]
+
+
+@pytest.mark.parametrize(("definition", "text", "fit"), WRITTEN)
+def test_texts_as_they_are_meant(definition: str, text: str, fit: bool) -> None:
+    assert accepts(in_itself(definition), text) is fit
+    assert accepts(in_a_string(definition), quoted(text)) is fit
+
+
 UNKNOWN = [
     'start[lazy]: "a"',
     'start: A\nA: "a" & /./',
@@ -196,10 +212,24 @@ def test_thousands_of_repetitions_are_few_rules() -> None:
         assert accepts(inside, json.dumps("a\n" * count)) is (3 <= count <= 50)
 
 
-def test_a_grammar_that_would_become_too_large_is_left_to_be_checked() -> None:
-    rules = [f"r{number}: " + " ".join(f'r{number + 1} "\\n"' for _ in range(120)) for number in range(120)]
-    definition = "start: r0\n" + "\n".join([*rules, 'r120: "a"'])
-    assert string_rules(definition, "input") is None
+TOO_LARGE = {
+    "productions": "\n".join(
+        ["start: r1"]
+        + [
+            f"r{number}: "
+            + ' "\\n" '.join(f"r{(number * 7 + other) % 490}" for other in range(1, 20))
+            + ' | "a"'
+            for number in range(490)
+        ]
+    ),
+    "copies": f'A: "{"x" * 30_000}"\nB: {"A " * 500}\nstart: B',
+    "beginnings": f"start: A\nA: {'/a?/ ' * 5000}",
+}
+
+
+@pytest.mark.parametrize("kind", TOO_LARGE)
+def test_a_grammar_that_would_become_too_large_is_left_to_be_checked(kind: str) -> None:
+    assert string_rules(TOO_LARGE[kind], "input") is None
 
 
 @pytest.mark.parametrize(

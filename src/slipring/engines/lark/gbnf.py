@@ -10,8 +10,8 @@ from functools import lru_cache
 from slipring.engines.lark.characters import LAST, Characters, Ranges, joined, others
 from slipring.engines.lark.definition import Definition, read_definition
 from slipring.engines.lark.patterns import read_pattern
-from slipring.engines.lark.productions import Key, Productions, State
-from slipring.engines.lark.trees import Either, Node, Repeated, Rule, Sequence, Terminal, Unknown
+from slipring.engines.lark.productions import LONGEST, Key, Productions, State
+from slipring.engines.lark.trees import Either, Node, Repeated, Sequence, Terminal, Unknown
 from slipring.protocol.grammars import Grammar
 
 _STATES = (State(True), State(False))
@@ -20,12 +20,12 @@ _SIGNS = frozenset('"\\[]^-/')
 ANY_STRING = Grammar("regex", r"[\s\S]*")
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def gbnf_rules(grammar: Grammar, name: str) -> tuple[str, ...] | None:
     """Rules for what stands between the quotes, by this name and by names that begin with it; None: there is
     something about the grammar that cannot be written so."""
     try:
-        productions = Productions(_definition(grammar), _terminal, _STATES)
+        productions = Productions(_definition(grammar), _Terminals().write, _STATES)
     except (Unknown, RecursionError):
         return None
     if not productions.starts:
@@ -48,30 +48,40 @@ def _definition(grammar: Grammar) -> Definition:
     return Definition({"start": Terminal(read_pattern(grammar.definition))}, None)
 
 
-def _terminal(pattern: Node, start: State, end: State) -> str | None:
-    return _written(pattern)
+class _Terminals:
+    """Writes the terminals of one grammar, as far as that leads somewhere."""
 
+    def __init__(self) -> None:
+        self._left = LONGEST
+        self._written: dict[Node, str | None] = {}
 
-def _written(pattern: Node) -> str | None:
-    """A pattern as it is written within a JSON string; None: it cannot be."""
-    match pattern:
-        case Characters():
-            return _character(pattern)
-        case Sequence(items):
-            parts = [_written(item) for item in items]
-            return None if None in parts else " ".join(filter(None, parts)) or '""'
-        case Either(options):
-            found = [text for option in options if (text := _written(option)) is not None]
-            return f"({' | '.join(found)})" if found else None
-        case Repeated(item, least, most):
-            text = _written(item)
-            if text is None or most == 0:
-                return '""' if least == 0 else None
-            # Some readers would take two counts in a row for one of another kind.
-            lead = '"" ' if isinstance(_only(item), Repeated) else ""
-            return f"({lead}{text}){_times(least, most)}"
-        case Rule() | Terminal():
-            raise Unknown("a rule in a terminal")
+    def write(self, pattern: Node, start: State, end: State) -> str | None:
+        """A pattern as it is written within a JSON string, wherever it stands; None: it cannot be."""
+        if pattern not in self._written:
+            text = self._written[pattern] = self._write(pattern, start, end)
+            self._left -= len(text or "")
+            if self._left < 0:
+                raise Unknown("the size of its terminals")
+        return self._written[pattern]
+
+    def _write(self, pattern: Node, start: State, end: State) -> str | None:
+        match pattern:
+            case Characters():
+                return _character(pattern)
+            case Sequence(items):
+                parts = [self.write(item, start, end) for item in items]
+                return None if None in parts else " ".join(filter(None, parts)) or '""'
+            case Either(options):
+                found = [text for option in options if (text := self.write(option, start, end)) is not None]
+                return f"({' | '.join(found)})" if found else None
+            case Repeated(item, least, most):
+                text = self.write(item, start, end)
+                if text is None or most == 0:
+                    return '""' if least == 0 else None
+                # Some readers would take two counts in a row for one of another kind.
+                lead = '"" ' if isinstance(_only(item), Repeated) else ""
+                return f"({lead}{text}){_times(least, most)}"
+        raise Unknown("a rule in a terminal")
 
 
 def _only(pattern: Node) -> Node:

@@ -21,8 +21,11 @@ from slipring.engines.lark.trees import (
     not_empty,
 )
 
-MOST = 10_000
+MOST = 30_000
 """Productions. More would keep everybody waiting."""
+
+LONGEST = 100_000
+"""Characters of terminals that are written in all, parts of them counted by themselves."""
 
 
 class State(NamedTuple):
@@ -76,8 +79,9 @@ class Productions:
                     yield ()
             case Sequence((only,)):
                 yield (Key(only, start, end),)
-            case Sequence((first, *rest)):
-                yield from self._both(first, Sequence(tuple(rest)), start, end)
+            case Sequence(items):
+                half = len(items) // 2  # so that long ones are not copied over and over
+                yield from self._both(Sequence(items[:half]), Sequence(items[half:]), start, end)
             case Repeated(item, least, most):
                 yield from self._repeated(item, least, most, start, end)
             case Terminal():

@@ -10,21 +10,19 @@ from functools import lru_cache
 
 from slipring.engines.lark.characters import Characters
 from slipring.engines.lark.definition import read_definition
-from slipring.engines.lark.productions import Key, Productions, State
+from slipring.engines.lark.productions import LONGEST, Key, Productions, State
 from slipring.engines.lark.trees import Either, Node, Repeated, Sequence, Unknown, beginnings
 
 _STATES = (State(True), State(True, True), State(False))
-_LONGEST = 100_000
-"""Characters of a terminal."""
 _BACKSLASH = r"\\"
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def string_rules(definition: str, name: str) -> tuple[str, ...] | None:
     """Rules for what stands between the quotes, by this name and by names that begin with it; None: there is
     something about the grammar that cannot be written so."""
     try:
-        productions = Productions(read_definition(definition), _terminal, _STATES)
+        productions = Productions(read_definition(definition), _Terminals().write, _STATES)
     except (Unknown, RecursionError):
         return None
     return tuple(_Names(productions, name).lines()) if productions.starts else None
@@ -57,40 +55,51 @@ class _Names:
         return self._terminals.setdefault(symbol, f"{self._name.upper()}_{len(self._terminals)}")
 
 
-def _terminal(pattern: Node, start: State, end: State) -> str | None:
-    text = _rest(pattern) if start.halfway else _whole(pattern)
-    if text is not None and len(text) > _LONGEST:
-        raise Unknown("the size of a terminal")
-    return text if text is None or not end.halfway else f"(?:{text}){_BACKSLASH}"
+class _Terminals:
+    """Writes the terminals of one grammar, as far as that leads somewhere."""
 
+    def __init__(self) -> None:
+        self._left = LONGEST
+        self._written: dict[Node, str | None] = {}
 
-def _rest(pattern: Node) -> str | None:
-    """What follows where the backslash has been read already."""
-    found = []
-    for first, following in beginnings(pattern):
-        rest = _whole(following)
-        if (letters := first.escapes()) and rest is not None:
-            found.append(_one_of(letters) + rest)
-    return f"(?:{'|'.join(found)})" if found else None
+    def write(self, pattern: Node, start: State, end: State) -> str | None:
+        text = self._rest(pattern) if start.halfway else self._whole(pattern)
+        return text if text is None or not end.halfway else f"(?:{text}){_BACKSLASH}"
 
+    def _rest(self, pattern: Node) -> str | None:
+        """What follows where the backslash has been read already."""
+        found = []
+        for first, following in beginnings(pattern):
+            if letters := first.escapes():
+                rest = self._whole(following)
+                found += [_one_of(letters) + rest] if rest is not None else []
+        return f"(?:{'|'.join(found)})" if found else None
 
-def _whole(pattern: Node) -> str | None:
-    """A pattern as it is written within a JSON string; None: it cannot be."""
-    match pattern:
-        case Characters():
-            return _character(pattern)
-        case Sequence(items):
-            parts = [_whole(item) for item in items]
-            return None if None in parts else "".join(filter(None, parts))
-        case Either(options):
-            found = [text for option in options if (text := _whole(option)) is not None]
-            return f"(?:{'|'.join(found)})" if found else None
-        case Repeated(item, least, most):
-            text = _whole(item)
-            if text is None:
-                return "" if least == 0 else None
-            return f"(?:{text}){{{least},{'' if most is None else most}}}"
-    raise Unknown("a rule in a terminal")
+    def _whole(self, pattern: Node) -> str | None:
+        """A pattern as it is written within a JSON string; None: it cannot be."""
+        if pattern not in self._written:
+            text = self._written[pattern] = self._write(pattern)
+            self._left -= len(text or "")
+            if self._left < 0:
+                raise Unknown("the size of its terminals")
+        return self._written[pattern]
+
+    def _write(self, pattern: Node) -> str | None:
+        match pattern:
+            case Characters():
+                return _character(pattern)
+            case Sequence(items):
+                parts = [self._whole(item) for item in items]
+                return None if None in parts else "".join(filter(None, parts))
+            case Either(options):
+                found = [text for option in options if (text := self._whole(option)) is not None]
+                return f"(?:{'|'.join(found)})" if found else None
+            case Repeated(item, least, most):
+                text = self._whole(item)
+                if text is None:
+                    return "" if least == 0 else None
+                return f"(?:{text}){{{least},{'' if most is None else most}}}"
+        raise Unknown("a rule in a terminal")
 
 
 def _character(characters: Characters) -> str | None:

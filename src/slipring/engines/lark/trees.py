@@ -1,6 +1,8 @@
 """What grammars are made of, terminals and rules alike, and what texts begin with."""
 
 from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
 
 from msgspec import Struct
 
@@ -40,8 +42,10 @@ class Rule(Struct, frozen=True, cache_hash=True):
 Node = Characters | Sequence | Either | Repeated | Terminal | Rule
 
 NOTHING = Sequence(())
+_MOST_BEGINNINGS = 200
 
 
+@lru_cache(maxsize=4096)
 def is_nullable(pattern: Node) -> bool:
     """Whether a pattern fits the empty text."""
     match pattern:
@@ -78,4 +82,7 @@ def not_empty(pattern: Node) -> Node:
     """The same without the empty text."""
     if not is_nullable(pattern):
         return pattern
-    return Either(tuple(Sequence(each) for each in beginnings(pattern)))
+    found = tuple(islice(beginnings(pattern), _MOST_BEGINNINGS + 1))
+    if len(found) > _MOST_BEGINNINGS:
+        raise Unknown("how many ways a terminal may begin")
+    return Either(tuple(map(Sequence, found)))

@@ -62,7 +62,7 @@ def _is_bound(tool: CallableTool, number: int) -> bool:
     return bool(_input_rules(grammar.definition, f"input_{number}"))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _input_rules(definition: str, name: str) -> tuple[str, ...]:
     """Rules for an input that follows a Lark grammar, quotes aside; none where it cannot be enforced."""
     rules = string_rules(definition, name) or ()
@@ -196,7 +196,7 @@ def _complaint(schema: bytes, lenient: bool) -> str | None:
     return (said.partition("failed to compile JSON schema: ")[2] or said)[:300]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=512)
 def _grammar_complaint(grammar: str) -> str | None:
     from llguidance import LLMatcher
 
