@@ -12,8 +12,12 @@ VOCABULARY := $(INSTALL) --no-deps dashscope==1.20.0
 # What makes requests from the OpenAPI document, and what says whether it is one.
 FUZZERS := schemathesis==4.32.5 openapi-spec-validator==0.9.0
 
+# Autobahn's test suite knows no Python 3.
+PYTHON2 ?= python2.7
+AUTOBAHN := autobahntestsuite==25.10.1
+
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-vllm test-sglang test-browser clients fuzz check fix bench bench-more clean
+.PHONY: help run install test test-slow test-crash test-vllm test-sglang test-browser clients autobahn fuzz check fix bench bench-more clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -46,6 +50,9 @@ test-browser: .venv/.dev ## the report of `slipring bench` in a browser: the mac
 fuzz: .venv/.dev .venv-fuzz/.ready ## requests of every kind, made from the OpenAPI document (FUZZ_SECONDS=600 for more, SEED=1 to choose)
 	$(BIN)/python -m tests.fuzz --tools .venv-fuzz/bin $(if $(FUZZ_SECONDS),--seconds $(FUZZ_SECONDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+autobahn: .venv/.dev .venv-autobahn/.ready ## Autobahn's WebSocket suite against a real server (ONLY=plain for the short half; PYTHON2=… names a Python 2.7)
+	$(BIN)/python -m tests.autobahn --tools .venv-autobahn $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
 clients: .venv/.dev ## install real clients into .clients and drive them against real servers (ONLY=codex for one)
 	$(BIN)/python -m tests.clients.real $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
@@ -69,7 +76,7 @@ bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the 
 	$(BIN)/python benchmarks/store_cost.py
 
 clean: ## remove .venv, what is installed beside it, and caches
-	rm -rf .venv .venv-fuzz .clients .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-fuzz .venv-autobahn .clients .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'
@@ -92,4 +99,10 @@ clean: ## remove .venv, what is installed beside it, and caches
 .venv-fuzz/.ready: Makefile
 	$(PYTHON) -m venv .venv-fuzz
 	.venv-fuzz/bin/python -m pip install --disable-pip-version-check $(FUZZERS)
+	@touch $@
+
+# A place for its packages alone: there is no venv in Python 2.
+.venv-autobahn/.ready: Makefile
+	@$(PYTHON2) -c 'import sys; sys.exit(sys.version_info[:2] != (2, 7))' || { echo "the suite needs Python 2.7: make autobahn PYTHON2=/path/to/python2.7"; exit 1; }
+	PYTHONUSERBASE=$(CURDIR)/.venv-autobahn $(PYTHON2) -m pip install --disable-pip-version-check --no-warn-script-location --user $(AUTOBAHN)
 	@touch $@

@@ -5,12 +5,12 @@ from functools import cache
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, grammar_from
 from msgspec import Raw, structs
 
 from slipring.core.generation import Job, Settings
 from slipring.core.head import Head
-from slipring.engines.constraint import schema_of
+from slipring.engines.constraint import constraint_of, schema_of
 from slipring.engines.llama.grammar import constrains_calls, grammar_of
 from slipring.errors import InvalidRequest
 from slipring.prompts.chatml import ChatMl
@@ -230,8 +230,8 @@ DATE = {"type": "grammar", "syntax": "regex", "definition": r'"\d{4}"(/|\n)x'}
 DATED = {"type": "custom", "name": "dated", "format": DATE}
 
 
-def dated(text: str) -> str:
-    return f'<tool_call>\n{{"name": "dated", "arguments": {{"input": {json.dumps(text)}}}}}\n</tool_call>'
+def dated(text: str, name: str = "dated") -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {{"input": {json.dumps(text)}}}}}\n</tool_call>'
 
 
 @pytest.mark.parametrize("required", [True, False])
@@ -244,11 +244,50 @@ def test_the_input_of_a_custom_tool_follows_its_expression(required: bool) -> No
     assert allows(job, '<tool_call>\n{"name": "look", "arguments": {"any": [1]}}\n</tool_call>')
 
 
-def test_other_grammars_are_not_enforced_within_json() -> None:
-    lark = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
-    job = job_with({**DATED, "format": lark}, required=True)
+LINES = {"type": "grammar", "syntax": "lark", "definition": 'start: (/[^\\n]+/ "\\n")+'}
+LINED = {"type": "custom", "name": "lined", "format": LINES}
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_the_input_of_a_custom_tool_follows_its_lark_grammar(required: bool) -> None:
+    job = job_with(LINED, LOOSE, required=required)
+    assert allows(job, dated('one\ntab\t "two"\\\n', "lined"))
+    assert not allows(job, dated("one", "lined"))
+    assert not allows(job, dated("\n", "lined"))
+    assert allows(job, '<tool_call>\n{"name": "look", "arguments": {"any": [1]}}\n</tool_call>')
+
+
+def test_a_lark_grammar_that_has_no_counterpart_within_json_is_not_enforced() -> None:
+    foreign = {"type": "grammar", "syntax": "lark", "definition": 'start[lazy]: "a"'}
+    job = job_with({**DATED, "format": foreign}, required=True)
     assert allows(job, dated("anything"))
-    assert grammar_of(job_with({**DATED, "format": lark}), renderer("chatml in smollm2")) is None
+    assert grammar_of(job_with({**DATED, "format": foreign}), renderer("chatml in smollm2")) is None
+
+
+def test_servers_get_one_grammar_where_every_tool_takes_a_text() -> None:
+    calls = ChatMl().calls
+    grammar = constraint_of(job_with(LINED, PATCH, DATED, required=True), calls)
+    assert isinstance(grammar, str)
+    reads = LLMatcher(LLTokenizer("byte"), grammar_from("gbnf", grammar))
+    for name, text, fit in (
+        ("lined", "one\n", True),
+        ("lined", "one", False),
+        ("patch", 'any "text"\n', True),
+        ("dated", '"1234"/x', True),
+        ("look", "one\n", False),
+    ):
+        written = list(json.dumps({"name": name, "arguments": {"input": text}}).encode())
+        reads.reset()
+        taken = reads.try_consume_tokens(written) == len(written) and reads.is_accepting()
+        assert taken is fit, (name, text)
+
+
+@pytest.mark.parametrize(
+    "tools", [(LINED, LOOSE), (DATED,), ({**LINED, "format": {**LINES, "definition": 'start[lazy]: "a"'}},)]
+)
+def test_servers_get_a_schema_otherwise(tools: tuple[Any, ...]) -> None:
+    assert isinstance(constraint_of(job_with(*tools, required=True), ChatMl().calls), dict)
+    assert constraint_of(job_with(*tools), ChatMl().calls) is None
 
 
 def test_a_schema_holds_the_expression_too() -> None:

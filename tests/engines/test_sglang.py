@@ -138,6 +138,23 @@ async def test_formats_and_required_calls_are_schemas() -> None:
         assert [item["type"] for item in response["output"]] == ["function_call"]
 
 
+async def test_a_required_call_of_a_lark_grammar_is_a_grammar() -> None:
+    lines = {"type": "grammar", "syntax": "lark", "definition": 'start: ("a" "\\n")+'}
+    tool = {"type": "custom", "name": "lines", "format": lines}
+    async with playing() as (played, server), server.connect() as socket:
+        played.script(Say(('{"name": "lines", "arguments": {"input": "a\\n"}}',)), Stop())
+        response = await socket.response(**ASK, tools=[tool], tool_choice="required")
+        params = played.requests[0]["sampling_params"]
+        assert params["ebnf"].startswith("root ::= ")
+        assert "json_schema" not in params
+        assert [item["input"] for item in response["output"]] == ["a\n"]
+        played.script(Say(('{"name": "lines", "arguments": {"input": "a\\n"}}',)), Stop())
+        await socket.response(**ASK, tools=[tool, WEATHER], tool_choice="required")
+        params = played.requests[1]["sampling_params"]
+        assert "json_schema" in params, "functions have schemas"
+        assert "ebnf" not in params
+
+
 async def test_tenants_have_caches_of_their_own() -> None:
     async with partner() as played:
         async with serve(played.engine(), api_key=("one:k1", "two:k2")) as server:

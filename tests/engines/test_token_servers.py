@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from slipring.engines.catalog import open_engine
+from slipring.protocol.grammars import Grammar, fits
 from tests.engines.test_contract import text_of
 from tests.harness import WEATHER, Running, serve
 
@@ -94,6 +95,18 @@ async def test_a_required_call_is_made_and_its_output_goes_back(kind: str) -> No
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny, 21 degrees"}
         second = await socket.response(input=[output], previous_response_id=first["id"], **asked)
         assert text_of(second)
+
+
+@EVERY
+async def test_a_lark_grammar_is_kept(kind: str) -> None:
+    definition = 'start: (DATE ": " /[a-z ]{1,20}/ "\\n"){1,2}\nDATE: /\\d{4}-\\d{2}/'
+    format = {"type": "grammar", "syntax": "lark", "definition": definition}
+    tool = {"type": "custom", "name": "diary", "format": format}
+    async with playing(kind) as server, server.connect() as socket:
+        asked = {**GREEDY, "max_output_tokens": 200, "tools": [tool], "tool_choice": "required"}
+        response = await socket.response(input="Write into the diary.", **asked)
+        (call,) = response["output"]
+        assert fits(Grammar("lark", definition), call["input"])
 
 
 @EVERY

@@ -190,6 +190,25 @@ async def test_formats_and_required_calls_are_schemas() -> None:
         assert "structured_outputs" not in played.requests[3]
 
 
+async def test_a_required_call_of_a_lark_grammar_is_a_grammar() -> None:
+    lines = {"type": "grammar", "syntax": "lark", "definition": 'start: ("a" "\\n")+'}
+    tool = {"type": "custom", "name": "lines", "format": lines}
+    async with playing() as (played, server), server.connect() as socket:
+        played.script(Say(('{"name": "lines", ', '"arguments": {"input": "a\\na\\n"}}')), Stop())
+        response = await socket.response(**ASK, tools=[tool], tool_choice={"type": "custom", "name": "lines"})
+        (field,) = played.requests[0]["structured_outputs"].items()
+        assert field[0] == "grammar"
+        assert field[1].startswith("root ::= ")
+        (call,) = response["output"]
+        assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "lines", "a\na\n")
+        played.script(Say(("ok",)), Stop())
+        await socket.response(**ASK, tools=[tool])
+        assert "structured_outputs" not in played.requests[1]
+        played.script(Say(('{"name": "lines", "arguments": {"input": "b"}}',)), Stop())
+        failed = await socket.response(**ASK, tools=[tool], tool_choice="required")
+        assert failed["error"]["code"] == "server_error", "a server that does otherwise is found out"
+
+
 async def test_calls_go_back_as_the_ids_that_made_them() -> None:
     async with playing() as (played, server), server.connect() as socket:
         played.script(Call("get_weather", '{"city":"Rome"}'), Stop())

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from slipring.core.generation import Job, Settings
 from slipring.engines.bodies import spliced
+from slipring.engines.constraint import Constraint
 from slipring.engines.renderers import Manner, read_tokenizer
 from slipring.engines.tokens import Piece, sampling
 from slipring.engines.tokenserver import Fault, Reader, Request, TokenServer, raise_fault, reason_of
@@ -39,7 +40,7 @@ class SglangEngine(TokenServer):
                 raise StartupError(f"--engine sglang: name the model's tokenizer with tokenizer= ({where})")
         return read_tokenizer(self.name, path)
 
-    def write(self, job: Job, sent: Rendered, limit: int, schema: dict[str, Any] | None) -> Request:
+    def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         settings = job.settings
         # Prompt and answer have to be shorter than the context, not just as long.
         most = max(self.served.context - sent.total - 1, 1)
@@ -49,8 +50,10 @@ class SglangEngine(TokenServer):
             "skip_special_tokens": False,
             **_sampling(settings),
         }
-        if schema is not None:
-            sampling["json_schema"] = wire.encode(schema).decode()
+        if isinstance(constraint, str):
+            sampling["ebnf"] = constraint
+        elif constraint is not None:
+            sampling["json_schema"] = wire.encode(constraint).decode()
         # Caches of prefixes are kept apart by the extra key.
         body: dict[str, Any] = {
             "stream": True,

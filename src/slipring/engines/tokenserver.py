@@ -16,7 +16,7 @@ from msgspec import Struct
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
 from slipring.engines.batches import read_all
-from slipring.engines.constraint import schema_of
+from slipring.engines.constraint import Constraint, constraint_of
 from slipring.engines.gate import Gate, Retryable
 from slipring.engines.options import option, read_pairs
 from slipring.engines.questions import ask, at_start
@@ -121,7 +121,7 @@ class TokenServer(Engine):
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         rendering = await render(job, self.renderer, self.served.context)
         sent = rendering.prompt if job.generate else rendering.context
-        schema = schema_of(job, self.renderer.calls) if job.generate else None
+        constraint = constraint_of(job, self.renderer.calls) if job.generate else None
         with self._gate.ticket(job.tenant) as ticket:
             yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
             await ticket.turn()
@@ -130,8 +130,8 @@ class TokenServer(Engine):
                 yield [Finished("stop", 0, 0, 0, position=sent)]
                 return
             # Not before its turn: a request holds all ids as text.
-            request = self.write(job, sent, self._limit(job, sent), schema)
-            answer = Answer(job, rendering, self.renderer, constrained=schema is not None)
+            request = self.write(job, sent, self._limit(job, sent), constraint)
+            answer = Answer(job, rendering, self.renderer, constrained=constraint is not None)
             async with aclosing(self._gate.stream(lambda: self._attempt(request))) as batches:
                 async for pieces in batches:
                     if answer.ends_here():
@@ -151,7 +151,7 @@ class TokenServer(Engine):
         """The model's vocabulary, and how contexts are written for it."""
 
     @abstractmethod
-    def write(self, job: Job, sent: Rendered, limit: int, schema: dict[str, Any] | None) -> Request:
+    def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         """A request for at most so many tokens after ``sent``."""
 
     def ask(self, path: str) -> Any:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from slipring.core.generation import Job, Settings
 from slipring.engines.bodies import spliced
+from slipring.engines.constraint import Constraint
 from slipring.engines.questions import ask
 from slipring.engines.renderers import Manner, read_tokenizer
 from slipring.engines.tokens import Piece, sampling
@@ -54,7 +55,7 @@ class VllmEngine(TokenServer):
             ) from None
         return vocabulary, manner
 
-    def write(self, job: Job, sent: Rendered, limit: int, schema: dict[str, Any] | None) -> Request:
+    def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         body: dict[str, Any] = {
             "model": self.served.name,
             "stream": True,
@@ -70,8 +71,9 @@ class VllmEngine(TokenServer):
         is_local = self.renderer.vocabulary.is_local
         if job.settings.logprobs and job.generate:
             body |= {"logprobs": job.settings.top_logprobs, "return_tokens_as_token_ids": is_local}
-        if schema is not None:
-            body["structured_outputs"] = {"json": schema}
+        if constraint is not None:
+            kind = "grammar" if isinstance(constraint, str) else "json"
+            body["structured_outputs"] = {kind: constraint}
         pieces = spliced(b'{"prompt":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
         return Request("/v1/completions", pieces, headers, partial(_Reader, self, job.settings.top_logprobs))

@@ -12,6 +12,7 @@ from typing import Any
 
 from slipring.core.generation import Job
 from slipring.engines.constraint import ANY_OBJECT, arguments_schema
+from slipring.engines.lark.strings import string_rules
 from slipring.errors import InvalidRequest
 from slipring.prompts.parser import CallFormat, flat_name
 from slipring.prompts.rendering import Renderer
@@ -39,7 +40,7 @@ def grammar_of(job: Job, renderer: Renderer, *, opens_thought: bool = False) -> 
         return writer.required_calls(offer.tools, most_calls)
     if format.kind != "text":
         return writer.document(format)
-    if any(is_strict(tool) or _has_pattern(tool) for tool in offer.tools):
+    if any(is_strict(tool) or _is_bound(tool, number) for number, tool in enumerate(offer.tools)):
         return writer.text_or_calls(offer.tools, most_calls)
     return None
 
@@ -53,10 +54,20 @@ def is_strict(tool: CallableTool) -> bool:
     return isinstance(tool.definition, FunctionTool) and tool.definition.strict is True
 
 
-def _has_pattern(tool: CallableTool) -> bool:
-    """Whether its input follows a regular expression: that holds, as strict arguments do, for every call."""
+def _is_bound(tool: CallableTool, number: int) -> bool:
+    """Whether its input is kept to a grammar: that holds, as strict arguments do, for every call."""
     grammar = tool.grammar
-    return grammar is not None and grammar.syntax == "regex"
+    if grammar is None or grammar.syntax == "regex":
+        return grammar is not None
+    return bool(_input_rules(grammar.definition, f"input_{number}"))
+
+
+@lru_cache(maxsize=64)
+def _input_rules(definition: str, name: str) -> tuple[str, ...]:
+    """Rules for an input that follows a Lark grammar, quotes aside; none where it cannot be enforced."""
+    rules = string_rules(definition, name) or ()
+    lead = ["%llguidance {}", f'start: "\\"" {name} "\\""']
+    return rules if _grammar_complaint("\n".join([*lead, *rules, ""])) is None else ()
 
 
 class _Writer:
@@ -101,12 +112,7 @@ class _Writer:
         names = []
         for number, tool in enumerate(tools):
             lead = _literal(f'{{"name": {_literal(flat_name(tool))}, "{calls.arguments_key}": ')
-            # Arguments are a schema of their own, so that references within it mean what they meant.
-            schema = self._arguments(tool, number)
-            self._rules += [
-                f'call_{number}: {lead} arguments_{number} "}}"',
-                f"arguments_{number}: %json {schema}",
-            ]
+            self._rules += [f'call_{number}: {lead} arguments_{number} "}}"', *self._arguments(tool, number)]
             names.append(f"call_{number}")
         if not calls.call_open:
             self._rules.append(f"one: {' | '.join(names)}")
@@ -114,11 +120,20 @@ class _Writer:
         self._rules.append(f'rest: "\\n" ({" | ".join(names)}) "\\n" {self._mark(calls.call_close)}')
         self._rules.append(f"one: {self._mark(calls.call_open)} rest")
 
-    def _arguments(self, tool: CallableTool, number: int) -> str:
+    def _arguments(self, tool: CallableTool, number: int) -> list[str]:
+        """Rules for what a call carries."""
+        grammar = tool.grammar
+        if grammar is not None and grammar.syntax == "lark":
+            rules = _input_rules(grammar.definition, f"input_{number}")
+            if rules:
+                opening, closing = _literal('{"input": "'), _literal('"}')
+                return [f"arguments_{number}: {opening} input_{number} {closing}", *rules]
+        # A schema of their own, so that references within it mean what they meant.
         schema = arguments_schema(tool)
-        if tool.grammar is not None and _complaint(schema, False) is not None:
+        if grammar is not None and _complaint(schema, False) is not None:
             schema = bytes(parameters_of(tool))  # an expression that only makes sense outside of JSON
-        return _enforceable(schema, is_strict(tool), f"tools[{number}].parameters")
+        enforced = _enforceable(schema, is_strict(tool), f"tools[{number}].parameters")
+        return [f"arguments_{number}: %json {enforced}"]
 
     def _thought(self) -> str:
         """What a model that thinks writes before it answers."""
@@ -181,7 +196,7 @@ def _complaint(schema: bytes, lenient: bool) -> str | None:
     return (said.partition("failed to compile JSON schema: ")[2] or said)[:300]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=512)
 def _grammar_complaint(grammar: str) -> str | None:
     from llguidance import LLMatcher
 

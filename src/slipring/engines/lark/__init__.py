@@ -1,0 +1,1 @@
+"""Lark grammars of custom tools, rewritten for the JSON strings that models write their inputs in."""
