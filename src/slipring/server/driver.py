@@ -44,8 +44,8 @@ class Sink(Protocol):
     def send(self, events: list[Event]) -> None:
         """Take events in order, without waiting."""
 
-    def flush(self) -> Awaitable[None]:
-        """Get them out, and wait while the client cannot take more."""
+    def flush(self) -> Awaitable[None] | None:
+        """Get them out; returns what to wait for while the client cannot take more."""
 
     def close(self, code: int, reason: str) -> None:
         """End the connection once everything has been sent."""
@@ -142,7 +142,8 @@ class Driver:
             log.exception("a turn failed unexpectedly")
             actions = self.session.failed(turn, ServerError(), now())
         self.run(actions)
-        await self.sink.flush()
+        if (waiting := self.sink.flush()) is not None:
+            await waiting
 
     async def _load(self, load: Load) -> list[Action]:
         refusal, loaded = await asyncio.gather(
@@ -190,7 +191,8 @@ class Driver:
                     events = session.deltas(turn, deltas)
                     before = clock()
                     send(events)
-                    await flush()
+                    if (waiting := flush()) is not None:
+                        await waiting
                     sent_s += clock() - before
         finally:
             turn.stages.send_s += sent_s
