@@ -8,7 +8,7 @@ two kinds of renderer, ``prompts.folding`` and ``prompts.templates``.
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 from msgspec import Struct
@@ -139,6 +139,23 @@ class Rendering(Struct, frozen=True):
         return self.prompt.then(ids, self.prompt.body.tail)
 
 
+class Said(dict[int, bytes]):
+    """What tokens say, by their ids: each is found once."""
+
+    def __init__(self, find: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, id: int) -> bytes:
+        said = self._find(id)
+        if said:  # an id that says nothing may be any number
+            self[id] = said
+        return said
+
+    def together(self, ids: Iterable[int]) -> bytes:
+        return b"".join([self[id] for id in ids])
+
+
 class Rewritten(Exception):
     """The delta cannot be appended: what stands before it would have to be written differently."""
 
@@ -154,6 +171,7 @@ class Renderer(ABC):
         self.vocabulary = vocabulary
         self._writer = f"{name} {vocabulary.fingerprint}"
         self._marks: dict[int, bytes] | None = None
+        self.said = Said(self.bytes_of)
 
     @abstractmethod
     def stop_ids(self) -> frozenset[int]:
