@@ -35,8 +35,8 @@ class Step(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, ids: Iterable[int]) -> "Step":
-        own = array("I", ids)
-        return cls(own, wire.encode(own.tolist())[1:-1])
+        listed = list(ids)
+        return cls(array("I", listed), wire.encode(listed)[1:-1])
 
 
 class Body(Struct, frozen=True, eq=False):
@@ -114,7 +114,17 @@ class Rendered(Struct, frozen=True, eq=False):
 
     def json_pieces(self) -> list[bytes]:
         """The same without its brackets, in pieces to be joined by commas."""
-        return [step.json for step in self.steps() if step.json]
+        # Every turn asks for all steps of its chain: nothing but a walk along it.
+        pieces: list[bytes] = []
+        node: Body | None = self.body
+        while node is not None:
+            if written := node.step.json:
+                pieces.append(written)
+            node = node.parent
+        if self.preface.step.json:
+            pieces.append(self.preface.step.json)
+        pieces.reverse()
+        return pieces
 
     def then(self, ids: Iterable[int], tail: object) -> "Rendered":
         """This context and some more."""
