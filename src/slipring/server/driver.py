@@ -184,18 +184,13 @@ class Driver:
         session, flush = self.session, self.sink.flush
         send = padding.telling(turn.request, self.sink.send)
         engine = self.service.catalog.engine_of(job.model)
-        sent_s = 0.0
-        try:
-            async with aclosing(bounds.generate(engine, job)) as batches:
-                async for deltas in batches:
-                    events = session.deltas(turn, deltas)
+        async with aclosing(bounds.generate(engine, job)) as batches:
+            async for deltas in batches:
+                send(session.deltas(turn, deltas))
+                if (waiting := flush()) is not None:
                     before = clock()
-                    send(events)
-                    if (waiting := flush()) is not None:
-                        await waiting
-                    sent_s += clock() - before
-        finally:
-            turn.stages.send_s += sent_s
+                    await waiting
+                    turn.stages.send_s += clock() - before
         return session.finished(turn, now())
 
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:

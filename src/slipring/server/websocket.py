@@ -7,7 +7,6 @@ reading are noticed by ``tick``, which the server calls about once a second.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable
 from functools import partial
 
 from aiohttp import WSMsgType, web
@@ -49,6 +48,7 @@ class Connection:
         "_said_goodbye",
         "_socket",
         "driver",
+        "flush",
         "recent",
     )
 
@@ -62,6 +62,7 @@ class Connection:
             self._outbox = Outbox(partial(socket.send_frame, opcode=WSMsgType.TEXT), limit_bytes)
         else:
             self._outbox = Outbox(FrameWriter(request, socket).write, limit_bytes, frame=text_frame)
+        self.flush = self._outbox.flush  # the sink's, without a step between
         self._closing: asyncio.Task[None] | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
@@ -78,9 +79,6 @@ class Connection:
         post = self._outbox.post
         for event in events:
             post(encode(event))
-
-    def flush(self) -> Awaitable[None] | None:
-        return self._outbox.flush()
 
     def close(self, code: int, reason: str) -> None:
         if self._closing is None:
