@@ -4,8 +4,12 @@ The engine is `instant_upstream.py`: it answers at once with a tool call in sixt
 of all tool outputs it was sent into the arguments. An agent loop of twenty-five turns, 3.5 kB of tool output
 each, runs over slipring's WebSocket, by id; beside it, turn about, the same conversation calls the engine
 itself as a careful client would (kept-alive connection, what the wire needs). A wrong digest ends the run.
-Each loop runs at two lengths of history. What is told: the difference of the medians, CPU of the slipring
-process per turn, and how the difference grows with the history.
+Each loop runs at two lengths of history.
+
+Servers that are sent token ids leave to their callers what slipring does for its clients: to write what is
+new for the model, to tokenize it, to read ids. The direct client does that too, with the same library, and
+its CPU time for it is counted apart. What is told: the difference of the medians; CPU of the slipring process
+per turn, whole and without what a direct client spends on ids; and how they grow with the history.
 
     python benchmarks/engine_overhead.py
 """
@@ -23,12 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from common import Loop, Process, connected, keep, slipring, spread, started
+from common import Loop, Process, connected, keep, slipring, started
 from instant_upstream import digest
 
 from slipring.engines.gguf import control_tokens
 from slipring.engines.llama.models import embedded_model, read_file
 from slipring.prompts.tokenizer import Tokenizer
+from slipring.protocol import wire
 
 TURNS = 25
 ASK = {"role": "user", "content": "Mend the failing test."}
@@ -39,7 +44,10 @@ TOOL = {
     "parameters": {"type": "object", "properties": {"digest": {"type": "string"}}},
     "strict": False,
 }
-BUDGETS = {"added_ms": 2.0, "cpu_ms": 2.5, "growth_ms_per_10_kB": 0.02}
+BUDGETS = {"added_ms": 2.0, "added_cpu_ms": 2.5, "growth_ms_per_10_kB": 0.02}
+FIGURES = ("through", "direct", "cpu", "tokenizing")
+"""Milliseconds of every turn: of the client's time, through slipring and directly; of slipring's CPU time; of
+the direct client's CPU time for making ids."""
 
 
 def output_text(number: int) -> str:
@@ -51,6 +59,8 @@ class Conversation(ABC):
 
     def __init__(self) -> None:
         self.outputs: list[str] = []
+        self.tokenizing_ms = 0.0
+        """CPU time of the last turn that went into ids, where whoever calls the engine has to make them."""
 
     @abstractmethod
     async def turn(self, new: list[str]) -> str:
@@ -151,39 +161,51 @@ class DirectResponses(Direct):
 
 
 class DirectTokens(Direct):
-    """Sends ids that were made before: what is measured is the engine's own answer to them."""
+    """Writes, tokenizes and reads what is new, and keeps the ids of what was, as bytes that are ready to be
+    sent: the work that a client of such a server cannot leave to anybody, and no more of it."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         super().__init__(http, url)
         self._tokenizer = Tokenizer.from_gguf(read_file(embedded_model()))
-        self._ids: list[int] = []
-
-    async def timed(self, new: list[str]) -> float:
-        for text in new:
-            self._ids += self._tokenizer.encode(f"<tool_response>\n{text}\n</tool_response>")
-        return await super().timed(new)
+        self._start, self._end = map(self._tokenizer.control, ("<|im_start|>", "<|im_end|>"))
+        self._sent = b""
 
     async def turn(self, new: list[str]) -> str:
+        began = time.thread_time()
+        encode = self._tokenizer.encode
+        outputs = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in new) or ASK["content"]
+        asked = [self._start, *encode("user\n"), *encode(outputs), self._end, *encode("\n")]
+        self._keep([*asked, self._start, *encode("assistant\n")])
+        writing = time.thread_time() - began
         said: list[int] = []
-        for chunk in await self.payloads(json.dumps(self.body()).encode()):
+        for chunk in await self.payloads(self.body(self._sent)):
             said = self.read(said, chunk)
+        began = time.thread_time()
+        self._keep([*said, *encode("\n")])
         text = b"".join(map(self._tokenizer.bytes_of, said)).decode()
+        self.tokenizing_ms = (writing + time.thread_time() - began) * 1e3
         return json.dumps(
             json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))["arguments"]
         )
 
-    @abstractmethod
-    def body(self) -> dict[str, Any]: ...
+    def _keep(self, ids: list[int]) -> None:
+        more = wire.encode(ids)[1:-1]
+        self._sent = self._sent + b"," + more if self._sent else more
 
     @abstractmethod
-    def read(self, said: list[int], chunk: Any) -> list[int]: ...
+    def body(self, ids: bytes) -> bytes:
+        """A request that sends these ids."""
+
+    @abstractmethod
+    def read(self, said: list[int], chunk: Any) -> list[int]:
+        """All ids that have been said, with those of this chunk."""
 
 
 class DirectVllm(DirectTokens):
     path = "/v1/completions"
 
-    def body(self) -> dict[str, Any]:
-        return {"model": "instant", "prompt": self._ids, "stream": True, "return_token_ids": True}
+    def body(self, ids: bytes) -> bytes:
+        return b'{"prompt":[' + ids + b'],"model":"instant","stream":true,"return_token_ids":true}'
 
     def read(self, said: list[int], chunk: Any) -> list[int]:
         return said + [id for choice in chunk["choices"] for id in choice["token_ids"]]
@@ -192,8 +214,8 @@ class DirectVllm(DirectTokens):
 class DirectSglang(DirectTokens):
     path = "/generate"
 
-    def body(self) -> dict[str, Any]:
-        return {"input_ids": self._ids, "stream": True}
+    def body(self, ids: bytes) -> bytes:
+        return b'{"input_ids":[' + ids + b'],"stream":true}'
 
     def read(self, said: list[int], chunk: Any) -> list[int]:
         return list(chunk["output_ids"])
@@ -224,7 +246,7 @@ async def loops(
 ) -> dict[str, list[float]]:
     """Both conversations, turn about, after so many exchanges of history."""
     past = [output_text(number) for number in range(before)]
-    figures: dict[str, list[float]] = {"through": [], "direct": [], "cpu": []}
+    figures: dict[str, list[float]] = {name: [] for name in FIGURES}
     await through.timed(past)
     await direct.timed(past)
     for number in range(TURNS):
@@ -233,13 +255,14 @@ async def loops(
         figures["through"].append(await through.timed(new))
         figures["cpu"].append((server.cpu_s() - cpu) * 1e3)
         figures["direct"].append(await direct.timed(new))
+        figures["tokenizing"].append(direct.tokenizing_ms)
     return figures
 
 
 async def measure(
     server: Process, upstream: str, make: Make | None, before: int, repeats: int
 ) -> dict[str, list[float]]:
-    figures: dict[str, list[float]] = {"through": [], "direct": [], "cpu": []}
+    figures: dict[str, list[float]] = {name: [] for name in FIGURES}
     for _ in range(repeats):
         async with connected(server.url) as loop, aiohttp.ClientSession() as http:
             if make is not None:
@@ -295,21 +318,29 @@ def main() -> None:
 
 
 def show(kind: str, results: dict[int, dict[str, list[float]]]) -> None:
-    added, cpu_ms = {}, {}
+    added, added_cpu = {}, {}
     for before, figures in results.items():
         medians = {name: statistics.median(values) for name, values in figures.items()}
         added[before] = medians["through"] - medians["direct"]
-        cpu = spread(figures["cpu"])
-        cpu_ms[before] = cpu["median"]
+        added_cpu[before] = medians["cpu"] - medians["tokenizing"]
         print(
             f"{kind}, {before} exchanges before: directly {medians['direct']:.2f} ms, through slipring"
-            f" {medians['through']:.2f} ms, added {added[before]:.2f} ms; CPU {cpu['median']:.2f} ms"
+            f" {medians['through']:.2f} ms, added {_held(added[before], 'added_ms')};\n"
+            f"  CPU {medians['cpu']:.2f} ms, of which any client of this engine spends"
+            f" {medians['tokenizing']:.2f} ms on ids, added {_held(added_cpu[before], 'added_cpu_ms')}"
         )
     short, long = added
     tens_of_kB = (long - short) * 0.35
-    # The direct client writes its whole history anew each turn, which hides part of the first figure.
-    growth, cpu_growth = ((each[long] - each[short]) / tens_of_kB for each in (added, cpu_ms))
-    print(f"{kind}: grows by {growth:.3f} ms, in CPU by {cpu_growth:.3f} ms, per 10 kB of history")
+    # Where the direct client writes its whole history anew each turn, that hides part of the first figure.
+    growth, cpu_growth = ((each[long] - each[short]) / tens_of_kB for each in (added, added_cpu))
+    held = _held(cpu_growth, "growth_ms_per_10_kB", 3)
+    print(f"{kind}: grows by {growth:.3f} ms, in CPU by {held}, per 10 kB of history")
+
+
+def _held(ms: float, budget: str, digits: int = 2) -> str:
+    """A figure against its budget."""
+    most = BUDGETS[budget]
+    return f"{ms:.{digits}f} ms (budget ≤ {most:g}: {'met' if ms <= most else 'FALLS SHORT'})"
 
 
 if __name__ == "__main__":

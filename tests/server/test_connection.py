@@ -286,6 +286,8 @@ async def test_a_client_that_reads_late_gets_everything_in_order() -> None:
                 break
         assert event["type"] == "response.completed"
         assert deltas == len(PLENTY)
+        (report,) = only_client(server).recent
+        assert report.send_ms > 0, "the time that it was waited for is told apart"
 
 
 async def test_a_client_that_does_not_read_for_too_long_is_dropped() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.server.frames import text_frames
+from slipring.server.frames import text_frame
 
 
 def read(data: bytes) -> list[bytes]:
@@ -24,4 +24,4 @@ def read(data: bytes) -> list[bytes]:
 @pytest.mark.parametrize("sizes", [(), (0,), (125, 126), (65535, 1, 65536), (7, 200_000, 7)])
 def test_frames_are_read_as_they_were_meant(sizes: tuple[int, ...]) -> None:
     messages = [b"x" * size for size in sizes]
-    assert read(text_frames(messages)) == messages
+    assert read(b"".join(map(text_frame, messages))) == messages

@@ -17,7 +17,7 @@ class Stages:
         self._arrived = self._last = clock()
         self.laps: list[Stage] = []
         self.send_s = 0.0
-        """Spent in writing to the client while the answer was made, waiting for it included."""
+        """Spent in waiting for the client to take what was written while the answer was made."""
 
     def lap(self, name: StageName) -> None:
         now, start = self._clock(), self._last

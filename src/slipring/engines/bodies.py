@@ -1,5 +1,5 @@
 """Bodies of requests, put together from ready pieces. A long history is sent with every turn: it is copied
-once on its way, in blocks, and never as a whole."""
+at most once on its way, in blocks, and never as a whole."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,11 +11,16 @@ _BLOCK = 100_000
 
 
 def spliced(opening: bytes, items: Iterable[bytes], closing: bytes) -> list[bytes]:
-    """Items with commas between them and what stands around them, in pieces to be sent one by one."""
+    """Items with commas between them and what stands around them, in pieces to be sent one by one. An item
+    that is as long as a block is one, and not copied."""
     pieces = [opening]
     block: list[bytes] = []
     size = 0
     for item in items:
+        if len(item) >= _BLOCK:
+            pieces += [b",".join([*block, b""]), item]
+            block, size = [b""], 0
+            continue
         block.append(item)
         size += len(item)
         if size >= _BLOCK:

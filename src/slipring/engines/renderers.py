@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from slipring.prompts.llama3 import Llama3
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.templates import TemplateRenderer
 from slipring.prompts.tokenizer import Tokenizer, Vocabulary
+
+# One text at a time is tokenized: a pool of threads would be woken for nothing.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _DIALECTS: dict[str, type[Dialect]] = {ChatMl.name: ChatMl, Llama3.name: Llama3}
 _TEMPLATE = "template"

@@ -178,7 +178,7 @@ class Answer:
         self._rendering = rendering
         self._stop = job.stop
         self._is_local = renderer.vocabulary.is_local
-        self._bytes_of = renderer.bytes_of
+        self._said = renderer.said
         self._generates = job.generate
         self._stop_ids = renderer.stop_ids()
         self._speech = Speech(job, rendering, renderer, constrained=constrained, trusted=trusted)
@@ -237,4 +237,4 @@ class Answer:
     def _words(self, ids: list[int], told: str) -> str:
         if not self._is_local:
             return told
-        return self._speech.characters.feed(b"".join(map(self._bytes_of, ids)))
+        return self._speech.characters.feed(self._said.together(ids))

@@ -64,12 +64,16 @@ def affinity_key(job: Job) -> str:
     """The same for all turns of a chain, or of all chains that name one `prompt_cache_key`; tells nothing."""
     root = job.parent.root_id if job.parent is not None else job.response_id
     said = f"{job.tenant}\0{job.cache_key if job.cache_key is not None else root}"
-    return hmac.new(_SECRET, said.encode(), "sha256").hexdigest()[:32]
+    return _keyed(said)
 
 
 def tenant_salt(tenant: str) -> str:
     """Keeps a tenant's prefixes apart in caches that take a salt."""
-    return hmac.new(_SECRET, f"salt\0{tenant}".encode(), "sha256").hexdigest()[:32]
+    return _keyed(f"salt\0{tenant}")
+
+
+def _keyed(said: str) -> str:
+    return hmac.digest(_SECRET, said.encode(), "sha256").hex()[:32]
 
 
 class Upstream:

@@ -23,12 +23,13 @@ class FoldingRenderer(Renderer):
         super().__init__(dialect.name, vocabulary)
         self.dialect = dialect
         self.calls = dialect.calls
+        self._stop_ids: frozenset[int] | None = None
 
     def stop_ids(self) -> frozenset[int]:
-        vocabulary = self.vocabulary
-        return frozenset(
-            vocabulary.control(token) for token in self.dialect.stop if vocabulary.has_control(token)
-        )
+        if self._stop_ids is None:
+            known = filter(self.vocabulary.has_control, self.dialect.stop)
+            self._stop_ids = frozenset(map(self.vocabulary.control, known))
+        return self._stop_ids
 
     def start(self, head: Head, format: TextFormat, items: Sequence[Item]) -> Rendered:
         return self._write(Rendered(self._writer, self._preface(head, format), empty(Block.NONE)), items)

@@ -13,6 +13,7 @@ by which a model addresses tools (``flat_name``). Three promises:
 
 from collections import Counter, deque
 from enum import Enum
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -159,6 +160,10 @@ class _Markers:
         return 0
 
 
+_markers = lru_cache(maxsize=64)(_Markers)
+"""Every answer looks for the same few."""
+
+
 class _State(Enum):
     SPEAKING = 0
     THINKING = 1
@@ -168,6 +173,9 @@ class _State(Enum):
     """In JSON that ends by itself."""
     TRUSTED = 4
     """In a call that is given as it comes."""
+
+
+_SPEAKING, _THINKING, _MARKED, _BARE, _TRUSTED = _State  # looking a member up on its enum costs more
 
 
 class Parser:
@@ -190,14 +198,14 @@ class Parser:
         self._directory = _Directory(offer)
         calls = bool(self._directory)
         thinking = thinking and bool(format.think_close)
-        self._markers = _Markers(
+        self._markers = _markers(
             format.think_open if thinking else "",
             format.call_open if calls else "",
             format.prefix if calls else "",
         )
-        self._think_close = _Markers(format.think_close)
-        self._call_close = _Markers(format.call_close)
-        self._state = _State.THINKING if thinking and starts_thinking else _State.SPEAKING
+        self._think_close = _markers(format.think_close)
+        self._call_close = _markers(format.call_close)
+        self._state = _THINKING if thinking and starts_thinking else _SPEAKING
         self._deltas: list[Delta] = []
         self._queue: deque[str] = deque()  # pieces not looked at yet
         self._pending = ""  # the piece at hand, from where reading stopped
@@ -212,24 +220,24 @@ class Parser:
         self._scanner = Scanner()
         self._openings = Openings(self._directory.tools if trusted else {}, format.arguments_key)
         self._trusted = TrustedCall(self._openings, "")
-        self._otherwise = _State.BARE  # how the call at hand is read if it is not of the trusted form
+        self._otherwise = _BARE  # how the call at hand is read if it is not of the trusted form
 
     @property
     def is_thinking(self) -> bool:
         """Whether the model is inside a thought, by what came so far."""
-        return self._state is _State.THINKING
+        return self._state is _THINKING
 
     @property
     def is_between(self) -> bool:
         """Whether no thought and no call is half written, nor anything that might become the mark of one."""
-        return self._state is _State.SPEAKING and not self._pending
+        return self._state is _SPEAKING and not self._pending
 
     def feed(self, text: str) -> list[Delta]:
         """Take what the model wrote next."""
         if not text:
             return []
         if len(text) <= _PIECE:
-            self._queue.append(text)
+            self._pending += text
         else:
             self._queue.extend(text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
         self._run()
@@ -259,17 +267,14 @@ class Parser:
 
     def _step(self) -> bool:
         """Read what is pending; returns whether the state changed, so that there may be more to read."""
-        match self._state:
-            case _State.SPEAKING:
-                return self._speak()
-            case _State.THINKING:
-                return self._think()
-            case _State.MARKED:
-                return self._read_marked()
-            case _State.BARE:
-                return self._read_bare()
-            case _State.TRUSTED:
-                return self._read_trusted()
+        state = self._state
+        if state is _SPEAKING:
+            return self._speak()
+        if state is _MARKED:
+            return self._read_marked()
+        if state is _THINKING:
+            return self._think()
+        return self._read_bare() if state is _BARE else self._read_trusted()
 
     @property
     def _last(self) -> bool:
@@ -279,7 +284,7 @@ class Parser:
         thought, marker, self._pending = self._think_close.cut(self._pending, last=self._last)
         self._tell(thought)
         if marker:
-            self._enter(_State.SPEAKING)
+            self._enter(_SPEAKING)
         return bool(marker)
 
     def _speak(self) -> bool:
@@ -288,16 +293,16 @@ class Parser:
             text = self._skip_gap(text)
             if text.startswith(("{", "[")):
                 self._pending = text + marker + rest
-                return self._open("", _State.BARE)
+                return self._open("", _BARE)
         self._pending = rest
         self._tell(text)
         if not marker:
             return False
         if marker == self._format.think_open:
-            self._enter(_State.THINKING)
+            self._enter(_THINKING)
             return True
         closed = marker == self._format.call_open and self._call_close
-        return self._open(marker, _State.MARKED if closed else _State.BARE)
+        return self._open(marker, _MARKED if closed else _BARE)
 
     def _enter(self, state: _State) -> None:
         """A marker did its work: it is dropped, and white space around it."""
@@ -346,11 +351,9 @@ class Parser:
         self._resume = 0
         self._scanner = Scanner()
         if self._openings and marker == self._format.call_open:
-            self._trusted = TrustedCall(
-                self._openings, self._format.call_close if state is _State.MARKED else ""
-            )
+            self._trusted = TrustedCall(self._openings, self._format.call_close if state is _MARKED else "")
             self._otherwise = state
-            self._state = _State.TRUSTED
+            self._state = _TRUSTED
         return True
 
     def _read_trusted(self) -> bool:
@@ -360,11 +363,11 @@ class Parser:
         self._pending = self._pending[read:]
         self._deltas += deltas
         if call.started and not started:
-            self._enter(_State.TRUSTED)
+            self._enter(_TRUSTED)
         if call.complete:
-            if self._otherwise is _State.BARE:
+            if self._otherwise is _BARE:
                 self._bare = self._listed = True
-            self._enter(_State.SPEAKING)
+            self._enter(_SPEAKING)
             return True
         if call.follows and (call.started or not self._last):
             return False
@@ -418,12 +421,12 @@ class Parser:
             return False
         self._deltas += calls
         self._held = []
-        self._enter(_State.SPEAKING)
+        self._enter(_SPEAKING)
         return True
 
     def _give_up(self) -> bool:
         """What is held is no call: say it. What came after its end, if it had one, is read again."""
-        self._state = _State.SPEAKING
+        self._state = _SPEAKING
         held, again = self._held, [self._pending]
         if self._resume:
             held, again = held[: self._resume], [*held[self._resume :], self._pending]

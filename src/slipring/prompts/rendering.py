@@ -8,7 +8,7 @@ two kinds of renderer, ``prompts.folding`` and ``prompts.templates``.
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
 from msgspec import Struct
@@ -35,8 +35,8 @@ class Step(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, ids: Iterable[int]) -> "Step":
-        own = array("I", ids)
-        return cls(own, wire.encode(own.tolist())[1:-1])
+        listed = list(ids)
+        return cls(array("I", listed), wire.encode(listed)[1:-1])
 
 
 class Body(Struct, frozen=True, eq=False):
@@ -114,7 +114,17 @@ class Rendered(Struct, frozen=True, eq=False):
 
     def json_pieces(self) -> list[bytes]:
         """The same without its brackets, in pieces to be joined by commas."""
-        return [step.json for step in self.steps() if step.json]
+        # Every turn asks for all steps of its chain: nothing but a walk along it.
+        pieces: list[bytes] = []
+        node: Body | None = self.body
+        while node is not None:
+            if written := node.step.json:
+                pieces.append(written)
+            node = node.parent
+        if self.preface.step.json:
+            pieces.append(self.preface.step.json)
+        pieces.reverse()
+        return pieces
 
     def then(self, ids: Iterable[int], tail: object) -> "Rendered":
         """This context and some more."""
@@ -139,6 +149,23 @@ class Rendering(Struct, frozen=True):
         return self.prompt.then(ids, self.prompt.body.tail)
 
 
+class Said(dict[int, bytes]):
+    """What tokens say, by their ids: each is found once."""
+
+    def __init__(self, find: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._find = find
+
+    def __missing__(self, id: int) -> bytes:
+        said = self._find(id)
+        if said:  # an id that says nothing may be any number
+            self[id] = said
+        return said
+
+    def together(self, ids: Iterable[int]) -> bytes:
+        return b"".join([self[id] for id in ids])
+
+
 class Rewritten(Exception):
     """The delta cannot be appended: what stands before it would have to be written differently."""
 
@@ -154,6 +181,7 @@ class Renderer(ABC):
         self.vocabulary = vocabulary
         self._writer = f"{name} {vocabulary.fingerprint}"
         self._marks: dict[int, bytes] | None = None
+        self.said = Said(self.bytes_of)
 
     @abstractmethod
     def stop_ids(self) -> frozenset[int]:

@@ -30,6 +30,8 @@ class Scanner:
 
     def feed(self, text: str) -> int:
         """Read on; returns how far. Short of the end: the value is complete, or this is no JSON."""
+        if self.in_string and not self._escaped and _IN_STRING.fullmatch(text):
+            return len(text)  # most of what is long
         at, stuck = 0, False
         while at < len(text) and not stuck and not self.complete:
             before = at

@@ -9,6 +9,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import tokenizers
@@ -17,6 +18,8 @@ from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as Cuts
 
 _CONTROL, _USER_DEFINED = 3, 4
+_SHORT = 16
+"""What dialects write around texts. Longer ones could tell a tenant, by their speed, what others sent."""
 _LONGEST_SPELLING = 48
 """Bytes. What is to be spelled is a character or two, of which one token is known."""
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -89,6 +92,7 @@ class Tokenizer(Vocabulary):
         """Of control tokens, of which visible ones, such as Qwen's ``<tool_call>``, are text once a model has
         written them; and of words that models have said, which they say again and again."""
         self._words: dict[bytes, int] | None = None
+        self._short = lru_cache(maxsize=4096)(self._encode)
         self.fingerprint = fingerprint
 
     @classmethod
@@ -142,7 +146,13 @@ class Tokenizer(Vocabulary):
         return cls(backend, control, hashlib.sha256(text.encode()).hexdigest(), visible=visible)
 
     def encode(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids if text else []
+        if len(text) <= _SHORT:
+            return list(self._short(text))
+        return self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
+        # Where in the text each token lies is nobody's business, and a sixth of the work.
+        return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
 
     def control(self, token: str) -> int:
         return self._control[token]

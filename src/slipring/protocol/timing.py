@@ -57,7 +57,7 @@ class TurnReport(Struct, frozen=True):
     model: str | UnsetType = UNSET
     input_items: int | UnsetType = UNSET
     send_ms: float | UnsetType = UNSET
-    """Spent in writing to the client while the answer was made, waiting for it included."""
+    """Spent in waiting for the client to take what was written while the answer was made."""
     tokens: TokenCounts | UnsetType = UNSET
     fallback: str | UnsetType = UNSET
     """Why the whole context was rendered and not the delta alone."""

@@ -101,7 +101,7 @@ class LiveRun:
             self._opened.set_result(self._response)
         self._said.give()
 
-    async def flush(self) -> None:
+    def flush(self) -> None:
         return
 
     def close(self, code: int, reason: str) -> None:

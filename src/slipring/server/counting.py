@@ -39,7 +39,7 @@ class _Answer:
             if isinstance(event, Error) and not self.given.done():
                 self.given.set_result(refusal(event))
 
-    async def flush(self) -> None:
+    def flush(self) -> None:
         return
 
     def close(self, code: int, reason: str) -> None:

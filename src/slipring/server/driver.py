@@ -45,8 +45,8 @@ class Sink(Protocol):
     def send(self, events: list[Event]) -> None:
         """Take events in order, without waiting."""
 
-    def flush(self) -> Awaitable[None]:
-        """Get them out, and wait while the client cannot take more."""
+    def flush(self) -> Awaitable[None] | None:
+        """Get them out; returns what to wait for while the client cannot take more."""
 
     def close(self, code: int, reason: str) -> None:
         """End the connection once everything has been sent."""
@@ -143,7 +143,8 @@ class Driver:
             log.exception("a turn failed unexpectedly")
             actions = self.session.failed(turn, ServerError(), now())
         self.run(actions)
-        await self.sink.flush()
+        if (waiting := self.sink.flush()) is not None:
+            await waiting
 
     async def _load(self, load: Load) -> list[Action]:
         refusal, loaded = await asyncio.gather(
@@ -184,17 +185,13 @@ class Driver:
         session, flush = self.session, self.sink.flush
         send = padding.telling(turn.request, self.sink.send)
         engine = self.service.catalog.engine_of(job.model)
-        sent_s = 0.0
-        try:
-            async with aclosing(bounds.generate(engine, job)) as batches:
-                async for deltas in batches:
-                    events = session.deltas(turn, deltas)
+        async with aclosing(bounds.generate(engine, job)) as batches:
+            async for deltas in batches:
+                send(session.deltas(turn, deltas))
+                if (waiting := flush()) is not None:
                     before = clock()
-                    send(events)
-                    await flush()
-                    sent_s += clock() - before
-        finally:
-            turn.stages.send_s += sent_s
+                    await waiting
+                    turn.stages.send_s += clock() - before
         return session.finished(turn, now())
 
     async def _save(self, turn: Turn, state: ResponseState) -> list[Action]:

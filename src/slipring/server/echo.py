@@ -8,9 +8,9 @@ goodbyes of ``/v1/responses``, so that what they find is true of both. It is the
 from aiohttp import WSMsgType, web
 
 from slipring.server.auth import Caller
-from slipring.server.frames import text_frames
+from slipring.server.frames import text_frame
 from slipring.server.service import Service
-from slipring.server.sockets import answer_close, new_socket, write_frames
+from slipring.server.sockets import FrameWriter, answer_close, new_socket
 
 PATH = "/slipring/echo"
 _CLOSE_TIMEOUT_S = 5.0
@@ -31,10 +31,12 @@ async def echo(service: Service, request: web.Request, caller: Caller) -> web.St
 
 
 async def _repeat(request: web.Request, socket: web.WebSocketResponse) -> None:
+    writer = FrameWriter(request, socket)
     while True:
         message = await socket.receive()
         if message.type is WSMsgType.TEXT and not socket.compress:
-            await write_frames(request, socket, text_frames([message.data.encode()]))
+            if (waiting := writer.write(text_frame(message.data.encode()))) is not None:
+                await waiting
         elif message.type is WSMsgType.TEXT:
             await socket.send_str(message.data)
         elif message.type is WSMsgType.BINARY:

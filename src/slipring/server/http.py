@@ -5,7 +5,7 @@ Each request is a session of its own with one create; what it may continue comes
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
@@ -128,7 +128,7 @@ class JsonReply:
         if self._answer.done() and not self._answer.cancelled():
             self._answer.result().headers["Server-Timing"] = server_timing(report.stages)
 
-    async def flush(self) -> None:
+    def flush(self) -> None:
         return
 
     def close(self, code: int, reason: str) -> None:
@@ -178,9 +178,8 @@ class _SseReply:
         if events and not self._opened.done():
             self._opened.set_result(None)
 
-    async def flush(self) -> None:
-        if self._stream.prepared:
-            await self._outbox.flush()
+    def flush(self) -> Awaitable[None] | None:
+        return self._outbox.flush() if self._stream.prepared else None
 
     def close(self, code: int, reason: str) -> None:
         return

@@ -9,8 +9,9 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-Write = Callable[[bytes], Awaitable[None]]
-Join = Callable[[list[bytes]], bytes]
+Write = Callable[[bytes], Awaitable[None] | None]
+"""Returns what to wait for, if anything."""
+Frame = Callable[[bytes], bytes]
 _MOST_AT_ONCE = 64 * 1024
 
 
@@ -20,7 +21,7 @@ class Outbox:
     __slots__ = (
         "_bytes",
         "_failed",
-        "_join",
+        "_frame",
         "_limit_bytes",
         "_messages",
         "_room",
@@ -31,10 +32,11 @@ class Outbox:
         "_written",
     )
 
-    def __init__(self, write: Write, limit_bytes: int, *, join: Join | None = None) -> None:
-        """``join`` makes one of messages that are written together; without it each is written by itself."""
+    def __init__(self, write: Write, limit_bytes: int, *, frame: Frame | None = None) -> None:
+        """``frame`` makes of a message what can be written together with others; without it each is written
+        by itself."""
         self._write = write
-        self._join = join
+        self._frame = frame
         self._limit_bytes = limit_bytes
         self._messages: deque[bytes] = deque()
         self._bytes = 0
@@ -60,28 +62,18 @@ class Outbox:
         if self._messages and not self._writing and self._task is None:
             self._task = asyncio.create_task(self._flush_alone())
 
-    async def flush(self) -> None:
-        """Write what is queued, unless somebody else does already; then wait until there is room."""
+    def flush(self) -> Awaitable[None] | None:
+        """Write what is queued, unless somebody else does already. Returns what to wait for: that the client
+        takes it, or that there is room. Mostly that is nothing."""
         if self._writing:
-            if self.full:
-                await self._wait_for_room()
-            return
-        self._writing = True
-        messages, write = self._messages, self._write
-        try:
-            while messages:
-                await write(self._take())
-                self._written += 1
-                if self._room is not None and not self.full:
-                    self._give_room()
-        except OSError:
-            self.discard()  # the client is gone; its reader finds out by itself
-        finally:
-            self._writing = False
-            if messages:
-                self.kick()  # the task that was writing has been cancelled: the rest still has to go out
-            elif self._room is not None:
-                self._give_room()
+            return self._wait_for_room() if self.full else None
+        waiting = self._write_on()
+        if waiting is not None:
+            self._writing = True
+            return self._keep_writing(waiting)
+        if self._room is not None:
+            self._give_room()
+        return None
 
     async def room(self) -> None:
         """Wait until there is room, while somebody else writes. For the reader, which must not."""
@@ -100,8 +92,8 @@ class Outbox:
         while (self._messages or self._writing) and not self._failed:
             if self._writing:
                 await self._wait_for_room()
-            else:
-                await self.flush()
+            elif (waiting := self.flush()) is not None:
+                await waiting
 
     def discard(self) -> None:
         """Nobody reads any more: drop what is queued and let everybody go on."""
@@ -110,24 +102,57 @@ class Outbox:
         self._bytes = 0
         self._give_room()
 
-    def _take(self) -> bytes:
-        """Take what is written next from the queue."""
-        if self._join is None:
-            message = self._messages.popleft()
-            self._bytes -= len(message)
-            return message
-        taken: list[bytes] = []
-        size = 0
+    def _write_on(self) -> Awaitable[None] | None:
+        """Write until nothing is left, or there is something to wait for."""
+        messages, frame, write = self._messages, self._frame, self._write
+        try:
+            while messages:
+                message = messages.popleft()
+                self._bytes -= len(message)
+                if frame is not None:
+                    message = frame(message)
+                    if messages:  # mostly it is one token, and alone
+                        message = self._joined(message, frame)
+                waiting = write(message)
+                if waiting is not None:
+                    return waiting
+                self._written += 1
+        except OSError:
+            self.discard()  # the client is gone; its reader finds out by itself
+        return None
+
+    async def _keep_writing(self, waiting: Awaitable[None] | None) -> None:
+        """Wait, write what has come meanwhile, and so on."""
+        try:
+            while waiting is not None:
+                await waiting
+                self._written += 1
+                if self._room is not None and not self.full:
+                    self._give_room()
+                waiting = self._write_on()
+        except OSError:
+            self.discard()
+        finally:
+            self._writing = False
+            if self._messages:
+                self.kick()  # the task that was writing has been cancelled: the rest still has to go out
+            else:
+                self._give_room()
+
+    def _joined(self, first: bytes, frame: Frame) -> bytes:
+        """A frame and those that follow in the queue, up to a bound."""
+        taken, size = [first], len(first)
         while self._messages and size < _MOST_AT_ONCE:
             message = self._messages.popleft()
-            taken.append(message)
-            size += len(message)
-        self._bytes -= size
-        return self._join(taken)
+            self._bytes -= len(message)
+            taken.append(frame(message))
+            size += len(taken[-1])
+        return b"".join(taken)
 
     async def _flush_alone(self) -> None:
         try:
-            await self.flush()
+            if (waiting := self.flush()) is not None:
+                await waiting
         finally:
             self._task = None
 

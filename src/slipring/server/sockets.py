@@ -3,6 +3,8 @@
 aiohttp does most of RFC 6455. Here is what it leaves to its users, and what it would do otherwise.
 """
 
+from collections.abc import Awaitable
+
 from aiohttp import web
 
 from slipring.config import Config
@@ -25,13 +27,23 @@ def new_socket(config: Config, close_timeout_s: float) -> web.WebSocketResponse:
     )
 
 
-async def write_frames(request: web.Request, socket: web.WebSocketResponse, frames: bytes) -> None:
-    """Write frames at once: one after the other, each would cost a system call."""
-    transport = request.transport
-    if transport is None or transport.is_closing() or socket.closed:
-        raise ConnectionResetError("the connection is closing")
-    transport.write(frames)
-    await request.writer.drain()
+class FrameWriter:
+    """Writes frames to a socket as they are, however many at once: one by one, each costs a system call."""
+
+    __slots__ = ("_drain", "_socket", "_transport")
+
+    def __init__(self, request: web.Request, socket: web.WebSocketResponse) -> None:
+        self._socket = socket
+        self._transport = request.transport
+        self._drain = request.writer.drain
+
+    def write(self, frames: bytes) -> Awaitable[None] | None:
+        """Returns what to wait for; nothing where the system took all, as it does while a client keeps up."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._socket.closed:
+            raise ConnectionResetError("the connection is closing")
+        transport.write(frames)
+        return self._drain() if transport.get_write_buffer_size() else None
 
 
 async def answer_close(socket: web.WebSocketResponse, code: int) -> bool:

@@ -7,9 +7,7 @@ reading are noticed by ``tick``, which the server calls about once a second.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
 from functools import partial
-from typing import Any
 
 from aiohttp import WSMsgType, web
 
@@ -22,10 +20,10 @@ from slipring.server.auth import Caller
 from slipring.server.betas import of_socket, wants_no_retention
 from slipring.server.clock import now
 from slipring.server.driver import Driver
-from slipring.server.frames import text_frames
+from slipring.server.frames import text_frame
 from slipring.server.outbox import Outbox
 from slipring.server.service import Service
-from slipring.server.sockets import answer_close, new_socket, write_frames
+from slipring.server.sockets import FrameWriter, answer_close, new_socket
 from slipring.server.states import SocketStates
 
 _CLOSE_TIMEOUT_S = 5.0
@@ -50,6 +48,7 @@ class Connection:
         "_said_goodbye",
         "_socket",
         "driver",
+        "flush",
         "recent",
     )
 
@@ -62,7 +61,8 @@ class Connection:
         if socket.compress:
             self._outbox = Outbox(partial(socket.send_frame, opcode=WSMsgType.TEXT), limit_bytes)
         else:
-            self._outbox = Outbox(partial(write_frames, request, socket), limit_bytes, join=text_frames)
+            self._outbox = Outbox(FrameWriter(request, socket).write, limit_bytes, frame=text_frame)
+        self.flush = self._outbox.flush  # the sink's, without a step between
         self._closing: asyncio.Task[None] | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
@@ -79,9 +79,6 @@ class Connection:
         post = self._outbox.post
         for event in events:
             post(encode(event))
-
-    def flush(self) -> Coroutine[Any, Any, None]:
-        return self._outbox.flush()
 
     def close(self, code: int, reason: str) -> None:
         if self._closing is None:

@@ -97,7 +97,7 @@ class Answer:
             return ""
         renderer = self._renderer
         if renderer.vocabulary.is_local:
-            return self._speech.characters.feed(b"".join(map(renderer.bytes_of, ids)))
+            return self._speech.characters.feed(renderer.said.together(ids))
         return "".join(renderer.mark_of(id) for id in ids) or chunk.content
 
     def _overhear(self, chunk: Chunk, room: int) -> str:
