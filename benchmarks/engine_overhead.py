@@ -7,9 +7,11 @@ itself as a careful client would (kept-alive connection, what the wire needs). A
 Each loop runs at two lengths of history.
 
 Servers that are sent token ids leave to their callers what slipring does for its clients: to write what is
-new for the model, to tokenize it, to read ids. The direct client does that too, with the same library, and
-its CPU time for it is counted apart. What is told: the difference of the medians; CPU of the slipring process
-per turn, whole and without what a direct client spends on ids; and how they grow with the history.
+new for the model, to tokenize it, to read ids. The direct client does that too, with the same library. What
+is told: the difference of the medians; the CPU that is added, that is what slipring and its client take
+together without what the direct client takes; the CPU of slipring alone; and how that grows with the
+history, without what the direct client spends on ids. What it spends on sending its history again is not
+held against that growth.
 
     python benchmarks/engine_overhead.py
 """
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 from common import Loop, Process, connected, keep, slipring, started
 from instant_upstream import digest
 
@@ -45,9 +48,9 @@ TOOL = {
     "strict": False,
 }
 BUDGETS = {"added_ms": 2.0, "added_cpu_ms": 2.5, "growth_ms_per_10_kB": 0.02}
-FIGURES = ("through", "direct", "cpu", "tokenizing")
-"""Milliseconds of every turn: of the client's time, through slipring and directly; of slipring's CPU time; of
-the direct client's CPU time for making ids."""
+FIGURES = ("through", "direct", "cpu", "client_cpu", "direct_cpu", "tokenizing")
+"""Milliseconds of every turn: of the client's time, through slipring and directly; of CPU time, slipring's
+and that of the two clients; of the direct client's, that for making ids."""
 
 
 def output_text(number: int) -> str:
@@ -59,8 +62,10 @@ class Conversation(ABC):
 
     def __init__(self) -> None:
         self.outputs: list[str] = []
+        self.cpu_ms = 0.0
+        """CPU time that the client has spent on the last turn."""
         self.tokenizing_ms = 0.0
-        """CPU time of the last turn that went into ids, where whoever calls the engine has to make them."""
+        """Of that, what went into ids, where whoever calls the engine has to make them."""
 
     @abstractmethod
     async def turn(self, new: list[str]) -> str:
@@ -68,9 +73,9 @@ class Conversation(ABC):
 
     async def timed(self, new: list[str]) -> float:
         self.outputs += new
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.thread_time()
         arguments = await self.turn(new)
-        took = (time.perf_counter() - start) * 1e3
+        took, self.cpu_ms = (time.perf_counter() - start) * 1e3, (time.thread_time() - cpu) * 1e3
         if f"outputs={digest(self.outputs)}" not in arguments:
             raise RuntimeError("the engine did not see the whole history")
         return took
@@ -119,7 +124,7 @@ class Direct(Conversation):
         headers = {"Content-Type": "application/json"}
         async with self._http.post(self._url, data=body, headers=headers) as answer:
             lines = [line async for line in answer.content if line.startswith(b"data: {")]
-        return [json.loads(line[6:]) for line in lines]
+        return [msgspec.json.decode(line[6:]) for line in lines]
 
 
 class DirectChat(Direct):
@@ -139,7 +144,7 @@ class DirectChat(Direct):
             ]
         tool = {"type": "function", "function": {"name": "run", "parameters": TOOL["parameters"]}}
         body = {"model": "instant", "messages": self._messages, "tools": [tool], "stream": True}
-        chunks = await self.payloads(json.dumps(body).encode())
+        chunks = await self.payloads(wire.encode(body))
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
         return "".join(
             call["function"]["arguments"] for each in deltas for call in each.get("tool_calls", [])
@@ -156,7 +161,7 @@ class DirectResponses(Direct):
             "tools": [TOOL],
             "stream": True,
         }
-        events = await self.payloads(json.dumps(body).encode())
+        events = await self.payloads(wire.encode(body))
         return str(events[-1]["response"]["output"][0]["arguments"])
 
 
@@ -254,7 +259,9 @@ async def loops(
         cpu = server.cpu_s()
         figures["through"].append(await through.timed(new))
         figures["cpu"].append((server.cpu_s() - cpu) * 1e3)
+        figures["client_cpu"].append(through.cpu_ms)
         figures["direct"].append(await direct.timed(new))
+        figures["direct_cpu"].append(direct.cpu_ms)
         figures["tokenizing"].append(direct.tokenizing_ms)
     return figures
 
@@ -318,21 +325,23 @@ def main() -> None:
 
 
 def show(kind: str, results: dict[int, dict[str, list[float]]]) -> None:
-    added, added_cpu = {}, {}
+    added, own_cpu = {}, {}
     for before, figures in results.items():
         medians = {name: statistics.median(values) for name, values in figures.items()}
         added[before] = medians["through"] - medians["direct"]
-        added_cpu[before] = medians["cpu"] - medians["tokenizing"]
+        own_cpu[before] = medians["cpu"] - medians["tokenizing"]
+        added_cpu = medians["cpu"] + medians["client_cpu"] - medians["direct_cpu"]
         print(
             f"{kind}, {before} exchanges before: directly {medians['direct']:.2f} ms, through slipring"
             f" {medians['through']:.2f} ms, added {_held(added[before], 'added_ms')};\n"
-            f"  CPU {medians['cpu']:.2f} ms, of which any client of this engine spends"
-            f" {medians['tokenizing']:.2f} ms on ids, added {_held(added_cpu[before], 'added_cpu_ms')}"
+            f"  CPU of slipring {medians['cpu']:.2f} ms and of its client {medians['client_cpu']:.2f}, of the"
+            f" direct client {medians['direct_cpu']:.2f} ({medians['tokenizing']:.2f} on ids):"
+            f" added {_held(added_cpu, 'added_cpu_ms')}"
         )
     short, long = added
     tens_of_kB = (long - short) * 0.35
     # Where the direct client writes its whole history anew each turn, that hides part of the first figure.
-    growth, cpu_growth = ((each[long] - each[short]) / tens_of_kB for each in (added, added_cpu))
+    growth, cpu_growth = ((each[long] - each[short]) / tens_of_kB for each in (added, own_cpu))
     held = _held(cpu_growth, "growth_ms_per_10_kB", 3)
     print(f"{kind}: grows by {growth:.3f} ms, in CPU by {held}, per 10 kB of history")
 
