@@ -144,7 +144,7 @@ def _render_deltas(deltas: Iterable[Delta]) -> list[str]:
             speaking = False
         elif isinstance(delta, CallArguments):
             items[-1].append(delta.text)
-        elif isinstance(delta, Text | Refused):
+        elif type(delta) is Text or isinstance(delta, Refused):
             if not speaking:
                 items.append(["assistant\n"])
             items[-1].append(delta.text)
