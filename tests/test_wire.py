@@ -308,7 +308,8 @@ def test_a_lawful_response_passes_as_text_bytes_and_object(status: str) -> None:
         ('{"type": NaN}', "NaN is not JSON"),
         ("{}", "unknown event type None"),
         ('{"type": ["error"]}', "unknown event type"),
-        ('{"type": "response.done"}', "unknown event type 'response.done'"),
+        ('{"type": "response.gone"}', "unknown event type 'response.gone'"),
+        ('{"type": "response.done"}', "keys of response.done"),
         ('{"type": "codex.rate_limits"}', "unknown event type"),
     ],
 )

@@ -272,7 +272,7 @@ def check_frame(raw: str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES)
     event = _parse(raw)
     if event.get("type") == TIMING:
         return _check_timing(event)
-    if event.get("type") in _OWN_EVENTS:
+    if str(event.get("type")) in _OWN_EVENTS:
         return _check_own(event)
     checked = event
     if event.get("type") == "response.steer.failed" and "input" in event.get("steer", {}):
@@ -309,6 +309,8 @@ def check_sse_event(
 TIMING = "slipring.timing"
 _STAGES = ["decode", "queue", "resolve", "validate", "weigh", "compact", "render", "engine_queue", "prefill"]
 _STAGES += ["generate", "store", "terminal"]
+_OF_A_STEP = ["rollout", *_STAGES]
+"""What is long over of a rollout is one stage, in the place of all its steps."""
 
 
 _OWN_EVENTS: dict[str, frozenset[str]] = {
@@ -322,7 +324,9 @@ def _check_own(event: Json) -> Json:
     expected = {"type", "sequence_number", *_OWN_EVENTS[event["type"]]}
     _require_equal(event.keys() - {"stream_id"}, expected, f"keys of {event['type']}")
     for stub in event.get("required_input", []):
-        _require(stub.keys() <= {"type", "call_id", "name"} and stub["call_id"] != "", f"stub {stub}")
+        _require(
+            stub.keys() <= {"type", "call_id", "name", "execution"} and stub["call_id"] != "", f"stub {stub}"
+        )
         _require(stub["type"].endswith("_output"), f"type of the stub {stub}")
     if "error" in event:
         _require_equal(set(event["error"]), {"type", "code", "message", "param"}, "keys of the error")
@@ -336,7 +340,7 @@ def _check_timing(event: Json) -> Json:
     names = [stage["name"] for stage in timing["stages"]]
     while "client" in names:
         step, names = names[: names.index("client")], names[names.index("client") + 1 :]
-        _require_equal(step, [name for name in _STAGES if name in step], "order of the stages of a step")
+        _require_equal(step, [name for name in _OF_A_STEP if name in step], "order of the stages of a step")
     _require_equal(names, [name for name in _STAGES if name in names], "order of the stages")
     end = 0.0
     for stage in timing["stages"]:

@@ -155,8 +155,10 @@ class Stage:
 
     def append(self, target: str, *items: Json, kind: str = "append", **fields: Any) -> list[Json]:
         """Send a response what it waits for."""
-        frame = {"type": f"response.{kind}", "response_id": target, "input": items, **fields}
-        return self.receive(json.dumps(frame))
+        return self.receive(self.append_frame(target, *items, kind=kind, **fields))
+
+    def append_frame(self, target: str, *items: Json, kind: str = "append", **fields: Any) -> str:
+        return json.dumps({"type": f"response.{kind}", "response_id": target, "input": items, **fields})
 
     def respond(self, lane: str | None = None, previous: str | None = None, **fields: Any) -> Json:
         """Ask for a response and see it through; returns the finished response object."""

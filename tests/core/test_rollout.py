@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from slipring.core.actions import Record, Save
 from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
-from slipring.errors import ContextLengthExceeded, Unavailable
+from slipring.errors import AuthenticationFailed, ContextLengthExceeded, Unavailable
 from tests.core.stage import Stage, World, call_output, context_of, function, message, only_error, types
 
 ROLLOUTS = Betas(rollout=True, inject=True)
@@ -152,15 +153,26 @@ def test_an_injection_is_answered_as_the_api_says():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"input": "text"}, {"input": []}, {"input": [message("no")]}, {"response_id": 3}, {"extra": 1}],
+    [{"input": "text"}, {"input": []}, {"input": [{"type": "odd"}]}, {"response_id": 3}, {"extra": 1}],
 )
 def test_an_injection_that_is_none_ends_the_connection(fields):
     stage = open_stage()
     response_id, (one,) = begin(stage)
     told = stage.append(response_id, call_output(one), kind="inject", **fields)
-    assert only_error(told)["status"] == 400
+    assert types(told) == ["completed", "error"], "what is there of the rollout is kept"
+    assert told[-1]["status"] == 400
     assert stage.close is not None
     assert stage.close.code == 1008
+
+
+def test_an_injection_of_what_answers_nothing_is_given_back():
+    stage = open_stage()
+    response_id, (one,) = begin(stage)
+    (told,) = stage.append(response_id, message("hi"), kind="inject")
+    assert (told["type"], told["input"]) == ("response.inject.failed", [message("hi")])
+    assert "answers no call" in told["error"]["message"]
+    stage.append(response_id, call_output(one), kind="inject")
+    stage.complete()
 
 
 @pytest.mark.parametrize(
@@ -217,11 +229,12 @@ def test_appending_to_what_takes_nothing():
     stage.save("lane")
 
 
-def test_too_much_is_given_back():
-    world = World(max_queued_bytes=400)
+@pytest.mark.parametrize("limit", ["max_queued_bytes", "connection_cache_bytes"])
+def test_too_much_is_given_back(limit):
+    world = World(**{limit: 1_000})
     stage = open_stage(world)
     response_id, (one,) = begin(stage)
-    (told,) = stage.append(response_id, call_output(one, "x" * 500))
+    (told,) = stage.append(response_id, call_output(one, "x" * 1_100))
     assert told["error"]["code"] == "too_much_pending_input"
     stage.append(response_id, call_output(one, "x" * 200))
     stage.complete()
@@ -375,13 +388,13 @@ def test_a_step_that_fails_fails_the_response():
 
 def test_bounds_are_of_the_whole_response():
     stage = open_stage()
-    stage.create(rollout=True, tools=TOOLS, max_output_tokens=5, max_tool_calls=2)
+    stage.create(rollout=True, tools=TOOLS, max_output_tokens=20, max_tool_calls=2)
     response_id = stage.events[0]["response"]["id"]
     told = stage.finish(*call())
     stage.append(response_id, call_output(told[-1]["required_input"][0]["call_id"]))
     settings = stage.job().settings
-    assert (settings.max_output_tokens, settings.max_tool_calls) == (2, 1)
-    # The second step uses up what is left: nothing could follow on it.
+    assert (settings.max_output_tokens, settings.max_tool_calls) == (17, 1)
+    # The second step leaves less than an answer needs: nothing could follow on it.
     assert types(stage.finish(*call()))[-1] == "completed"
 
 
@@ -461,3 +474,130 @@ def test_where_the_time_goes_is_told_step_by_step():
     line = stage.reports[-1].report.as_line(None)
     assert " client_ms=5000.0 " in line
     assert line.count("render_ms=") == 1
+
+
+def test_what_rollouts_hold_is_bounded_over_all_lanes():
+    stage = open_stage(World(connection_cache_bytes=6_000))
+    paused = []
+    for lane in ("a", "b", "c", "d"):
+        response_id, calls = begin(stage, *call(), *call("g"), lane=lane)
+        paused.append((response_id, calls))
+    refused = 0
+    for response_id, (one, _) in paused:
+        told = stage.append(response_id, call_output(one, "x" * 900))
+        refused += types(told) == ["append.failed"]
+    assert 0 < refused < 4
+
+
+def test_one_that_has_grown_too_large_ends_where_it_is():
+    stage = open_stage(World(connection_cache_bytes=3_000))
+    response_id, (one,) = begin(stage)
+    stage.append(response_id, call_output(one, "x" * 1500))
+    assert types(stage.finish(*call("f", "x" * 1000)))[-1] == "completed"
+
+
+def test_a_search_is_answered_with_what_is_asked_for():
+    stage = open_stage()
+    stage.create(rollout=True, tools=[function("f"), {"type": "tool_search", "execution": "client"}])
+    told = stage.finish(CallStarted(kind="tool_search", name="tool_search"), CallArguments("{}"))
+    (stub,) = told[-1]["required_input"]
+    assert stub == {"type": "tool_search_output", "call_id": stub["call_id"], "execution": "client"}
+    loaded = [function("loaded")]
+    stage.append(told[-1]["response_id"], {**stub, "tools": loaded})
+    assert "loaded" in [tool.name for tool in stage.job().offer.tools]
+    stage.complete()
+
+
+def test_tools_that_leave_nothing_to_call_are_given_back():
+    stage = open_stage()
+    allowed = [{"type": "function", "name": "f"}, {"type": "tool_search"}]
+    stage.create(
+        rollout=True,
+        tools=[function("f"), {"type": "tool_search", "execution": "client"}],
+        tool_choice={"type": "allowed_tools", "mode": "auto", "tools": allowed},
+    )
+    told = stage.finish(CallStarted(kind="tool_search", name="tool_search"), CallArguments("{}"))
+    (stub,) = told[-1]["required_input"]
+    (told,) = stage.append(told[-1]["response_id"], {**stub, "tools": [{"type": "custom", "name": "f"}]})
+    assert told["error"]["code"] == "invalid_input"
+    stage.append(told["response_id"], {**stub, "tools": []})
+    stage.complete()
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_what_was_done_is_kept_when_the_client_is_gone_in_the_middle_of_a_step(store):
+    world = World()
+    stage = open_stage(world)
+    response_id, (one,) = begin(stage, store=store)
+    stage.append(response_id, call_output(one))
+    stage.say(Text("half"))
+    left = stage.session.leave(world.now)
+    assert [type(action).__name__ for action in left].count("Cancel") == 1
+    if not store:
+        assert response_id in stage.cache, "it can be parked"
+        state = stage.cache.find(response_id)
+    else:
+        (state,) = [action.state for action in left if isinstance(action, Save)]
+    assert [item.type for item in state.output] == ["function_call", "function_call_output", "message"]
+    assert (state.response.status, state.response.usage.output_tokens) == ("incomplete", 3)
+    assert state.position is None
+    reports = [action for action in left + stage.session.closed() if isinstance(action, Record)]
+    assert reports[-1].report.tokens.output == 3, "what was spent is counted"
+
+
+def test_a_first_step_that_nobody_waits_for_leaves_nothing():
+    stage = open_stage()
+    stage.create(rollout=True, tools=TOOLS, store=True)
+    stage.say(Text("half"))
+    stage.hang_up()
+    assert not stage.saves
+
+
+def test_what_was_done_is_kept_when_the_grace_is_over():
+    stage = open_stage()
+    response_id, (one,) = begin(stage)
+    stage.append(response_id, call_output(one))
+    stage.say(Text("half"))
+    stage.end(Unavailable("The server is shutting down."), grace_s=10.0)
+    told = stage.tick(11.0)
+    assert types(told)[-2:] == ["incomplete", "error"]
+    (response,) = stage.order.responses
+    assert response["incomplete_details"] == {"reason": None}
+    assert response_id in stage.cache
+
+
+def test_what_the_steps_took_is_counted_where_one_fails():
+    stage = open_stage()
+    response_id, (one,) = begin(stage)
+    stage.append(response_id, call_output(one))
+    stage.fail()
+    assert stage.reports[-1].report.tokens.output == 3
+
+
+def test_whether_it_may_go_on_is_asked_where_that_may_change():
+    stage = open_stage()
+    stage.session.asks_each_turn = True
+    stage.create(rollout=True, tools=TOOLS)
+    stage.load()
+    told = stage.finish(*call(), *call("g"))
+    response_id, stubs = told[-1]["response_id"], told[-1]["required_input"]
+    stage.append(response_id, *(call_output(stub["call_id"]) for stub in stubs))
+    assert not stage.starts
+    stage.load()
+    told = stage.finish(*call())
+    stage.append(response_id, call_output(told[-1]["required_input"][0]["call_id"]))
+    told = stage.fail(error=AuthenticationFailed("no such key"))
+    assert types(told)[-1] == "completed"
+    assert stage.order.responses[-1]["output"][-1]["type"] == "function_call_output"
+
+
+def test_a_long_rollout_does_not_grow_its_timings():
+    stage = Stage(betas=Betas(timing=True, rollout=True))
+    response_id, (one,) = begin(stage)
+    for _ in range(300):
+        stage.append(response_id, call_output(one))
+        one = stage.finish(*call())[-1]["required_input"][0]["call_id"]
+    stage.append(response_id, call_output(one))
+    timing = stage.finish(Text("ok"))[-1]["timing"]
+    assert len(timing["stages"]) < 410
+    assert timing["stages"][0]["name"] == "rollout"

@@ -102,6 +102,11 @@ class Asked:
     paused: bool = False
 
     @property
+    def has_steps(self) -> bool:
+        """Whether it has gone on behind calls."""
+        return any(item["type"] == "function_call_output" for item in self.output)
+
+    @property
     def open_calls(self) -> list[str]:
         """Of those that it has told of, the ones that nobody has answered."""
         answers = [item for item in self.output if item["type"] == "function_call_output"]
@@ -309,6 +314,9 @@ class Peer:
         """Send what a response may wait for, whoever's it may be."""
         asked = next((asked for asked in self._heads() if asked.response_id == target), None)
         expected = self._answer_to_append(asked, target, items)
+        frame = self.stage.append_frame(target, *items, kind=kind)
+        if expected is None and self.rolled_bytes + len(frame) > LIMITS["connection_cache_bytes"]:
+            expected = "too_much_pending_input"
         self.given_back = []
         if expected is None:
             assert asked is not None
@@ -316,7 +324,7 @@ class Peer:
             asked.held.append(items)
             asked.paused = asked.paused and bool(asked.open_calls)
             asked.spoken = asked.spoken and asked.paused
-        self.stage.append(target, *items, kind=kind)
+        self.stage.receive(frame)
         if expected is None:
             assert not self.given_back
             return
@@ -327,6 +335,12 @@ class Peer:
         else:
             is_over = expected == "response_already_completed"
             assert event["error"]["code"] == (expected if is_over else "response_not_found")
+
+    @property
+    def rolled_bytes(self) -> int:
+        """What its rollouts hold. Nobody can know that from outside."""
+        rollouts = [turn.rollout for turn in self.stage.session._lanes.running() if turn.rollout]
+        return sum(each.size_bytes + each.held_bytes for each in rollouts)
 
     def _answer_to_append(self, asked: Asked | None, target: str, items: list[Json]) -> str | None:
         if asked is None:
@@ -829,7 +843,9 @@ class Connections(RuleBasedStateMachine):
         said = len(peer.stage.events)
         peer.stage.save(turn.lane)
         assert len(peer.stage.events) == said
-        self.model.finish(peer, peer.queues[turn.lane].popleft(), turn.response.status, stored=True)
+        asked = peer.queues[turn.lane].popleft()
+        asked.output = [json.loads(bytes(item)) for item in turn.response.output]
+        self.model.finish(peer, asked, turn.response.status, stored=True)
 
     @precondition(lambda self: self.calm > 8)
     @rule(who=st.integers(0, 2))
@@ -930,7 +946,9 @@ class Connections(RuleBasedStateMachine):
     def _replace(self, who: int) -> None:
         peer = self.peers[who]
         saving = {turn.lane for turn in peer.stage.saves}
-        saving |= {lane for lane in peer.paused if peer.head(lane).request.store}
+        kept = [asked for asked in peer._heads() if asked.request.rollout and asked.request.store]
+        # Where nothing was appended, there is nothing to keep but what waits for an answer.
+        saving |= {asked.lane for asked in kept if asked.paused or asked.has_steps}
         peer.stage.hang_up()
         assert not peer.stage.starts
         assert not peer.stage.loads

@@ -38,6 +38,7 @@ from slipring.engines.chat.tools import EMPTY, toolbox
 from slipring.engines.gate import Retryable
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 from slipring.prompts.messages import short_id
+from slipring.protocol.append import ANSWERS
 from slipring.protocol.items import Item
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.stage import PLAIN
@@ -197,7 +198,9 @@ def test_what_cannot_be_shown_is_refused_by_name(part: Json, role: str, images: 
     assert refused.value.param == "previous_response_id"
 
 
-STEPS = st.lists(st.tuples(st.lists(ITEMS, max_size=4), st.lists(ITEMS, max_size=3)), min_size=1, max_size=5)
+WORDS = ITEMS.filter(lambda item: item.type not in ANSWERS)
+"""What a model says: results of tools are its client's."""
+STEPS = st.lists(st.tuples(st.lists(ITEMS, max_size=4), st.lists(WORDS, max_size=3)), min_size=1, max_size=5)
 
 
 @given(STEPS, st.sampled_from([None, "Be kind."]), st.booleans())

@@ -131,6 +131,33 @@ async def test_what_is_to_be_stored_is_stored_when_the_client_leaves() -> None:
         assert (kept["status"], [item["type"] for item in kept["output"]]) == ("completed", ["function_call"])
 
 
+@pytest.mark.parametrize("store", [False, True])
+async def test_a_client_that_was_cut_off_in_the_middle_of_a_step_loses_nothing_before_it(store: bool) -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        async with server.connect(headers=HEADER, abandoned=True) as socket:
+            await socket.create(**ASK, store=store)
+            performance = await engine.next()
+            performance.emit(CallStarted(kind="function", name="get_weather"), CallArguments("{}"))
+            performance.finish()
+            done = (await socket.until("response.done"))[-1]
+            await socket.send(type="response.append", response_id=done["response_id"], input=outputs(done))
+            performance = await engine.next()
+            performance.say("It is")
+            await socket.until("response.output_text.delta")
+            await cut(server, socket)
+        await asyncio.wait_for(performance.stopped.wait(), 10)
+        async with server.connect(headers=HEADER) as socket:
+            await socket.create(**{**ASK, "input": "Go on."}, previous_response_id=done["response_id"])
+            again = await engine.next()
+            kinds = [item.type for item in again.job.context()]
+            assert kinds == ["message", "function_call", "function_call_output", "message", "message"]
+            again.say("sunny.")
+            again.finish()
+            last = (await socket.until(*TERMINAL))[-1]["response"]
+            assert last["status"] == "completed"
+
+
 async def test_a_server_that_stops_does_not_wait_for_clients() -> None:
     async with serve(LOOP) as server, server.connect(headers=HEADER) as socket:
         done = await wait_for(socket)

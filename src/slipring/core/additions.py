@@ -54,5 +54,13 @@ class Additions(Struct, frozen=True):
         if turn.phase is Phase.SAVING:
             said = "The response has been completed. Continue it instead."
             raise Refusal("response_already_completed", said)
-        limits = self.limits
-        return turn.append(asked, now + limits.rollout_wait_s, limits.max_queued_bytes)
+        self._require_room(asked)
+        return turn.append(asked, now + self.limits.rollout_wait_s)
+
+    def _require_room(self, asked: frames.Append) -> None:
+        rollouts = [turn.rollout for turn in self.lanes.running() if turn.rollout is not None]
+        held, new = sum(each.held_bytes for each in rollouts), asked.size_bytes
+        whole = held + sum(each.size_bytes for each in rollouts)
+        if held + new > self.limits.max_queued_bytes or whole + new > self.limits.connection_cache_bytes:
+            said = "Too much is held for rollouts on this connection already."
+            raise Refusal("too_much_pending_input", said)

@@ -57,6 +57,8 @@ class Append(Struct, frozen=True):
     injects: bool
     """Whether it came as an injection, and is to be answered as one."""
     error: ApiError | None = None
+    is_malformed: bool = False
+    """Whether the event is none at all, and not only one that cannot be used."""
 
 
 Asked = Create | Steer | Append
@@ -129,7 +131,12 @@ def _read_append(frame: bytes | str, *, injects: bool) -> Append:
         target, items = append.read_append(frame)
     except ApiError as error:
         named = outline.response_id
-        return Append(named if isinstance(named, str) else "", given, (), size_bytes, injects, error)
+        target = named if isinstance(named, str) else ""
+        return Append(target, given, (), size_bytes, injects, error, is_malformed=True)
+    try:
+        append.require_answers(items)
+    except ApiError as error:
+        return Append(target, given, items, size_bytes, injects, error)
     return Append(target, given, items, size_bytes, injects)
 
 

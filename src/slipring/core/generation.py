@@ -96,7 +96,8 @@ class CallArguments(Struct, gc=False):
 class Finished(Struct):
     """The last delta of every job, warmups included."""
 
-    reason: Literal["stop", "max_output_tokens", "content_filter", "steered"]
+    reason: Literal["stop", "max_output_tokens", "content_filter", "steered", "broken_off"]
+    """Engines know all but the last."""
     input_tokens: int
     cached_tokens: int
     output_tokens: int

@@ -7,9 +7,10 @@ the connection may have in flight; a lane that must wait for a place gets it in 
 from collections import deque
 from collections.abc import Iterator
 
+from slipring.core.limits import Limits
 from slipring.core.phase import Phase
 from slipring.core.turn import Turn
-from slipring.errors import LaneLimitReached
+from slipring.errors import LaneLimitReached, RateLimited
 
 _KNOWN = (Phase.RUNNING, Phase.PAUSED, Phase.SAVING)
 
@@ -64,6 +65,15 @@ class Lanes:
             or bool(lane.waiting)
             or self.in_flight + len(self._ready) >= self._max_in_flight
         )
+
+    def require_room(self, size_bytes: int, limits: Limits) -> None:
+        """Refuse a turn that would have to wait, where too much waits already."""
+        too_many = self.waiting >= limits.max_queued
+        if too_many or self.waiting_bytes + size_bytes > limits.max_queued_bytes:
+            raise RateLimited(
+                f"Too many requests wait on this connection ({self.waiting})."
+                " Wait for a response to finish, or open another connection."
+            )
 
     def next(self) -> Turn | None:
         """Take the next turn that may run now, if there is one and a place for it."""

@@ -7,17 +7,21 @@ from msgspec import UNSET
 
 from slipring.core.generation import Accepted, Finished, Settings
 from slipring.core.head import Head
+from slipring.errors import ApiError
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import (
     InputTokensDetails,
     OutputTokensDetails,
     ReasoningEcho,
     Response,
+    ResponseError,
     TextEcho,
     Usage,
 )
 from slipring.protocol.timing import TokenCounts
 from slipring.protocol.tools import ToolChoice
+
+_FAILURE_CODES = {429: "rate_limit_exceeded"}
 
 
 def new_response(
@@ -73,6 +77,13 @@ def usage(finished: Finished) -> Usage:
         output_tokens_details=OutputTokensDetails(reasoning_tokens=finished.reasoning_tokens),
         total_tokens=finished.input_tokens + finished.output_tokens,
     )
+
+
+def failure(error: ApiError) -> ResponseError:
+    """Why a response has failed. The wire knows few codes for that; clients repeat the request on all but
+    those for a request that is refused."""
+    refused = "invalid_prompt" if 400 <= error.status < 500 else "server_error"
+    return ResponseError(code=_FAILURE_CODES.get(error.status, refused), message=error.message)
 
 
 def counts(accepted: Accepted, finished: Finished) -> TokenCounts:

@@ -33,6 +33,8 @@ from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.tools import Offer, ToolChoice, merged
 
+_LEAST_TOKENS = 16
+"""Servers elsewhere take no smaller bound on an answer."""
 _HEADER = "OpenAI-Beta: slipring_rollout=v1"
 
 
@@ -58,14 +60,16 @@ class Rollout:
         "_node",
         "_seen",
         "_spent",
+        "size_bytes",
         "waits_until",
     )
 
     def __init__(self, job: Job, carry: Carry, choice: ToolChoice) -> None:
         self.waits_until = 0.0
         """While it is paused: when it stops waiting."""
+        self.size_bytes = 0
+        """Of all that was said and appended."""
         self._spent: Finished | None = None
-        """By the steps that are over."""
         self._job = job
         self._choice = choice
         self._carry = carry
@@ -89,19 +93,32 @@ class Rollout:
         """Of the context with all that was said and appended."""
         return self._carry
 
+    @property
+    def spent(self) -> Finished | None:
+        """What the steps took that are over; None: there is none."""
+        return self._spent
+
+    @property
+    def held_bytes(self) -> int:
+        """What has been accepted, and is no part of the response yet."""
+        return sum(asked.size_bytes for asked in self._held)
+
     def look(self, output: Output) -> None:
         """Take note of what has been said."""
         new = tuple(output.items[self._seen :])
         if new:
             self._seen += len(new)
+            self.size_bytes += sum(item.size_bytes for item in new)
             self._calls += sum(lineage.is_call(item) for item in new)
             self._carry = lineage.after_output(self._carry, new)
 
-    def may_go_on(self, output: Output, finished: Finished) -> bool:
+    def may_go_on(self, output: Output, finished: Finished, most_bytes: int) -> bool:
         """Whether there could be another step behind the one that has just ended."""
+        self.look(output)
         most = self._job.settings.max_output_tokens
         spent = finished.output_tokens + (self._spent.output_tokens if self._spent is not None else 0)
-        return (most is None or spent < most) and len(output.items) < MOST_ITEMS
+        is_small = self.size_bytes < most_bytes and len(output.items) < MOST_ITEMS
+        return is_small and (most is None or spent + _LEAST_TOKENS <= most)
 
     def pause(self, output: Output, finished: Finished, response: Response, carry: Carry) -> list[Event]:
         """A step is over, and the client has to answer its calls; ``carry``: what the step leaves. Tells what
@@ -144,19 +161,23 @@ class Rollout:
         # No engine has read what was appended since.
         return structs.replace(spent, position=None) if self._input else spent
 
-    def hold(self, asked: Append, output: Output, most_bytes: int) -> None:
+    def hold(self, asked: Append, output: Output) -> None:
         """Accept what was sent, all of it or nothing."""
         self.look(output)
-        held = sum(append.size_bytes for append in self._held)
-        if held + asked.size_bytes > most_bytes or len(output.items) + len(asked.items) > MOST_ITEMS:
-            raise Refusal("too_much_pending_input", "Too much waits for this response already.")
+        if len(output.items) + len(asked.items) > MOST_ITEMS:
+            raise Refusal("too_much_pending_input", "The response has too many items already.")
         try:
             carry = lineage.join(self._carry, asked.items, complete=False)
             refuse_unseen_content(asked.items, self._job.model.capabilities)
+            self._offer(carry)
         except ApiError as error:
             raise Refusal("invalid_input", error.message, error.param) from None
         self._carry = carry
         self._held.append(asked)
+
+    def _offer(self, carry: Carry) -> Offer:
+        """What may be called in the next step."""
+        return self._choice.once_called.offer(merged(self._job.head.tools.callables, carry.tools))
 
     def commit(self, output: Output) -> list[Event]:
         """Make all that was accepted a part of the response."""
@@ -170,7 +191,9 @@ class Rollout:
                     )
                 )
             told += output.append(asked.items)
-            self._input += tuple(output.items[-len(asked.items) :])
+            appended = tuple(output.items[-len(asked.items) :])
+            self._input += appended
+            self.size_bytes += sum(item.size_bytes for item in appended)
         self._seen = len(output.items)
         return told
 
@@ -183,9 +206,8 @@ class Rollout:
     def next_job(self) -> Job:
         """Everything is answered: go on."""
         self._is_paused = False
-        job, settings, carry = self._job, self._job.settings, self._carry
+        job, settings, offer = self._job, self._job.settings, self._offer(self._carry)
         assert self._spent is not None
-        offer = self._choice.once_called.offer(merged(job.head.tools.callables, carry.tools))
         if settings.max_output_tokens is not None:
             left = settings.max_output_tokens - self._spent.output_tokens
             settings = structs.replace(settings, max_output_tokens=left)

@@ -5,13 +5,14 @@ It owns lanes, lineage and the connection's memory. It never waits, never reads 
 number: the time is an argument, and what else it takes (ids, a clock, seals) is handed in as its ``means``.
 """
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 
 from slipring.core import frames, lineage, places, rollout, sealing, settings
 from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
 from slipring.core.additions import Additions
 from slipring.core.betas import NONE, Betas
 from slipring.core.cache import ConnectionCache, NoMemory
+from slipring.core.ending import Ending
 from slipring.core.generation import Delta, Models
 from slipring.core.lanes import Lanes
 from slipring.core.limits import Limits
@@ -26,7 +27,6 @@ from slipring.errors import (
     ApiError,
     ConnectionLimitReached,
     PreviousResponseNotFound,
-    RateLimited,
     ServerError,
 )
 from slipring.protocol import items, requests
@@ -35,14 +35,6 @@ from slipring.protocol.requests import CreateRequest
 
 _POLICY_VIOLATION = 1008
 _RUNNING = Phase.RUNNING  # looking a member up on its enum costs more than the rest of that line
-
-
-class Ending(Struct, frozen=True):
-    """Why and how a connection is about to end."""
-
-    error: ApiError
-    code: int
-    deadline: float
 
 
 class Session:
@@ -144,7 +136,7 @@ class Session:
             return [_refuse(refusal)]
         try:
             if self._lanes.must_wait(self._lanes.open(lane)):
-                self._require_room(size_bytes)
+                self._lanes.require_room(size_bytes, self._limits)
         except ApiError as refusal:
             return [_refuse(refusal, lane)]
         turn = Turn(
@@ -165,6 +157,8 @@ class Session:
 
     def loaded(self, turn: Turn, loaded: Loaded, now: float) -> list[Action]:
         """The store has answered a ``Load``."""
+        if turn.may_resume:
+            return [Start(turn, turn.resume())]
         if turn.phase is not Phase.LOADING:
             return []
         previous = turn.request.previous_response_id
@@ -211,7 +205,8 @@ class Session:
             if job is not None:
                 return [Send(told), Start(turn, job)]
         if turn.rollout is not None and self._ending is None:
-            paused, more = turn.pause(now + self._limits.rollout_wait_s)
+            limits = self._limits
+            paused, more = turn.pause(now + limits.rollout_wait_s, limits.connection_cache_bytes)
             told += more
             if paused:
                 return [Send(told), *self._go_on(turn)]
@@ -230,7 +225,9 @@ class Session:
         """The engine or the store could not do its part."""
         if turn.phase is Phase.LOADING or (turn.phase is Phase.PREPARING and not turn.detached):
             return self._reject(turn, error, now)
-        if turn.phase not in (Phase.PREPARING, Phase.RUNNING, Phase.PAUSED, Phase.SAVING):
+        if turn.phase is Phase.PAUSED:
+            return self._conclude(turn, now)  # it may not go on
+        if turn.phase not in (Phase.PREPARING, Phase.RUNNING, Phase.SAVING):
             return []
         self._evict_parent(turn)
         self._finished.pop(turn, None)  # what cannot be saved leaves nothing
@@ -273,9 +270,9 @@ class Session:
         return [*([Send(left)] if left else []), *self._settle(now), *self._advance(now)]
 
     def leave(self, now: float) -> list[Action]:
-        """The client will not answer any more: nothing is begun, and what waits for it ends as it is."""
+        """The client will not answer any more: nothing is begun, and rollouts end as they are."""
         self._closed = True
-        return self._settle(now)
+        return [*self._settle(now), *self._break_off(now)]
 
     def recall(self, response_id: str) -> ResponseState | None:
         """A response that this connection remembers."""
@@ -308,7 +305,9 @@ class Session:
     @property
     def _refusing(self) -> ApiError | None:
         """Why no response can be begun any more, where that is so."""
-        return self._ending.error if self._ending is not None else None
+        if self._ending is not None:
+            return self._ending.error
+        return ServerError("The connection has ended.") if self._closed else None
 
     def _advance(self, now: float) -> list[Action]:
         """Begin every turn that may run now; at the end of a connection, close it when all is quiet."""
@@ -419,9 +418,9 @@ class Session:
             self._cache.evict(previous)
 
     def _append(self, asked: frames.Append, now: float) -> list[Action]:
-        if asked.injects and asked.error is not None:
-            self._closed = True
-            return [_refuse(asked.error), Close(_POLICY_VIOLATION, "invalid response.inject")]
+        if asked.injects and asked.is_malformed and asked.error is not None:
+            close = Close(_POLICY_VIOLATION, "invalid response.inject")
+            return [*self.leave(now), _refuse(asked.error), close]
         told, resuming = self._additions.append(asked, self._cache, now)
         return [Send(told), *([] if resuming is None else self._go_on(resuming))]
 
@@ -433,27 +432,28 @@ class Session:
         return [action for turn in due for action in self._conclude(turn, now)]
 
     def _go_on(self, turn: Turn) -> list[Action]:
-        """Go on with a rollout, if it has all that it waits for."""
-        return [Start(turn, turn.resume())] if turn.may_resume else []
+        """Go on with a rollout, if it has all that it waits for, and may."""
+        if not turn.may_resume:
+            return []
+        return [Load(turn, None, frozenset())] if self.asks_each_turn else [Start(turn, turn.resume())]
+
+    def _break_off(self, now: float) -> list[Action]:
+        """End rollouts in the middle of a step: what was done before is kept."""
+        actions: list[Action] = []
+        for turn in [turn for turn in self._lanes.running() if turn.can_be_broken_off]:
+            turn.break_off()
+            actions += [Cancel(turn), *self._conclude(turn, now)]
+        return actions
 
     def _abandon(self, now: float) -> list[Action]:
         """The grace is over: what still runs is stopped and says so. What is finished is being saved."""
-        actions: list[Action] = []
+        actions = self._break_off(now)
         error = ServerError("The connection ended before this response was finished.")
         for turn in list(self._lanes.running()):
             if turn.phase is not Phase.SAVING:
                 actions.append(Cancel(turn))
                 actions += self.failed(turn, error, now)
         return actions
-
-    def _require_room(self, size_bytes: int) -> None:
-        limits, lanes = self._limits, self._lanes
-        too_many = lanes.waiting >= limits.max_queued
-        if too_many or lanes.waiting_bytes + size_bytes > limits.max_queued_bytes:
-            raise RateLimited(
-                f"Too many requests wait on this connection ({lanes.waiting})."
-                " Wait for a response to finish, or open another connection."
-            )
 
 
 def _refuse(error: ApiError, lane: str | None = None) -> Send:

@@ -7,6 +7,9 @@ from slipring.protocol.timing import Stage, StageName
 Clock = Callable[[], float]
 
 
+_MOST_LAPS = 400
+
+
 class Stages:
     """A stopwatch that starts when a request arrives: each lap ends the stage that the last one began."""
 
@@ -23,6 +26,14 @@ class Stages:
         now, start = self._clock(), self._last
         self.laps.append(Stage(name, as_ms(start - self._arrived), as_ms(now - start)))
         self._last = now
+
+    def fold(self) -> None:
+        """Where there are many laps, those that are long over become one."""
+        if len(self.laps) > _MOST_LAPS:
+            folded = self.laps[: _MOST_LAPS // 2]
+            end = self.laps[len(folded)].start_ms
+            first = Stage("rollout", folded[0].start_ms, round(end - folded[0].start_ms, 3))
+            self.laps[: len(folded)] = [first]
 
     @property
     def total_ms(self) -> float:

@@ -14,6 +14,7 @@ from slipring.core.generation import Delta, Refused, Text
 from slipring.core.output import Output
 from slipring.core.state import Carry, ResponseState
 from slipring.errors import quoted
+from slipring.protocol.append import ANSWERS
 from slipring.protocol.events import (
     Event,
     RequiredInput,
@@ -24,10 +25,13 @@ from slipring.protocol.events import (
     SteerPending,
     SteerRef,
 )
-from slipring.protocol.items import FunctionCall, Item
+from slipring.protocol.items import Body, FunctionCall, Item
 
 _SENTENCE_END = re.compile(r"""(?: [!?…。！？] | (?<!\d)\. ) ["')\]*_’”»]* \s* \Z | \n \s* \Z""", re.VERBOSE)
 """A full stop behind a digit may be in the middle of a number, or number a list."""
+
+
+_ANSWERED_BY = {call: answer for answer, call in ANSWERS.items()}
 
 
 class Refusal(Exception):
@@ -147,7 +151,11 @@ def required_input(output: tuple[Item, ...], carry: Carry) -> list[RequiredInput
     for item in output:
         call = carry.open_calls.get(item.call_id or "")
         if item.call_id is not None and call is not None and call.required and lineage.is_call(item):
-            body = item.body()
-            name = body.name if isinstance(body, FunctionCall) else UNSET
-            stubs.append(RequiredInput(f"{item.type}_output", item.call_id, name))
+            stubs.append(_stub(item.type, item.call_id, item.body()))
     return stubs
+
+
+def _stub(kind: str, call_id: str, call: Body) -> RequiredInput:
+    if kind == "tool_search_call":
+        return RequiredInput(_ANSWERED_BY[kind], call_id, execution="client")
+    return RequiredInput(_ANSWERED_BY[kind], call_id, call.name if isinstance(call, FunctionCall) else UNSET)

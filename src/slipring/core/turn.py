@@ -29,13 +29,9 @@ from slipring.protocol.responses import (
     ConversationEcho,
     IncompleteDetails,
     Response,
-    ResponseError,
 )
 from slipring.protocol.timing import TurnReport
 from slipring.protocol.tools import ToolChoice, merged
-
-_FAILURE_CODES = {429: "rate_limit_exceeded"}
-"""The wire knows few codes for a failed response; clients repeat the request on all but these."""
 
 
 class Turn:
@@ -303,15 +299,17 @@ class Turn:
             self.stages.lap("prefill")
         return said
 
-    def pause(self, waits_until: float) -> tuple[bool, list[Event]]:
+    def pause(self, waits_until: float, most_bytes: int) -> tuple[bool, list[Event]]:
         """The engine has ended a step: wait, if this is a rollout and the client owes it something. Tells
         whether it does."""
         rollout, finished, output = self.rollout, self._finished, self.output
         if rollout is None or finished is None or self.response is None or not output.calls:
             return False, []
-        if finished.reason not in ("stop", "steered") or not rollout.may_go_on(output, finished):
+        if finished.reason not in ("stop", "steered"):
             return False, []
         told = output.finish("completed")
+        if not rollout.may_go_on(output, finished, most_bytes):
+            return False, told
         carry = lineage.after_output(self._carry, output.latest)
         if not any(call.required for call in carry.open_calls.values()):
             return False, told
@@ -323,10 +321,10 @@ class Turn:
             self._carry = rollout.carry
         return True, told
 
-    def append(self, asked: Append, waits_until: float, most_bytes: int) -> list[Event]:
+    def append(self, asked: Append, waits_until: float) -> list[Event]:
         """Take what the client owes; it becomes a part of the response as soon as the model is silent."""
         assert self.rollout is not None
-        self.rollout.hold(asked, self.output, most_bytes)
+        self.rollout.hold(asked, self.output)
         if self.phase is not Phase.PAUSED:
             return []
         self.rollout.waits_until = waits_until
@@ -343,10 +341,20 @@ class Turn:
         """Go on with a rollout."""
         assert self.rollout is not None
         self.stages.lap("client")
+        self.stages.fold()
         self._finished = None
         self.phase = Phase.RUNNING
         self.stop.asked = self.steers is not None and self.steers.may_end([])
         return self.rollout.next_job()
+
+    @property
+    def can_be_broken_off(self) -> bool:
+        """Whether it has come so far that what there is of it is worth keeping, though it is not finished."""
+        return self.phase is Phase.RUNNING and self.rollout is not None and self.rollout.spent is not None
+
+    def break_off(self) -> None:
+        """Nobody waits for the step that is being made: it counts as said as far as it was."""
+        self._finished = Finished("broken_off", input_tokens=0, cached_tokens=0, output_tokens=0)
 
     def _given_back(self) -> list[Event]:
         return self.rollout.give_back(self.output) if self.rollout is not None else []
@@ -375,7 +383,7 @@ class Turn:
             response,
             status="completed" if stopped else "incomplete",
             completed_at=int(now) if stopped else None,
-            incomplete_details=None if reason == "stop" else IncompleteDetails(reason),
+            incomplete_details=None if reason == "stop" else IncompleteDetails.of(reason),
             output=self.output.raw_items(),
             usage=objects.usage(finished),
         )
@@ -400,15 +408,13 @@ class Turn:
         """The engine or the store failed: close what is open and say so, once."""
         assert self.response is not None
         closing = self.output.finish("incomplete") + self._given_back()
-        refused = "invalid_prompt" if 400 <= error.status < 500 else "server_error"
-        code = _FAILURE_CODES.get(error.status, refused)
         self.response = structs.replace(
             self.response,
             status="failed",
             completed_at=None,
             incomplete_details=None,
             output=self.output.raw_items(),
-            error=ResponseError(code=code, message=error.message),
+            error=objects.failure(error),
         )
         closing.append(self.output.announce(events.Failed, self.response))
         return closing
@@ -416,6 +422,8 @@ class Turn:
     def report(self, error: ApiError | None = None) -> TurnReport:
         """What there is to say about a turn that is over; ``error``: why it was refused."""
         accepted, finished, stages = self._accepted, self._finished, self.stages
+        if finished is None and self.rollout is not None:
+            finished = self.rollout.spent
         previous = self.request.previous_response_id
         report = TurnReport(
             status="refused",

@@ -47,6 +47,11 @@ def read_append(frame: bytes | str) -> tuple[str, tuple[Item, ...]]:
     if len(request.input) > items.MOST_ITEMS:
         raise InvalidRequest(f"Invalid 'input': more than {items.MOST_ITEMS} items.", param="input")
     found = tuple(items.read_item(bytes(raw), f"input[{index}]") for index, raw in enumerate(request.input))
+    return request.response_id, found
+
+
+def require_answers(found: tuple[Item, ...]) -> None:
+    """Refuse items that are well-formed and answer no call."""
     for index, item in enumerate(found):
         if item.type not in ANSWERS:
             param = f"input[{index}].type"
@@ -56,7 +61,6 @@ def read_append(frame: bytes | str) -> tuple[str, tuple[Item, ...]]:
             )
         if item.call_id is None:
             raise wire.explain("Object missing required field `call_id`", f"input[{index}]")
-    return request.response_id, found
 
 
 def read_outline(frame: bytes | str) -> AppendOutline:

@@ -218,6 +218,9 @@ class RequiredInput(Struct):
     type: str
     call_id: str
     name: str | UnsetType = UNSET
+    """Of functions."""
+    execution: Literal["client"] | UnsetType = UNSET
+    """Of searches for tools."""
 
 
 class SteerPending(Event, tag="response.steer.pending", kw_only=True):

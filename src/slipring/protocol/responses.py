@@ -4,7 +4,7 @@ Every key is always present. Parts that are large and repeat (tools, instruction
 encoded once and spliced into each event that carries the object.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import UNSET, Raw, Struct, UnsetType
 
@@ -126,7 +126,12 @@ class ResponseError(Struct):
 
 
 class IncompleteDetails(Struct):
-    reason: IncompleteReason
+    reason: IncompleteReason | None
+    """None: for none of the reasons that the API knows."""
+
+    @classmethod
+    def of(cls, reason: str) -> "IncompleteDetails":
+        return cls(next((known for known in get_args(IncompleteReason) if known == reason), None))
 
 
 class ReasoningEcho(Struct):

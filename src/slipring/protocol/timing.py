@@ -21,6 +21,7 @@ StageName = Literal[
     "prefill",
     "generate",
     "client",
+    "rollout",
     "store",
     "terminal",
 ]
