@@ -40,22 +40,30 @@ class Budget:
         return {True: "met", False: "falls short", None: "not measured"}[self.met]
 
 
-def all_budgets(directory: Path = RESULTS) -> list[Budget]:
-    return [
-        *_from(directory, "continuation_cost", _continuation),
-        *_loops(directory / "loops.json"),
-        *_from(directory, "stream_cost", _stream),
-        *_from(directory, "engine_overhead", _engines),
-        *_from(directory, "idle_connections", _idle),
-        *_from(directory, "rollout", _rollout),
-    ]
+def all_budgets(since: str = "") -> list[Budget]:
+    """``since``: older figures are none."""
+    readers: dict[str, Callable[[Path], list[Budget]]] = {
+        "continuation_cost": _figures(_continuation),
+        "loops": _loops,
+        "stream_cost": _figures(_stream),
+        "engine_overhead": _figures(_engines),
+        "idle_connections": _figures(_idle),
+        "rollout": _figures(_rollout),
+    }
+    found: list[Budget] = []
+    for name, read in readers.items():
+        try:
+            path = RESULTS / f"{name}.json"
+            if json.loads(path.read_text())["when"] < since:
+                raise LookupError("it has not been measured now")
+            found += read(path)
+        except (OSError, LookupError, results.Unreadable) as error:
+            found.append(Budget(name, "", f"no figure: {error}", None, name))
+    return found
 
 
-def _from(directory: Path, name: str, read: Callable[[Figures], list[Budget]]) -> list[Budget]:
-    path = directory / f"{name}.json"
-    if not path.exists():
-        return [Budget(name, "", f"no {path.name}", None, name)]
-    return read(json.loads(path.read_text()))
+def _figures(read: Callable[[Figures], list[Budget]]) -> Callable[[Path], list[Budget]]:
+    return lambda path: read(json.loads(path.read_text()))
 
 
 def _of(values: list[float], unit: str, digits: int = 2) -> str:
@@ -65,6 +73,7 @@ def _of(values: list[float], unit: str, digits: int = 2) -> str:
 
 def _continuation(figures: Figures) -> list[Budget]:
     wall = {int(tokens): cost["wall"] for tokens, cost in figures["ms_per_turn"].items()}
+    forks = {int(tokens): cost["fork"] for tokens, cost in figures["ms_per_turn"].items()}
     short, long = min(wall), max(wall)
     ratio = figures["ratios"]["wall"]
     return [
@@ -82,12 +91,17 @@ def _continuation(figures: Figures) -> list[Budget]:
             ratio <= figures["budget"],
             "continuation_cost",
         ),
+        Budget(
+            f"a fork at {long:,} tokens of history, against one at {short:,}",
+            "≤ 1.5 ×",
+            f"{figures['ratios']['fork']:.2f} ×, {_of(forks[long], 'ms')}",
+            figures["ratios"]["fork"] <= figures["budget"],
+            "continuation_cost",
+        ),
     ]
 
 
 def _loops(path: Path) -> list[Budget]:
-    if not path.exists():
-        return [Budget("the 25-call loop", "", f"no {path.name}", None, "loops")]
     summaries = {(each.workload, each.mode): each for each in summarise(results.read(path))}
     fast = summaries.get(("coding", "websocket"))
     return [

@@ -6,19 +6,18 @@ Only loopback is used, all loops are bounded, and every process started here is 
 import contextlib
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
-from slipring import __version__
+from slipring.bench import machine
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -101,22 +100,12 @@ def keep(name: str, figures: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     record = {
         "benchmark": name,
-        "slipring": __version__,
-        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.system()},
-        "python": platform.python_version(),
-        "aiohttp": aiohttp.__version__,
+        "when": machine.now(),
+        "machine": msgspec.to_builtins(machine.machine()),
+        "versions": machine.versions(),
         **figures,
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-        if found:
-            return found.group(1)
-    return platform.machine()
 
 
 def verdict(ratio: float, budget: float) -> str:

@@ -3,8 +3,9 @@
 Each chain begins with one create that brings its whole history (messages, tool calls and tool outputs, as a
 coding agent makes them), then continues by id with one small message at a time, with ten tools sent again in
 every frame. The engine answers at once with one token, so what is left is the plumbing: wall time from send
-to ``response.completed`` as the client sees it, and CPU of the server process. Chains take turns, so that the
-machine's moods hit all.
+to ``response.completed`` as the client sees it, and CPU of the server process. The same for forks: a
+continuation of the chain's first response on another lane. Chains take turns, so that the machine's moods hit
+all.
 
     python benchmarks/continuation_cost.py
 """
@@ -20,6 +21,7 @@ from common import Loop, Process, connected, keep, slipring, spread, verdict
 
 BUDGET = 1.5
 HISTORIES = (2_000, 20_000, 150_000)
+KINDS = ("wall", "cpu", "fork")
 OUTPUT_BYTES = 3_500
 TOOLS = [
     {
@@ -54,10 +56,11 @@ class Chain:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self.history_tokens = 0
+        self._first: dict[str, Any] = {}
         self._latest: dict[str, Any] = {}
 
     async def begin(self, tokens: int) -> None:
-        self._latest = await self._turn(input=history(tokens))
+        self._first = self._latest = await self._turn(input=history(tokens))
         self.history_tokens = self._latest["usage"]["input_tokens"]
 
     async def step(self) -> None:
@@ -67,6 +70,15 @@ class Chain:
         details = self._latest["usage"]["input_tokens_details"]
         assert details["cached_tokens"] > self.history_tokens, "the history was lost"
 
+    async def fork(self) -> None:
+        response = await self._turn(
+            input=[{"role": "user", "content": "or else"}],
+            previous_response_id=self._first["id"],
+            stream_id="fork",
+        )
+        cached = response["usage"]["input_tokens_details"]["cached_tokens"]
+        assert cached > self.history_tokens, "the history was lost"
+
     async def _turn(self, **create: Any) -> dict[str, Any]:
         settings = {"model": "simulated", "store": False, "tools": TOOLS, "tool_choice": "none"}
         response, _ = await self._loop.turn(**settings, **create)
@@ -74,8 +86,8 @@ class Chain:
 
 
 async def measure(server: Process, steps: int, batch: int) -> dict[int, dict[str, list[float]]]:
-    """Milliseconds per continuation, wall and CPU, one figure per batch of steps."""
-    costs: dict[int, dict[str, list[float]]] = {tokens: {"wall": [], "cpu": []} for tokens in HISTORIES}
+    """Milliseconds per continuation, wall and CPU, and per fork, one figure per batch of steps."""
+    costs: dict[int, dict[str, list[float]]] = {tokens: {kind: [] for kind in KINDS} for tokens in HISTORIES}
     async with AsyncExitStack() as stack:
         chains = {}
         for tokens in HISTORIES:
@@ -90,6 +102,10 @@ async def measure(server: Process, steps: int, batch: int) -> dict[int, dict[str
                     await chain.step()
                 costs[tokens]["wall"].append((time.perf_counter() - wall) / batch * 1e3)
                 costs[tokens]["cpu"].append((server.cpu_s() - cpu) / batch * 1e3)
+                wall = time.perf_counter()
+                for _ in range(batch):
+                    await chain.fork()
+                costs[tokens]["fork"].append((time.perf_counter() - wall) / batch * 1e3)
     return costs
 
 
@@ -102,11 +118,11 @@ def main() -> None:
     with slipring("simulated:tokens_per_s=0,output_tokens=1") as server:
         costs = asyncio.run(measure(server, arguments.steps, arguments.batch))
     print("cost of a continuation beside the model, median (range)")
-    base = {kind: spread(costs[HISTORIES[0]][kind])["median"] for kind in ("wall", "cpu")}
+    base = {kind: spread(costs[HISTORIES[0]][kind])["median"] for kind in KINDS}
     ratios: dict[str, float] = {}
     for tokens, cost in costs.items():
         parts = []
-        for kind in ("wall", "cpu"):
+        for kind in KINDS:
             each = spread(cost[kind])
             ratios[kind] = each["median"] / base[kind]
             parts.append(f"{kind} {each['median']:.3f} ms ({each['low']:.3f} – {each['high']:.3f})")

@@ -38,6 +38,7 @@ def sections() -> dict[str, str]:
         "machine": machine(loops),
         "budgets": budget_table(),
         "loops": loop_tables(loops),
+        "stages": stage_table(loops, "coding"),
         "deep": loop_tables(deep),
     }
 
@@ -77,6 +78,25 @@ def loop_tables(record: Record) -> str:
         parts += [_row(each) for each in summaries if each.workload == workload.name]
         parts.append("")
     return "\n".join(parts).rstrip()
+
+
+def stage_table(record: Record, workload: str) -> str:
+    """Where a turn's time goes: means per turn, in ms."""
+    found = [each for each in summarise(record) if each.workload == workload and each.stages_ms]
+    means = {each.mode: dict(each.stages_ms) for each in found}
+    names = [name for each in found for name, _ in each.stages_ms]
+    stages = [
+        name for name in dict.fromkeys(names) if any(means[mode].get(name, 0) >= 0.05 for mode in means)
+    ]
+    lines = [f"| ms per turn | {' | '.join(f'`{mode}`' for mode in means)} |"]
+    lines.append("| --- |" + " --- |" * len(means))
+    for name in stages:
+        lines.append(f"| {name} | {' | '.join(f'{means[mode].get(name, 0):.2f}' for mode in means)} |")
+    rest = [each.outside_ms for each in found]
+    lines.append(
+        f"| outside the server | {' | '.join(f'{ms:.2f}' if ms is not None else '' for ms in rest)} |"
+    )
+    return "\n".join(lines)
 
 
 def _row(each: Summary) -> str:

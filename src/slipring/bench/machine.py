@@ -24,7 +24,7 @@ def machine() -> Machine:
         cpu=_cpu(),
         cores=os.cpu_count() or 1,
         memory_gib=round(_memory_bytes() / 2**30, 1),
-        system=f"{platform.system()} {platform.release()}",
+        system=platform.system(),
     )
 
 
