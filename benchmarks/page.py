@@ -85,17 +85,15 @@ def stage_table(record: Record, workload: str) -> str:
     found = [each for each in summarise(record) if each.workload == workload and each.stages_ms]
     means = {each.mode: dict(each.stages_ms) for each in found}
     names = [name for each in found for name, _ in each.stages_ms]
-    stages = [
-        name for name in dict.fromkeys(names) if any(means[mode].get(name, 0) >= 0.05 for mode in means)
+    most = {name: max(each.get(name, 0) for each in means.values()) for name in names}
+    stages = [name for name, ms in most.items() if ms >= 0.05]
+    rows = {name: [f"{each.get(name, 0):.2f}" for each in means.values()] for name in stages}
+    rows["outside the server"] = [
+        "" if each.outside_ms is None else f"{each.outside_ms:.2f}" for each in found
     ]
     lines = [f"| ms per turn | {' | '.join(f'`{mode}`' for mode in means)} |"]
-    lines.append("| --- |" + " --- |" * len(means))
-    for name in stages:
-        lines.append(f"| {name} | {' | '.join(f'{means[mode].get(name, 0):.2f}' for mode in means)} |")
-    rest = [each.outside_ms for each in found]
-    lines.append(
-        f"| outside the server | {' | '.join(f'{ms:.2f}' if ms is not None else '' for ms in rest)} |"
-    )
+    lines += ["| --- |" + " --- |" * len(means)]
+    lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
     return "\n".join(lines)
 
 
