@@ -2,7 +2,7 @@
 
 A loop of tool calls, as a coding agent makes them, with ten tools and instructions that separate responses
 send again each time. The engine answers at once, so what is left is the plumbing. A boundary is all between
-sending the result of a call and having read the next call, or the end. Both shapes take turns, loop by loop,
+sending the result of a call and having read the next call, or the end; nothing is logged. Both shapes take turns, loop by loop,
 on connections of their own to one server, so that the machine's moods hit both.
 
     python benchmarks/rollout.py
@@ -109,7 +109,8 @@ def main() -> None:
     arguments = parser.parse_args()
     calls = arguments.calls
     print(f"{arguments.loops} loops of {calls} calls in each shape …", file=sys.stderr, flush=True)
-    with slipring(f"simulated:tokens_per_s=0,output_tokens=60,tool_calls={calls}") as server:
+    engine = f"simulated:tokens_per_s=0,output_tokens=60,tool_calls={calls}"
+    with slipring(engine, "--log-level", "error") as server:
         costs = asyncio.run(measure(server, arguments.loops, calls))
     print("cost of a tool boundary beside the model, median (range)")
     for shape, cost in costs.items():
