@@ -88,9 +88,7 @@ def stage_table(record: Record, workload: str) -> str:
     most = {name: max(each.get(name, 0) for each in means.values()) for name in names}
     stages = [name for name, ms in most.items() if ms >= 0.05]
     rows = {name: [f"{each.get(name, 0):.2f}" for each in means.values()] for name in stages}
-    rows["outside the server"] = [
-        "" if each.outside_ms is None else f"{each.outside_ms:.2f}" for each in found
-    ]
+    rows["outside the server"] = [f"{each.outside_ms or 0:.2f}" for each in found]
     lines = [f"| ms per turn | {' | '.join(f'`{mode}`' for mode in means)} |"]
     lines += ["| --- |" + " --- |" * len(means)]
     lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]

@@ -2,8 +2,8 @@
 
 A loop of tool calls, as a coding agent makes them, with ten tools and instructions that separate responses
 send again each time. The engine answers at once, so what is left is the plumbing. A boundary is all between
-sending the result of a call and having read the next call, or the end; nothing is logged. Both shapes take turns, loop by loop,
-on connections of their own to one server, so that the machine's moods hit both.
+sending the result of a call and having read the next call, or the end; nothing is logged. Both shapes take
+turns, loop by loop, on connections of their own to one server, so that the machine's moods hit both.
 
     python benchmarks/rollout.py
 """
