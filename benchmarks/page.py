@@ -33,12 +33,13 @@ def main() -> None:
 
 def sections() -> dict[str, str]:
     """What is written, by the name of its markers."""
-    loops, deep = (results.read(RESULTS / f"{name}.json") for name in ("loops", "deep"))
+    loops, fast, deep = (results.read(RESULTS / f"{name}.json") for name in ("loops", "fast", "deep"))
     return {
         "machine": machine(loops),
         "budgets": budget_table(),
         "loops": loop_tables(loops),
         "stages": stage_table(loops, "coding"),
+        "fast": loop_tables(fast),
         "deep": loop_tables(deep),
     }
 

@@ -20,10 +20,12 @@ from slipring.bench import machine
 
 HERE = Path(__file__).parent
 LOOPS = ["-m", "slipring", "bench", "--workload", "coding,short", "--repeats", "5"]
+FAST = ["-m", "slipring", "bench", "--tokens-per-s", "4000", "--repeats", "5"]
 DEEP = ["-m", "slipring", "bench", "--deep", "20k,75k,150k", "--mode", "http-full,http-chained,websocket"]
 PARTS: dict[str, list[str]] = {
     "agent loops": [*LOOPS, "--json", str(RESULTS / "loops.json")],
-    "deep histories": [*DEEP, "--repeats", "3", "--json", str(RESULTS / "deep.json")],
+    "agent loops, faster": [*FAST, "--json", str(RESULTS / "fast.json")],
+    "deep histories": [*DEEP, "--repeats", "5", "--json", str(RESULTS / "deep.json")],
     "continuations": [str(HERE / "continuation_cost.py")],
     "streams": [str(HERE / "stream_cost.py"), "--rounds", "9"],
     "rollouts": [str(HERE / "rollout.py")],
