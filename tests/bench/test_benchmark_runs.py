@@ -1,4 +1,4 @@
-"""The programs below ``benchmarks``: whose record is whose, what is a fault, and that nothing is left behind."""
+"""The programs below ``benchmarks``: whose record is whose, what is a fault, that nothing stays behind."""
 
 import importlib
 import os

@@ -27,7 +27,7 @@ class Level(Struct, kw_only=True, omit_defaults=True):
 
     connections: int
     """So many were asked for."""
-    open_connections: int
+    open_connections: int = 0
     """So many were there at the end."""
     seconds: float
     turns: int
