@@ -14,6 +14,9 @@ import sys
 import aiohttp
 from common import Loop, Process, keep, slipring
 
+from slipring.bench.load.files import allow_connections
+from slipring.bench.options import UsageError
+
 BUDGET_KIB = 30
 LOTS_AT_ONCE = 50
 
@@ -50,6 +53,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--connections", type=int, default=1000)
     arguments = parser.parse_args()
+    try:
+        allow_connections(arguments.connections + arguments.connections // 4)  # for the server as well
+    except UsageError as error:
+        parser.error(str(error))
     print(f"{arguments.connections} connections …", file=sys.stderr, flush=True)
     with slipring("simulated:tokens_per_s=0,output_tokens=20") as server:
         figures = asyncio.run(measure(server, arguments.connections))

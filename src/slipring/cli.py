@@ -91,6 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="many connections at once, until a service level breaks",
         description="Chat over many connections at once, more and more of them, until a service level breaks."
         " Without --url, against a slipring that is started for it.",
+        argument_default=argparse.SUPPRESS,  # so that what was given before "load" stays
         allow_abbrev=False,
     )
     load_options.add_flags(load)

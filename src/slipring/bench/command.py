@@ -48,8 +48,11 @@ def run_until_interrupted(measuring: Coroutine[Any, Any, None]) -> bool:
         task = asyncio.current_task()
         assert task is not None
         if os.name == "posix":
-            for number in (signal.SIGINT, signal.SIGTERM):  # or the server would outlive the bench
-                asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):  # or nothing would be shown and written
+                loop.add_signal_handler(number, task.cancel)
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is below nohup
+                loop.add_signal_handler(signal.SIGHUP, _hang_up, task, _terminals())
         try:
             await measuring
         except asyncio.CancelledError:
@@ -58,6 +61,20 @@ def run_until_interrupted(measuring: Coroutine[Any, Any, None]) -> bool:
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(run())
+
+
+def _terminals() -> list[int]:
+    """Those of standard output and standard error that are one."""
+    return [file for file in (1, 2) if os.isatty(file)]
+
+
+def _hang_up(task: "asyncio.Task[Any]", terminals: list[int]) -> None:
+    """The terminal is gone, and writing there would fail before the files are written."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for file in terminals:
+        os.dup2(nowhere, file)
+    os.close(nowhere)
+    task.cancel()
 
 
 def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":

@@ -71,6 +71,16 @@ class Exchange:
         """The turn is over, as far as its time goes."""
         self.total_ns = time.perf_counter_ns() - self._begun_ns
 
+    @property
+    def age_ms(self) -> float:
+        """How long ago it was begun."""
+        return (time.perf_counter_ns() - self._begun_ns) / 1e6
+
+    @property
+    def silence_ms(self) -> float:
+        """How long ago the last event came, or how long none has come."""
+        return self.age_ms - (self.arrivals_ns[-1] / 1e6 if self.arrivals_ns else 0.0)
+
     def first_ms(self, *kinds: str) -> float | None:
         """When the first event of these types came."""
         for event, at_ns in zip(self.events, self.arrivals_ns, strict=True):

@@ -8,13 +8,32 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from slipring.bench.modes import MODES
 from slipring.bench.workloads.catalogue import DEPTHS, WORKLOADS
 
+_T = TypeVar("_T")
 _KEY_VARIABLES = ("OPENAI_API_KEY", "SLIPRING_API_KEY")
 _NAMES = (*WORKLOADS, "deep", "replay")
+_TOKENS_PER_S = 1000.0
+_TIMEOUT_S = 300.0
+_OF_LOOPS = {
+    "--workload": "workloads",
+    "--mode": "modes",
+    "--repeats": "repeats",
+    "--lanes": "lanes",
+    "--deep": "depths",
+    "--replay": "replay",
+    "--tool-ms": "tool_ms",
+    "--rtt-ms": "rtt_ms",
+    "--tool-choice": "tool_choice",
+    "--html": "html",
+    "--svg": "svg",
+    "--from": "kept",
+}
+"""Flags that a load does not have, or has in another sense."""
 
 
 class UsageError(Exception):
@@ -68,10 +87,9 @@ class Options:
     """A record that is shown again, instead of measuring."""
 
 
-def add_target_flags(
-    parser: argparse.ArgumentParser, *, tokens_per_s: float = 1000.0, timeout_s: float = 300.0
-) -> None:
-    """Flags that say what is measured."""
+def add_target_flags(parser: argparse.ArgumentParser, *, tokens_per_s: float, timeout_s: float) -> None:
+    """Flags that say what is measured. None has a default here, where it could not be told from a flag that
+    was given: see ``target_from_namespace``."""
     parser.add_argument(
         "--url", help="where the API is, as in http://host/v1 (default: starts a server itself)"
     )
@@ -88,12 +106,9 @@ def add_target_flags(
         "--tokens-per-s",
         metavar="RATE",
         type=number(0),
-        default=tokens_per_s,
         help=f"decoding speed that is simulated; 0: unlimited (default: {tokens_per_s:g})",
     )
-    parser.add_argument(
-        "--serve-flags", metavar="FLAGS", default="", help="further flags of the server that is started"
-    )
+    parser.add_argument("--serve-flags", metavar="FLAGS", help="further flags of the server that is started")
     parser.add_argument(
         "--max-output-tokens",
         metavar="N",
@@ -109,7 +124,6 @@ def add_target_flags(
     parser.add_argument(
         "--timeout-s",
         type=number(0.001),
-        default=timeout_s,
         metavar="S",
         help=f"longest turn (default: {timeout_s:g})",
     )
@@ -117,12 +131,11 @@ def add_target_flags(
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of a bench."""
-    add_target_flags(parser)
+    add_target_flags(parser, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
     parser.add_argument(
         "--workload",
         dest="workloads",
         type=_names("workload", _NAMES),
-        default=(),
         metavar="NAME,…",
         help=f"what the loops do: {', '.join(_NAMES)} (default: coding)",
     )
@@ -133,15 +146,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,…",
         help=f"how they talk: {', '.join(MODES)} (default: all)",
     )
+    parser.add_argument("--repeats", type=whole(1), metavar="N", help="loops of each mode (default: 5)")
     parser.add_argument(
-        "--repeats", type=whole(1), default=5, metavar="N", help="loops of each mode (default: 5)"
-    )
-    parser.add_argument(
-        "--lanes",
-        type=whole(1),
-        default=4,
-        metavar="N",
-        help="loops at once in websocket-lanes (default: 4)",
+        "--lanes", type=whole(1), metavar="N", help="loops at once in websocket-lanes (default: 4)"
     )
     parser.add_argument(
         "--deep",
@@ -154,15 +161,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--replay", type=Path, metavar="FILE", help="recorded loop to play; implies --workload replay"
     )
     parser.add_argument(
-        "--tool-ms",
-        type=number(0),
-        default=0.0,
-        metavar="MS",
-        help="time that tools take; not counted (default: 0)",
+        "--tool-ms", type=number(0), metavar="MS", help="time that tools take; not counted (default: 0)"
     )
-    parser.add_argument(
-        "--rtt-ms", type=number(0), default=0.0, metavar="MS", help="round trip to imitate (default: 0)"
-    )
+    parser.add_argument("--rtt-ms", type=number(0), metavar="MS", help="round trip to imitate (default: 0)")
     parser.add_argument(
         "--tool-choice",
         choices=("auto", "forced"),
@@ -176,7 +177,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def target_from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Target:
+def flags_of_loops(namespace: argparse.Namespace) -> list[str]:
+    """Those among the parsed flags that are for loops alone."""
+    return [flag for flag, name in _OF_LOOPS.items() if getattr(namespace, name) is not None]
+
+
+def target_from_namespace(
+    namespace: argparse.Namespace, environ: Mapping[str, str], *, tokens_per_s: float, timeout_s: float
+) -> Target:
     """What parsed flags (see ``add_target_flags``) and ``environ`` want measured, or ``UsageError``."""
     if namespace.url is not None:
         _check_url(namespace.url)
@@ -190,24 +198,24 @@ def target_from_namespace(namespace: argparse.Namespace, environ: Mapping[str, s
         key=_key(namespace.api_key_env, environ),
         model=namespace.model,
         engine=namespace.engine,
-        tokens_per_s=namespace.tokens_per_s,
-        serve_flags=tuple(shlex.split(namespace.serve_flags)),
+        tokens_per_s=_given(namespace.tokens_per_s, tokens_per_s),
+        serve_flags=tuple(shlex.split(namespace.serve_flags or "")),
         server_pid=namespace.server_pid,
         max_output_tokens=namespace.max_output_tokens,
-        timeout_s=namespace.timeout_s,
+        timeout_s=_given(namespace.timeout_s, timeout_s),
     )
 
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Options:
     """The options that parsed flags (see ``add_flags``) and ``environ`` describe, or ``UsageError``."""
-    workloads = namespace.workloads
+    workloads = namespace.workloads or ()
     if namespace.depths and "deep" not in workloads:
         workloads = (*workloads, "deep")
     if namespace.replay is not None and "replay" not in workloads:
         workloads = (*workloads, "replay")
     if "replay" in workloads and namespace.replay is None:
         raise UsageError("--workload replay needs --replay FILE")
-    target = target_from_namespace(namespace, environ)
+    target = target_from_namespace(namespace, environ, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
     if namespace.rtt_ms and target.url is not None and target.url.startswith("https:"):
         raise UsageError("--rtt-ms works with http:// only")
     return Options(
@@ -215,16 +223,20 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
         workloads=workloads or ("coding",),
         modes=namespace.modes or tuple(MODES),
         names_modes=namespace.modes is not None,
-        repeats=namespace.repeats,
-        lanes=namespace.lanes,
+        repeats=_given(namespace.repeats, 5),
+        lanes=_given(namespace.lanes, 4),
         depths=namespace.depths or DEPTHS,
-        tool_ms=namespace.tool_ms,
-        rtt_ms=namespace.rtt_ms,
+        tool_ms=_given(namespace.tool_ms, 0.0),
+        rtt_ms=_given(namespace.rtt_ms, 0.0),
         tool_choice=namespace.tool_choice,
         replay=namespace.replay,
         outputs=Outputs(namespace.json, namespace.html, namespace.svg),
         kept=namespace.kept,
     )
+
+
+def _given(value: _T | None, otherwise: _T) -> _T:
+    return otherwise if value is None else value
 
 
 def _key(variable: str | None, environ: Mapping[str, str]) -> str:
@@ -266,6 +278,17 @@ def number(least: float) -> Callable[[str], float]:
         return value
 
     return read
+
+
+def share(given: str) -> float:
+    """A part of a whole, from 0 to 1."""
+    try:
+        value = float(given)
+    except ValueError:
+        value = float("nan")
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError("must be a share from 0 to 1, as in 0.01 for 1 of 100")
+    return value
 
 
 def _names(what: str, known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:

@@ -1,4 +1,7 @@
-"""A slipring of the bench's own: a process that is started, found, and ended by its id."""
+"""A slipring of the bench's own: a process that is started, found, and ended by its id.
+
+Its standard input stays open for as long as the bench lives, however that ends: see ``tether.py``.
+"""
 
 import asyncio
 import os
@@ -28,13 +31,13 @@ class OwnServer:
 @asynccontextmanager
 async def own_server(engine: str, flags: Sequence[str] = ()) -> AsyncIterator[OwnServer]:
     """A server on a free port, without settings of whoever runs this; ended with the block."""
-    command = ["-m", "slipring", "serve", "--port", "0", "--log-level", "warning", "--store", "memory"]
+    command = ["-m", "slipring.bench.tether", "serve", "--port", "0", "--log-level", "warning"]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *command,
-        *("--engine", engine, *flags),
+        *("--store", "memory", "--engine", engine, *flags),
         env={name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")},
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for the bench, which ends the server when it has ended itself
     )

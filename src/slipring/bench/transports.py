@@ -1,8 +1,8 @@
 """How requests get to an endpoint and events come back: HTTP with SSE, and a WebSocket, alone or with lanes.
 
 Each takes the fields of a create, or on a WebSocket of another event, and gives an ``Exchange``. The clock of
-a turn runs from before its JSON is made; whoever has no connection yet opens it within its first turn. Knows
-nothing of loops and modes.
+a turn runs from before its JSON is made; whoever has no connection yet opens it within its first turn, or
+before it where that is asked for. Knows nothing of loops and modes.
 """
 
 import asyncio
@@ -75,8 +75,19 @@ class Transport(ABC):
         self._new_connections = new_connections
 
     @abstractmethod
-    async def turn(self, fields: Fields, lane: str | None = None) -> Exchange:
-        """Send a create and read its events. Raises ``Refused``, ``Lost`` and ``TimeoutError``."""
+    async def turn(
+        self, fields: Fields, lane: str | None = None, exchange: Exchange | None = None
+    ) -> Exchange:
+        """Send a create and read its events. Raises ``Refused``, ``Lost`` and ``TimeoutError``. ``exchange``:
+        one that has just been begun, for whoever watches the turn while it is under way."""
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether there is a connection at this moment, as far as this end knows."""
+
+    async def open(self) -> None:  # noqa: B027 - where a connection cannot be had without a turn
+        """Open the connection that all turns share, if that can be done before one. Raises as ``turn``."""
 
     async def __aenter__(self) -> Self:
         connector = (
@@ -100,9 +111,23 @@ class Transport(ABC):
 class Http(Transport):
     """Each turn is a POST that is answered by a stream of events."""
 
-    async def turn(self, fields: Fields, lane: str | None = None) -> Exchange:
+    is_open = False
+
+    def _traces(self) -> list[aiohttp.TraceConfig]:
+        connections = aiohttp.TraceConfig()
+        connections.on_connection_create_end.append(self._connected)
+        return [connections]
+
+    async def _connected(
+        self, session: aiohttp.ClientSession, context: object, end: aiohttp.TraceConnectionCreateEndParams
+    ) -> None:
+        self.is_open = True
+
+    async def turn(
+        self, fields: Fields, lane: str | None = None, exchange: Exchange | None = None
+    ) -> Exchange:
         assert lane is None, "there are no lanes over HTTP"
-        exchange = Exchange()
+        exchange = exchange or Exchange()
         body = encode({**fields, "stream": True})
         headers = {**self._access.headers(), "Content-Type": "application/json"}
         try:
@@ -130,6 +155,7 @@ class Http(Transport):
                     if exchange.take(data).get("type") == "error":
                         raise refusal(exchange.events[-1])
         exchange.end()
+        self.is_open = not self._new_connections
 
 
 class _Opened(Transport):
@@ -160,8 +186,18 @@ class _Opened(Transport):
             _head_bytes(end.response.raw_headers),
         )
 
-    async def turn(self, fields: Fields, lane: str | None = None) -> Exchange:
-        exchange = Exchange()
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None and self._socket.get_extra_info("peername") is not None
+
+    async def open(self) -> None:
+        async with asyncio.timeout(self._access.timeout_s):
+            await self._open(Exchange())
+
+    async def turn(
+        self, fields: Fields, lane: str | None = None, exchange: Exchange | None = None
+    ) -> Exchange:
+        exchange = exchange or Exchange()
         frame = {"type": "response.create", **fields}
         if lane is not None:
             frame["stream_id"] = lane
@@ -240,9 +276,11 @@ class Lanes(_Opened):
             self._reader.cancel()
             await asyncio.wait([self._reader])
 
-    async def turn(self, fields: Fields, lane: str | None = None) -> Exchange:
+    async def turn(
+        self, fields: Fields, lane: str | None = None, exchange: Exchange | None = None
+    ) -> Exchange:
         self._arrived.setdefault(lane, asyncio.Queue())  # before anything can arrive for it
-        return await super().turn(fields, lane)
+        return await super().turn(fields, lane, exchange)
 
     async def _connect(self, exchange: Exchange) -> ClientWebSocketResponse:
         socket = await super()._connect(exchange)

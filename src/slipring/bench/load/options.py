@@ -7,9 +7,21 @@ from pathlib import Path
 
 from slipring.bench.load.results import ServiceLevel
 from slipring.bench.modes import MODES
-from slipring.bench.options import Target, UsageError, add_target_flags, number, target_from_namespace, whole
+from slipring.bench.options import (
+    Target,
+    UsageError,
+    add_target_flags,
+    flags_of_loops,
+    number,
+    share,
+    target_from_namespace,
+    whole,
+)
 
 _MODES = tuple(name for name, mode in MODES.items() if not (mode.has_lanes or mode.is_rollout))
+
+_TOKENS_PER_S = 50.0
+_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +47,18 @@ class LoadOptions:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_target_flags(parser, tokens_per_s=50.0, timeout_s=30.0)
+    """Flags of a load. Those that a bench has as well must have no default, or they would take back what was
+    given before ``load``."""
+    add_target_flags(parser, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
     add = parser.add_argument
     add("--connections", type=whole(1), default=50, metavar="N", help="most connections (default: 50)")
-    add("--step", type=whole(1), metavar="N", help="go up by so many at a time (default: all at once)")
+    add(
+        *("--step",),
+        type=whole(1),
+        default=None,
+        metavar="N",
+        help="go up by so many at a time (default: all at once)",
+    )
     add("--ramp-s", type=number(0), default=2.0, metavar="S", help="time to go up a step (default: 2)")
     add("--hold-s", type=number(0.1), default=10.0, metavar="S", help="time to measure a step (default: 10)")
     add(
@@ -58,20 +78,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         *("--slo-errors",),
-        type=number(0),
+        type=share,
         default=0.01,
         metavar="SHARE",
-        help="turns that may fail (default: 0.01)",
+        help="share of turns that may fail, from 0 to 1 (default: 0.01)",
     )
     add("--json", type=Path, metavar="FILE", help="write the record")
 
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> LoadOptions:
     """The options that parsed flags (see ``add_flags``) and ``environ`` describe, or ``UsageError``."""
+    if misplaced := flags_of_loops(namespace):
+        raise UsageError(f"{misplaced[0]} before load is for loops (see slipring bench load --help)")
     if namespace.json is not None and not namespace.json.parent.is_dir():
         raise UsageError(f"cannot write {namespace.json}: there is no directory {namespace.json.parent}")
     return LoadOptions(
-        target=target_from_namespace(namespace, environ),
+        target=target_from_namespace(namespace, environ, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S),
         service_level=ServiceLevel(first_token_ms=namespace.slo_ttft_ms, errors=namespace.slo_errors),
         connections=namespace.connections,
         step=namespace.step,

@@ -26,12 +26,26 @@ class Level(Struct, kw_only=True, omit_defaults=True):
     """What was seen while a number of connections was held."""
 
     connections: int
+    """So many were asked for."""
+    open_connections: int = 0
+    """So many were there at the end."""
     seconds: float
     turns: int
     turns_per_s: float
     first_token_ms: Percentiles | None = None
+    """Of turns that came to their end, and of those that were still waiting for longer than the service level
+    allows: with the time that they had waited until then."""
     gap_ms: Percentiles | None = None
     """Between a delta of an answer and the one before it."""
+    lag_ms: Percentiles | None = None
+    """Of the last delta of an answer, behind the schedule that its first delta began; only where it is known
+    how fast tokens are made."""
+    waiting: int = 0
+    """Turns without a first token at the end, and connections that were not yet open."""
+    waiting_late: int = 0
+    """Those among them that had waited for longer than the service level allows."""
+    stalled: int = 0
+    """Turns that had begun to answer, and from which nothing had come for as long as that."""
     server_cores: float | None = None
     """CPU seconds of the server in a second."""
     client_cores: float = 0.0
@@ -40,7 +54,7 @@ class Level(Struct, kw_only=True, omit_defaults=True):
     """Of all other processes of the machine."""
     resident_bytes: int | None = None
     bytes_per_connection: float | None = None
-    """Of the server's memory, beyond what it had before the first connection."""
+    """Of the server's memory, beyond what it had before the first connection; of those that were open."""
     errors: dict[str, int] = {}
     broken: str | None = None
     """Which service level it did not hold."""

@@ -60,7 +60,14 @@ class Load:
             findings = await probe(access, head, [mode])
             if not findings.modes:
                 raise Unmeasurable(findings.skipped[mode.name])
-            crowd = Crowd(access, mode, head, self._plan, self._options.think_ms)
+            crowd = Crowd(
+                access,
+                mode,
+                head,
+                self._plan,
+                self._options.think_ms,
+                gives_digests=findings.gives_digests,
+            )
             try:
                 await self._climb(crowd, reach.meter)
             finally:
@@ -75,7 +82,9 @@ class Load:
             level = await self._hold(crowd, connections, meter)
             if meter is not None:
                 level.resident_bytes = meter.resident_bytes()
-                level.bytes_per_connection = (level.resident_bytes - before_bytes) / connections
+                if level.open_connections:
+                    grown_bytes = level.resident_bytes - before_bytes
+                    level.bytes_per_connection = grown_bytes / level.open_connections
             level.broken = options.service_level.broken_by(level)
             self.record.levels.append(level)
             self._audience.measured(level)
@@ -83,20 +92,26 @@ class Load:
                 return
 
     async def _hold(self, crowd: Crowd, connections: int, meter: Meter | None) -> Level:
-        crowd.tally = Tally()
+        crowd.tally = Tally(self.record.endpoint.tokens_per_s)
         bystanders = Bystanders(meter) if meter is not None else None
         server_ms = meter.cpu_ms() if meter is not None else 0.0
         client_s, begun_at = time.process_time(), time.monotonic()
         await asyncio.sleep(self._options.hold_s)
         seconds = time.monotonic() - begun_at
         tally = crowd.tally
+        tally.take_unfinished(crowd.under_way, self._options.service_level.first_token_ms)
         return Level(
             connections=connections,
+            open_connections=crowd.open_connections,
             seconds=seconds,
             turns=tally.turns,
             turns_per_s=tally.turns / seconds,
             first_token_ms=percentiles(tally.first_token_ms),
             gap_ms=percentiles(tally.gap_ms),
+            lag_ms=percentiles(tally.lag_ms),
+            waiting=tally.waiting,
+            waiting_late=tally.waiting_late,
+            stalled=tally.stalled,
             server_cores=(meter.cpu_ms() - server_ms) / 1000 / seconds if meter is not None else None,
             client_cores=(time.process_time() - client_s) / seconds,
             others_cores=bystanders.cores() if bystanders is not None else None,

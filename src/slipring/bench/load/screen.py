@@ -9,6 +9,7 @@ from slipring.bench.load.results import Level, LoadRecord, Percentiles
 from slipring.bench.screen import bystander_remarks, simulation, wide_console
 
 _BUSY_CORES = 0.85
+_RANKS = "p50 / p95 / p99"
 
 
 class Climbing:
@@ -54,7 +55,18 @@ def verdict(record: LoadRecord) -> list[str]:
         )
     others_cores = max((level.others_cores or 0.0 for level in record.levels), default=0.0)
     lines += bystander_remarks(others_cores, record.machine)
+    limit_ms = record.service_level.first_token_ms
     for level in record.levels:
+        if level.waiting_late:
+            lines.append(
+                f"[red]{level.connections} connections, still waiting: {level.waiting_late}[/red] without a"
+                f" first token for more than {limit_ms:,.0f} ms at the end; they count as that late"
+            )
+        if level.stalled:
+            lines.append(
+                f"[red]{level.connections} connections, still waiting: {level.stalled}[/red] in the middle of"
+                f" an answer, for more than {limit_ms:,.0f} ms at the end"
+            )
         for reason, count in level.errors.items():
             lines.append(f"[red]{level.connections} connections, {count} ×[/red] {escape(reason)}")
     return lines
@@ -66,27 +78,28 @@ def _table(record: LoadRecord) -> Table:
         title_justify="left",
         title_style="bold",
     )
+    has_schedule = any(level.lag_ms is not None for level in record.levels)
     for heading in (
-        *("connections", "turns/s", "first token p50", "p95", "p99 ms", "gap p50", "p95", "p99 ms"),
-        *("server cores", "bench cores", "memory", "per connection", "errors"),
+        *("connec-\ntions", "open", "turns/s", f"first token ms\n{_RANKS}", f"gap ms\n{_RANKS}"),
+        *([f"lag ms\n{_RANKS}"] if has_schedule else []),
+        *("server\ncores", "bench\ncores", "memory", "per con-\nnection", "still\nwaiting", "errors"),
     ):
         table.add_column(heading, justify="right")
     for level in record.levels:
         table.add_row(
-            *(f"{level.connections:,}", f"{level.turns_per_s:,.1f}"),
-            *_ranks(level.first_token_ms),
-            *_ranks(level.gap_ms),
+            *(f"{level.connections:,}", f"{level.open_connections:,}", f"{level.turns_per_s:,.1f}"),
+            *(_ranks(level.first_token_ms), _ranks(level.gap_ms)),
+            *([_ranks(level.lag_ms)] if has_schedule else []),
             f"{level.server_cores:.2f}" if level.server_cores is not None else "",
             f"{level.client_cores:.2f}",
             f"{level.resident_bytes / 1e6:,.0f} MB" if level.resident_bytes is not None else "",
             f"{level.bytes_per_connection / 1e3:,.0f} kB" if level.bytes_per_connection is not None else "",
+            f"{level.waiting + level.stalled:,}",
             f"{level.failed:,}",
             style="red" if level.broken is not None else None,
         )
     return table
 
 
-def _ranks(found: Percentiles | None) -> tuple[str, str, str]:
-    if found is None:
-        return ("", "", "")
-    return (f"{found.p50:,.1f}", f"{found.p95:,.1f}", f"{found.p99:,.1f}")
+def _ranks(found: Percentiles | None) -> str:
+    return " / ".join(f"{rank:,.1f}" for rank in (found.p50, found.p95, found.p99)) if found else ""

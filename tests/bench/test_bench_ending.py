@@ -1,0 +1,116 @@
+"""However a bench ends, its server ends too, and what was measured is written where that is possible."""
+
+import asyncio
+import os
+import pty
+import signal
+import sys
+from asyncio.subprocess import Process
+from pathlib import Path
+
+import pytest
+
+from slipring.bench import results
+from tests.bench.test_bench_command import COMMAND, FAST, children_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what others run")
+
+ENDLESS = ("--repeats", "100000", "--workload", "short", "--mode", "websocket")
+PATIENCE_S = 30
+
+
+class Watched:
+    """A process that is nobody's child here, so that nobody can wait for it in the usual way."""
+
+    def __init__(self, pid: int) -> None:
+        self._file = os.pidfd_open(pid)
+
+    async def ended(self) -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._file, ended.set)
+        try:
+            await asyncio.wait_for(ended.wait(), PATIENCE_S)
+        finally:
+            loop.remove_reader(self._file)
+            os.close(self._file)
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    mask = Path(f"/proc/{pid}/status").read_text().split("SigIgn:")[1].split()[0]
+    return bool(int(mask, 16) & 1 << (number - 1))
+
+
+async def started(*arguments: str) -> tuple[Process, list[Watched]]:
+    """A bench in the middle of its measurement, and its server with its workers."""
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, *FAST, *arguments, stdin=-3, stdout=-1, stderr=-1
+    )
+    assert process.stderr is not None
+    async with asyncio.timeout(60):
+        while not (line := await process.stderr.readline()).startswith(b"short: 100000 "):
+            assert line, "it ended early"
+    return process, servers_of(process)
+
+
+def servers_of(process: Process) -> list[Watched]:
+    (pid,) = children_of(process.pid)
+    return [Watched(each) for each in (pid, *children_of(pid))]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_bench_that_is_killed_leaves_no_server(workers: int, tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'store.db'}"
+    flags = ("--serve-flags", f"--workers {workers} --store {store}") if workers > 1 else ()
+    process, servers = await started(*ENDLESS, *flags)
+    assert len(servers) == (1 if workers == 1 else 1 + workers)
+    process.kill()
+    _, err = await process.communicate()
+    for server in servers:
+        await server.ended()
+    assert b"Traceback" not in err
+
+
+async def test_a_hangup_ends_it_with_what_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    process, servers = await started(*ENDLESS, "--json", str(path))
+    process.send_signal(signal.SIGHUP)
+    _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert process.returncode == 130
+    assert b"interrupted" in err
+    assert results.read(path).endpoint.engine == FAST[1]
+    for server in servers:
+        await server.ended()
+
+
+async def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        *(*COMMAND, *FAST, *ENDLESS), "--json", str(path), stdin=-3, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    seen = b""
+    while b"websocket" not in seen:
+        seen += await asyncio.wait_for(asyncio.to_thread(os.read, ours, 4096), 60)
+    servers = servers_of(process)
+    os.close(ours)  # from now on whatever is written there fails
+    process.send_signal(signal.SIGHUP)  # a terminal does so itself to those whom it controls
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 130
+    assert results.read(path).endpoint.engine == FAST[1]
+    for server in servers:
+        await server.ended()
+
+
+async def test_hangups_that_are_ignored_stay_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does, for what it starts
+    try:
+        process, servers = await started(*ENDLESS)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    process.send_signal(signal.SIGHUP)
+    assert ignores(process.pid, signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert process.returncode == 130
+    for server in servers:
+        await server.ended()

@@ -1,0 +1,162 @@
+"""The programs below ``benchmarks``: whose record is whose, what is a fault, that nothing stays behind."""
+
+import importlib
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from slipring.bench import results
+from tests.bench.faulty import Faulty, running
+from tests.bench.stage import measured, wrongs
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+PEERS = BENCHMARKS / "peers"
+PATIENCE_S = 30
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has pidfds")
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """They can be imported, and are forgotten again, because their names are quite common."""
+    before = set(sys.modules)
+    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), str(PEERS), *sys.path])
+    yield
+    for number, heeded in signals.items():
+        signal.signal(number, heeded)
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(BENCHMARKS)):
+            del sys.modules[name]
+
+
+def program(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_server_that_cannot_be_measured_gets_no_record_of_another(tmp_path: Path) -> None:
+    run, servers = program("run"), program("servers")
+    path = tmp_path / "record.json"
+    path.write_text("what another has left")
+    nobody = servers.Server("ogx", "http://127.0.0.1:9/v1", os.getpid(), "instant")
+    with pytest.raises(run.Unmeasured, match=r"^ogx: slipring bench ended with 3: slipring: "):
+        run.measure(nobody, "short", "", path)
+    assert not path.exists()
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(
+    ("fault", "is_only_form"),
+    [
+        ("sends no numbers", True),
+        ("names another parent", True),
+        ("numbers events wrongly", False),
+        ("reorders events", False),
+        ("swaps deltas", False),
+        ("ends twice", False),
+    ],
+)
+async def test_only_the_form_of_events_is_forgiven(fault: str, is_only_form: bool) -> None:
+    table = program("table")
+    async with running(Faulty(fault)) as url:
+        record = await measured(url, modes=("http-full",))
+    assert wrongs(record), "the bench itself has nothing to say"
+    faults = [fault for loop in record.loops for fault in table.faults_of(loop)]
+    assert (faults == []) is is_only_form
+
+
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(
+    ("said", "is_fault"),
+    [
+        ("sequence_number 3 comes after 4", True),
+        ("events without a sequence_number", False),
+        ("previous_response_id is None", False),
+        ("response.output_text of item 0 never ends", False),
+        ("no response.in_progress at the beginning", False),
+        ("history was lost: 3 input tokens after 400", True),
+    ],
+)
+def test_sentences_are_told_apart_as_a_whole(said: str, is_fault: bool) -> None:
+    turn = results.Turn(number=1, wrong=f"{said}; events without a sequence_number")
+    loop = results.Loop(workload="w", mode="m", repeat=0, turns=[turn])
+    assert program("table").faults_of(loop) == ([said] if is_fault else [])
+
+
+PART = """
+import signal, subprocess, sys
+server = subprocess.Popen([sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"],
+                          stdout=subprocess.PIPE, text=True)
+server.stdout.readline()
+open(sys.argv[1] + ".part", "w").write(str(server.pid))
+import os
+os.rename(sys.argv[1] + ".part", sys.argv[1])
+{then}
+"""
+"""Starts a process as a part starts its server, says which, and goes on for ever."""
+
+
+@linux
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(
+    "then", ["signal.pause()", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()"]
+)
+def test_a_part_that_takes_too_long_leaves_nothing(
+    then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standard = program("standard")
+    told = tmp_path / "pid"
+    files: list[int] = []
+
+    class Patient(subprocess.Popen[bytes]):
+        """Takes too long as soon as its server is there."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout != LONGEST_S:
+                return super().wait(timeout)
+            while not told.exists():
+                os.sched_yield()
+            files.append(os.pidfd_open(int(told.read_text())))
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    LONGEST_S = 12345.0
+    monkeypatch.setattr(standard, "ENDING_S", 1)
+    monkeypatch.setattr(standard.subprocess, "Popen", Patient)
+    assert standard.run(["-c", PART.format(then=then), str(told)], LONGEST_S) == -1
+    assert select.select(files, [], [], PATIENCE_S)[0] == files, "the server of the part is still there"
+    os.close(files[0])
+
+
+@pytest.mark.usefixtures("programs")
+def test_the_exit_code_of_a_part_is_told() -> None:
+    assert program("standard").run(["-c", "raise SystemExit(3)"], 60) == 3
+    assert program("standard").run(["-c", ""], 60) == 0
+
+
+def test_idle_connections_need_no_more_than_the_hard_limit_of_files(tmp_path: Path) -> None:
+    """Run where its soft limit is too low for it, in a copy that keeps its figures elsewhere."""
+    for name in ("idle_connections.py", "common.py"):
+        (tmp_path / name).write_text((BENCHMARKS / name).read_text())
+
+    def few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    ended = subprocess.run(
+        [sys.executable, str(tmp_path / "idle_connections.py"), "--connections", "200"],
+        capture_output=True,
+        text=True,
+        preexec_fn=few_files,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "200 connections" in ended.stdout
