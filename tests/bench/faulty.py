@@ -133,10 +133,10 @@ class Faulty:
         return {"type": "message", "role": "assistant", "content": [part]}
 
     def _response(self, made: "Made") -> Json:
-        size = len(json.dumps(made.context))
+        size = tokens(made.context)
         usage = {
             "input_tokens": size,
-            "output_tokens": 5,
+            "output_tokens": tokens(made.output[-1:]),
             "input_tokens_details": {"cached_tokens": size // 2},
         }
         parent = made.create.get("previous_response_id")
@@ -240,6 +240,16 @@ def _told(item: Json, index: int) -> Iterator[Json]:
         yield {"type": f"{name}.delta", "delta": text[start : start + size], **place}
     yield {"type": f"{name}.done", key: text, **place}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def tokens(items: list[Json]) -> int:
+    """Each character of text is one, and there are four around each item."""
+    return sum(len(_text(item)) + 4 for item in items)
+
+
+def _text(item: Json) -> str:
+    said = item.get("arguments") or item.get("output") or item.get("content") or ""
+    return said if isinstance(said, str) else "".join(part["text"] for part in said)
 
 
 def digest(instructions: str, context: list[Json]) -> str:
