@@ -1,12 +1,14 @@
 """A server that is wrong is found out, whatever mode it is wrong in; one that is right is not blamed."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
+from slipring.bench.checks import Expectation, complaint
 from slipring.bench.modes import MODES
 from slipring.bench.statistics import summarise
-from tests.bench.faulty import Faulty, running
+from tests.bench.faulty import PART_FAULTS, Faulty, running
 from tests.bench.stage import Watching, measured, tiny, wrongs
 
 FAULTS = {
@@ -25,6 +27,9 @@ FAULTS = {
     "changes the item at the end": "other items than those that were done",
     "numbers events wrongly": "sequence_number 1 comes after 2",
     "sends no numbers": "events without a sequence_number",
+    "is in progress twice": "response.in_progress comes more than once",
+    "skips numbers": "sequence_number 7 comes after 0",
+    **PART_FAULTS,
     "reorders events": "sequence_number 4 comes after 2",
 }
 AFTER_THE_END = ("ends twice", "goes on after the end")
@@ -53,6 +58,49 @@ async def test_what_is_wrong_is_found(fault: str, mode: str) -> None:
     assert any(expected in wrong for wrong in wrongs(record)), wrongs(record)
     (summary,) = summarise(record)
     assert summary.wall_ms is None
+
+
+def summary_events(told: str, kept: str, order: tuple[str, ...]) -> list[dict[str, Any]]:
+    """A response that reasons in a summary, and answers."""
+    place = {"output_index": 0, "item_id": "rs_1", "summary_index": 0}
+    item = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": kept}]}
+    said = {"type": "message", "id": "msg_1", "role": "assistant", "content": []}
+    part = "response.reasoning_summary_part"
+    pieces: dict[str, dict[str, Any]] = {
+        "open": {"type": f"{part}.added", "part": {"type": "summary_text", "text": ""}, **place},
+        "delta": {"type": "response.reasoning_summary_text.delta", "delta": told, **place},
+        "text": {"type": "response.reasoning_summary_text.done", "text": told, **place},
+        "close": {"type": f"{part}.done", "part": {"type": "summary_text", "text": told}, **place},
+    }
+    response = {"id": "resp_1", "status": "completed", "output": [item, said]}
+    events = [
+        {"type": "response.created", "response": response},
+        {"type": "response.in_progress", "response": response},
+        {"type": "response.output_item.added", "output_index": 0, "item": {"id": "rs_1"}},
+        *(pieces[name] for name in order),
+        {"type": "response.output_item.done", "output_index": 0, "item": item},
+        {"type": "response.output_item.added", "output_index": 1, "item": {"id": "msg_1"}},
+        {"type": "response.output_item.done", "output_index": 1, "item": said},
+        {"type": "response.completed", "response": response},
+    ]
+    return [{**event, "sequence_number": number} for number, event in enumerate(events)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "order", "wrong"),
+    [
+        ("thought", ("open", "delta", "text", "close"), None),
+        ("another", ("open", "delta", "text", "close"), "part 0 of item 0 has another text than the item"),
+        ("thought", ("delta", "text", "close"), "before its part is added"),
+        ("thought", ("open", "delta", "close", "text"), "before the end of its text"),
+        ("thought", ("open", "delta", "text"), "part 0 of item 0 never ends"),
+        ("thought", ("delta", "open", "text", "close"), "after the text that is in it"),
+    ],
+)
+def test_parts_of_a_summary_come_in_order(kept: str, order: tuple[str, ...], wrong: str | None) -> None:
+    call = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}]
+    found = complaint(summary_events("thought", kept, order), call, Expectation(needs="call"))
+    assert found is None if wrong is None else wrong in (found or "")
 
 
 @pytest.mark.parametrize("fault", ["forgets the chain", "forgets one output"])
