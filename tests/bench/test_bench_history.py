@@ -59,6 +59,8 @@ async def test_it_is_kept_how_history_was_checked() -> None:
         checked = {each.mode: each.history_checked for each in summarise(await measured(url))}
         assert checked.pop("rollout") == "none"  # counted once for all turns
         assert set(checked.values()) == {"tokens"}
+        (rollout,) = summarise(await measured(url, modes=("rollout",), plan=short()))
+        assert rollout.history_checked == "tokens"  # without calls each turn is a response
     async with running(Uncounted("forgets the chain", gives_digests=False)) as url:
         record = await measured(url, modes=("http-full", "websocket"), plan=short())
         assert {each.history_checked for each in summarise(record)} == {"none"}

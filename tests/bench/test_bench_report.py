@@ -209,8 +209,18 @@ def compared(full: list[float], socket: list[float]) -> Record:
         ([100, 110, 120] * 2, [50, 55, 66] * 2, "50 % less time", "45–50 % over 6 repeats"),
         ([100, 110, 120] * 2, [120, 132, 180] * 2, "20 % more time", "20–50 % over 6 repeats"),
         ([100, 110, 120] * 2, [99, 111, 119] * 2, NO_DIFFERENCE, "0.9 % more to 1 % less over 6 repeats"),
-        ([100] * 4, [60] * 4, TOO_FEW, "≈60.0 ms instead of 100 ms; 4 repeats, from 5 on"),
-        ([100], [60], TOO_FEW, "≈60.0 ms instead of 100 ms; one repeat, from 5 on"),
+        (
+            [100] * 4,
+            [60] * 4,
+            TOO_FEW,
+            "≈60.0 ms instead of 100 ms over HTTP, full history (4 repeats).",
+        ),
+        (
+            [100],
+            [60],
+            TOO_FEW,
+            "instead of 100 ms over HTTP, full history (one repeat). Too few",
+        ),
     ],
 )
 def test_words_follow_the_figures(full: list[float], socket: list[float], figure: str, said: str) -> None:

@@ -45,11 +45,11 @@ class Floor:
             self._read = max(self._read, turn.input_tokens + _SAID_SHARE * max(0, said))
 
 
-def how_checked(turns: Sequence[Turn], *, gives_digests: bool, is_rollout: bool) -> Checked:
-    """A rollout is counted once for all its turns, which says little about any of them."""
+def how_checked(turns: Sequence[Turn], *, gives_digests: bool) -> Checked:
+    """Turns of a rollout are counted once for all of them, which says little about any."""
     if gives_digests:
         return "digest"
-    return "tokens" if turns and not is_rollout and all(turn.input_tokens for turn in turns) else "none"
+    return "tokens" if turns and all(turn.input_tokens for turn in turns) else "none"
 
 
 def hold_together(loops: Sequence[Loop]) -> None:

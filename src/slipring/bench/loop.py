@@ -153,9 +153,7 @@ class _Loop:
             may_be_cut=self._conduct.max_output_tokens is not None,
             tell=self._transport.tell,
         )
-        self._loop.history_checked = how_checked(
-            accounted, gives_digests=self._conduct.gives_digests, is_rollout=self._is_rollout
-        )
+        self._loop.history_checked = how_checked(accounted, gives_digests=self._conduct.gives_digests)
         for place, turn in enumerate(accounted, start=1 - self._plan.uncounted):
             turn.number = place
             if self._is_rollout and self._plan.uncounted:

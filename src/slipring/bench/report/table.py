@@ -5,7 +5,6 @@ from rich.table import Table
 from rich.text import Text
 
 from slipring.bench.report import units
-from slipring.bench.report.charts import OUTSIDE
 from slipring.bench.report.conditions import simulation, subject
 from slipring.bench.report.verdict import (
     MEASURE,
@@ -21,6 +20,8 @@ from slipring.bench.sayings import plain
 from slipring.bench.statistics import Spread, Summary, summarise
 
 _NONE = "–"
+_SMALL = 0.01
+"""Stages that are a smaller share of a turn are told as one."""
 _READING = "first: to the first token; time, bytes (sent): as shares of those of "
 _COLUMNS = ("loop", "least–most", "time", "turn", "p95", "first", "sent", "bytes")
 _WIDE_COLUMNS = (*_COLUMNS, "created", "CPU/turn", "cached", "history")
@@ -60,8 +61,12 @@ def _first(complaints: tuple[str, ...]) -> str:
 
 def _stages(summary: Summary) -> Text:
     """Where a turn's time goes, on average, in one line."""
-    spent = [*summary.stages_ms, *([(OUTSIDE, summary.outside_ms)] if summary.outside_ms is not None else [])]
-    told = ", ".join(f"{name} {units.duration(ms)}" for name, ms in spent)
+    spent = [*summary.stages_ms, ("outside", summary.outside_ms or 0.0)]
+    least_ms = _SMALL * sum(ms for _, ms in spent)
+    shown = [(name, ms) for name, ms in spent if ms >= least_ms]
+    if rest_ms := sum(ms for _, ms in spent if ms < least_ms):
+        shown.append(("other", rest_ms))
+    told = ", ".join(f"{name} {units.duration(ms)}" for name, ms in shown)
     return Text(plain(f"{summary.mode}, a turn: {told}"), style="dim", no_wrap=True, overflow="ellipsis")
 
 

@@ -148,6 +148,7 @@ def _against(record: Record, socket: Summary, others: Sequence[Summary], titles:
         why = "whether it has read the whole history could not be checked, so no saving is claimed"
         return _alone(socket, titles, why)
     phrases, figure, title, name = [], None, "", titles[socket.mode]
+    is_enough = True
     for other in others:
         compared = held_against(record, socket, other)
         if compared is None:
@@ -156,9 +157,12 @@ def _against(record: Record, socket: Summary, others: Sequence[Summary], titles:
             figure = _headline(compared)
             between = "than over" if compared.is_clear else "from"
             title = f" over {name}: {figure} {between} {titles[other.mode]}"
+        is_enough &= compared.is_enough
         phrases.append(_phrase(compared, socket, other, titles[other.mode]))
     if figure is None:
         return _alone(socket, titles, "there is nothing to hold it against")
+    if not is_enough:
+        phrases.append(f"{_sentence(TOO_FEW)}: differences are named from {ENOUGH} on.")
     return Verdict(figure=figure, title=title, sentence=f"{name}: {' '.join(phrases)}")
 
 
@@ -174,9 +178,12 @@ def _phrase(compared: Comparison, socket: Summary, other: Summary, name: str) ->
     took = f"{units.duration(socket.wall_ms.median)} instead of {units.duration(other.wall_ms.median)}"
     if not compared.is_enough:
         count = "one repeat" if compared.repeats == 1 else f"{compared.repeats} repeats"
-        sign = "\N{ALMOST EQUAL TO}"
-        return f"{TOO_FEW} it from {name} ({sign}{took}; {count}, from {ENOUGH} on differences are told)."
+        return f"\N{ALMOST EQUAL TO}{took} over {name} ({count})."
     said = f"{took}; {range_of(compared)} over {compared.repeats} repeats"
     if compared.is_clear:
         return f"{amount(compared)} wall time than over {name} ({said})."
-    return f"{NO_DIFFERENCE[0].upper()}{NO_DIFFERENCE[1:]} from {name} ({said})."
+    return f"{_sentence(NO_DIFFERENCE)} from {name} ({said})."
+
+
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}"
