@@ -198,6 +198,14 @@ async def test_a_list_of_models_that_is_none() -> None:
             await first_model(url, Access(url, "", timeout_s=5))
 
 
+async def test_a_key_that_is_the_name_of_the_model_changes_nothing_that_is_sent() -> None:
+    faulty = Faulty()
+    async with running(faulty) as url:
+        options = Options(target=Target(url=url, key="faulty", timeout_s=20), modes=("http-full",), repeats=1)
+        await Bench(options, [tiny()], Watching()).run()
+    assert {request["model"] for request in faulty.requests} == {"faulty"}
+
+
 async def test_a_response_that_fails_is_an_error_and_no_wrong_answer() -> None:
     def spoil(event: Json) -> None:
         if event["type"] == "response.completed":

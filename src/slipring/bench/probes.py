@@ -56,7 +56,7 @@ async def first_model(url: str, access: Access) -> str:
                 reason = f"gave no list of models but {answer.content_type}"
                 models = msgspec.json.decode(await answer.read(), type=_Models).data
                 if models:
-                    return access.tell(models[0].id)
+                    return models[0].id
                 reason = "named none"
     except (aiohttp.ClientError, OSError) as error:
         raise Unmeasurable(access.tell(f"cannot reach {url}: {' '.join(str(error).split())}")) from None

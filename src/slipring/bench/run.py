@@ -74,7 +74,7 @@ class Bench:
         target = self._options.target
         access = Access(url, target.key, timeout_s=target.timeout_s)
         model = target.model or await first_model(url, access)
-        self.record.endpoint.model = model
+        self.record.endpoint.model = access.tell(model)
         findings = await self._probe(access, limited(model, target.max_output_tokens))
         conduct = Conduct(
             model=model,
