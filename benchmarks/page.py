@@ -97,8 +97,9 @@ def stage_table(record: Record, workload: str) -> str:
 
 
 def _row(each: Summary) -> str:
-    if each.wrongs:
-        return f"| `{each.mode}` | wrong: {each.wrongs[0]} | | | | |"
+    if each.wrongs or each.wall_ms is None:
+        failed = (*(f"wrong: {wrong}" for wrong in each.wrongs), *each.errors, "not measured")
+        return f"| `{each.mode}` | {failed[0]} | | | | |"
     loop, turn, first = (_ms(value) for value in (each.wall_ms, each.turn_ms, each.first_token_ms))
     cpu = _ms(each.cpu_ms)
     return f"| `{each.mode}` | {loop} | {turn} | {first} | {each.sent_bytes / 1000:,.0f} kB | {cpu} |"

@@ -117,8 +117,8 @@ def complaints(turn: results.Turn) -> list[str]:
 def faults_of(loop: results.Loop) -> list[str]:
     """What makes its answers none."""
     said = [each for turn in loop.turns for each in complaints(turn)]
-    if loop.error is not None:
-        said += loop.error.removeprefix("before the first turn: ").split("; ")
+    for whole in filter(None, (loop.wrong, loop.error)):
+        said += whole.removeprefix("before the first turn: ").split("; ")
     return [each for each in said if not _FORM.fullmatch(each)]
 
 

@@ -16,6 +16,16 @@ from aiohttp import WSMsgType, web
 
 Json = dict[str, Any]
 
+PART_FAULTS = {
+    "opens a part late": "content_part.added of item 0 after the text that is in it",
+    "closes a part early": "content_part.done of item 0 before the end of its text",
+    "closes what it never opened": "content_part.done of item 0 before its part is added",
+    "never closes a part": "part 0 of item 0 never ends",
+    "opens a part twice": "content_part.added of item 0 comes twice",
+    "closes a part twice": "content_part.done of item 0 comes twice",
+    "changes the text of a part": "part 0 of item 0 has another text than the item",
+}
+"""What is done wrongly with the parts of messages, and what is to be said of it."""
 WORDS = ["one ", "two ", "three ", "four"]
 
 
@@ -133,10 +143,10 @@ class Faulty:
         return {"type": "message", "role": "assistant", "content": [part]}
 
     def _response(self, made: "Made") -> Json:
-        size = len(json.dumps(made.context))
+        size = tokens(made.context)
         usage = {
             "input_tokens": size,
-            "output_tokens": 5,
+            "output_tokens": tokens(made.output[-1:]),
             "input_tokens_details": {"cached_tokens": size // 2},
         }
         parent = made.create.get("previous_response_id")
@@ -162,12 +172,8 @@ class Faulty:
             events[second], events[second + 1] = events[second + 1], events[second]
         if self.fault == "speaks before the item":
             events.insert(2, events.pop(second))
-        if self.fault == "ends twice":
-            events.append(dict(events[-1]))
-        if self.fault == "goes on after the end":
-            events.append({"type": "response.in_progress"})
-        if self.fault == "begins in the middle":
-            del events[0]
+        self._spoil_parts(events)
+        self._spoil_ends(events)
         if self.fault == "changes its id" and "response" in events[-1]:
             events[-1]["response"] = {**events[-1]["response"], "id": "resp_other"}
         if self.fault == "changes the item at the end" and "response" in events[-1]:
@@ -175,9 +181,42 @@ class Faulty:
             events[-1]["response"]["output"][0]["extra"] = True
         return events
 
+    def _spoil_ends(self, events: list[Json]) -> None:
+        if self.fault == "ends twice":
+            events.append(dict(events[-1]))
+        if self.fault == "goes on after the end":
+            events.append({"type": "response.in_progress"})
+        if self.fault == "is in progress twice":
+            events.insert(1, {"type": "response.in_progress", "response": events[-1].get("response")})
+        if self.fault == "begins in the middle":
+            del events[0]
+
+    def _spoil_parts(self, events: list[Json]) -> None:
+        at = {event["type"]: place for place, event in enumerate(events)}
+        opened, closed = at.get("response.content_part.added"), at.get("response.content_part.done")
+        if opened is None or closed is None:
+            return
+        if self.fault == "opens a part late":
+            events.insert(closed - 1, events.pop(opened))
+        if self.fault == "closes a part early":
+            events.insert(closed - 1, events.pop(closed))
+        if self.fault == "closes what it never opened":
+            del events[opened]
+        if self.fault == "never closes a part":
+            del events[closed]
+        if self.fault == "opens a part twice":
+            events.insert(opened, dict(events[opened]))
+        if self.fault == "closes a part twice":
+            events.insert(closed, dict(events[closed]))
+        if self.fault == "changes the text of a part":
+            events[closed]["part"] = {"type": "output_text", "text": "another"}
+
     def _misnumber(self, events: list[Json]) -> list[Json]:
         if self.fault == "numbers events wrongly":
             events[3]["sequence_number"] = 1
+        if self.fault == "skips numbers":
+            for event in events:
+                event["sequence_number"] *= 7
         if self.fault == "sends no numbers":
             for event in events:
                 del event["sequence_number"]
@@ -235,11 +274,25 @@ def _told(item: Json, index: int) -> Iterator[Json]:
     else:
         name, key, text = "response.output_text", "text", item["content"][0]["text"]
         place["content_index"] = 0
+        part = {"type": "output_text", "text": "", "annotations": []}
+        yield {"type": "response.content_part.added", "part": part, **place}
     size = len(text) // 4 + 1
     for start in range(0, len(text), size):
         yield {"type": f"{name}.delta", "delta": text[start : start + size], **place}
     yield {"type": f"{name}.done", key: text, **place}
+    if item["type"] == "message":
+        yield {"type": "response.content_part.done", "part": item["content"][0], **place}
     yield {"type": "response.output_item.done", "output_index": index, "item": item}
+
+
+def tokens(items: list[Json]) -> int:
+    """Each character of text is one, and there are four around each item."""
+    return sum(len(_text(item)) + 4 for item in items)
+
+
+def _text(item: Json) -> str:
+    said = item.get("arguments") or item.get("output") or item.get("content") or ""
+    return said if isinstance(said, str) else "".join(part["text"] for part in said)
 
 
 def digest(instructions: str, context: list[Json]) -> str:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from slipring.bench import results
 from slipring.bench.modes import MODES
@@ -79,8 +80,26 @@ async def test_a_server_that_is_wrong_is_told_by_the_exit_code(tmp_path: Path) -
         code, out, err = await run("--url", url, "--workload", "short", "--repeats", "1")
     assert code == 1
     assert "WRONG" in out
+    assert "FAILED" not in out
     assert "http-full: turn 1: the deltas of item 0 do not add up" in " ".join(out.split())
     assert "do not add up" in err
+
+
+async def test_what_fails_is_told_as_such_and_by_the_exit_code(tmp_path: Path) -> None:
+    class Limited(Faulty):
+        async def post(self, request: web.Request) -> web.StreamResponse:
+            if len(self.requests) == 10 and self.fault != "is over":
+                self.fault = "is over"
+                return web.json_response({"detail": "Too many requests"}, status=429)
+            return await super().post(request)
+
+    async with running(Limited()) as url:
+        code, out, err = await run("--url", url, *("--workload", "short", "--mode", "http-full"))
+    assert code == 1
+    assert "http-full failed in 1 of 5 repeats: turn 3: 429: Too many requests" in out
+    assert "Medians of 4 repeats of 5 that were asked for" in out
+    assert "WRONG" not in out
+    assert "429: Too many requests" in err
 
 
 async def test_a_mode_that_was_asked_for_must_not_be_missing() -> None:
@@ -138,6 +157,16 @@ async def test_a_recording_and_a_load_from_the_command_line(tmp_path: Path) -> N
         (["--replay", "/nowhere/loop.jsonl"], "cannot read"),
         (["--from", "/nowhere/record.json"], "/nowhere/record.json"),
         (["--json", "/nowhere/record.json"], "there is no directory /nowhere"),
+        (["--json", "/proc/record.json"], "cannot write /proc/record.json"),
+        (["--html", "/"], "cannot write /"),
+        (["--url", "http://bob:hunter2@host/v1"], "names and passwords in a URL are not sent"),
+        (["--url", "http://host/v1?api-version=2"], "what follows ? or # cannot be kept"),
+        (["--api-key", "hunter2"], "--api-key-env"),
+        (["--api-key=hunter2"], "--api-key-env"),
+        (["--token", "hunter2", "--repeats", "1"], "--api-key-env"),
+        (["load", "--api-key", "hunter2"], "--api-key-env"),
+        (["--engine", "simulated:tokens_per_s=abc"], "tokens_per_s=abc is not a speed"),
+        (["--engine", "simulated:tokens_per_s=-1"], "tokens_per_s=-1 is not a speed"),
         (["--url", "ftp://host"], "not a URL as in http://host/v1"),
         (["--url", "http://host/v1", "--engine", "llama"], "--engine is for the server that is started"),
         (["--url", "https://host/v1", "--rtt-ms", "5"], "--rtt-ms works with http:// only"),
@@ -157,7 +186,16 @@ def test_what_does_not_go_together_is_told_in_one_line(
     out, err = capsys.readouterr()
     assert (exit.value.code, out) == (2, "")
     assert complaint in err
+    assert "hunter2" not in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_file_that_could_be_written_is_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text("what was there")
+    outputs = ("--json", str(tmp_path / "record.json"), "--html", str(tmp_path / "page.html"))
+    assert main(["bench", "--from", str(tmp_path / "none.json"), *outputs]) == 2
+    assert (tmp_path / "record.json").read_text() == "what was there"
+    assert not (tmp_path / "page.html").exists()
 
 
 async def test_an_endpoint_that_is_not_there() -> None:

@@ -14,8 +14,8 @@ from slipring.bench.report import html, scales, svg, table, units
 from slipring.bench.report.markup import Markup, tag
 from slipring.bench.report.palette import DARK, LIGHT, luminance, styles
 from slipring.bench.report.svg import spaced
-from slipring.bench.report.verdict import NO_DIFFERENCE, verdict
-from slipring.bench.results import Loop, Mode, Record, Turn, read, write
+from slipring.bench.report.verdict import NO_DIFFERENCE, TOO_FEW, amount, range_of, verdict
+from slipring.bench.results import Checked, Endpoint, Loop, Mode, Record, Turn, read, write
 from slipring.bench.statistics import compare, cumulative, summarise
 from tests.bench.records import CODING, MODES, RECORDS, SHORT, record
 
@@ -84,7 +84,7 @@ def test_every_plot_has_every_turn(name: str) -> None:
     made = RECORDS[name]()
     summaries = summarise(made)
     for workload, section in zip(made.workloads, sections(page(made)), strict=True):
-        right = [each for each in summaries if each.workload == workload.name and not each.wrongs]
+        right = [each for each in summaries if each.workload == workload.name and each.wall_ms is not None]
         drawn = plots(section)
         kinds = {"turns", "loop", "sent"} | ({"stages"} if any(one.stages_ms for one in right) else set())
         assert set(drawn) == (kinds if right else set())
@@ -112,7 +112,7 @@ def test_the_table_has_the_figures_of_the_summaries(name: str) -> None:
         here = [each for each in summaries if each.workload == workload.name]
         for summary, row in zip(here, rows, strict=True):
             cells = {cell.get("data-label"): text(cell) for cell in row.findall("td")}
-            if summary.wrongs:
+            if summary.wall_ms is None:
                 assert row.get("class") == "wrong"
                 assert set(cells) == {None}
                 assert summary.wrongs[0] in text(row)
@@ -206,10 +206,21 @@ def compared(full: list[float], socket: list[float]) -> Record:
 @pytest.mark.parametrize(
     ("full", "socket", "figure", "said"),
     [
-        ([100, 110, 120], [50, 55, 66], "50 % less time", "45–50 % over 3 repeats"),
-        ([100, 110, 120], [120, 132, 180], "20 % more time", "20–50 % over 3 repeats"),
-        ([100, 110, 120], [99, 111, 119], NO_DIFFERENCE, "0.9 % more to 1 % less over 3 repeats"),
-        ([100], [60], "40 % less time", "one repeat: spread not known"),
+        ([100, 110, 120] * 2, [50, 55, 66] * 2, "50 % less time", "45–50 % over 6 repeats"),
+        ([100, 110, 120] * 2, [120, 132, 180] * 2, "20 % more time", "20–50 % over 6 repeats"),
+        ([100, 110, 120] * 2, [99, 111, 119] * 2, NO_DIFFERENCE, "0.9 % more to 1 % less over 6 repeats"),
+        (
+            [100] * 4,
+            [60] * 4,
+            TOO_FEW,
+            "≈60.0 ms instead of 100 ms over HTTP, full history (4 repeats).",
+        ),
+        (
+            [100],
+            [60],
+            TOO_FEW,
+            "instead of 100 ms over HTTP, full history (one repeat). Too few",
+        ),
     ],
 )
 def test_words_follow_the_figures(full: list[float], socket: list[float], figure: str, said: str) -> None:
@@ -224,7 +235,7 @@ def test_words_follow_the_figures(full: list[float], socket: list[float], figure
 
 def test_what_is_wrong_is_not_compared() -> None:
     made = compared([100, 110], [50, 55])
-    made.loops[0].error = "HTTP 500"
+    made.loops[0].turns[0].wrong = "no call"
     told = verdict(made, summarise(made), SHORT)
     assert "nothing to hold it against" in told.sentence
     assert "Wrong answers, so no times: HTTP, full history." in told.sentence
@@ -232,15 +243,149 @@ def test_what_is_wrong_is_not_compared() -> None:
     assert verdict(made, summarise(made), SHORT).figure == "no figure"
 
 
+def test_what_fails_at_times_is_compared_without_the_repeats_that_failed() -> None:
+    made = compared([100, 110, 90, 100, 100, 100], [50, 55, 1, 50, 50, 50])
+    made.loops[8].error = "turn 1: 429: Too many requests"
+    told = verdict(made, summarise(made), SHORT)
+    assert told.figure.replace(units.SPACE, " ") == "50 % less time"
+    assert "Not all repeats ran to their end: WebSocket (failed in 1 of 6)." in told.sentence
+    assert "Wrong" not in told.sentence
+    for said in (" ".join(terminal(made, 120).split()), text(page(made))):
+        assert "failed in 1 of 6 repeats: turn 1: 429: Too many requests" in said
+    assert "5 to 6 repeats" in text(page(made))
+    for loop in made.loops[6:]:
+        loop.error = "turn 1: 429: Too many requests"
+    assert "FAILED" in terminal(made)
+    assert "WRONG" not in terminal(made)
+    assert "Failed, so no times" in text(page(made))
+    assert "Failed, so not shown: WebSocket" in svg.render(made)
+    for loop in made.loops:
+        loop.error = "gone"
+    assert verdict(made, summarise(made), SHORT).sentence.startswith("No mode ran to its end.")
+
+
 def test_repeats_are_compared_one_by_one_and_lanes_by_their_mean() -> None:
     slow, fast = loops("a", [100, 200]), loops("b", [80, 80]) + loops("b", [100, 120])
     found = compare(slow, fast)
     assert found is not None
     assert (found.low, found.high, found.repeats) == (pytest.approx(0.1), pytest.approx(0.5), 2)
-    assert found.is_clear
     assert compare(slow, []) is None
     assert compare(loops("a", [0]), loops("b", [1])) is None
     assert compare(slow[:1], fast[1:2]) is None
+
+
+def test_what_is_saved_lies_between_the_least_and_the_most() -> None:
+    """A slow lane among fast ones: the median lane would be faster, and the mean of a repeat is not."""
+    lanes = [lane for ms in (900, 900, 900, 2000) for lane in loops("websocket-lanes", [ms] * 5)]
+    found = compare(loops("http-full", [1000] * 5), lanes)
+    assert found is not None
+    assert found.low <= found.saved <= found.high < 0
+    assert amount(found).replace(units.SPACE, " ") == "18 % more"
+    made = record([SHORT], [MODES[0], MODES[3]], repeats=0)
+    made.loops = loops("http-full", [1000] * 5) + lanes
+    lanes_summary = summarise(made)[1]
+    assert lanes_summary.wall_ms is not None
+    assert (lanes_summary.wall_ms.median, lanes_summary.repeats) == (1175, 5)
+
+
+@pytest.mark.parametrize(("repeats", "is_clear"), [(1, False), (2, False), (4, False), (5, True)])
+def test_a_difference_needs_repeats_enough(repeats: int, is_clear: bool) -> None:
+    found = compare(loops("a", [100] * repeats), loops("b", [50] * repeats))
+    assert found is not None
+    assert found.is_clear is is_clear
+    assert amount(found).startswith("≈") is not is_clear
+    assert (TOO_FEW in range_of(found)) is not is_clear
+
+
+def test_repeats_are_counted_and_not_taken_from_what_was_asked_for() -> None:
+    made = compared([100] * 3, [50] * 2)
+    made.settings.repeats = 200
+    assert "2 to 3 repeats of 200 that were asked for" in text(page(made))
+    assert "over 2 to 3 repeats" in svg.render(made)
+    assert "200 repeats" not in svg.render(made)
+
+
+def unchecked(checked: Checked | None) -> Record:
+    made = compared([100] * 5, [50] * 5)
+    made.modes[0] = Mode(name="http-full", title="HTTP, full history", about="", sends_history=True)
+    for loop in made.loops:
+        loop.history_checked = checked
+    return made
+
+
+def test_nothing_is_claimed_where_history_may_have_been_forgotten() -> None:
+    made = unchecked("none")
+    told = verdict(made, summarise(made), SHORT)
+    assert "no saving is claimed" in told.sentence
+    assert "less" not in told.sentence + told.title + told.figure
+    assert "History was checked not at all." in told.sentence
+    assert "not claimedhistory not checked" in text(page(made))
+    assert "0.50×" not in terminal(made, 140)
+
+
+@pytest.mark.parametrize(
+    ("checked", "said"), [("digest", "by a digest"), ("tokens", "by counts of tokens"), (None, "")]
+)
+def test_it_is_said_how_history_was_checked(checked: Checked | None, said: str) -> None:
+    made = unchecked(checked)
+    told = verdict(made, summarise(made), SHORT)
+    assert told.figure.replace(units.SPACE, " ") == "50 % less time"
+    assert ("History was checked" in told.sentence) is (checked is not None)
+    assert said in told.sentence
+    wide = StringIO()
+    Console(file=wide, width=140).print(table.render(made, is_wide=True))
+    if checked is not None:
+        assert f"history: {checked}" in text(page(made))
+        assert checked in wide.getvalue()
+    made.loops[-1].history_checked = "none"
+    assert summarise(made)[1].history_checked == ("none" if checked else None)
+
+
+def test_a_wide_terminal_has_more_columns_and_the_stages() -> None:
+    wide = StringIO()
+    Console(file=wide, width=140).print(table.render(record([CODING]), is_wide=True))
+    shown = wide.getvalue()
+    assert max(map(len, shown.splitlines())) <= 140
+    assert "created" in shown
+    for mode in MODES:
+        (line,) = (line for line in shown.splitlines() if line.startswith(f"{mode.name}, a turn: "))
+        assert "prefill" in line
+
+
+def test_texts_of_servers_cannot_move_the_cursor() -> None:
+    made = RECORDS["wrong"]()
+    made.skipped["rollout"] = "\x1b]0;owned\x07\x1b[2Jboo\x9b1m"
+    made.loops[0].error = "\x1b[2Jbad"
+    out = StringIO()
+    Console(file=out, width=120, force_terminal=True).print(table.render(made))
+    assert "boo" in out.getvalue()
+    assert "bad" in out.getvalue()
+    for escape in ("\x1b]0;", "\x1b[2J", "\x07", "\x9b"):
+        assert escape not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("engine", "speed", "said", "decoding"),
+    [
+        ("simulated:vocabulary=x", 50, "tokens come at 50 per second", "simulated at 50 tokens per second"),
+        ("simulated:ttft_ms=100", None, "more than the decoding is made up", "as simulated:ttft_ms=100 says"),
+        ("llama:model=x", None, None, "by the engine"),
+        (None, None, None, "not known"),
+    ],
+)
+def test_what_is_simulated_is_said(
+    engine: str | None, speed: float | None, said: str | None, decoding: str
+) -> None:
+    made = record([CODING], MODES[:1])
+    made.endpoint = Endpoint(
+        model="m", url=None if engine else "http://h/v1", engine=engine, tokens_per_s=speed
+    )
+    shown = text(page(made))
+    assert decoding in shown
+    assert ("Simulated. " in shown) is (said is not None)
+    assert said is None or said in shown
+    assert ("Nothing was tokenized" in shown) is (said is not None and "vocabulary" not in (engine or ""))
+    assert ("no model" in svg.render(made)) is (said is not None)
 
 
 def test_cumulative_times_end_with_the_whole() -> None:
@@ -266,13 +411,16 @@ def test_the_terminal_shows_every_mode(width: int) -> None:
     shown = terminal(made, width)
     for mode in made.modes:
         assert shown.count(f"\n{mode.name} ") >= 2
-    assert shown.count("WRONG") == 2
+    assert shown.count("WRONG") == 1
+    assert "websocket failed in 1 of 3 repeats: the socket was closed" in " ".join(shown.split())
     against = next(each for each in summarise(made) if (each.workload, each.mode) == ("coding", "http-full"))
     socket = next(each for each in summarise(made) if (each.workload, each.mode) == ("coding", "websocket"))
     assert against.wall_ms is not None
     assert socket.wall_ms is not None
+    held = compare(made.of("coding", "http-full"), made.of("coding", "websocket"))
+    assert held is not None
     row = next(line for line in shown.splitlines() if line.startswith("websocket "))
-    assert units.ratio(socket.wall_ms.median / against.wall_ms.median) in row
+    assert f"≈{units.ratio(1 - held.saved)}" in row
     assert units.ratio(socket.sent_bytes / against.sent_bytes) in row
     assert max(map(len, shown.splitlines())) <= width
 

@@ -82,7 +82,8 @@ def test_what_is_wrong_has_no_times() -> None:
     wrong = loop("slow", Turn(number=1, total_ms=1, wrong="no call"))
     broken = loop("slow", Turn(number=1, total_ms=1), error="turn 2: no answer in time")
     (summary,) = summarise(record(wrong, broken))
-    assert summary.wrongs == ("turn 1: no call", "turn 2: no answer in time")
+    assert summary.wrongs == ("turn 1: no call",)
+    assert summary.errors == ("turn 2: no answer in time",)
     assert summary.wall_ms is None
     assert summary.turn_ms is None
 

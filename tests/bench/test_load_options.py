@@ -48,7 +48,8 @@ def load(*arguments: str) -> LoadOptions:
 def test_every_flag_of_a_bench_is_known_here() -> None:
     parser = argparse.ArgumentParser()
     bench_options.add_flags(parser)
-    flags = {option for action in parser._actions for option in action.option_strings}
+    shown = [action for action in parser._actions if action.help is not argparse.SUPPRESS]
+    flags = {option for action in shown for option in action.option_strings}
     assert flags - {"-h", "--help"} == HEEDED.keys() | REFUSED.keys()
 
 

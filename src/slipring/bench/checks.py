@@ -12,18 +12,10 @@ from msgspec import Struct
 
 from slipring.bench import digests
 from slipring.bench.exchange import PAUSE, TERMINAL, TIMING, Event
+from slipring.bench.items import Items, said
 from slipring.bench.workloads.plan import Item, Need
 
 CALLS = ("function_call", "custom_tool_call")
-_PARTS = {
-    "response.output_text": ("delta", "text"),
-    "response.refusal": ("delta", "refusal"),
-    "response.function_call_arguments": ("delta", "arguments"),
-    "response.custom_tool_call_input": ("delta", "input"),
-    "response.reasoning_text": ("delta", "text"),
-    "response.reasoning_summary_text": ("delta", "text"),
-}
-"""Texts that come in pieces: where a piece is, and where the whole."""
 
 
 class Expectation(Struct, frozen=True, kw_only=True):
@@ -33,7 +25,7 @@ class Expectation(Struct, frozen=True, kw_only=True):
     previous_response_id: str | None = None
     lane: str | None = None
     least_input_tokens: int = 0
-    """As many as the turn before: the history only grows."""
+    """As many as were read and said before, or a little less: the history only grows."""
     digest: str | None = None
     """Of the context; None where the endpoint does not tell it."""
     may_be_cut: bool = False
@@ -78,11 +70,13 @@ def _order(events: list[Event], ends: int) -> Iterator[str]:
         yield "response.created comes more than once"
     if "response.in_progress" not in kinds[:3]:
         yield "no response.in_progress at the beginning"
+    if kinds.count("response.in_progress") > 1:
+        yield "response.in_progress comes more than once"
     numbers = [event.get("sequence_number") for event in events]
     if None in numbers:
         yield "events without a sequence_number"
     for before, after in pairwise(number for number in numbers if number is not None):
-        if after <= before:
+        if after != before + 1:
             yield f"sequence_number {after} comes after {before}"
             break
     found = [place for place, kind in enumerate(kinds) if kind in TERMINAL]
@@ -105,104 +99,15 @@ def _lane(events: list[Event], lane: str | None) -> Iterator[str]:
             return
 
 
-_Part = tuple[int, str, int]
-"""A text that comes in pieces: of which item, of which kind, in which place."""
-
-
-class Items:
-    """The items of an answer, held against the pieces in which they came."""
-
-    def __init__(self) -> None:
-        self._added: dict[int, str] = {}
-        self._done: dict[int, dict[str, Any]] = {}
-        self._pieces: dict[_Part, list[str]] = {}
-        self._whole: dict[_Part, str] = {}
-
-    def check(self, events: list[Event]) -> Iterator[str]:
-        for event in events:
-            kind: str = event["type"]
-            if kind == "response.output_item.added":
-                yield from self._add(event)
-            elif kind == "response.output_item.done":
-                yield from self._finish(event)
-            elif kind in TERMINAL:
-                yield from self._compare(event["response"]["output"])
-            else:
-                name, _, stage = kind.rpartition(".")
-                if name in _PARTS and stage in ("delta", "done"):
-                    yield from self._part(event, name, stage)
-
-    def _add(self, event: Event) -> Iterator[str]:
-        index = event["output_index"]
-        if index in self._added:
-            yield f"item {index} is added twice"
-        if index != len(self._added):
-            yield f"item {index} is added when {len(self._added)} were"
-        self._added[index] = event["item"].get("id", "")
-
-    def _part(self, event: Event, name: str, stage: str) -> Iterator[str]:
-        index = event["output_index"]
-        key: _Part = (index, name, event.get("content_index") or event.get("summary_index") or 0)
-        if index not in self._added:
-            yield f"{event['type']} of item {index} before it is added"
-        elif event.get("item_id", self._added[index]) != self._added[index]:
-            yield f"{event['type']} names another item than {index}"
-        if index in self._done or key in self._whole:
-            yield f"{event['type']} of item {index} after its end"
-        delta, whole = _PARTS[name]
-        if stage == "delta":
-            self._pieces.setdefault(key, []).append(event[delta])
-            return
-        self._whole[key] = event[whole]
-        if "".join(self._pieces.get(key, [])) != event[whole]:
-            yield f"the deltas of item {index} do not add up to its text"
-
-    def _finish(self, event: Event) -> Iterator[str]:
-        index, item = event["output_index"], event["item"]
-        if index not in self._added:
-            yield f"item {index} is done before it is added"
-        if index in self._done:
-            yield f"item {index} is done twice"
-        self._done[index] = item
-        said = _said(item)
-        if said is None:
-            return
-        pieces = [(key, piece) for key, piece in sorted(self._pieces.items()) if key[0] == index]
-        if "".join(text for _, piece in pieces for text in piece) != said:
-            yield f"the deltas of item {index} do not add up to the item"
-        for key, _ in pieces:
-            if key not in self._whole:
-                yield f"{key[1]} of item {index} never ends"
-
-    def _compare(self, output: list[dict[str, Any]]) -> Iterator[str]:
-        for index in self._added.keys() - self._done.keys():
-            yield f"item {index} is never done"
-        if len(output) != len(self._done):
-            yield f"{len(self._done)} items were done, and the terminal event has {len(output)}"
-        elif output != [self._done[index] for index in sorted(self._done)]:
-            yield "the terminal event has other items than those that were done"
-
-
-def _said(item: dict[str, Any]) -> str | None:
-    """What an item consists of, where that came in pieces."""
-    if item["type"] == "function_call":
-        return str(item["arguments"])
-    if item["type"] == "custom_tool_call":
-        return str(item["input"])
-    if item["type"] == "message":
-        return "".join(part.get("text") or part.get("refusal") or "" for part in item["content"])
-    return None
-
-
 def _response(response: dict[str, Any], expected: Expectation) -> Iterator[str]:
-    is_cut = expected.may_be_cut and _why(response) == "max_output_tokens"
+    is_cut = expected.may_be_cut and why(response) == "max_output_tokens"
     if response["status"] != "completed" and not is_cut:
-        yield f"the response is {response['status']}: {_why(response)}"
+        yield f"the response is {response['status']}: {why(response)}"
     if response.get("previous_response_id") != expected.previous_response_id:
         yield f"previous_response_id is {response.get('previous_response_id')!r}"
     tokens = (response.get("usage") or {}).get("input_tokens")
     if tokens is not None and tokens < expected.least_input_tokens:
-        yield f"history was lost: {tokens} input tokens after {expected.least_input_tokens}"
+        yield f"history was lost: {tokens} input tokens, where about {expected.least_input_tokens} were due"
 
 
 def _digest(answer: list[Item], expected: str | None) -> Iterator[str]:
@@ -219,10 +124,10 @@ def _need(answer: list[Item], needs: Need) -> Iterator[str]:
         yield "no call, though the loop needs one"
     if needs == "text" and made:
         yield "a call, though the loop needs text"
-    elif needs == "text" and not any(_said(item) for item in answer if item["type"] == "message"):
+    elif needs == "text" and not any(said(item) for item in answer if item["type"] == "message"):
         yield "no text, though the loop needs some"
 
 
-def _why(response: dict[str, Any]) -> str:
+def why(response: dict[str, Any]) -> str:
     error, details = response.get("error") or {}, response.get("incomplete_details") or {}
     return str(error.get("message") or details.get("reason") or "no reason given")

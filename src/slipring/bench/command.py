@@ -30,10 +30,15 @@ def bench(options: Options) -> int:
         record = results.read(options.kept)
         _publish(record, options.outputs)
         return _verdict(record, options)
-    plans = _plans(options)
-    with Progressing() as progress:
-        running = Bench(options, plans, progress)
-        was_interrupted = run_until_interrupted(running.run())
+    progress = Progressing()
+    running = Bench(options, _plans(options), progress)
+    try:
+        with progress:
+            was_interrupted = run_until_interrupted(running.run())
+    except BaseException:
+        if running.record.loops:  # what was measured is not lost to what came after it
+            _publish(running.record, options.outputs)
+        raise
     _publish(running.record, options.outputs)
     if was_interrupted:
         print("slipring: interrupted; the figures are of what was measured until then", file=sys.stderr)
@@ -99,16 +104,25 @@ def _plans(options: Options) -> list[Plan]:
 
 
 def _check_outputs(outputs: Outputs) -> None:
-    """Better before an hour of measuring than after it."""
+    """Better before an hour of measuring than after it. What is there already stays as it is."""
     for path in (outputs.json, outputs.html, outputs.svg):
-        if path is not None and not path.parent.is_dir():
+        if path is None:
+            continue
+        if not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: there is no directory {path.parent}")
+        is_new = not path.exists()
+        try:
+            path.open("ab").close()
+            if is_new:
+                path.unlink()
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _publish(record: Record, outputs: Outputs) -> None:
-    show(record)
     if outputs.json is not None:
         results.write(record, outputs.json)
+    show(record)
     if outputs.html is not None:
         from slipring.bench.report import html
 
@@ -121,6 +135,6 @@ def _publish(record: Record, outputs: Outputs) -> None:
 
 def _verdict(record: Record, options: Options) -> int:
     """Whether everything was measured, and right."""
-    is_wrong = any(loop.wrongs for loop in record.loops)
+    is_wrong = any(loop.wrongs or loop.error for loop in record.loops)
     is_missing = options.names_modes and any(name in record.skipped for name in options.modes)
     return WRONG if is_wrong or is_missing or not record.loops else 0

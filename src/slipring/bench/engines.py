@@ -1,5 +1,6 @@
 """Which engine a server of the bench's own runs, for a given workload."""
 
+import math
 from importlib.util import find_spec
 
 from slipring.bench.workloads.plan import Plan
@@ -21,13 +22,23 @@ def default_engine(tokens_per_s: float) -> str:
     return f"simulated:{','.join(options)}"
 
 
+class BadEngine(Exception):
+    """An engine that cannot be, and why."""
+
+
 def simulated_speed(engine: str) -> float | None:
-    """Tokens in a second, where decoding is simulated and nothing else is."""
+    """Tokens in a second, where decoding is simulated and nothing else is. Raises ``BadEngine``."""
     kind, _, rest = engine.partition(":")
     options = dict(pair.partition("=")[::2] for pair in rest.split(",") if pair)
-    if kind != "simulated" or not options.keys() <= _DECODING:
+    if kind != "simulated":
         return None
-    return float(options.get("tokens_per_s", _USUAL_SPEED))
+    try:
+        speed = float(options.get("tokens_per_s", _USUAL_SPEED))
+    except ValueError:
+        speed = -1.0
+    if not 0 <= speed < math.inf:
+        raise BadEngine(f"tokens_per_s={options['tokens_per_s']} is not a speed")
+    return speed if options.keys() <= _DECODING else None
 
 
 def has_vocabulary() -> bool:

@@ -24,7 +24,7 @@ FIRST_TOKENS = (
 )
 _ITEM_DONE = "response.output_item.done"
 _WAITING = "client"
-_STAGE = re.compile(r"([\w.-]+)[^,]*?;\s*dur=([0-9.]+)")
+_STAGE = re.compile(r"([\w.-]+)[^,]*?;\s*dur=(\d{1,15}(?:\.\d*)?)(?=\s*[,;]|\s*$)")
 
 encode = msgspec.json.encode
 _decode = msgspec.json.Decoder().decode
@@ -36,6 +36,13 @@ class Refused(Exception):
 
 class Lost(Exception):
     """The connection ended, or what came over it cannot be read. The text says how."""
+
+
+class Odd(Lost):
+    """What came is JSON, but not what the API has."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"not as the API has it: {what}")
 
 
 class Exchange:
@@ -147,5 +154,14 @@ def refusal(event: Mapping[str, Any]) -> Refused:
     """What an error says, whether it is an event or a body."""
     error = event.get("error")
     body = error if isinstance(error, dict) else event
-    message, code = body.get("message") or "the server gave no reason", body.get("code")
+    said = body.get("message") or (error if isinstance(error, str) else None) or _detail(body.get("detail"))
+    message, code = said or "the server gave no reason", body.get("code")
     return Refused(f"{message} ({code})" if code else str(message))
+
+
+def _detail(detail: object) -> str | None:
+    """As frameworks have it that do not know the API: a text, or a list of what is wrong with a request."""
+    if isinstance(detail, list):
+        told = [each["msg"] for each in detail if isinstance(each, dict) and isinstance(each.get("msg"), str)]
+        return "; ".join(told) or None
+    return detail if isinstance(detail, str) else None

@@ -10,10 +10,11 @@ from msgspec import Struct
 
 from slipring.bench import results
 from slipring.bench.accounts import Travelled, turns
-from slipring.bench.checks import calls_of
+from slipring.bench.checks import calls_of, why
 from slipring.bench.digests import Digest
 from slipring.bench.exchange import Fields, Lost, Refused
-from slipring.bench.modes import Context, Mode
+from slipring.bench.history import how_checked
+from slipring.bench.modes import KEEP_REASONING, Context, Mode
 from slipring.bench.processes import Meter
 from slipring.bench.transports import Transport
 from slipring.bench.workloads.plan import Item, Plan, Step
@@ -30,8 +31,12 @@ class Conduct(Struct, frozen=True, kw_only=True):
     """Whether ``tool_choice`` says in each turn what the loop needs."""
     gives_digests: bool = False
     """Whether the endpoint says what it has read."""
+    keeps_reasoning: bool = False
+    """Whether reasoning is asked for in a form that can be sent back."""
     max_output_tokens: int | None = None
     """Of each answer."""
+    nonce: str = ""
+    """Of the run: what another run has left in a prefix cache is not found."""
 
 
 class Runner:
@@ -76,9 +81,12 @@ class _Loop:
         self._plan = plan
         self._conduct = conduct
         self._is_rollout = mode.is_rollout
+        self._keeps_reasoning = mode.sends_history and conduct.keeps_reasoning
         self._transport = transport
         self._stream_id = f"lane-{lane}" if lane is not None else None
-        self._instructions = named(plan.instructions, f"{mode.name} {repeat} {lane or 0}")
+        self._instructions = named(
+            plan.instructions, f"{conduct.nonce} {plan.workload.name} {mode.name} {repeat} {lane or 0}"
+        )
         self._context: Context = mode.context()
         self._calls: list[Item] = []
         self._travelled: list[Travelled] = []
@@ -105,6 +113,8 @@ class _Loop:
         before_ms = meter.cpu_ms() if meter is not None else 0.0
         exchange = await self._transport.turn(fields, self._stream_id)
         cpu_ms = meter.cpu_ms() - before_ms if meter is not None else None
+        if exchange.response is not None and exchange.response.get("status") == "failed":
+            raise Refused(f"the response failed: {why(exchange.response)}")
         self._travelled.append(Travelled(new, step.needs, exchange, previous, is_part, cpu_ms))
         self._calls = calls_of(exchange.answer)
         self._has_ended = not exchange.can_go_on or (step.needs == "call" and not self._calls)
@@ -117,6 +127,9 @@ class _Loop:
         head["instructions"] = self._instructions
         if (most := self._conduct.max_output_tokens) is not None:
             head["max_output_tokens"] = most * len(self._plan.steps) if self._is_rollout else most
+        if self._keeps_reasoning:
+            wanted = [*self._plan.settings.get("include", []), *KEEP_REASONING["include"]]
+            head["include"] = list(dict.fromkeys(wanted))
         if self._plan.tools:
             head["tools"] = self._plan.tools
             if self._conduct.forces_tools or self._plan.forces_tools:
@@ -126,6 +139,7 @@ class _Loop:
     def _fail(self, reason: str) -> None:
         self._has_ended = True
         number = len(self._travelled) + 1 - self._plan.uncounted
+        reason = self._transport.tell(reason)
         self._loop.error = f"turn {number}: {reason}" if number > 0 else f"{_EARLY}: {reason}"
 
     def account(self, cpu_ms: float | None) -> results.Loop:
@@ -137,7 +151,9 @@ class _Loop:
             self._stream_id,
             gives_digests=self._conduct.gives_digests,
             may_be_cut=self._conduct.max_output_tokens is not None,
+            tell=self._transport.tell,
         )
+        self._loop.history_checked = how_checked(accounted, gives_digests=self._conduct.gives_digests)
         for place, turn in enumerate(accounted, start=1 - self._plan.uncounted):
             turn.number = place
             if self._is_rollout and self._plan.uncounted:
@@ -146,7 +162,7 @@ class _Loop:
             if place > 0:
                 self._loop.turns.append(turn)
             elif turn.wrong is not None:
-                self._loop.error = f"{_EARLY}: {turn.wrong}"
+                self._loop.wrong = f"{_EARLY}: {turn.wrong}"
         self._loop.wall_ms = sum(turn.total_ms for turn in self._loop.turns)
         return self._loop
 

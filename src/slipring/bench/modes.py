@@ -14,6 +14,9 @@ from slipring.bench.exchange import PAUSE, Exchange, Fields
 from slipring.bench.transports import Access, Http, Lanes, Socket, Transport
 from slipring.bench.workloads.plan import Item
 
+KEEP_REASONING: Fields = {"include": ["reasoning.encrypted_content"]}
+"""What a create says so that reasoning can be sent back, where the server keeps nothing."""
+
 
 class Context(Protocol):
     """How a conversation is kept between turns."""
@@ -110,10 +113,14 @@ class Mode(Struct, frozen=True, kw_only=True):
     context: Callable[[], Context]
     has_lanes: bool = False
     is_rollout: bool = False
+    sends_history: bool = False
+    """Whether each turn brings all that was said before: nothing can be saved by forgetting it."""
 
     @property
     def described(self) -> results.Mode:
-        return results.Mode(name=self.name, title=self.title, about=self.about)
+        return results.Mode(
+            name=self.name, title=self.title, about=self.about, sends_history=self.sends_history
+        )
 
 
 MODES = {
@@ -125,6 +132,7 @@ MODES = {
             about="each turn is a POST with the whole conversation, over one kept-alive connection",
             open=Http,
             context=FullHistory,
+            sends_history=True,
         ),
         Mode(
             name="http-full-newconn",
@@ -132,6 +140,7 @@ MODES = {
             about="each turn is a POST with the whole conversation, over a connection of its own",
             open=lambda access: Http(access, new_connections=True),
             context=FullHistory,
+            sends_history=True,
         ),
         Mode(
             name="http-chained",
@@ -169,9 +178,12 @@ MODES = {
 
 
 def as_input(output: list[Item]) -> list[Item]:
-    """An answer's items as they are sent again: ids would be looked up, and reasoning does not stay."""
-    return [
-        {key: value for key, value in item.items() if key not in ("id", "status")}
-        for item in output
-        if item["type"] != "reasoning"
-    ]
+    """An answer's items as they are sent again. Reasoning goes back as it came where it can be read again;
+    of all else the ids would be looked up."""
+    items = []
+    for item in output:
+        if item["type"] != "reasoning":
+            items.append({key: value for key, value in item.items() if key not in ("id", "status")})
+        elif item.get("encrypted_content"):
+            items.append(item)
+    return items

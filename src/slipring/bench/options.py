@@ -8,9 +8,10 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
+from slipring.bench.engines import BadEngine, simulated_speed
 from slipring.bench.modes import MODES
 from slipring.bench.workloads.catalogue import DEPTHS, WORKLOADS
 
@@ -87,6 +88,21 @@ class Options:
     """A record that is shown again, instead of measuring."""
 
 
+class _KeyFlag(argparse.Action):
+    """A flag that there is not: what follows it is a secret, and must not be repeated."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        parser.error(
+            "keys are no flags, which others can see: name a variable that holds it with --api-key-env"
+        )
+
+
 def add_target_flags(parser: argparse.ArgumentParser, *, tokens_per_s: float, timeout_s: float) -> None:
     """Flags that say what is measured. None has a default here, where it could not be told from a flag that
     was given: see ``target_from_namespace``."""
@@ -98,6 +114,9 @@ def add_target_flags(parser: argparse.ArgumentParser, *, tokens_per_s: float, ti
         "--api-key-env",
         metavar="VARIABLE",
         help=f"variable that holds the API key (default: {' or '.join(_KEY_VARIABLES)})",
+    )
+    parser.add_argument(
+        *("--api-key", "--key", "--token"), action=_KeyFlag, nargs="?", help=argparse.SUPPRESS
     )
     parser.add_argument(
         "--engine", metavar="SPEC", help="engine of the server that is started (default: simulated)"
@@ -193,6 +212,11 @@ def target_from_namespace(
                 raise UsageError(f"{flag} is for the server that is started without --url")
     elif namespace.server_pid is not None:
         raise UsageError("--server-pid is for a server that is named with --url")
+    if namespace.engine is not None:
+        try:
+            simulated_speed(namespace.engine)
+        except BadEngine as error:
+            raise UsageError(f"--engine: {error}") from None
     return Target(
         url=namespace.url,
         key=_key(namespace.api_key_env, environ),
@@ -249,13 +273,18 @@ def _key(variable: str | None, environ: Mapping[str, str]) -> str:
 
 
 def _check_url(url: str) -> None:
+    """What is wrong is not repeated where it may hold a secret."""
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_url = False
+    if "@" in url:
+        raise UsageError("--url: names and passwords in a URL are not sent: see --api-key-env")
     if not is_url:
         raise UsageError(f"--url {url}: not a URL as in http://host/v1")
+    if parts.query or parts.fragment:
+        raise UsageError("--url: what follows ? or # cannot be kept: a URL as in http://host/v1 is needed")
 
 
 def whole(least: int) -> Callable[[str], int]:

@@ -5,11 +5,12 @@ answers that are wrong are left for the measurement to find. This warms the serv
 """
 
 import aiohttp
+import msgspec
 from msgspec import Struct
 
 from slipring.bench import digests
 from slipring.bench.exchange import PAUSE, TIMING, Exchange, Fields, Lost, Refused
-from slipring.bench.modes import Context, Mode
+from slipring.bench.modes import KEEP_REASONING, Chain, Context, Mode
 from slipring.bench.transports import Access, Transport
 from slipring.bench.workloads.plan import message
 from slipring.bench.workloads.tools import CODING_TOOLS
@@ -18,6 +19,14 @@ _OK = 200
 _LANE = "probe"
 _CALL_TOKENS = 256
 """Enough for a whole call, where answers are bounded."""
+
+
+class _Model(Struct):
+    id: str
+
+
+class _Models(Struct):
+    data: list[_Model]
 
 
 class Unmeasurable(Exception):
@@ -31,6 +40,8 @@ class Findings(Struct, kw_only=True):
     skipped: dict[str, str]
     """By mode: why it cannot be measured."""
     gives_digests: bool = False
+    keeps_reasoning: bool = True
+    """Whether it can be asked for reasoning that can be sent back to it."""
 
 
 async def first_model(url: str, access: Access) -> str:
@@ -40,15 +51,18 @@ async def first_model(url: str, access: Access) -> str:
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=access.timeout_s)) as http,
             http.get(f"{url.rstrip('/')}/models", headers=access.headers()) as answer,
         ):
-            if answer.status == _OK:
-                models = (await answer.json())["data"]
-                return str(models[0]["id"])
             reason = f"answered {answer.status}"
+            if answer.status == _OK:
+                reason = f"gave no list of models but {answer.content_type}"
+                models = msgspec.json.decode(await answer.read(), type=_Models).data
+                if models:
+                    return models[0].id
+                reason = "named none"
     except (aiohttp.ClientError, OSError) as error:
-        raise Unmeasurable(f"cannot reach {url}: {' '.join(str(error).split())}") from None
-    except (ValueError, LookupError, TypeError):
-        reason = "named none"
-    raise Unmeasurable(f"{url}/models {reason}: name a model with --model")
+        raise Unmeasurable(access.tell(f"cannot reach {url}: {' '.join(str(error).split())}")) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    raise Unmeasurable(access.tell(f"{url}/models {reason}: name a model with --model"))
 
 
 def limited(model: str, max_output_tokens: int | None) -> Fields:
@@ -63,26 +77,35 @@ async def probe(access: Access, head: Fields, modes: list[Mode]) -> Findings:
     findings = Findings(modes=[], skipped={})
     for mode in modes:
         try:
-            exchange = await _try(access, head, mode)
+            exchange = await _try(access, head, mode, findings)
         except (Refused, Lost) as error:
-            findings.skipped[mode.name] = str(error)
+            findings.skipped[mode.name] = access.tell(str(error))
             continue
         except TimeoutError:
             findings.skipped[mode.name] = "no answer in time"
             continue
         findings.modes.append(mode)
         findings.gives_digests |= digests.found_in(exchange.answer) is not None
-        access.gives_timing |= any(event.get("type") == TIMING for event in exchange.events)
     return findings
 
 
-async def _try(access: Access, head: Fields, mode: Mode) -> Exchange:
-    """Two turns in a mode; the last of them."""
+async def _try(access: Access, head: Fields, mode: Mode, findings: Findings) -> Exchange:
+    """A few turns in a mode; the last of them. Whoever refuses to give reasoning is not asked again."""
+    if mode.sends_history and findings.keeps_reasoning:
+        try:
+            return await _turns(access, {**head, **KEEP_REASONING}, mode)
+        except Refused:
+            exchange = await _turns(access, head, mode)  # or it is refused for something else
+            findings.keeps_reasoning = False
+            return exchange
+    return await _turns(access, head, mode)
+
+
+async def _turns(access: Access, head: Fields, mode: Mode) -> Exchange:
+    """Two turns, and what makes a rollout one."""
     lane = _LANE if mode.has_lanes else None
-    context = mode.context()
+    context = Chain() if mode.is_rollout else mode.context()
     async with mode.open(access) as transport:
-        if mode.is_rollout:
-            return await _try_rollout(transport, context, head)
         for text in ("Say a word.", "Say another."):
             exchange = await transport.turn(context.request(head, [message(text)]), lane)
             if exchange.response is None:
@@ -90,7 +113,9 @@ async def _try(access: Access, head: Fields, mode: Mode) -> Exchange:
             if lane is not None and exchange.events[0].get("stream_id") != lane:
                 raise Refused("the answer to a stream_id names none")
             context.learn(exchange)
-    return exchange
+        if any(event.get("type") == TIMING for event in exchange.events):
+            access.timed.add(type(transport))
+        return await _try_rollout(transport, mode.context(), head) if mode.is_rollout else exchange
 
 
 async def _try_rollout(transport: Transport, context: Context, head: Fields) -> Exchange:

@@ -5,12 +5,17 @@ tables, plots) is made from it. Units are in the names. Knows nothing of how fig
 """
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
 FORMAT = 1
 """Of the records. One that was written in another format is not read."""
+
+
+Checked = Literal["digest", "tokens", "none"]
+"""How it was found out whether the whole history was read: by a digest, by counts of tokens, not at all."""
 
 
 class Turn(Struct, kw_only=True, omit_defaults=True):
@@ -24,12 +29,16 @@ class Turn(Struct, kw_only=True, omit_defaults=True):
     """Until the first delta of text or of a call."""
     total_ms: float = 0.0
     """Until the terminal event, and over HTTP until the end of the body."""
+    terminal_ms: float | None = None
+    """Until the terminal event; None where a rollout waits."""
     sent_bytes: int = 0
     received_bytes: int = 0
     """Of the payload: frames, or bodies with their headers."""
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    reasoning_tokens: int | None = 0
+    """Among those of the output; None where there was reasoning and nobody says how much."""
     stages_ms: dict[str, float] = {}
     """Where the server says that its time went, where it says so, in its order."""
     cpu_ms: float | None = None
@@ -51,14 +60,18 @@ class Loop(Struct, kw_only=True, omit_defaults=True):
     cpu_ms: float | None = None
     """Of the server during the loop; with lanes, the share of one."""
     turns: list[Turn] = []
+    wrong: str | None = None
+    """What was wrong with the answers that only build up a history."""
     error: str | None = None
-    """Why it ended before its end."""
+    """Why it ended before its end, where no answer was wrong: a refusal, a connection that broke."""
+    history_checked: Checked | None = None
+    """None in records that were written before this was kept."""
 
     @property
     def wrongs(self) -> list[str]:
-        """All that was wrong with it."""
+        """All that was wrong with its answers."""
         found = [f"turn {turn.number}: {turn.wrong}" for turn in self.turns if turn.wrong is not None]
-        return found if self.error is None else [*found, self.error]
+        return found if self.wrong is None else [self.wrong, *found]
 
 
 class Workload(Struct, kw_only=True):
@@ -77,6 +90,8 @@ class Mode(Struct, kw_only=True):
     name: str
     title: str
     about: str
+    sends_history: bool = False
+    """Whether each turn brings all that was said before."""
 
 
 class Endpoint(Struct, kw_only=True, omit_defaults=True):
@@ -123,6 +138,8 @@ class Record(Struct, kw_only=True):
     """By mode: why it was not measured."""
     others_cores: float | None = None
     """CPU that other processes of the machine took meanwhile, in cores, in the workload where it was most."""
+    nonce: str = ""
+    """By which the loops of this run are kept apart in prefix caches from those of any other."""
     loops: list[Loop] = []
 
     def of(self, workload: str, mode: str) -> list[Loop]:

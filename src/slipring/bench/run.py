@@ -1,15 +1,20 @@
 """A bench from its first probe to its record: servers, workloads, repeats, modes in turn.
 
-In each repeat every mode runs its loop once, each repeat beginning with another mode, so that the machine's
-moods hit all of them alike. Tells an ``Audience`` how far it has come, and shows nothing itself.
+In each repeat every mode runs its loop once, in an order that is shuffled each time, so that the machine's
+moods and what other modes leave behind hit all of them alike. Tells an ``Audience`` how far it has come, and
+shows nothing itself.
 """
 
 import gc
+import random
+import secrets
+from collections import Counter
 from typing import Protocol
 
 from slipring.bench import machine, results
 from slipring.bench.engines import engine_for, is_simulated
 from slipring.bench.exchange import Fields
+from slipring.bench.history import hold_together
 from slipring.bench.loop import Conduct, Runner
 from slipring.bench.modes import MODES, Mode
 from slipring.bench.options import Options
@@ -18,6 +23,9 @@ from slipring.bench.processes import Bystanders, Meter
 from slipring.bench.reach import described, distant, reached
 from slipring.bench.transports import Access
 from slipring.bench.workloads.plan import Plan
+
+_MOST_FAILURES = 3
+"""Repeats in a row in which a mode fails: after so many it is not tried again in a workload."""
 
 
 class Audience(Protocol):
@@ -49,6 +57,7 @@ class Bench:
             ),
             workloads=[],
             modes=[],
+            nonce=secrets.token_hex(8),
         )
 
     async def run(self) -> None:
@@ -65,37 +74,43 @@ class Bench:
         target = self._options.target
         access = Access(url, target.key, timeout_s=target.timeout_s)
         model = target.model or await first_model(url, access)
-        self.record.endpoint.model = model
+        self.record.endpoint.model = access.tell(model)
         findings = await self._probe(access, limited(model, target.max_output_tokens))
         conduct = Conduct(
             model=model,
             tool_ms=self._options.tool_ms,
             forces_tools=self._forces_tools,
             gives_digests=findings.gives_digests,
+            keeps_reasoning=findings.keeps_reasoning,
+            nonce=self.record.nonce,
             max_output_tokens=target.max_output_tokens,
         )
         self.record.workloads.append(plan.workload)
         modes = self._fitting(plan, findings.modes)
         self._audience.begin(plan, modes, self._options.repeats)
         bystanders = Bystanders(meter) if meter is not None else None
-        await self._repeat(plan, modes, conduct, access, meter)
+        begun = len(self.record.loops)
+        try:
+            await self._repeat(plan, modes, conduct, access, meter)
+        finally:
+            hold_together(self.record.loops[begun:])
         if bystanders is not None:
             self.record.others_cores = max(self.record.others_cores or 0.0, bystanders.cores())
 
     async def _repeat(
         self, plan: Plan, modes: list[Mode], conduct: Conduct, access: Access, meter: Meter | None
     ) -> None:
-        broken: set[str] = set()
+        failures: Counter[str] = Counter()
         for repeat in range(self._options.repeats):
-            for mode in _rotated(modes, repeat):
-                if mode.name in broken:
-                    continue
+            for mode in _shuffled(modes, f"{plan.workload.name} {repeat}"):
+                if failures[mode.name] >= _MOST_FAILURES:
+                    continue  # each may have taken its whole time limit
                 self._audience.loop(mode, repeat)
                 loops = await self._loops(Runner(plan, mode, conduct, meter), mode, access, repeat)
                 self.record.loops += loops
                 self._audience.done(mode, loops)
-                if any(loop.error is not None for loop in loops):
-                    broken.add(mode.name)  # what has failed once may take its whole time limit each time
+                has_failed = any(loop.error is not None for loop in loops)
+                failures[mode.name] = failures[mode.name] + 1 if has_failed else 0
 
     async def _loops(self, runner: Runner, mode: Mode, access: Access, repeat: int) -> list[results.Loop]:
         gc.disable()  # what this end collects in the middle of a turn is no time of the server's
@@ -140,6 +155,6 @@ class Bench:
         return self._engine is None or not is_simulated(self._engine)
 
 
-def _rotated(modes: list[Mode], repeat: int) -> list[Mode]:
-    start = repeat % max(1, len(modes))
-    return modes[start:] + modes[:start]
+def _shuffled(modes: list[Mode], seed: str) -> list[Mode]:
+    """The same in every run, and no mode always after the same other."""
+    return random.Random(seed).sample(modes, len(modes))

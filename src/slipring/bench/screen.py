@@ -8,14 +8,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from slipring.bench import results
 from slipring.bench.modes import Mode
+from slipring.bench.report.conditions import repeats
 from slipring.bench.report.table import render
 from slipring.bench.results import Record
+from slipring.bench.sayings import plain
+from slipring.bench.statistics import summarise
 from slipring.bench.workloads.plan import Plan
 
 _PLAIN_WIDTH = 150
 """Of a table that goes to a file or a pipe, where nobody can make the window wider."""
 
-_WIDE = 100
+_WIDE = 124
 _DISTURBING_CORES = 0.2
 
 
@@ -57,8 +60,10 @@ class Progressing:
     def done(self, mode: Mode, loops: list[results.Loop]) -> None:
         assert self._task is not None
         self._progress.advance(self._task)
-        for wrong in [wrong for loop in loops for wrong in loop.wrongs][:1]:
-            self._console.print(f"[red]{escape(mode.name)}: {escape(wrong)}[/red]")
+        for loop in loops:
+            for said in [*loop.wrongs, *([loop.error] if loop.error is not None else [])][:1]:
+                self._console.print(f"[red]{escape(mode.name)}: {escape(plain(said))}[/red]")
+                return
 
 
 def show(record: Record) -> None:
@@ -94,12 +99,8 @@ def bystander_remarks(others_cores: float | None, machine: results.Machine) -> l
 
 def _remarks(record: Record) -> list[str]:
     settings = record.settings
-    lines = []
-    if record.endpoint.tokens_per_s is not None:
-        lines.append(simulation(record.endpoint))
-    repeats = f"{settings.repeats} {'repeat' if settings.repeats == 1 else 'repeats'}"
-    lines.append(
-        f"Medians of {repeats}; tools take {settings.tool_ms:g} ms, not counted; {settings.rtt_ms:g} ms of"
-        " round trip were added."
-    )
-    return [*lines, *bystander_remarks(record.others_cores, record.machine)]
+    return [
+        f"Medians of {repeats(record, summarise(record))}; tools take {settings.tool_ms:g} ms, not counted;"
+        f" {settings.rtt_ms:g} ms of round trip were added.",
+        *bystander_remarks(record.others_cores, record.machine),
+    ]

@@ -1,7 +1,7 @@
 """Figures about figures: medians, percentiles, spreads, and what they say of two modes side by side.
 
 Everything here is made from a ``Record``; nothing is measured. A mode with a wrong answer has no times: what
-answers wrongly is not fast.
+answers wrongly is not fast. Of a mode that fails at times, figures are of the repeats that ran to their end.
 """
 
 import itertools
@@ -9,9 +9,13 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from slipring.bench.results import Loop, Record, Turn
+from slipring.bench.results import Checked, Loop, Record, Turn
+
+ENOUGH = 5
+"""Repeats from which on a difference is claimed: of fewer, all agree by chance too often."""
+_WEAKEST: tuple[Checked | None, ...] = (None, "none", "tokens", "digest")
 
 
 class Spread(Struct, frozen=True, kw_only=True):
@@ -31,8 +35,16 @@ class Summary(Struct, frozen=True, kw_only=True):
     mode: str
     wrongs: tuple[str, ...] = ()
     """What was wrong, loop by loop; where there is anything, there are no times."""
+    errors: tuple[str, ...] = ()
+    """Why loops ended before their end, though no answer was wrong."""
+    tried: int = 0
+    """Repeats that were begun."""
+    repeats: int = 0
+    """Repeats that ran to their end: all figures are of these."""
+    history_checked: Checked | None = None
+    """In the loop where it was checked least; None where that was not kept."""
     wall_ms: Spread | None = None
-    """Of whole loops, over the repeats."""
+    """Of whole loops, over the repeats; with lanes, the mean of those that ran at once."""
     turn_ms: Spread | None = None
     created_ms: Spread | None = None
     first_token_ms: Spread | None = None
@@ -53,16 +65,21 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """How much less wall time one mode takes than another: 0.4 is 40 % less, -0.1 is 10 % more."""
 
     saved: float
-    """By the medians."""
     low: float
     high: float
-    """Repeat by repeat, the least and the most: what disturbs a machine for a while disturbs both modes."""
+    """Repeat by repeat, the median, the least and the most: what disturbs a machine for a while disturbs both
+    modes."""
     repeats: int
 
     @property
+    def is_enough(self) -> bool:
+        """Whether there are repeats enough to tell anything."""
+        return self.repeats >= ENOUGH
+
+    @property
     def is_clear(self) -> bool:
-        """Whether every repeat says the same. One repeat alone says nothing about that."""
-        return self.repeats > 1 and (self.low > 0 or self.high < 0)
+        """Whether every repeat says the same, and there are enough of them."""
+        return self.is_enough and (self.low > 0 or self.high < 0)
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -94,15 +111,20 @@ def saved(slow: Spread, fast: Spread) -> float:
     return 1 - fast.median / slow.median
 
 
+def finished(loops: Sequence[Loop]) -> list[Loop]:
+    """Those of the repeats that ran to their end. Where one lane fails, the others have had more room."""
+    failed = {loop.repeat for loop in loops if loop.error is not None}
+    return [loop for loop in loops if loop.repeat not in failed]
+
+
 def compare(slow: Sequence[Loop], fast: Sequence[Loop]) -> Comparison | None:
     """None where there is no repeat in which both were run. Lanes of a repeat count by their mean."""
     slow_ms, fast_ms = _by_repeat(slow), _by_repeat(fast)
     pairs = [(slow_ms[repeat], fast_ms[repeat]) for repeat in slow_ms if repeat in fast_ms]
-    whole_slow, whole_fast = spread(loop.wall_ms for loop in slow), spread(loop.wall_ms for loop in fast)
-    if whole_slow is None or whole_fast is None or not pairs or min(slow_ms.values()) <= 0:
+    if not pairs or min(slow_ms.values()) <= 0:
         return None
     each = [1 - fast_one / slow_one for slow_one, fast_one in pairs]
-    return Comparison(saved=saved(whole_slow, whole_fast), low=min(each), high=max(each), repeats=len(each))
+    return Comparison(saved=statistics.median(each), low=min(each), high=max(each), repeats=len(each))
 
 
 def cumulative(loops: Sequence[Loop]) -> list[tuple[int, Spread]]:
@@ -126,16 +148,27 @@ def by_turn(loops: Sequence[Loop], figure: str) -> list[tuple[int, Spread]]:
     return [(number, found) for number in sorted(values) if (found := spread(values[number])) is not None]
 
 
-def _summary(workload: str, mode: str, loops: list[Loop]) -> Summary:
-    wrongs = tuple(wrong for loop in loops for wrong in loop.wrongs)
-    if wrongs:
-        return Summary(workload=workload, mode=mode, wrongs=wrongs)
-    turns = [turn for loop in loops for turn in loop.turns]
-    asked = sum(turn.input_tokens for turn in turns)
-    return Summary(
+def _summary(workload: str, mode: str, found: list[Loop]) -> Summary:
+    loops = finished(found)
+    checked = min((loop.history_checked for loop in found), key=_WEAKEST.index)
+    told = Summary(
         workload=workload,
         mode=mode,
-        wall_ms=spread(loop.wall_ms for loop in loops),
+        wrongs=tuple(wrong for loop in found for wrong in loop.wrongs),
+        errors=tuple(loop.error for loop in found if loop.error is not None),
+        tried=len({loop.repeat for loop in found}),
+        repeats=len({loop.repeat for loop in loops}),
+        history_checked=checked,
+    )
+    return told if told.wrongs or not loops else _figures(told, loops)
+
+
+def _figures(told: Summary, loops: list[Loop]) -> Summary:
+    turns = [turn for loop in loops for turn in loop.turns]
+    asked = sum(turn.input_tokens for turn in turns)
+    return structs.replace(
+        told,
+        wall_ms=spread(_by_repeat(loops).values()),
         turn_ms=spread(turn.total_ms for turn in turns),
         created_ms=spread(turn.created_ms for turn in turns if turn.created_ms is not None),
         first_token_ms=spread(turn.first_token_ms for turn in turns if turn.first_token_ms is not None),

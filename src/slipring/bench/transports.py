@@ -28,6 +28,8 @@ from slipring.bench.exchange import (
     read,
     refusal,
 )
+from slipring.bench.sayings import Sayings
+from slipring.bench.shapes import checked
 from slipring.bench.sse import Events
 
 _OK = 200
@@ -53,8 +55,10 @@ class Access:
         self.timeout_s = timeout_s
         self.asks_timing = asks_timing
         """Whether the server is asked where its time goes."""
-        self.gives_timing = False
-        """Whether it is known to say so."""
+        self.timed: set[type[Transport]] = set()
+        """The transports over which it is known to say so."""
+        self.tell = Sayings(key)
+        """What the endpoint says, as it may be kept."""
         self._key = key
 
     def headers(self, *betas: str) -> dict[str, str]:
@@ -73,6 +77,7 @@ class Transport(ABC):
     def __init__(self, access: Access, *, new_connections: bool = False) -> None:
         self._access = access
         self._new_connections = new_connections
+        self.tell = access.tell
 
     @abstractmethod
     async def turn(
@@ -137,7 +142,7 @@ class Http(Transport):
             if isinstance(error, TimeoutError):
                 raise
             raise Lost(_reason(error)) from None
-        return exchange
+        return checked(exchange)
 
     async def _post(self, exchange: Exchange, body: bytes, headers: dict[str, str]) -> None:
         async with self._http.post(self._access.url, data=body, headers=headers) as answer:
@@ -209,11 +214,11 @@ class _Opened(Transport):
         exchange.end()
         if kind in _FAILURES:
             raise refusal(exchange.events[-1])
-        if self._access.gives_timing and kind != PAUSE:
+        if type(self) in self._access.timed and kind != PAUSE:
             async with asyncio.timeout(_TIMING_TIMEOUT_S):
                 while kind != TIMING:
                     kind = (await self._next(exchange, lane)).get("type", "")
-        return exchange
+        return checked(exchange)
 
     @abstractmethod
     async def _next(self, exchange: Exchange, lane: str | None) -> Event:
@@ -304,7 +309,8 @@ class Lanes(_Opened):
                 event = read(text)
                 arrival = (event, at_ns, _frame_bytes(_length(text)))
                 lane = event.get("stream_id")
-                for each in [self._arrived[lane]] if lane in self._arrived else self._arrived.values():
+                is_known = isinstance(lane, str) and lane in self._arrived
+                for each in [self._arrived[lane]] if is_known else self._arrived.values():
                     each.put_nowait(arrival)
         except Lost as error:
             for each in self._arrived.values():

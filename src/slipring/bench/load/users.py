@@ -121,7 +121,7 @@ class Crowd:
                         await self._chat(transport, f"user {number} {life}", chance)
                         life += 1
             except (Refused, Lost) as error:
-                self.tally.errors[str(error)] += 1
+                self.tally.errors[self._access.tell(str(error))] += 1
             except TimeoutError:
                 self.tally.errors["no answer in time"] += 1
             await asyncio.sleep(_RETRY_S)

@@ -12,7 +12,7 @@ from slipring.bench.report.markup import Markup, tag
 from slipring.bench.report.palette import NO_STAGE, REST_OF_STAGES, Style, stage_colours, styles
 from slipring.bench.report.plots import Bar, Column, Frame, Point, Segment, Series
 from slipring.bench.results import Loop, Record, Workload
-from slipring.bench.statistics import Spread, Summary, by_turn, cumulative
+from slipring.bench.statistics import Spread, Summary, by_turn, cumulative, finished
 
 OUTSIDE = "outside the server"
 REST = "other stages"
@@ -51,7 +51,7 @@ def drawn(record: Record, summaries: Sequence[Summary], workload: Workload) -> l
             name=summary.mode,
             title=titles[summary.mode],
             style=style[summary.mode],
-            loops=record.of(workload.name, summary.mode),
+            loops=finished(record.of(workload.name, summary.mode)),
             summary=summary,
         )
         for summary in summaries

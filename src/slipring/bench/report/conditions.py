@@ -1,7 +1,11 @@
 """What a record was measured on, in words."""
 
+from collections.abc import Sequence
+
+from slipring.bench.engines import is_simulated
 from slipring.bench.report import units
 from slipring.bench.results import Record
+from slipring.bench.statistics import Summary, summarise
 
 
 def subject(record: Record) -> str:
@@ -13,14 +17,29 @@ def subject(record: Record) -> str:
 
 
 def simulation(record: Record) -> str | None:
-    """What has to be known before any figure is read; None where a model was run."""
-    speed = record.endpoint.tokens_per_s
-    if speed is None:
+    """What has to be known before any figure is read; None where nothing is known to be simulated."""
+    endpoint = record.endpoint
+    if not is_without_model(record):
         return None
+    tokenizing = "" if "vocabulary=" in (endpoint.engine or "") else " Nothing was tokenized."
+    if endpoint.tokens_per_s is None:
+        return (
+            f"No model was run, and more than the decoding is made up: the engine was {endpoint.engine}."
+            f"{tokenizing}"
+        )
+    speed = endpoint.tokens_per_s
     pace = f"tokens come at {speed:g} per second" if speed else "tokens come as fast as they can be sent"
     return (
         f"No model was run: {pace} in every mode. What differs between modes is around the model: the wire,"
-        " the server, the context that is read again or is not."
+        f" the server, the context that is read again or is not.{tokenizing}"
+    )
+
+
+def is_without_model(record: Record) -> bool:
+    """Whether it is known that no model was run."""
+    endpoint = record.endpoint
+    return endpoint.tokens_per_s is not None or (
+        endpoint.engine is not None and is_simulated(endpoint.engine)
     )
 
 
@@ -33,7 +52,7 @@ def conditions(record: Record) -> list[tuple[str, str]]:
         ("Decoding", decoding(record)),
         ("Machine", machine(record)),
         ("When", _when(record)),
-        ("Repeats", str(settings.repeats)),
+        ("Repeats", repeats(record, summarise(record))),
         ("Time of tools", _or_none(settings.tool_ms, "not counted in loops")),
         ("Round trip added", _or_none(settings.rtt_ms)),
         ("Lanes side by side", f"{settings.lanes}, in modes that have lanes"),
@@ -46,10 +65,29 @@ def conditions(record: Record) -> list[tuple[str, str]]:
 
 
 def decoding(record: Record) -> str:
-    speed = record.endpoint.tokens_per_s
-    if speed is None:
-        return "as the model does it"
-    return f"simulated at {speed:g} tokens per second" if speed else "simulated, at unlimited speed"
+    endpoint = record.endpoint
+    if is_without_model(record):
+        speed = endpoint.tokens_per_s
+        if speed is None:
+            return f"simulated, as {endpoint.engine} says"
+        return f"simulated at {speed:g} tokens per second" if speed else "simulated, at unlimited speed"
+    return "by the engine" if endpoint.engine else "not known: by whatever answers there"
+
+
+def repeats(record: Record, summaries: Sequence[Summary]) -> str:
+    """Those that ran to their end, and those that were asked for where that is not the same."""
+    asked, told = record.settings.repeats, counted(summaries)
+    return told if told == _repeats(asked) else f"{told} of {asked} that were asked for"
+
+
+def counted(summaries: Sequence[Summary]) -> str:
+    """Repeats that figures are of, from the mode with the fewest to that with the most."""
+    counts = sorted({summary.repeats for summary in summaries if summary.wall_ms is not None} or {0})
+    return _repeats(counts[0]) if len(counts) == 1 else f"{counts[0]} to {_repeats(counts[-1])}"
+
+
+def _repeats(count: int) -> str:
+    return "one repeat" if count == 1 else f"{count} repeats"
 
 
 def _or_none(ms: float, note: str = "") -> str:

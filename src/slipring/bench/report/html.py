@@ -6,7 +6,7 @@ from pathlib import Path
 
 from slipring.bench.report import units
 from slipring.bench.report.charts import Drawn, charts, drawn, figure, history, stage_table, tell_spread
-from slipring.bench.report.conditions import conditions, simulation, subject
+from slipring.bench.report.conditions import conditions, repeats, simulation, subject
 from slipring.bench.report.markup import Markup, join, tag
 from slipring.bench.report.palette import DARK, LIGHT, styles
 from slipring.bench.report.plots import swatch
@@ -14,13 +14,15 @@ from slipring.bench.report.verdict import (
     MEASURE,
     NO_DIFFERENCE,
     amount,
+    failures,
     held_against,
+    is_doubtful,
     measure,
     range_of,
     verdict,
 )
 from slipring.bench.results import Record, Workload
-from slipring.bench.statistics import Spread, Summary, by_turn, summarise
+from slipring.bench.statistics import ENOUGH, Spread, Summary, by_turn, summarise
 
 _STYLE = Path(__file__).with_name("page.css")
 _MOST_WRONGS = 5
@@ -129,32 +131,35 @@ def _modes(record: Record, here: Sequence[Summary], workload: Workload) -> Marku
     head, rows = tag("tr", *names, role="row"), []
     for summary in here:
         mode = titles[summary.mode]
-        said = (swatch(style[summary.mode]), mode.title, *_small(mode.name))
+        how = f"{mode.name}; history: {summary.history_checked}" if summary.history_checked else mode.name
+        said = (swatch(style[summary.mode]), mode.title, *_small(how))
         name = tag("th", *said, scope="row", role="rowheader", title=mode.about)
-        cells = _wrong(summary) if summary.wrongs else _figures(record, summary, against)
-        rows.append(tag("tr", name, *cells, role="row", class_="wrong" if summary.wrongs else None))
-    caption = f"{workload.title}: the modes, over {_repeats(record.settings.repeats)}"
+        is_told = summary.wall_ms is not None
+        cells = _figures(record, summary, against) if is_told else _complaints(summary)
+        rows.append(tag("tr", name, *cells, role="row", class_=None if is_told else "wrong"))
+    caption = f"{workload.title}: the modes, over {repeats(record, here)}"
     missing = [mode.title for mode in record.modes if mode.name not in {one.mode for one in here}]
     note = (
         tag("p", f"Not run in this workload: {'; '.join(missing)}.", class_="note") if missing else Markup()
     )
-    return join(_scrolled(caption, head, rows, css="modes"), note)
+    failed = [
+        tag("p", f"{titles[one.mode].title} {failures(one)} repeats: {one.errors[0]}", class_="note")
+        for one in here
+        if one.errors and one.wall_ms is not None
+    ]
+    return join(_scrolled(caption, head, rows, css="modes"), note, *failed)
 
 
-def _repeats(count: int) -> str:
-    return "one repeat" if count == 1 else f"{count} repeats"
-
-
-def _wrong(summary: Summary) -> list[Markup]:
-    """What was wrong, where the times would be."""
-    times = Counter(summary.wrongs)
+def _complaints(summary: Summary) -> list[Markup]:
+    """What was wrong, or has failed, where the times would be."""
+    times = Counter(summary.wrongs or summary.errors)
     listed = [
         tag("li", wrong if count == 1 else f"{wrong} ({count} times)")
         for wrong, count in list(times.items())[:_MOST_WRONGS]
     ]
     if (more := len(times) - _MOST_WRONGS) > 0:
         listed.append(tag("li", f"and {more} more"))
-    said = tag("strong", "Wrong answers, so no times")
+    said = tag("strong", "Wrong answers, so no times" if summary.wrongs else "Failed, so no times")
     told = tag("div", said, tag("ul", *listed))
     return [tag("td", told, role="cell", colspan=str(len(_COLUMNS) - 1))]
 
@@ -165,6 +170,8 @@ def _figures(record: Record, summary: Summary, against: Summary | None) -> list[
     compared = held_against(record, summary, against)
     if compared is not None:
         held = (amount(compared), range_of(compared))
+    elif summary is not against and is_doubtful(record, summary):
+        held = ("not claimed", "history not checked")
     else:
         held = (_NONE, "the measure" if summary is against else "")
     told = [
@@ -258,9 +265,12 @@ def _reading() -> Markup:
         "Times are the client’s: from sending a request to its terminal event, over HTTP to the end of the"
         " body. A loop’s time is without the time that tools were said to take.",
         "Every mode is run once in each repeat, one after the other. Two modes are compared repeat by repeat."
-        " Only if all repeats agree on which is faster is a difference named; otherwise there is"
-        f" {NO_DIFFERENCE}.",
-        "p95 is the figure that 95 % of turns do not exceed. A mode with a wrong answer has no times.",
+        f" Only if all agree on which is faster, and there are at least {ENOUGH}, is a difference named;"
+        f" otherwise there is {NO_DIFFERENCE}, or they are too few (≈).",
+        "p95 is the figure that 95 % of turns do not exceed. A mode with a wrong answer has no times; of one"
+        " that fails at times, figures are of the repeats that ran to their end.",
+        "History says how it was checked that the whole conversation was read. Where it was not, nothing is"
+        " claimed for modes that do not send it: forgetting is fast.",
         "1 kB is 1000 bytes. Bytes are those of the payload: frames, or bodies with their headers.",
     )
     return tag("section", tag("h2", "How to read this"), tag("ul", *(tag("li", line) for line in lines)))

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from slipring.bench.report import plots, scales, units
 from slipring.bench.report.charts import Drawn, drawn
-from slipring.bench.report.conditions import decoding, processor
+from slipring.bench.report.conditions import counted, decoding, is_without_model, processor
 from slipring.bench.report.markup import Markup, join, number, tag
 from slipring.bench.report.palette import DARK, LIGHT
 from slipring.bench.report.plots import Column, Frame, Point, Series
 from slipring.bench.report.verdict import verdict
 from slipring.bench.results import Record, Workload
-from slipring.bench.statistics import cumulative, summarise
+from slipring.bench.statistics import Summary, cumulative, summarise
 
 WIDTH, HEIGHT = 880.0, 360.0
 MAIN = "coding"
@@ -46,9 +46,13 @@ def render(record: Record) -> Markup:
     told = verdict(record, summaries, workload)
     modes = drawn(record, summaries, workload)
     titles = {mode.name: mode.title for mode in record.modes}
-    wrong = [titles[each.mode] for each in summaries if each.workload == workload.name and each.wrongs]
+    here = [each for each in summaries if each.workload == workload.name]
+    wrong = [titles[each.mode] for each in here if each.wrongs]
+    failed = [titles[each.mode] for each in here if each.wall_ms is None and not each.wrongs]
     below = f"Time in turns so far, in a loop of {_turns(workload)}"
-    below += f". Wrong answers, so not shown: {'; '.join(wrong)}" if wrong else _repeats(record)
+    below += _repeats(here) if not wrong and not failed else ""  # there is no room for both
+    below += f". Wrong answers, so not shown: {'; '.join(wrong)}" if wrong else ""
+    below += f". Failed, so not shown: {'; '.join(failed)}" if failed else ""
     if not modes:
         below = told.sentence
     return _picture(told.title, told.sentence, below, *([_plot(modes)] if modes else []), _conditions(record))
@@ -58,9 +62,9 @@ def _turns(workload: Workload) -> str:
     return "one turn" if workload.turns == 1 else f"{workload.turns} turns"
 
 
-def _repeats(record: Record) -> str:
-    repeats = record.settings.repeats
-    return "" if repeats == 1 else f"; medians, and least to most over {repeats} repeats"
+def _repeats(here: list[Summary]) -> str:
+    is_alone = all(each.repeats <= 1 for each in here)
+    return "" if is_alone else f"; medians, and least to most over {counted(here)}"
 
 
 def _picture(title: str, about: str, below: str, *content: str) -> Markup:
@@ -156,7 +160,7 @@ def spaced(wanted: list[float], gap: float, top: float, bottom: float) -> list[f
 def _conditions(record: Record) -> Markup:
     endpoint, versions = record.endpoint, record.versions
     said = [
-        endpoint.model if endpoint.tokens_per_s is None else f"no model: decoding {decoding(record)}",
+        f"no model: decoding {decoding(record)}" if is_without_model(record) else endpoint.model,
         *([f"slipring {versions['slipring']}"] if "slipring" in versions else []),
         record.when[:10],
         processor(record),

@@ -6,43 +6,74 @@ from rich.text import Text
 
 from slipring.bench.report import units
 from slipring.bench.report.conditions import simulation, subject
-from slipring.bench.report.verdict import MEASURE, NO_DIFFERENCE, held_against, measure, verdict
+from slipring.bench.report.verdict import (
+    MEASURE,
+    NO_DIFFERENCE,
+    TOO_FEW,
+    failures,
+    held_against,
+    measure,
+    verdict,
+)
 from slipring.bench.results import Record, Workload
+from slipring.bench.sayings import plain
 from slipring.bench.statistics import Spread, Summary, summarise
 
 _NONE = "–"
+_SMALL = 0.01
+"""Stages that are a smaller share of a turn are told as one."""
 _READING = "first: to the first token; time, bytes (sent): as shares of those of "
 _COLUMNS = ("loop", "least–most", "time", "turn", "p95", "first", "sent", "bytes")
-_WIDE_COLUMNS = (*_COLUMNS, "CPU/turn", "cached")
+_WIDE_COLUMNS = (*_COLUMNS, "created", "CPU/turn", "cached", "history")
 
 
 def render(record: Record, *, is_wide: bool = False) -> RenderableType:
-    """``is_wide``: more columns than 80 characters have room for."""
+    """``is_wide``: more than 80 characters have room for."""
     columns = _WIDE_COLUMNS if is_wide else _COLUMNS
     summaries = summarise(record)
-    parts: list[RenderableType] = [Text(subject(record))]
+    parts: list[RenderableType] = [_text(subject(record))]
     if said := simulation(record):
-        parts.append(Text(f"Simulated. {said}", style="yellow"))
+        parts.append(_text(f"Simulated. {said}", style="yellow"))
     for workload in record.workloads:
         told = verdict(record, summaries, workload)
-        parts += [Text(), _table(record, summaries, workload, columns), Text(told.sentence)]
-        parts += [
-            Text(f"{summary.mode}: {summary.wrongs[0]}{_more(summary)}", style="red")
-            for summary in summaries
-            if summary.workload == workload.name and summary.wrongs
-        ]
-    parts += [Text(f"{mode} was not measured: {why}", style="dim") for mode, why in record.skipped.items()]
+        here = [summary for summary in summaries if summary.workload == workload.name]
+        parts += [Text(), _table(record, here, workload, columns), _text(told.sentence)]
+        if is_wide:
+            parts += [_stages(summary) for summary in here if summary.stages_ms]
+        for summary in here:
+            if summary.wrongs:
+                parts.append(_text(f"{summary.mode}: {_first(summary.wrongs)}", style="red"))
+            if summary.errors:
+                why = f"{summary.mode} {failures(summary)} repeats: {_first(summary.errors)}"
+                parts.append(_text(why, style="red"))
+    parts += [_text(f"{mode} was not measured: {why}", style="dim") for mode, why in record.skipped.items()]
     return Group(*parts)
 
 
-def _more(summary: Summary) -> str:
-    return f" (and {len(summary.wrongs) - 1} more)" if len(summary.wrongs) > 1 else ""
+def _text(said: str, style: str = "") -> Text:
+    """What a server has said cannot move the cursor."""
+    return Text(plain(said), style=style)
 
 
-def _table(record: Record, summaries: list[Summary], workload: Workload, columns: tuple[str, ...]) -> Table:
+def _first(complaints: tuple[str, ...]) -> str:
+    return complaints[0] + (f" (and {len(complaints) - 1} more)" if len(complaints) > 1 else "")
+
+
+def _stages(summary: Summary) -> Text:
+    """Where a turn's time goes, on average, in one line."""
+    spent = [*summary.stages_ms, ("outside", summary.outside_ms or 0.0)]
+    least_ms = _SMALL * sum(ms for _, ms in spent)
+    shown = [(name, ms) for name, ms in spent if ms >= least_ms]
+    if rest_ms := sum(ms for _, ms in spent if ms < least_ms):
+        shown.append(("other", rest_ms))
+    told = ", ".join(f"{name} {units.duration(ms)}" for name, ms in shown)
+    return Text(plain(f"{summary.mode}, a turn: {told}"), style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _table(record: Record, here: list[Summary], workload: Workload, columns: tuple[str, ...]) -> Table:
     table = Table(
-        title=Text(f"{workload.title}: {workload.about}", style="bold"),
-        caption=Text(f"{_READING}{MEASURE}; ≈: {NO_DIFFERENCE}"),
+        title=_text(f"{workload.title}: {workload.about}", style="bold"),
+        caption=Text(f"{_READING}{MEASURE}; ≈: {NO_DIFFERENCE}, or {TOO_FEW}"),
         title_justify="left",
         caption_justify="left",
         box=None,
@@ -52,21 +83,20 @@ def _table(record: Record, summaries: list[Summary], workload: Workload, columns
     table.add_column("mode", overflow="fold", min_width=12)
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
-    against = measure(summaries, workload)
-    for summary in summaries:
-        if summary.workload == workload.name:
-            cells = _cells(record, summary, against)[: len(columns)]
-            table.add_row(Text(summary.mode), *map(Text, cells))
+    against = measure(here, workload)
+    for summary in here:
+        cells = _cells(record, summary, against)[: len(columns)]
+        table.add_row(_text(summary.mode), *map(Text, cells))
     return table
 
 
 def _cells(record: Record, summary: Summary, against: Summary | None) -> list[str]:
     wall, turn = summary.wall_ms, summary.turn_ms
-    if summary.wrongs or wall is None or turn is None:
-        return ["WRONG", *([_NONE] * (len(_WIDE_COLUMNS) - 1))]
+    if wall is None or turn is None:
+        return ["WRONG" if summary.wrongs else "FAILED", *([_NONE] * (len(_WIDE_COLUMNS) - 1))]
     compared = held_against(record, summary, against)
     time = _NONE if compared is None else units.ratio(1 - compared.saved)
-    if compared is not None and compared.repeats > 1 and not compared.is_clear:
+    if compared is not None and not compared.is_clear:
         time = f"≈{time}"
     is_held = against is not None and against is not summary and against.sent_bytes > 0
     return [
@@ -78,8 +108,10 @@ def _cells(record: Record, summary: Summary, against: Summary | None) -> list[st
         _median(summary.first_token_ms),
         units.size(summary.sent_bytes),
         units.ratio(summary.sent_bytes / against.sent_bytes) if is_held and against else _NONE,
+        _median(summary.created_ms),
         _median(summary.cpu_ms),
         _NONE if summary.cached_share is None else units.percent(summary.cached_share),
+        summary.history_checked or _NONE,
     ]
 
 
