@@ -16,7 +16,8 @@ from typing import Any
 from common import RESULTS, spread
 
 from slipring.bench import results
-from slipring.bench.statistics import Summary, saved, summarise
+from slipring.bench.results import Record
+from slipring.bench.statistics import compare
 
 Figures = dict[str, Any]
 EXCHANGE_KB = 3.5
@@ -102,24 +103,21 @@ def _continuation(figures: Figures) -> list[Budget]:
 
 
 def _loops(path: Path) -> list[Budget]:
-    summaries = {(each.workload, each.mode): each for each in summarise(results.read(path))}
-    fast = summaries.get(("coding", "websocket"))
+    record = results.read(path)
     return [
-        _saving("the 25-call loop, WebSocket against full-history HTTP", 0.4, summaries, "http-full", fast),
-        _saving("the same against chained HTTP", 0.2, summaries, "http-chained", fast),
+        _saving(record, "the 25-call loop, WebSocket against full-history HTTP", "http-full", 0.4),
+        _saving(record, "the same against chained HTTP", "http-chained", 0.2),
     ]
 
 
-def _saving(
-    what: str, least: float, summaries: dict[tuple[str, str], Summary], mode: str, fast: Summary | None
-) -> Budget:
-    slow = summaries.get(("coding", mode))
+def _saving(record: Record, what: str, mode: str, least: float) -> Budget:
+    """By the median of the repeats, each measured side by side."""
+    found = compare(record.of("coding", mode), record.of("coding", "websocket"))
     budget = f"≥ {least:.0%} less time"
-    if slow is None or fast is None or slow.wall_ms is None or fast.wall_ms is None:
+    if found is None or any(loop.wrongs for loop in record.loops if loop.workload == "coding"):
         return Budget(what, budget, "not measured, or wrong", None, "loops")
-    less = saved(slow.wall_ms, fast.wall_ms)
-    measured = f"{less:.1%} less: {fast.wall_ms.median / 1e3:.2f} s against {slow.wall_ms.median / 1e3:.2f} s"
-    return Budget(what, budget, measured, less >= least, "loops")
+    measured = f"{found.saved:.1%} less ({found.low:.1%} – {found.high:.1%})"
+    return Budget(what, budget, measured, found.saved >= least, "loops")
 
 
 def _stream(figures: Figures) -> list[Budget]:

@@ -7,7 +7,7 @@ import pytest
 from slipring.bench import results
 from slipring.bench.load.results import Level, Percentiles, ServiceLevel, percentiles
 from slipring.bench.results import Endpoint, Loop, Machine, Mode, Record, Settings, Turn, Unreadable, Workload
-from slipring.bench.statistics import by_turn, saved, spread, summarise
+from slipring.bench.statistics import by_turn, compare, spread, summarise
 
 
 def record(*loops: Loop) -> Record:
@@ -65,7 +65,9 @@ def test_a_summary_of_two_modes() -> None:
     assert first.wall_ms is not None
     assert second.wall_ms is not None
     assert (first.wall_ms.median, second.wall_ms.median) == (400, 100)
-    assert saved(first.wall_ms, second.wall_ms) == 0.75
+    found = compare([slow], [fast])
+    assert found is not None
+    assert (found.saved, found.repeats) == (0.75, 1)
     assert first.turn_ms is not None
     assert (first.turn_ms.median, first.turn_ms.p95) == (200, 300)
     assert first.cpu_ms is not None

@@ -106,11 +106,6 @@ def summarise(record: Record) -> list[Summary]:
     ]
 
 
-def saved(slow: Spread, fast: Spread) -> float:
-    """How much less the one takes than the other, by their medians: 0.4 is 40 % less."""
-    return 1 - fast.median / slow.median
-
-
 def finished(loops: Sequence[Loop]) -> list[Loop]:
     """Those of the repeats that ran to their end. Where one lane fails, the others have had more room."""
     failed = {loop.repeat for loop in loops if loop.error is not None}
