@@ -138,6 +138,9 @@ class _Markers:
     def __bool__(self) -> bool:
         return bool(self._markers)
 
+    def may_begin_in(self, text: str) -> bool:
+        return not self._starts.isdisjoint(text)
+
     def cut(self, text: str, *, last: bool) -> tuple[str, str, str]:
         """What comes before the first marker, the marker, and the rest.
 
@@ -236,12 +239,19 @@ class Parser:
         """Take what the model wrote next."""
         if not text:
             return []
+        if self._state is _MARKED and self._is_inside(text):
+            self._held.append(text)
+            return []
         if len(text) <= _PIECE:
             self._pending += text
         else:
             self._queue.extend(text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
         self._run()
         return self._told()
+
+    def _is_inside(self, text: str) -> bool:
+        """Whether it is sure to belong to a string within the call at hand: most of what is long does."""
+        return not self._pending and self._scanner.goes_on(text) and not self._call_close.may_begin_in(text)
 
     def finish(self) -> list[Delta]:
         """The model wrote no more: give what is held back."""

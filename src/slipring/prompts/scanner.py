@@ -30,14 +30,18 @@ class Scanner:
 
     def feed(self, text: str) -> int:
         """Read on; returns how far. Short of the end: the value is complete, or this is no JSON."""
-        if self.in_string and not self._escaped and _IN_STRING.fullmatch(text):
-            return len(text)  # most of what is long
+        if self.goes_on(text):
+            return len(text)
         at, stuck = 0, False
         while at < len(text) and not stuck and not self.complete:
             before = at
             at = self._read_string(text, at) if self.in_string else self._read_structure(text, at)
             stuck = at < len(text) and at == before
         return at
+
+    def goes_on(self, text: str) -> bool:
+        """Whether all of it is within the string at hand, and leaves it open."""
+        return self.in_string and not self._escaped and _IN_STRING.fullmatch(text) is not None
 
     def _read_string(self, text: str, at: int) -> int:
         if self._escaped:
