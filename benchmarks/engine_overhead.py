@@ -267,19 +267,21 @@ async def loops(
 
 
 async def measure(
-    server: Process, upstream: str, make: Make | None, before: int, repeats: int
-) -> dict[str, list[float]]:
-    figures: dict[str, list[float]] = {name: [] for name in FIGURES}
+    server: Process, upstream: str, make: Make | None, lengths: tuple[int, ...], repeats: int
+) -> dict[int, dict[str, list[float]]]:
+    """Loops at each length of history, turn about too: a machine that slows down does so for all."""
+    found: dict[int, dict[str, list[float]]] = {before: {name: [] for name in FIGURES} for before in lengths}
     for _ in range(repeats):
-        async with connected(server.url) as loop, aiohttp.ClientSession() as http:
-            if make is not None:
-                each = await loops(server, ThroughSlipring(loop), make(http, upstream), before)
-            else:
-                async with http.ws_connect(f"{upstream}/v1/responses", max_msg_size=0) as ws:
-                    each = await loops(server, ThroughSlipring(loop), DirectSocket(ws), before)
-        for name, values in each.items():
-            figures[name] += values
-    return figures
+        for before, figures in found.items():
+            async with connected(server.url) as loop, aiohttp.ClientSession() as http:
+                if make is not None:
+                    each = await loops(server, ThroughSlipring(loop), make(http, upstream), before)
+                else:
+                    async with http.ws_connect(f"{upstream}/v1/responses", max_msg_size=0) as ws:
+                        each = await loops(server, ThroughSlipring(loop), DirectSocket(ws), before)
+            for name, values in each.items():
+                figures[name] += values
+    return found
 
 
 def write_tokenizer(directory: Path) -> Path:
@@ -297,7 +299,7 @@ def write_tokenizer(directory: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--long", type=int, default=85, help="exchanges of history before the long loop")
     parser.add_argument("--only", default="", help="kinds whose names begin with this")
     arguments = parser.parse_args()
@@ -315,10 +317,8 @@ def main() -> None:
             print(f"{kind} …", file=sys.stderr, flush=True)
             engine = spec.format(url=upstream.url, tokenizer=tokenizer)
             with slipring(engine, "--log-level", "error") as server:
-                results[kind] = {
-                    before: asyncio.run(measure(server, upstream.url, make, before, arguments.repeats))
-                    for before in (0, arguments.long)
-                }
+                lengths = (0, arguments.long)
+                results[kind] = asyncio.run(measure(server, upstream.url, make, lengths, arguments.repeats))
             show(kind, results[kind])
     if not arguments.only:
         keep("engine_overhead", {"budgets": BUDGETS, "turns": TURNS, "ms": results})
