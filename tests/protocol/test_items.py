@@ -285,3 +285,10 @@ def test_of_a_context_that_is_cut_the_tools_are_kept():
     assert json.loads(kept.raw) == {"type": "additional_tools", "role": "developer", "tools": tools}
     assert kept_tools(kept) is kept
     assert kept_tools(user_message("x")) is None
+
+
+@pytest.mark.parametrize("field", ["summary", "content"])
+def test_parts_of_reasoning_say_what_they_are(field: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read_input(Raw(json.dumps([{"type": "reasoning", "summary": [], field: [{"text": "hm"}]}]).encode()))
+    assert refused.value.param == f"input[0].{field}[0].type"

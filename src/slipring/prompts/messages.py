@@ -99,7 +99,7 @@ class Folder:
             if isinstance(body, Message):
                 self._read_message(body)
             elif isinstance(body, Reasoning):
-                thought = plain_text(body.content or ())
+                thought = body.thought
                 if thought:
                     self._speak(ChatMessage(role="assistant", thoughts=thought))
             elif isinstance(body, FunctionCall):

@@ -103,10 +103,26 @@ class LoadedTools(CallOutput):
     tools: Raw
 
 
+class SummaryPart(Struct):
+    """A part where no other can be: it has to say what it is all the same."""
+
+    type: Literal["summary_text"]
+    text: str
+
+
+class ThoughtPart(Struct):
+    type: Literal["reasoning_text"]
+    text: str
+
+
 class Reasoning(Struct):
-    summary: list[SummaryText] = []
-    content: list[ReasoningText] | None = None
+    summary: list[SummaryPart] = []
+    content: list[ThoughtPart] | None = None
     encrypted_content: str | None = None
+
+    @property
+    def thought(self) -> str:
+        return "".join(part.text for part in self.content or ())
 
 
 class ItemReference(Struct):

@@ -146,7 +146,7 @@ class Writer:
         said = "\n".join(filter(None, (plain_text(b.content) for b in bodies if isinstance(b, Message))))
         thought = ""
         if self._send_reasoning:
-            thoughts = (plain_text(b.content or ()) for b in bodies if isinstance(b, Reasoning))
+            thoughts = (b.thought for b in bodies if isinstance(b, Reasoning))
             thought = "\n".join(filter(None, thoughts))
         called = [_tool_call(call) for call in calls]
         if said or thought or called:
