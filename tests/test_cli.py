@@ -84,6 +84,8 @@ async def launched(
         if process.returncode is None:
             process.kill()
             await process.wait()
+        # Workers of one that was killed may hold its pipes for a moment.
+        process._transport.close()  # type: ignore[attr-defined]
 
 
 async def refused(*arguments: str, command: tuple[str, ...] = COMMAND, **variables: str) -> tuple[int, str]:
