@@ -31,6 +31,14 @@ def begin(stage: Stage, *said: Delta, lane: str | None = None, **fields: Any) ->
     return told[-1]["response_id"], [stub["call_id"] for stub in told[-1]["required_input"]]
 
 
+def speak_on(stage: Stage) -> tuple[str, str]:
+    """A rollout whose model has called a tool and goes on speaking; its id, and that of the call."""
+    stage.create(rollout=True, tools=TOOLS)
+    told = stage.say(*call(), Text("meanwhile"))
+    (done,) = [event["item"] for event in told if event["type"] == "response.output_item.done"]
+    return stage.events[0]["response"]["id"], done["call_id"]
+
+
 def test_a_loop_is_one_response():
     stage = open_stage()
     first, (one,) = begin(stage, Thought("hm"), *call())
@@ -121,11 +129,8 @@ def test_an_answer_may_come_before_the_model_is_silent():
 
 def test_it_does_not_even_pause_where_everything_came_before():
     stage = open_stage()
-    stage.create(rollout=True, tools=TOOLS)
-    stage.say(*call())
-    stage.say(Text("meanwhile"))
-    (called,) = [event["item"] for event in stage.events if "arguments" in event.get("item", {})][-1:]
-    stage.append(stage.events[0]["response"]["id"], call_output(called["call_id"]))
+    response_id, call_id = speak_on(stage)
+    stage.append(response_id, call_output(call_id))
     assert "done" not in types(stage.finish())
     assert stage.job().parent is not None
     stage.complete()
@@ -350,12 +355,8 @@ def test_a_client_that_is_gone_finds_what_was_stored():
 
 def test_what_was_sent_early_comes_back_where_the_response_fails():
     stage = open_stage()
-    stage.create(rollout=True, tools=TOOLS)
-    stage.say(*call())
-    stage.say(Text("and"))
-    (called,) = [event["item"] for event in stage.events if "arguments" in event.get("item", {})][-1:]
-    response_id = stage.events[0]["response"]["id"]
-    sent = call_output(called["call_id"])
+    response_id, call_id = speak_on(stage)
+    sent = call_output(call_id)
     stage.append(response_id, sent)
     stage.append(response_id, sent, kind="inject")
     told = stage.fail()
@@ -365,15 +366,11 @@ def test_what_was_sent_early_comes_back_where_the_response_fails():
 
 def test_what_was_sent_early_comes_back_where_the_answer_is_cut_off():
     stage = open_stage()
-    stage.create(rollout=True, tools=TOOLS)
-    stage.say(*call())
-    stage.say(Text("and"))
-    (called,) = [event["item"] for event in stage.events if "arguments" in event.get("item", {})][-1:]
-    response_id = stage.events[0]["response"]["id"]
-    stage.append(response_id, call_output(called["call_id"]), kind="inject")
+    response_id, call_id = speak_on(stage)
+    stage.append(response_id, call_output(call_id), kind="inject")
     told = stage.finish(reason="max_output_tokens")
     assert types(told)[-2:] == ["inject.failed", "incomplete"]
-    stage.create(previous=response_id, input=[call_output(called["call_id"])])
+    stage.create(previous=response_id, input=[call_output(call_id)])
     stage.complete()
 
 
