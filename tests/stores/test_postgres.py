@@ -154,16 +154,63 @@ async def test_all_connections_are_busy(
     await other.close()
 
 
-async def test_transactions_that_collide_are_tried_again(postgres_url: str) -> None:
-    database = PostgresDatabase(f"{postgres_url}&deadlock_timeout=5ms")
-    await database.start()
-    forth = (Statement(SPEND, ("a",)), Statement("SELECT pg_sleep(0.002)"), Statement(SPEND, ("b",)))
-    await asyncio.gather(*(database.write(*(forth if number % 2 else forth[::-1])) for number in range(4)))
+async def test_transactions_that_deadlock_are_tried_again(
+    database: PostgresDatabase, postgres_url: str, postgres_server: str
+) -> None:
+    gate, other = await asyncpg.connect(postgres_server), await asyncpg.connect(postgres_url)
+    try:
+        # Of two that wait for each other, the one that looks first is the one that is aborted: not this one.
+        await other.execute("SET deadlock_timeout = '1h'")
+        await gate.execute("SELECT pg_advisory_lock(78)")
+        back = other.transaction()
+        await back.start()
+        await other.execute(SPEND, "b")
+        stop = Statement("SELECT pg_advisory_xact_lock(78) IS NULL")
+        forth = asyncio.create_task(database.write(Statement(SPEND, ("a",)), stop, Statement(SPEND, ("b",))))
+        await locks_waited_for(gate, 1)
+        crossing = asyncio.create_task(other.execute(SPEND, "a"))
+        await locks_waited_for(gate, 2)
+        await gate.execute("SELECT pg_advisory_unlock(78)")
+        await crossing
+        await back.commit()
+        await forth
+    finally:
+        await gate.close()
+        await other.close()
     assert await database.read("SELECT key_id, requests FROM slipring_usage ORDER BY key_id") == [
-        ("a", 4),
-        ("b", 4),
+        ("a", 2),
+        ("b", 2),
     ]
-    await database.close()
+
+
+async def locks_waited_for(connection: "asyncpg.Connection[asyncpg.Record]", count: int) -> None:
+    while await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") < count:
+        pass
+
+
+@pytest.mark.parametrize("collisions", [0, 1, postgres._CONFLICTS - 1, postgres._CONFLICTS])
+async def test_collisions_are_borne_up_to_a_bound(
+    database: PostgresDatabase, postgres_url: str, collisions: int
+) -> None:
+    other = await asyncpg.connect(postgres_url)
+    await other.execute("CREATE SEQUENCE attempts")  # a sequence is not rolled back
+    await other.execute(f"""
+        CREATE FUNCTION collide() RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+            IF nextval('attempts') <= {collisions} THEN RAISE serialization_failure; END IF;
+        END $$
+    """)
+    await other.close()
+    write = database.write(add("a"), Statement("SELECT collide() IS NULL"))
+    if collisions < postgres._CONFLICTS:
+        await write
+        assert await names(database) == ["a"]
+    else:
+        with pytest.raises(Unavailable):
+            await write
+        assert await names(database) == []
+    assert await database.read("SELECT last_value FROM attempts") == [
+        (min(collisions + 1, postgres._CONFLICTS),)
+    ]
 
 
 async def test_a_write_is_done_although_nobody_waits_for_it(postgres_url: str) -> None:

@@ -10,6 +10,7 @@ needs PgBouncer 1.21 or newer with ``max_prepared_statements`` of at least 100, 
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
@@ -43,6 +44,9 @@ _MIGRATE_S = 600.0
 _CLOSE_S = 5.0
 _CONFLICTS = 5
 """How often a transaction that collided with another is tried."""
+_APART_S = 0.01
+"""Two that collided would meet again if both came back at once: the longest pause before the second attempt,
+twice that before the third, and so on."""
 _LOCK = 0x736C6970  # "slip": held while the schema is brought up to date
 
 _GONE = (
@@ -139,7 +143,8 @@ class PostgresDatabase(Database):
 
     async def _write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         may_begin_again = True
-        for last in (*[False] * (_CONFLICTS - 1), True):
+        for attempt in range(1, _CONFLICTS + 1):
+            last = attempt == _CONFLICTS
             try:
                 return await self._with_connection(lambda connection: _execute(connection, statements))
             except pg.ForeignKeyViolationError as error:
@@ -149,6 +154,7 @@ class PostgresDatabase(Database):
             except _COLLISIONS as error:
                 if last:
                     raise _unavailable(error) from None
+                await asyncio.sleep(random.uniform(0, _APART_S * 2 ** (attempt - 1)))
             except _NotBegun as error:
                 if not may_begin_again or last:
                     raise _unavailable(error) from None
