@@ -1,7 +1,12 @@
 """Answers made of exact ids, from hand-made pieces."""
 
+from itertools import pairwise
+from typing import Any
+
 import pytest
-from msgspec import Raw
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw, structs
 
 from slipring.core.generation import (
     CallStarted,
@@ -17,7 +22,6 @@ from slipring.core.generation import (
 )
 from slipring.core.head import Head
 from slipring.engines.tokens import Answer, Piece
-from slipring.errors import ServerError
 from slipring.prompts.chatml import ChatMl
 from slipring.prompts.folding import FoldingRenderer
 from slipring.prompts.rendering import Rendered
@@ -86,9 +90,57 @@ def test_an_answer_that_is_nothing_is_an_answer() -> None:
     assert finished.output_tokens == 0
 
 
-def test_an_answer_without_an_end_is_a_failure() -> None:
-    with pytest.raises(ServerError, match="without saying so"):
-        played(job(), said("hello"))
+def test_an_answer_begins_with_its_first_id_and_ends_when_that_is_said() -> None:
+    renderer = FoldingRenderer(ChatMl(), VOCABULARY)
+    answer = Answer(job(), renderer.render(job()), renderer)
+    seen = []
+    for piece in (Piece(cached_tokens=3), said("hello"), Piece(), ENDED):
+        answer.take(piece)
+        seen.append((answer.has_begun, answer.has_ended))
+    assert seen == [(False, False), (True, False), (True, False), (True, True)]
+
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome, </tool_call> Lazio"}}\n</tool_call>'
+
+
+@given(
+    text=st.sampled_from(
+        ["Well. ", CALL, CALL + CALL, f"I ask.\n{CALL}\nNow wait: é.", CALL[:-20], CALL.replace("get_", "")]
+    ),
+    cuts=st.lists(st.integers(0, 99), max_size=12).map(sorted),
+    reads=st.lists(st.integers(0, 12), max_size=4).map(sorted),
+    with_logprobs=st.booleans(),
+)
+def test_what_one_read_brings_says_the_same_as_piece_by_piece(
+    text: str, cuts: list[int], reads: list[int], with_logprobs: bool
+) -> None:
+    asked = job(Offer(Toolset.read(Raw(wire.encode([WEATHER]))).callables))
+    ids = VOCABULARY.encode(text)
+    told = [Logprob(str(id), -1.0, [], []) for id in ids] if with_logprobs else []
+    pieces = [Piece(ids[a:b], logprobs=told[a:b]) for a, b in pairwise([0, *cuts, len(ids)]) if a <= b]
+    pieces += [ENDED, Piece(cached_tokens=7)]
+    renderer = FoldingRenderer(ChatMl(), VOCABULARY)
+    answer = Answer(asked, renderer.render(asked), renderer)
+    batches = [pieces[a:b] for a, b in pairwise([0, *reads, len(pieces)])]
+    deltas = [*(delta for batch in batches for delta in answer.take_all(batch)), *answer.finish()]
+    assert condensed(deltas) == condensed(played(asked, *pieces, by=renderer))
+
+
+def condensed(deltas: list[Delta]) -> list[Any]:
+    """Deltas without how their texts are cut, and without what two renderings cannot share."""
+    found: list[Any] = []
+    for delta in deltas:
+        if isinstance(delta, Text):
+            if not found or not isinstance(found[-1], tuple):
+                found.append(("", []))
+            text, logprobs = found.pop()
+            found.append((text + delta.text, logprobs + [each.token for each in delta.logprobs]))
+        elif isinstance(delta, Finished):
+            assert isinstance(delta.position, Rendered)
+            found.append((structs.replace(delta, position=None), delta.position.ids()))
+        else:
+            found.append(delta)
+    return found
 
 
 @pytest.mark.parametrize("constrained", [False, True])

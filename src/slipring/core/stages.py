@@ -41,4 +41,5 @@ class Stages:
 
 
 def as_ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)
+    """Milliseconds with three digits after the point. ``round`` would take ten times as long, twice a lap."""
+    return int(seconds * 1e6 + 0.5) / 1000

@@ -9,13 +9,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def read_all(read: Callable[[T], list[R]], items: Iterable[T]) -> tuple[list[R], ApiError | None]:
+def read_each(read: Callable[[T], R], items: Iterable[T]) -> tuple[list[R], ApiError | None]:
     """What items say, up to the first that tells of a failure, and the failure: it is raised once all that
     came before it has been told."""
     said: list[R] = []
     try:
-        for item in items:
-            said += read(item)
+        said.extend(map(read, items))
     except ApiError as fault:
         return said, fault
     return said, None

@@ -5,14 +5,14 @@ appends to exactly what the model has read and said.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
 from msgspec import Struct, structs
 
 from slipring.core.generation import CallArguments, Delta, Finished, Job, Prefilled, Settings, Text
-from slipring.errors import ContextLengthExceeded, ServerError
+from slipring.errors import ContextLengthExceeded
 from slipring.prompts.parser import Parser
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 from slipring.prompts.utf8 import Utf8Stream
@@ -126,8 +126,14 @@ class Speech:
         deltas = self._parser.feed(text) if text else []
         if self._parser.is_thinking:
             self.thought_tokens += tokens
-        self._logprobs += logprobs
-        return self._with_logprobs(deltas)
+        if logprobs:
+            self._logprobs += logprobs
+        return self._with_logprobs(deltas) if self._logprobs else deltas
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether a call is held back until it is whole."""
+        return self._parser.is_holding
 
     @property
     def may_end(self) -> bool:
@@ -135,12 +141,11 @@ class Speech:
         return self._parser.is_between and not self.characters.is_waiting
 
     def finish(self) -> list[Delta]:
-        return self._with_logprobs([*self._parser.feed(self.characters.finish()), *self._parser.finish()])
+        deltas = [*self._parser.feed(self.characters.finish()), *self._parser.finish()]
+        return self._with_logprobs(deltas) if self._logprobs else deltas
 
     def _with_logprobs(self, deltas: list[Delta]) -> list[Delta]:
         """Give the next words the logprobs of all tokens since the last: the parser may have held some."""
-        if not self._logprobs:
-            return deltas
         spoken = next((delta for delta in deltas if isinstance(delta, Text)), None)
         if spoken is not None:
             spoken.logprobs, self._logprobs = self._logprobs, []
@@ -163,6 +168,23 @@ class Piece(Struct):
     cached_tokens: int | None = None
 
 
+def _together(pieces: Sequence[Piece]) -> Piece | None:
+    """Pieces as one; None where each has logprobs of its own."""
+    ids: list[int] = []
+    whole = Piece(ids)
+    for piece in pieces:
+        if piece.logprobs:
+            return None
+        ids += piece.ids
+        if piece.text:
+            whole.text += piece.text
+        if piece.reason is not None:
+            whole.reason, whole.stop_id = piece.reason, piece.stop_id
+        if piece.cached_tokens is not None:
+            whole.cached_tokens = piece.cached_tokens
+    return whole
+
+
 class Answer:
     """The answer to one job as it comes in, id by id."""
 
@@ -183,21 +205,44 @@ class Answer:
         self._stop_ids = renderer.stop_ids()
         self._speech = Speech(job, rendering, renderer, constrained=constrained, trusted=trusted)
         self._ids: list[int] = []
-        self._begun = self._steered = False
+        self._prefilled = self._steered = False
         self._reason: Literal["stop", "length"] | None = None
         self._cached_tokens = 0
 
+    def take_all(self, pieces: Sequence[Piece]) -> list[Delta]:
+        """What one read has brought. While a call is held back there is nothing to tell of its pieces, one by
+        one: they are looked at together."""
+        deltas: list[Delta] = []
+        for index, piece in enumerate(pieces):
+            if self._speech.is_holding and (rest := _together(pieces[index:])) is not None:
+                return deltas + self.take(rest)
+            deltas += self.take(piece)
+        return deltas
+
     def take(self, piece: Piece) -> list[Delta]:
-        self._reason = piece.reason or self._reason
+        if piece.reason is not None:
+            self._reason = piece.reason
         if piece.cached_tokens is not None:
             self._cached_tokens = piece.cached_tokens
         if not self._generates or not piece.ids:
             return []
-        first: list[Delta] = [] if self._begun else [Prefilled()]
-        self._begun = True
         ids, logprobs = self._kept(piece)
+        deltas = self._speech.say(self._words(ids, piece.text), len(ids), logprobs)
+        if not self._prefilled:
+            self._prefilled = True
+            deltas.insert(0, Prefilled())
         self._ids += ids
-        return first + self._speech.say(self._words(ids, piece.text), len(ids), logprobs)
+        return deltas
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is anything of it."""
+        return self._prefilled or self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the server has said that this is all."""
+        return self._reason is not None
 
     def ends_here(self) -> bool:
         """Whether to end it here, though the model has not."""
@@ -207,8 +252,6 @@ class Answer:
 
     def finish(self) -> list[Delta]:
         """The end of the stream: the last deltas."""
-        if self._reason is None and not self._steered:
-            raise ServerError("The engine ended its answer without saying so.")
         rendering = self._rendering
         sent = rendering.prompt if self._generates else rendering.context
         spoke = self._generates and (self._ids or not self._steered)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.batches import read_all
+from slipring.engines.batches import read_each
 from slipring.engines.constraint import Constraint, constraint_of
 from slipring.engines.gate import Gate, Retryable
 from slipring.engines.options import option, read_pairs
@@ -132,15 +132,10 @@ class TokenServer(Engine):
             # Not before its turn: a request holds all ids as text.
             request = self.write(job, sent, self._limit(job, sent), constraint)
             answer = Answer(job, rendering, self.renderer, constrained=constraint is not None)
-            async with aclosing(self._gate.stream(lambda: self._attempt(request))) as batches:
-                async for pieces in batches:
-                    if answer.ends_here():
-                        break
-                    deltas, fault = read_all(answer.take, pieces)
+            async with aclosing(self._gate.stream(lambda: self._attempt(request, answer))) as batches:
+                async for deltas in batches:
                     if deltas:
                         yield deltas
-                    if fault is not None:
-                        raise fault
         yield answer.finish()  # whoever takes long to read it has given the place back
 
     async def count(self, job: Job) -> int:
@@ -196,29 +191,31 @@ class TokenServer(Engine):
             if answer.status >= 500:
                 answer.raise_for_status()
 
-    async def _attempt(self, request: Request) -> AsyncGenerator[list[Piece], None]:
-        """Send a request once. What it yields first is the beginning, or the end, of the answer."""
+    async def _attempt(self, request: Request, answer: Answer) -> AsyncGenerator[list[Delta], None]:
+        """Send a request once. It yields as soon as the answer has begun, even if there is nothing to tell
+        yet; until then the answer is as it was, for another attempt."""
         reader = request.read()
-        ended = False
 
-        def read(payload: bytes) -> list[Piece]:
-            nonlocal ended
+        def read(payload: bytes) -> Piece:
             try:
-                piece = reader.read(payload)
+                return reader.read(payload)
             except (msgspec.DecodeError, UnicodeError) as error:
                 raise ServerError("The engine's answer cannot be read.") from error
-            ended = ended or piece.reason is not None
-            return [piece] if piece.ids or ended else []
 
+        is_told = False
         events = self._upstream.events(request.path, request.pieces, request.headers)
         async with aclosing(events) as batches:
             async for payloads in batches:
-                pieces, fault = read_all(read, payloads)
-                if pieces:
-                    yield pieces
+                if answer.ends_here():
+                    return
+                pieces, fault = read_each(read, payloads)
+                deltas = answer.take_all(pieces)
+                if deltas or (answer.has_begun and not is_told):
+                    is_told = True
+                    yield deltas
                 if fault is not None:
                     raise fault
-        if not ended:
+        if not answer.has_ended:
             raise Retryable("The engine ended its answer without saying so.")
 
 

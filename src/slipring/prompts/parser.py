@@ -231,6 +231,11 @@ class Parser:
         return self._state is _THINKING
 
     @property
+    def is_holding(self) -> bool:
+        """Whether a call is being written of which nothing is given before its end."""
+        return self._state is _MARKED or self._state is _BARE
+
+    @property
     def is_between(self) -> bool:
         """Whether no thought and no call is half written, nor anything that might become the mark of one."""
         return self._state is _SPEAKING and not self._pending

@@ -6,12 +6,13 @@ a turn costs us its delta and the upload.
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
+from itertools import chain
 
 from msgspec import structs
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.batches import read_all
+from slipring.engines.batches import read_each
 from slipring.engines.chat.answer import Answer
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.models import model_names
@@ -93,8 +94,8 @@ class ChatEngine(Engine):
         headers = self._upstream.affinity_headers(job)
         async with aclosing(self._upstream.events(_PATH, request.pieces, headers)) as batches:
             async for payloads in batches:
-                deltas, fault = read_all(answer.read, payloads)
-                if deltas:
+                told, fault = read_each(answer.read, payloads)
+                if deltas := list(chain.from_iterable(told)):
                     yield deltas
                 if fault is not None:
                     raise fault
