@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, spread
+from common import EXCHANGE_KB, RESULTS, added, growth, spread
 
 from slipring.bench import results
 from slipring.bench.results import Record
 from slipring.bench.statistics import compare
 
 Figures = dict[str, Any]
-EXCHANGE_KB = 3.5
-"""What an exchange adds to the history, in the measurement of engines."""
 
 
 @dataclass(frozen=True)
@@ -148,13 +146,14 @@ def _engines(figures: Figures) -> list[Budget]:
     lines = []
     budgets = figures["budgets"]
     for kind, by_history in figures["ms"].items():
-        short, long = sorted(map(int, by_history))
-        added = {before: _added(by_history[str(before)], "through", "direct") for before in (short, long)}
-        own = {before: _added(by_history[str(before)], "cpu", "tokenizing") for before in (short, long)}
-        cpu = {before: _added_cpu(by_history[str(before)]) for before in (short, long)}
-        growth = (own[long] - own[short]) / ((long - short) * EXCHANGE_KB / 10)
+        turns = {int(before): each for before, each in by_history.items()}
+        short, long = sorted(turns)
+        wall = {before: added(each, "through", without="direct") for before, each in turns.items()}
+        cpu = {
+            before: added(each, "cpu", "client_cpu", without="direct_cpu") for before, each in turns.items()
+        }
         for what, values, budget, unit in (
-            ("added per turn, in front of", added, budgets["added_ms"], "ms"),
+            ("added per turn, in front of", wall, budgets["added_ms"], "ms"),
             ("CPU added per turn, in front of", cpu, budgets["added_cpu_ms"], "ms of CPU"),
         ):
             measured = (
@@ -162,27 +161,17 @@ def _engines(figures: Figures) -> list[Budget]:
             )
             met = max(values.values()) <= budget
             lines.append(Budget(f"{what} {kind}", f"≤ {budget:g} {unit}", measured, met, "engine_overhead"))
-        most = budgets["growth_ms_per_10_kB"]
+        grown, most = growth(turns, figures["turns"]), budgets["growth_ms_per_10_kB"]
         lines.append(
             Budget(
                 f"growth of slipring's own CPU with history, in front of {kind}",
                 f"≤ {most:g} ms per 10 kB",
-                f"{growth:.3f} ms per 10 kB",
-                growth <= most,
+                f"{grown:.3f} ms per 10 kB",
+                grown <= most,
                 "engine_overhead",
             )
         )
     return lines
-
-
-def _added(figures: Figures, whole: str, part: str) -> float:
-    return statistics.median(figures[whole]) - statistics.median(figures[part])
-
-
-def _added_cpu(figures: Figures) -> float:
-    """What slipring and its client take, without what a client takes that calls the engine itself."""
-    ours, client, direct = (statistics.median(figures[name]) for name in ("cpu", "client_cpu", "direct_cpu"))
-    return ours + client - direct
 
 
 def _idle(figures: Figures) -> list[Budget]:

@@ -5,12 +5,13 @@ Only loopback is used, all loops are bounded, and every process started here is 
 
 import contextlib
 import json
+import operator
 import os
 import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import msgspec
 from slipring.bench import machine
 
 RESULTS = Path(__file__).parent / "results"
+EXCHANGE_KB = 3.5
+"""What a call and its output bring, in the loops of `engine_overhead.py`."""
 
 
 class Process:
@@ -93,6 +96,35 @@ async def connected(url: str) -> Any:
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, with the range that the repeats covered."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def added(figures: Mapping[str, Sequence[float]], *taken: str, without: str) -> float:
+    """What a turn takes more than its counterpart: the median over the pairs. The two of a pair follow each
+    other at once, so that a machine that slows down or speeds up on the way does so for both."""
+    columns = [*(figures[name] for name in taken), [-each for each in figures[without]]]
+    return statistics.median(map(sum, zip(*columns, strict=True)))
+
+
+def growth(lengths: Mapping[int, Mapping[str, Sequence[float]]], turns: int) -> float:
+    """How much more CPU slipring takes for a turn with every 10 kB of history, without what making ids takes
+    in the client beside it: the median over the pairs of loops that followed each other, after the fewest
+    exchanges and after the most."""
+    fewest, most = min(lengths), max(lengths)
+    loops = {
+        before: [added(each, "cpu", without="tokenizing") for each in _loops(lengths[before], turns)]
+        for before in (fewest, most)
+    }
+    more = statistics.median(map(operator.sub, loops[most], loops[fewest]))
+    return more / ((most - fewest) * EXCHANGE_KB / 10)
+
+
+def _loops(figures: Mapping[str, Sequence[float]], turns: int) -> list[dict[str, Sequence[float]]]:
+    """The figures of each loop of so many turns."""
+    count = min(map(len, figures.values())) // turns
+    return [
+        {name: values[loop * turns : (loop + 1) * turns] for name, values in figures.items()}
+        for loop in range(count)
+    ]
 
 
 def keep(name: str, figures: dict[str, Any]) -> None:

@@ -8,10 +8,10 @@ Each loop runs at two lengths of history.
 
 Servers that are sent token ids leave to their callers what slipring does for its clients: to write what is
 new for the model, to tokenize it, to read ids. The direct client does that too, with the same library. What
-is told: the difference of the medians; the CPU that is added, that is what slipring and its client take
-together without what the direct client takes; the CPU of slipring alone; and how that grows with the
-history, without what the direct client spends on ids. What it spends on sending its history again is not
-held against that growth.
+is told, as the median over the turns: what a turn takes more than the direct one beside it; the CPU that is
+added, that is what slipring and its client take together without what the direct client takes; the CPU of
+slipring alone; and how that grows with the history, without what the direct client spends on ids. What it
+spends on sending its history again is not held against that growth.
 
     python benchmarks/engine_overhead.py
 """
@@ -30,7 +30,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from common import Loop, Process, connected, keep, slipring, started
+from common import EXCHANGE_KB, Loop, Process, added, connected, growth, keep, slipring, started
 from instant_upstream import digest
 
 from slipring.engines.gguf import control_tokens
@@ -54,7 +54,8 @@ and that of the two clients; of the direct client's, that for making ids."""
 
 
 def output_text(number: int) -> str:
-    return (f"{number}: " + "def handler(request): return request.body  # line of code\n" * 60)[:3500]
+    lines = "def handler(request): return request.body  # line of code\n" * 60
+    return f"{number}: {lines}"[: int(EXCHANGE_KB * 1000)]
 
 
 class Conversation(ABC):
@@ -325,25 +326,19 @@ def main() -> None:
 
 
 def show(kind: str, results: dict[int, dict[str, list[float]]]) -> None:
-    added, own_cpu = {}, {}
     for before, figures in results.items():
         medians = {name: statistics.median(values) for name, values in figures.items()}
-        added[before] = medians["through"] - medians["direct"]
-        own_cpu[before] = medians["cpu"] - medians["tokenizing"]
-        added_cpu = medians["cpu"] + medians["client_cpu"] - medians["direct_cpu"]
+        wall = added(figures, "through", without="direct")
+        cpu = added(figures, "cpu", "client_cpu", without="direct_cpu")
         print(
             f"{kind}, {before} exchanges before: directly {medians['direct']:.2f} ms, through slipring"
-            f" {medians['through']:.2f} ms, added {_held(added[before], 'added_ms')};\n"
+            f" {medians['through']:.2f} ms, added {_held(wall, 'added_ms')};\n"
             f"  CPU of slipring {medians['cpu']:.2f} ms and of its client {medians['client_cpu']:.2f}, of the"
             f" direct client {medians['direct_cpu']:.2f} ({medians['tokenizing']:.2f} on ids):"
-            f" added {_held(added_cpu, 'added_cpu_ms')}"
+            f" added {_held(cpu, 'added_cpu_ms')}"
         )
-    short, long = added
-    tens_of_kB = (long - short) * 0.35
-    # Where the direct client writes its whole history anew each turn, that hides part of the first figure.
-    growth, cpu_growth = ((each[long] - each[short]) / tens_of_kB for each in (added, own_cpu))
-    held = _held(cpu_growth, "growth_ms_per_10_kB", 3)
-    print(f"{kind}: grows by {growth:.3f} ms, in CPU by {held}, per 10 kB of history")
+    held = _held(growth(results, TURNS), "growth_ms_per_10_kB", 3)
+    print(f"{kind}: CPU of slipring grows by {held} per 10 kB of history")
 
 
 def _held(ms: float, budget: str, digits: int = 2) -> str:

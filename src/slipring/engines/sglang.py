@@ -13,7 +13,7 @@ from slipring.engines.bodies import spliced
 from slipring.engines.constraint import Constraint
 from slipring.engines.renderers import Manner, read_tokenizer
 from slipring.engines.tokens import Piece, sampling
-from slipring.engines.tokenserver import Fault, Reader, Request, TokenServer, raise_fault, reason_of
+from slipring.engines.tokenserver import Fault, Reader, Request, TokenServer, failure, reason_of
 from slipring.engines.upstream import tenant_salt
 from slipring.errors import ServerError, StartupError
 from slipring.prompts.rendering import Rendered
@@ -122,14 +122,15 @@ class _Reader(Reader):
 
     def read(self, payload: bytes) -> Piece:
         chunk = _chunk.decode(payload)
-        # Within a stream it tells only of requests that it refuses; older versions without a code.
-        raise_fault(chunk.error, 400 if chunk.error is not None and chunk.error.code is None else None)
+        if chunk.error is not None:
+            # Within a stream it tells only of requests that it refuses; older versions without a code.
+            raise failure(chunk.error, 400 if chunk.error.code is None else None)
         meta, told = chunk.meta_info, chunk.output_ids
         if meta is None:
             raise ServerError("The engine's answer cannot be read.")
         reason = meta.finish_reason
         if reason is not None and reason.type == "abort":
-            raise_fault(Fault(reason.message), reason.status_code)
+            raise failure(Fault(reason.message), reason.status_code)
         if told is None:
             raise ServerError("The engine does not name its tokens: SGLang 0.5 or newer is needed.")
         # Fewer than there are in all: only what is new.
@@ -138,13 +139,13 @@ class _Reader(Reader):
         if self._seen < meta.completion_tokens:
             # Up to 0.5.9, servers that tell only what is new may leave out some of it.
             raise ServerError("The engine has lost tokens of its answer.")
-        return Piece(
-            ids=ids,
-            logprobs=self._logprobs(meta, len(ids)) if meta.output_token_logprobs and ids else [],
-            reason=reason_of(reason.type) if reason is not None else None,
-            stop_id=reason.matched if reason is not None and isinstance(reason.matched, int) else None,
-            cached_tokens=meta.cached_tokens,
-        )
+        piece = Piece(ids, cached_tokens=meta.cached_tokens)
+        if meta.output_token_logprobs and ids:
+            piece.logprobs = self._logprobs(meta, len(ids))
+        if reason is not None:
+            piece.reason = reason_of(reason.type)
+            piece.stop_id = reason.matched if isinstance(reason.matched, int) else None
+        return piece
 
     def _logprobs(self, meta: _Meta, count: int) -> list[Logprob]:
         # The last ones are the new ones, however many came again.

@@ -23,7 +23,7 @@ from slipring.engines.questions import ask, at_start
 from slipring.engines.renderers import Manner, make_renderer
 from slipring.engines.tokens import Answer, Piece, count, learn, render
 from slipring.engines.upstream import Upstream, UpstreamOptions, read_key, refusal
-from slipring.errors import ServerError, StartupError
+from slipring.errors import ApiError, ServerError, StartupError
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenizer import Vocabulary
 from slipring.protocol import wire
@@ -226,17 +226,14 @@ class Fault(Struct):
     code: int | str | None = None
 
 
-def raise_fault(fault: Fault | None, status: int | None = None) -> None:
+def failure(fault: Fault, status: int | None = None) -> ApiError:
     """A failure within a stream means what it would have meant instead of one."""
-    if fault is not None:
-        status = status or (fault.code if isinstance(fault.code, int) else 500)
-        raise refusal(status, wire.encode({"message": fault.message}), {})
+    status = status or (fault.code if isinstance(fault.code, int) else 500)
+    return refusal(status, wire.encode({"message": fault.message}), {})
 
 
-def reason_of(name: str | None) -> Literal["stop", "length"] | None:
+def reason_of(name: str) -> Literal["stop", "length"]:
     """Why an answer ended. Any end that is not one of these is a failure."""
-    if name is None:
-        return None
     if name not in _REASONS:
         raise ServerError(f"The engine broke off its answer: {name[:100]}")
     return _REASONS[name]

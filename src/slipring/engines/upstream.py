@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import hmac
 import os
+import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -28,6 +29,7 @@ _LONGEST_LINE = 64 * 2**20
 _LAST_BYTES_S = 1.0
 _LOOK_S = 1.0
 _DONE = b"[DONE]"
+_DATA = re.compile(rb"^data:(.*)", re.MULTILINE)
 Patience = Callable[[], float | None]
 
 
@@ -217,16 +219,16 @@ class _Payloads:
         """What is complete with this."""
         if len(self._rest) > _LONGEST_LINE:
             raise ServerError("The engine's answer cannot be read.")
-        found: list[bytes] = []
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                payload = line[5:].strip()
-                if payload == _DONE:
-                    self.ended = True
-                    return found
-                if payload:  # nothing at all is somebody's way to keep a connection alive
-                    found.append(payload)
+        lines, end, rest = chunk.rpartition(b"\n")
+        if not end:
+            self._rest += chunk
+            return []
+        # Nothing at all is somebody's way to keep a connection alive.
+        found = [payload for each in _DATA.findall(self._rest + lines) if (payload := each.strip())]
+        self._rest = rest
+        if _DONE in found:
+            self.ended = True
+            del found[found.index(_DONE) :]
         return found
 
 

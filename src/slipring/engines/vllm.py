@@ -16,7 +16,7 @@ from slipring.engines.constraint import Constraint
 from slipring.engines.questions import ask
 from slipring.engines.renderers import Manner, read_tokenizer
 from slipring.engines.tokens import Piece, sampling
-from slipring.engines.tokenserver import Fault, Reader, Request, Served, TokenServer, raise_fault, reason_of
+from slipring.engines.tokenserver import Fault, Reader, Request, Served, TokenServer, failure, reason_of
 from slipring.engines.upstream import tenant_salt
 from slipring.engines.vocabularies import MARKS, AskedVocabulary, apart, starts_of, tokenizing
 from slipring.errors import InvalidRequest, ServerError, StartupError, Unavailable
@@ -133,7 +133,8 @@ class _Reader(Reader):
 
     def read(self, payload: bytes) -> Piece:
         chunk = _chunk.decode(payload)
-        raise_fault(chunk.error)
+        if chunk.error is not None:
+            raise failure(chunk.error)
         details = chunk.usage.prompt_tokens_details if chunk.usage is not None else None
         cached_tokens = details.cached_tokens if details is not None else None
         if not chunk.choices:
@@ -142,18 +143,15 @@ class _Reader(Reader):
         ids = choice.token_ids
         if ids is None:
             raise ServerError(f"The engine does not name its tokens: vLLM {_OLDEST} or newer is needed.")
-        stop_id: int | None = None
-        if choice.finish_reason == "stop" and ids:
-            # The end of a text is not named: it is the last of what was said.
-            stop_id = choice.stop_reason if isinstance(choice.stop_reason, int) else ids[-1]
-        return Piece(
-            ids=ids,
-            text=choice.text,
-            logprobs=self._logprobs(choice.logprobs, len(ids)) if choice.logprobs is not None else [],
-            reason=reason_of(choice.finish_reason),
-            stop_id=stop_id,
-            cached_tokens=cached_tokens,
-        )
+        piece = Piece(ids, choice.text, cached_tokens=cached_tokens)
+        if choice.logprobs is not None:
+            piece.logprobs = self._logprobs(choice.logprobs, len(ids))
+        if choice.finish_reason is not None:
+            piece.reason = reason_of(choice.finish_reason)
+            if piece.reason == "stop" and ids:
+                # The end of a text is not named: it is the last of what was said.
+                piece.stop_id = choice.stop_reason if isinstance(choice.stop_reason, int) else ids[-1]
+        return piece
 
     def _logprobs(self, told: _Logprobs, count: int) -> list[Logprob]:
         if not len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == count:
