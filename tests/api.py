@@ -45,7 +45,7 @@ class Api:
 
     async def ended(self, response_id: str) -> dict[str, Any]:
         """The response, once it is over."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while True:
                 response = await self.read(response_id)
                 if response["status"] not in ("queued", "in_progress"):

@@ -87,7 +87,7 @@ class PuppetEngine(Engine):
         return self.tokens
 
     async def next(self) -> Performance:
-        return await asyncio.wait_for(self._performances.get(), 10)
+        return await asyncio.wait_for(self._performances.get(), 60)
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         performance = Performance(job)

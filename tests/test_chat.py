@@ -65,7 +65,7 @@ class Talk:
     async def prompt(self) -> tuple[str, list[str]]:
         """Wait until it asks for a line; the answer and the other lines since the last time."""
         prompt = asyncio.create_task(self._prompts.acquire())
-        await asyncio.wait([prompt, self._task], timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([prompt, self._task], timeout=60, return_when=asyncio.FIRST_COMPLETED)
         if not prompt.done():
             prompt.cancel()
             self._task.result()
@@ -80,7 +80,7 @@ class Talk:
 
     async def end(self) -> int:
         self._lines.put(None)
-        return await asyncio.wait_for(self._task, 10)
+        return await asyncio.wait_for(self._task, 60)
 
 
 def take(stream: io.StringIO) -> str:
@@ -124,7 +124,7 @@ async def closed_by(server: Running) -> None:
     """Close all sockets from the server's side, and wait until they are gone."""
     for client in list(server.service.clients):
         client.close(1001, "restart")
-    await asyncio.wait_for(server.service.quiet(), 10)
+    await asyncio.wait_for(server.service.quiet(), 60)
 
 
 # --- Turns -----------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ async def test_an_answer_is_shown_before_it_is_complete() -> None:
         performance = await engine.next()
         for word in ("One ", "two "):
             performance.say(word)
-            assert await asyncio.wait_for(written.get(), 10) == word
+            assert await asyncio.wait_for(written.get(), 60) == word
         performance.finish()
         await talk.prompt()
 
@@ -408,7 +408,7 @@ async def test_pings_are_answered_while_nobody_types() -> None:
         socket = web.WebSocketResponse(autoping=False)
         await socket.prepare(request)
         await socket.ping(b"there?")
-        pong.set_result(await socket.receive(timeout=10))
+        pong.set_result(await socket.receive(timeout=60))
         await socket.receive()
         return socket
 
@@ -421,7 +421,7 @@ async def test_pings_are_answered_while_nobody_types() -> None:
     try:
         port = runner.addresses[0][1]
         async with talking(f"http://127.0.0.1:{port}/v1"):
-            message = await asyncio.wait_for(pong, 10)
+            message = await asyncio.wait_for(pong, 60)
             assert (message.type, message.data) == (WSMsgType.PONG, b"there?")
     finally:
         await runner.cleanup()
@@ -535,8 +535,8 @@ async def test_ctrl_c_ends_a_single_turn() -> None:
         assert process.stdout is not None
         assert await process.stdout.readexactly(4) == b"Wait"
         process.send_signal(signal.SIGINT)
-        await asyncio.wait_for(performance.stopped.wait(), 10)
-        out, err = await asyncio.wait_for(process.communicate(), 10)
+        await asyncio.wait_for(performance.stopped.wait(), 60)
+        out, err = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, out, err) == (INTERRUPTED, b"\n", b"stopped\n")
 
 
@@ -551,7 +551,7 @@ class Keyboard:
         """Read until this text is on the screen; all that came until then."""
         seen = b""
         while text.encode() not in seen:
-            seen += await asyncio.wait_for(asyncio.to_thread(os.read, self._terminal, 4096), 10)
+            seen += await asyncio.wait_for(asyncio.to_thread(os.read, self._terminal, 4096), 60)
         return seen.decode()
 
     def type(self, text: str) -> None:
@@ -589,7 +589,7 @@ async def test_ctrl_c_stops_an_answer_and_at_the_prompt_the_chat(key: str) -> No
         performance.say("Sec")
         await keyboard.see("Sec")
         keyboard.process.send_signal(signal.SIGINT)
-        await asyncio.wait_for(performance.stopped.wait(), 10)
+        await asyncio.wait_for(performance.stopped.wait(), 60)
         assert "stopped; the chain starts anew" in await keyboard.see("> ")
         keyboard.type("three\n")
         performance = await engine.next()
@@ -600,4 +600,4 @@ async def test_ctrl_c_stops_an_answer_and_at_the_prompt_the_chat(key: str) -> No
             keyboard.process.send_signal(signal.SIGINT)
         else:
             keyboard.type("\x04")
-        assert await asyncio.wait_for(keyboard.process.wait(), 10) == 0
+        assert await asyncio.wait_for(keyboard.process.wait(), 60) == 0

@@ -52,7 +52,7 @@ class Process:
     async def stop(self, number: int = signal.SIGTERM) -> int:
         """Tell it to stop; the exit code."""
         self.process.send_signal(number)
-        return await asyncio.wait_for(self.process.wait(), 10)
+        return await asyncio.wait_for(self.process.wait(), 60)
 
     async def errors(self) -> str:
         assert self.process.stderr is not None
@@ -98,7 +98,7 @@ async def refused(*arguments: str, command: tuple[str, ...] = COMMAND, **variabl
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, err = await asyncio.wait_for(process.communicate(), 10)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
     assert out == b""
     assert process.returncode is not None
     (line,) = complaints(err)
@@ -126,7 +126,7 @@ async def test_a_server_says_where_it_is_and_how_to_use_it(command: tuple[str, .
                 assert (await answer.json())["status"] == "completed"
             async with http.ws_connect(f"{url}/responses") as ws:
                 await ws.send_json({"type": "response.create", "input": "hello"})
-                assert (await ws.receive_json(timeout=10))["type"] == "response.created"
+                assert (await ws.receive_json(timeout=60))["type"] == "response.created"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -135,15 +135,15 @@ async def test_a_signal_stops_it_after_the_running_response(number: int) -> None
     async with launched("--engine", engine) as server, aiohttp.ClientSession() as http:
         async with http.ws_connect(f"{server.url}/responses") as ws:
             await ws.send_json({"type": "response.create", "input": "hello"})
-            events = [await ws.receive_json(timeout=10)]
+            events = [await ws.receive_json(timeout=60)]
             assert events[0]["type"] == "response.created"
             stopped = asyncio.create_task(server.stop(number))
             while events[-1]["type"] != "error":
-                events.append(await ws.receive_json(timeout=10))
+                events.append(await ws.receive_json(timeout=60))
             assert events[-2]["type"] == "response.completed"
             assert events[-2]["response"]["usage"]["output_tokens"] == 40
             assert events[-1]["error"]["code"] == "server_shutting_down"
-            assert (await ws.receive(timeout=10)).type is aiohttp.WSMsgType.CLOSE
+            assert (await ws.receive(timeout=60)).type is aiohttp.WSMsgType.CLOSE
             assert ws.close_code == 1001
         assert await stopped == 0
         assert await server.line() == "slipring: stopped"
@@ -246,7 +246,7 @@ async def test_a_bad_file_is_told_in_one_line(tmp_path: Path) -> None:
 
 async def test_the_version_is_printed() -> None:
     process = await asyncio.create_subprocess_exec(*COMMAND, "--version", stdout=asyncio.subprocess.PIPE)
-    out, _ = await asyncio.wait_for(process.communicate(), 10)
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, out.decode()) == (0, f"slipring {__version__}\n")
 
 

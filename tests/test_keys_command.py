@@ -209,7 +209,7 @@ async def test_keys_from_their_making_to_their_end(tmp_path: Path) -> None:
             assert ids.keys() == {"a", "b"}
             await keys("revoke", ids["b"])
             await ws.send_json({"type": "response.create", "input": "hello"})
-            event = await ws.receive_json(timeout=10)
+            event = await ws.receive_json(timeout=60)
             assert (event["type"], event["status"]) == ("error", 401)
         assert await ask(http, server.url, second) == 401
         secrets = [key.partition(".")[2] for key in (first, second)]

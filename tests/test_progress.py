@@ -35,7 +35,7 @@ class Stream(io.StringIO):
 async def test_a_wait_is_shown_and_leaves_a_terminal_clean(is_terminal: bool, shown: str) -> None:
     stream = Stream(is_terminal)
     with Loading(stream, "llama", "small", patience_s=0) as loading:
-        await asyncio.wait_for(stream.written.wait(), 10)
+        await asyncio.wait_for(stream.written.wait(), 60)
         loading.end()
     assert stream.getvalue() == shown
 
@@ -44,7 +44,7 @@ async def test_a_failure_leaves_a_terminal_clean_too() -> None:
     stream = Stream(is_terminal=True)
     loading = Loading(stream, "llama", "small", patience_s=0)
     with contextlib.suppress(RuntimeError), loading:
-        await asyncio.wait_for(stream.written.wait(), 10)
+        await asyncio.wait_for(stream.written.wait(), 60)
         raise RuntimeError
     assert stream.getvalue().endswith(" s\r\x1b[K")
 

@@ -122,7 +122,7 @@ def user(text: str) -> Json:
 
 async def ended(client: Sdk, response: Any) -> Any:
     """A background response once it is over, by asking again and again."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while response.status in ("queued", "in_progress"):
             response = await client.call("responses.retrieve", response.id)
     return response

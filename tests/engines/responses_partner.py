@@ -68,6 +68,7 @@ class Peer:
         self.tasks: set[asyncio.Task[None]] = set()
         self.order = wire.Order()
         self.creates: list[Json] = []
+        self.pings: asyncio.Queue[bytes] = asyncio.Queue()
         self.is_closed = asyncio.Event()
 
 
@@ -174,12 +175,15 @@ class ResponsesPartner(Partner):
         self.upgrades += 1
         if self.refuses_upgrade is not None:
             return web.json_response({"error": {"message": "no sockets"}}, status=self.refuses_upgrade)
-        ws = web.WebSocketResponse(max_msg_size=64 * 2**20, autoping=not self.is_deaf)
+        ws = web.WebSocketResponse(max_msg_size=64 * 2**20, autoping=False)
         await ws.prepare(request)
         peer = Peer(ws, {name.lower(): value for name, value in request.headers.items()})
         self.peers.append(peer)
         async for message in ws:
-            if message.type is WSMsgType.TEXT:
+            if message.type is WSMsgType.PING and not self.is_deaf:
+                await ws.pong(message.data)
+                peer.pings.put_nowait(message.data)
+            elif message.type is WSMsgType.TEXT:
                 create = json.loads(message.data)
                 peer.creates.append(create)
                 self._note(message.data.encode(), create, peer.headers)

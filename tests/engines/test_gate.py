@@ -180,12 +180,12 @@ async def test_whoever_leaves_the_queue_or_its_place_lets_the_next_one_in() -> N
         await asyncio.sleep(0)
         leaves.cancel()
         await asyncio.sleep(0)
-    await asyncio.wait_for(stays, 5)
+    await asyncio.wait_for(stays, 60)
     assert entered.is_set()
     # Called and cancelled at once: the place is passed on.
     with gate.ticket("t"):
         called, after = asyncio.create_task(wait()), asyncio.create_task(wait())
         await asyncio.sleep(0)
     called.cancel()
-    await asyncio.wait_for(after, 5)
+    await asyncio.wait_for(after, 60)
     assert (gate._running, gate._waiters) == (0, 0)

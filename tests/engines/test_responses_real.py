@@ -124,7 +124,7 @@ async def test_leaving_stops_the_model_behind_both() -> None:
             performance = await puppet.next()
             performance.say("one")
             await socket.until("response.output_text.delta")
-        await asyncio.wait_for(performance.stopped.wait(), 10)
+        await asyncio.wait_for(performance.stopped.wait(), 60)
 
 
 async def test_the_age_limit_of_the_server_behind_is_not_noticed() -> None:

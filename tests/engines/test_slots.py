@@ -215,7 +215,7 @@ async def test_forks_of_each_other_do_not_wait_for_each_other() -> None:
     await engine.run(other)
     parents = (one, other, one, other)
     forks = [engine.start(then(parent), parent, fork=True) for parent in parents]
-    found = await asyncio.wait_for(asyncio.gather(*forks), 5)
+    found = await asyncio.wait_for(asyncio.gather(*forks), 60)
     assert [cached for _, cached in found] == [parent.total for parent in parents]
 
 
@@ -578,7 +578,7 @@ async def test_one_who_leaves_passes_the_turn_on(ticks: int) -> None:
     for _ in range(ticks):
         await asyncio.sleep(0)
     leaves.cancel()
-    await asyncio.wait_for(stays, 5)
+    await asyncio.wait_for(stays, 60)
     await asyncio.wait([leaves])
     assert engine.free == [0]
     assert not engine.slots._waiting
@@ -590,7 +590,7 @@ async def test_one_who_leaves_while_waiting_is_passed_over() -> None:
         leaves, stays = engine.start(chain()), engine.start(chain())
         await settle()
         leaves.cancel()
-    await asyncio.wait_for(stays, 5)
+    await asyncio.wait_for(stays, 60)
     assert leaves.cancelled()
     assert engine.free == [0]
     assert not engine.slots._waiting
@@ -606,7 +606,7 @@ async def test_a_fork_may_leave_at_any_time(ticks: int) -> None:
     for _ in range(ticks):
         await asyncio.sleep(0)
     fork.cancel()
-    _, cached = await asyncio.wait_for(engine.run(then(parent), parent), 5)
+    _, cached = await asyncio.wait_for(engine.run(then(parent), parent), 60)
     assert cached == parent.total
     await settle()
     assert engine.free == [0, 1]
@@ -624,13 +624,13 @@ async def test_a_slot_is_not_given_away_while_the_engine_works_on_it(action: str
     leaves = engine.start(then(one), one, tenant="a")
     await settle()
     leaves.cancel()
-    await asyncio.wait([leaves], timeout=5)
+    await asyncio.wait([leaves], timeout=60)
     assert leaves.cancelled(), "who leaves does not wait"
     late = engine.start(then(other), other, tenant="b")
     await settle()
     assert not late.done()
     gate.set()
-    assert (await asyncio.wait_for(late, 5))[1] == other.total
+    assert (await asyncio.wait_for(late, 60))[1] == other.total
 
 
 async def test_a_continuation_waits_while_its_slot_is_copied_and_others_do_not() -> None:
@@ -643,7 +643,7 @@ async def test_a_continuation_waits_while_its_slot_is_copied_and_others_do_not()
     child = engine.start(then(parent), parent)
     await settle()
     assert not child.done()
-    await asyncio.wait_for(engine.run(chain(before=preface(Step.of([7])))), 5)
+    await asyncio.wait_for(engine.run(chain(before=preface(Step.of([7])))), 60)
     gate.set()
     assert await child == (number, parent.total)
     assert (await fork)[1] == parent.total
@@ -679,7 +679,7 @@ async def test_an_engine_may_start_again_while_a_slot_is_prepared(action: str) -
     engine.fake.slots = [(), ()]
     engine.fake.fails.add(action)
     gate.set()
-    assert (await asyncio.wait_for(fork, 5))[1] == 0
+    assert (await asyncio.wait_for(fork, 60))[1] == 0
     assert engine.free == [0, 1]
     assert not any(slot.is_copied for slot in engine.slots._all.values())
 

@@ -450,6 +450,6 @@ async def test_a_server_that_is_back_is_noticed() -> None:
         assert (await socket.error(**ASK))["status"] == 503
         played.is_healthy = True
         probing = server.server.catalog.engines[0]._gate._probing
-        await asyncio.wait_for(probing, 10)
+        await asyncio.wait_for(probing, 60)
         assert server.server.catalog.engines[0].trouble is None
         assert (await socket.response(**ASK))["status"] == "completed"

@@ -145,7 +145,7 @@ async def made(ws: aiohttp.ClientWebSocketResponse, previous: str | None) -> dic
     create = {"type": "response.create", "input": "x", "store": False, "previous_response_id": previous}
     await ws.send_json(create)
     while True:
-        event = await ws.receive_json(timeout=10)
+        event = await ws.receive_json(timeout=60)
         if event["type"] in ("error", "response.failed"):
             raise Refused(event)
         if event["type"] == "response.completed":

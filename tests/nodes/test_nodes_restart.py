@@ -170,13 +170,13 @@ async def stop_during_a_turn(node: Process, http: aiohttp.ClientSession) -> None
     """Tell a node to stop while it answers: that turn finishes, and then its socket is closed with 1001."""
     ws = await http.ws_connect(f"{node.url}/responses")
     await ws.send_json({"type": "response.create", "input": "before the signal"})
-    assert (await ws.receive_json(timeout=10))["type"] == "response.created"
+    assert (await ws.receive_json(timeout=60))["type"] == "response.created"
     stopped = asyncio.create_task(node.stop(signal.SIGTERM))
     kinds = []
     while not kinds or kinds[-1] != "error":
-        kinds.append((await ws.receive_json(timeout=10))["type"])
+        kinds.append((await ws.receive_json(timeout=60))["type"])
     assert kinds[-2:] == ["response.completed", "error"]
-    await ws.receive(timeout=10)
+    await ws.receive(timeout=60)
     assert ws.close_code == 1001
     assert await stopped == 0
 

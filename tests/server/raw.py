@@ -120,7 +120,7 @@ class RawSocket:
     async def receive(self) -> bytes:
         """What comes next; nothing at the end."""
         try:
-            return await asyncio.wait_for(self._loop.sock_recv(self._sock, 2**20), 10)
+            return await asyncio.wait_for(self._loop.sock_recv(self._sock, 2**20), 60)
         except ConnectionResetError:
             return b""
 
@@ -191,11 +191,11 @@ def connection_of(server: Running) -> Connection:
 
 async def gone(server: Running) -> None:
     """Wait until nobody is being served."""
-    await asyncio.wait_for(server.service.quiet(), 10)
+    await asyncio.wait_for(server.service.quiet(), 60)
 
 
 async def until(holds: Callable[[], bool]) -> None:
     """Let the loop run until something holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - nobody would set an event
             await asyncio.sleep(0)

@@ -509,7 +509,7 @@ async def test_ids_that_are_no_ids(store: str, text: str, field: str) -> None:
             assert len(await answer.read()) < 2000
         async with server.http.ws_connect(url) as ws:
             await ws.send_str(f'{{"type":"response.create",{body[1:]}')
-            error = json.loads(await ws.receive_str(timeout=10))
+            error = json.loads(await ws.receive_str(timeout=60))
             assert (error["type"], error["status"] in (400, 404)) == ("error", True)
 
 

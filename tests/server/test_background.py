@@ -30,7 +30,7 @@ async def running(**settings: Any) -> AsyncIterator[tuple[PuppetEngine, Api]]:
 async def written(api: Api, response_id: str, events: int) -> Run:
     """The run, once so many of its events are in the store."""
     store = api.server.service.store
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             run: Run = await store.runs.read("default", response_id)
             if run.last_sequence + 1 >= events:
@@ -98,7 +98,7 @@ async def test_somebody_who_follows_is_told_as_it_goes() -> None:
         await written(api, begun["id"], 7)
         assert not following.done()
         performance.finish()
-        events = await asyncio.wait_for(following, 10)
+        events = await asyncio.wait_for(following, 60)
         assert events[-1]["type"] == "response.completed"
 
 
@@ -108,7 +108,7 @@ async def test_it_can_be_streamed_from_the_beginning() -> None:
         performance = await engine.next()
         performance.say("a")
         performance.finish()
-        events = await asyncio.wait_for(streaming, 10)
+        events = await asyncio.wait_for(streaming, 60)
         assert [event["type"] for event in events][:2] == ["response.created", "response.queued"]
         assert events[-1]["response"]["status"] == "completed"
 
@@ -137,7 +137,7 @@ async def test_a_cancel_stops_the_engine_and_keeps_what_was_finished() -> None:
         cancelled = await api.cancel(begun["id"])
         assert cancelled["status"] == "cancelled"
         assert [item["type"] for item in cancelled["output"]] == ["function_call"]
-        await asyncio.wait_for(performance.stopped.wait(), 10)
+        await asyncio.wait_for(performance.stopped.wait(), 60)
         assert await api.read(begun["id"]) == cancelled
         assert await api.cancel(begun["id"]) == cancelled
         events = await api.events(begun["id"])
@@ -241,7 +241,7 @@ async def test_a_deleted_run_is_stopped_and_gone() -> None:
         performance = await engine.next()
         status, answer = await api.call("DELETE", f"/responses/{begun['id']}")
         assert (status, answer) == (200, {"id": begun["id"], "object": "response", "deleted": True})
-        await asyncio.wait_for(performance.stopped.wait(), 10)
+        await asyncio.wait_for(performance.stopped.wait(), 60)
         for method, path in (("GET", ""), ("POST", "/cancel"), ("DELETE", ""), ("GET", "/input_items")):
             status, _ = await api.call(method, f"/responses/{begun['id']}{path}")
             assert status == 404
@@ -255,7 +255,7 @@ async def test_a_server_that_stops_lets_runs_finish() -> None:
         await until(lambda: api.server.service.draining)
         performance.say("in time")
         performance.finish()
-        await asyncio.wait_for(stopping, 10)
+        await asyncio.wait_for(stopping, 60)
         assert begun["id"]
 
 
@@ -286,7 +286,7 @@ async def test_a_run_that_says_much_can_be_cancelled() -> None:
         store.runs.seize = slowly
         performance.say("much")
         assert (await api.cancel(begun["id"]))["status"] == "cancelled"
-        await asyncio.wait_for(performance.stopped.wait(), 10)
+        await asyncio.wait_for(performance.stopped.wait(), 60)
 
 
 async def test_those_that_begin_count_too() -> None:
@@ -317,7 +317,7 @@ async def test_what_begins_while_the_server_stops_is_not_promised(monkeypatch: p
         stopping = asyncio.create_task(server.stop())
         await until(lambda: api.server.service.draining)
         go_on.set()
-        await asyncio.wait_for(stopping, 10)
+        await asyncio.wait_for(stopping, 60)
         await asyncio.wait([posting])
         assert performance.stopped.is_set()
         assert not server.background._runs
@@ -366,4 +366,4 @@ async def test_those_who_follow_are_let_go_when_the_server_stops() -> None:
             stopping = asyncio.create_task(api.server.server.stop())
             with pytest.raises(aiohttp.ClientPayloadError):
                 await answer.read()
-            await asyncio.wait_for(stopping, 10)
+            await asyncio.wait_for(stopping, 60)

@@ -141,7 +141,7 @@ async def test_a_background_run_is_cancelled_while_it_compacts() -> None:
         assert performance.job.offer.forbidden
         answer = await server.http.post(f"{server.url}/responses/{made['id']}/cancel")
         assert (await answer.json())["status"] == "cancelled"
-        await asyncio.wait_for(performance.stopped.wait(), 10)
+        await asyncio.wait_for(performance.stopped.wait(), 60)
 
 
 async def test_a_background_run_fails_where_nobody_can_count() -> None:
@@ -205,7 +205,7 @@ async def test_a_client_that_leaves_stops_the_summary() -> None:
             await socket.create(input="hi", store=False, context_management=MANAGED)
             await socket.until("response.compaction.compacting")
             performance = await engine.next()
-        await asyncio.wait_for(performance.stopped.wait(), 10)
+        await asyncio.wait_for(performance.stopped.wait(), 60)
 
 
 # The trigger.

@@ -46,7 +46,7 @@ async def started(socket: Socket, engine: PuppetEngine, **fields: object) -> Per
 
 
 async def stopped(performance: Performance) -> None:
-    await asyncio.wait_for(performance.stopped.wait(), 10)
+    await asyncio.wait_for(performance.stopped.wait(), 60)
 
 
 async def stalled(performance: Performance) -> int:
@@ -77,7 +77,7 @@ async def ticked_away(server: Running) -> None:
             only_client(server).tick()
             await asyncio.sleep(0)
 
-    await asyncio.wait_for(tick(), 10)
+    await asyncio.wait_for(tick(), 60)
 
 
 # Pings.
@@ -88,7 +88,7 @@ async def test_a_ping_is_answered_while_a_response_is_made() -> None:
     async with serve(engine) as server, server.connect(autoping=False) as socket:
         performance = await started(socket, engine)
         await socket.ws.ping(b"there?")
-        answer = await socket.ws.receive(timeout=10)
+        answer = await socket.ws.receive(timeout=60)
         assert (answer.type, answer.data) == (WSMsgType.PONG, b"there?")
         performance.finish()
         await socket.until(*TERMINAL)
@@ -100,7 +100,7 @@ async def test_a_silent_client_is_pinged_and_may_stay_if_it_answers() -> None:
         stop_clock(server)
         for _ in range(3):
             connection_of(server).tick()
-            assert (await socket.ws.receive(timeout=10)).type is WSMsgType.PING
+            assert (await socket.ws.receive(timeout=60)).type is WSMsgType.PING
             await socket.ws.pong()
         assert (await socket.response(input="hello"))["status"] == "completed"
 

@@ -61,7 +61,7 @@ async def test_nothing_of_the_history_is_lost() -> None:
             lost = await engine.next()
             await socket.until("response.in_progress")
             await cut(server, socket)
-            await asyncio.wait_for(lost.stopped.wait(), 10)
+            await asyncio.wait_for(lost.stopped.wait(), 60)
         async with server.connect() as socket:
             await socket.create(input="again", store=False, previous_response_id=tip)
             performance = await engine.next()

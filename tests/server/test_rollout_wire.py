@@ -145,7 +145,7 @@ async def test_a_client_that_was_cut_off_in_the_middle_of_a_step_loses_nothing_b
             performance.say("It is")
             await socket.until("response.output_text.delta")
             await cut(server, socket)
-        await asyncio.wait_for(performance.stopped.wait(), 10)
+        await asyncio.wait_for(performance.stopped.wait(), 60)
         async with server.connect(headers=HEADER) as socket:
             await socket.create(**{**ASK, "input": "Go on."}, previous_response_id=done["response_id"])
             again = await engine.next()

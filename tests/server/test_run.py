@@ -31,5 +31,5 @@ async def test_a_server_that_is_told_to_stop_while_its_engine_loads_stops() -> N
     serving = asyncio.create_task(server.serve(lambda server: None))
     await engine.loading.wait()
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(serving, 10)
+    await asyncio.wait_for(serving, 60)
     assert engine.closed

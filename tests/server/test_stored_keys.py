@@ -342,7 +342,7 @@ async def test_a_server_compares_notes_by_itself_and_after_a_failure_again(
         with monkeypatch.context() as fault:
             fault.setattr(server.service.quotas, "exchange", exchange)
             for _ in range(2):
-                await asyncio.wait_for(compared.get(), 10)
+                await asyncio.wait_for(compared.get(), 60)
         assert (await models(server, "any"))[0] == 401
     assert "notes about keys could not be compared" in caplog.text
 

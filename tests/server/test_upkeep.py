@@ -16,7 +16,7 @@ async def test_what_has_expired_is_removed_without_being_asked_for(
     async with serve(store=f"sqlite:{tmp_path / 'slipring.db'}", retention_days=1e-6) as server:
         assert (await server.post(input="soon gone"))[0] == 200
         database = server.service.store._database
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             for rows in ("slipring_responses", "slipring_heads"):
                 while await database.read(f"SELECT tenant FROM {rows}"):  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(0.01)

@@ -598,7 +598,7 @@ async def test_an_acknowledgement_is_read_over() -> None:
 async def test_json_in_a_binary_frame_is_served_and_answered_as_text() -> None:
     async with serve() as server, server.connect() as socket:
         await socket.ws.send_bytes('{"type": "response.create", "input": "é"}'.encode())
-        message = await socket.ws.receive(timeout=10)
+        message = await socket.ws.receive(timeout=60)
         assert message.type is WSMsgType.TEXT
         socket.order.see(json.loads(message.data))
         await socket.until(*TERMINAL)

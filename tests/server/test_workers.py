@@ -115,7 +115,7 @@ async def test_a_worker_that_ends_is_replaced(number: int) -> None:
 async def running_response(http: aiohttp.ClientSession, server: Process) -> aiohttp.ClientWebSocketResponse:
     ws = await http.ws_connect(f"{server.url}/responses")
     await ws.send_json({"type": "response.create", "input": "hello"})
-    assert (await ws.receive_json(timeout=10))["type"] == "response.created"
+    assert (await ws.receive_json(timeout=60))["type"] == "response.created"
     return ws
 
 
@@ -137,7 +137,7 @@ async def test_running_responses_are_finished_on_every_worker(at_terminal: bool)
         for ws in sockets:
             events = []
             while not events or events[-1]["type"] != "error":
-                events.append(await ws.receive_json(timeout=10))
+                events.append(await ws.receive_json(timeout=60))
             assert events[-2]["type"] == "response.completed"
             assert events[-1]["error"]["code"] == "server_shutting_down"
             await ws.close()
