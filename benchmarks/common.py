@@ -21,6 +21,8 @@ import msgspec
 from slipring.bench import machine
 
 RESULTS = Path(__file__).parent / "results"
+_NUMBERS = re.compile(r"\[[\s\d.,eE+-]+\]")
+"""A list of numbers in a kept file: one line, however long."""
 EXCHANGE_KB = 3.5
 """What a call and its output bring, in the loops of `engine_overhead.py`."""
 
@@ -137,7 +139,8 @@ def keep(name: str, figures: dict[str, Any]) -> None:
         "versions": machine.versions(),
         **figures,
     }
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    written = _NUMBERS.sub(lambda found: " ".join(found[0].split()), json.dumps(record, indent=1))
+    (RESULTS / f"{name}.json").write_text(written + "\n")
 
 
 def verdict(ratio: float, budget: float) -> str:

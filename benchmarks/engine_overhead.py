@@ -281,7 +281,7 @@ async def measure(
                     async with http.ws_connect(f"{upstream}/v1/responses", max_msg_size=0) as ws:
                         each = await loops(server, ThroughSlipring(loop), DirectSocket(ws), before)
             for name, values in each.items():
-                figures[name] += values
+                figures[name] += [round(value, 4) for value in values]
     return found
 
 
@@ -300,7 +300,7 @@ def write_tokenizer(directory: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--long", type=int, default=85, help="exchanges of history before the long loop")
     parser.add_argument("--only", default="", help="kinds whose names begin with this")
     arguments = parser.parse_args()
