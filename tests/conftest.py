@@ -1,6 +1,7 @@
 """Fixtures for all tests."""
 
 import secrets
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,11 +10,20 @@ from hypothesis import settings
 from tests.postgres import postgres_server, postgres_url
 from tests.tap import tapped
 
-__all__ = ["data_home", "postgres_server", "postgres_url", "tap"]
+__all__ = ["data_home", "postgres_server", "postgres_url", "tap", "usual_signals"]
 
 # The same examples on every machine and every run: a failure can be repeated, a pass means the same.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def usual_signals() -> None:
+    """Signals do what they usually do, however the tests were started: what is ignored, below nohup or in the
+    background of a shell, would be ignored by every process that they start."""
+    for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,8 @@ import os
 import pty
 import signal
 import sys
-from asyncio.subprocess import Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from tests.bench.test_bench_command import COMMAND, FAST, children_of
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what others run")
 
 ENDLESS = ("--repeats", "100000", "--workload", "short", "--mode", "websocket")
-PATIENCE_S = 30
+PATIENCE_S = 60
+Start = Callable[..., Awaitable[Process]]
 
 
 class Watched:
@@ -40,16 +42,31 @@ def ignores(pid: int, number: signal.Signals) -> bool:
     return bool(int(mask, 16) & 1 << (number - 1))
 
 
-async def started(*arguments: str) -> tuple[Process, list[Watched]]:
-    """A bench in the middle of its measurement, and its server with its workers."""
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, *FAST, *arguments, stdin=-3, stdout=-1, stderr=-1
-    )
+@pytest.fixture
+async def start() -> AsyncIterator[Start]:
+    """Starts benches that would never end; they end with the test, whatever becomes of it."""
+    processes: list[Process] = []
+
+    async def start(*arguments: str, to: int = PIPE) -> Process:
+        command = (*COMMAND, *FAST, *ENDLESS, *arguments)
+        process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=to, stderr=to)
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def measuring(process: Process) -> list[Watched]:
+    """Wait until a bench is in the middle of its measurement; its server, with its workers."""
     assert process.stderr is not None
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not (line := await process.stderr.readline()).startswith(b"short: 100000 "):
             assert line, "it ended early"
-    return process, servers_of(process)
+    return servers_of(process)
 
 
 def servers_of(process: Process) -> list[Watched]:
@@ -58,10 +75,11 @@ def servers_of(process: Process) -> list[Watched]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_bench_that_is_killed_leaves_no_server(workers: int, tmp_path: Path) -> None:
+async def test_a_bench_that_is_killed_leaves_no_server(start: Start, workers: int, tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path / 'store.db'}"
     flags = ("--serve-flags", f"--workers {workers} --store {store}") if workers > 1 else ()
-    process, servers = await started(*ENDLESS, *flags)
+    process = await start(*flags)
+    servers = await measuring(process)
     assert len(servers) == (1 if workers == 1 else 1 + workers)
     process.kill()
     _, err = await process.communicate()
@@ -70,9 +88,10 @@ async def test_a_bench_that_is_killed_leaves_no_server(workers: int, tmp_path: P
     assert b"Traceback" not in err
 
 
-async def test_a_hangup_ends_it_with_what_there_is(tmp_path: Path) -> None:
+async def test_a_hangup_ends_it_with_what_there_is(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    process, servers = await started(*ENDLESS, "--json", str(path))
+    process = await start("--json", str(path))
+    servers = await measuring(process)
     process.send_signal(signal.SIGHUP)
     _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode == 130
@@ -82,16 +101,14 @@ async def test_a_hangup_ends_it_with_what_there_is(tmp_path: Path) -> None:
         await server.ended()
 
 
-async def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
+async def test_a_terminal_that_is_closed(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     ours, theirs = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *(*COMMAND, *FAST, *ENDLESS), "--json", str(path), stdin=-3, stdout=theirs, stderr=theirs
-    )
+    process = await start("--json", str(path), to=theirs)
     os.close(theirs)
     seen = b""
     while b"websocket" not in seen:
-        seen += await asyncio.wait_for(asyncio.to_thread(os.read, ours, 4096), 60)
+        seen += await asyncio.wait_for(asyncio.to_thread(os.read, ours, 4096), PATIENCE_S)
     servers = servers_of(process)
     os.close(ours)  # from now on whatever is written there fails
     process.send_signal(signal.SIGHUP)  # a terminal does so itself to those whom it controls
@@ -101,12 +118,13 @@ async def test_a_terminal_that_is_closed(tmp_path: Path) -> None:
         await server.ended()
 
 
-async def test_hangups_that_are_ignored_stay_ignored() -> None:
+async def test_hangups_that_are_ignored_stay_ignored(start: Start) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does, for what it starts
     try:
-        process, servers = await started(*ENDLESS)
+        process = await start()
     finally:
         signal.signal(signal.SIGHUP, before)
+    servers = await measuring(process)
     process.send_signal(signal.SIGHUP)
     assert ignores(process.pid, signal.SIGHUP)
     process.send_signal(signal.SIGTERM)
