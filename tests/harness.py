@@ -126,7 +126,7 @@ class Socket:
     async def create(self, **fields: Any) -> None:
         await self.send(type="response.create", **fields)
 
-    async def receive(self, within_s: float = 10) -> dict[str, Any]:
+    async def receive(self, within_s: float = 60) -> dict[str, Any]:
         """The next event."""
         message = await self.ws.receive(timeout=within_s)
         assert message.type is WSMsgType.TEXT, f"expected an event, got {message}"
@@ -162,7 +162,7 @@ class Socket:
         assert last["type"] == "error", last
         return last
 
-    async def closed(self, within_s: float = 10) -> int | None:
+    async def closed(self, within_s: float = 60) -> int | None:
         """Wait for the server to close; the close code."""
         message = await self.ws.receive(timeout=within_s)
         assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message

@@ -26,12 +26,20 @@ class SglangPartner(TokenPartner):
     is_old = False
     """Versions before 0.5.6 know ``/get_model_info`` only."""
     tokenizer_path: str | None = None
+    max_req_input_len: int | None = None
+    """What it says of prompts; None: whoever stands before it does not let that question through."""
     abort: dict[str, Any] | None = None
     """How the next answer ends, if it is aborted."""
 
     def routes(self) -> list[web.RouteDef]:
-        info = "/get_model_info" if self.is_old else "/model_info"
-        return [web.get("/v1/models", self._models), web.get(info, self._model_info)]
+        prefix = "/get_" if self.is_old else "/"
+        routes = [
+            web.get("/v1/models", self._models),
+            web.get(f"{prefix}model_info", self._model_info),
+        ]
+        if self.max_req_input_len is not None:
+            routes.append(web.get(f"{prefix}server_info", self._server_info))
+        return routes
 
     def refuse(self, refused: Refuse) -> web.Response:
         if refused.status != 400:
@@ -76,3 +84,6 @@ class SglangPartner(TokenPartner):
         path = tokenizer_directory() if self.tokenizer_path is None else self.tokenizer_path
         told = {"model_path": path, "tokenizer_path": path, "is_generation": True}
         return web.json_response(told)
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"max_req_input_len": self.max_req_input_len, "internal_states": []})

@@ -181,6 +181,28 @@ async def test_what_is_too_long_is_refused_before_it_is_a_response() -> None:
         assert played.requests == []
 
 
+async def test_the_last_tokens_of_a_context_are_not_for_prompts() -> None:
+    async with playing(context=64) as (played, server), server.connect() as socket:
+        one = await socket.response(input="a", store=False)
+        longest = 64 - 6 - 1
+        fits = "a" + " a" * (longest - one["usage"]["input_tokens"])
+        response = await socket.response(input=fits, store=False)
+        assert response["usage"]["input_tokens"] == longest
+        assert played.requests[-1]["sampling_params"]["max_new_tokens"] == 64 - longest - 1
+        refused = await socket.error(input=fits + " a", store=False)
+        assert refused["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize(("told", "context"), [(1994, 2000), (8186, 8192), (10**6, 8192), (None, 8192)])
+async def test_a_small_cache_bounds_the_context(told: int | None, context: int, is_old: bool) -> None:
+    async with partner(max_req_input_len=told, is_old=is_old) as played:
+        engine = await asyncio.to_thread(played.engine, model="", context=0)
+        assert engine.served.context == context
+        named = await asyncio.to_thread(played.engine, model="", context=500)
+        assert named.served.context == 500
+
+
 @pytest.mark.parametrize(
     ("status", "code"), [(400, "invalid_prompt"), (500, "server_error"), (None, "server_error")]
 )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from slipring.engines.catalog import open_engine
+from slipring.engines.tokenserver import TokenServer
 from slipring.protocol.grammars import Grammar, fits
 from tests.engines.test_contract import text_of
 from tests.harness import WEATHER, Running, serve
@@ -122,6 +123,22 @@ async def test_a_format_is_kept(kind: str) -> None:
         asked = {**GREEDY, "max_output_tokens": 100, "text": {"format": format}}
         response = await socket.response(input="Ada is 36 years old.", **asked)
         assert isinstance(json.loads(text_of(response))["age"], int)
+
+
+@EVERY
+async def test_the_longest_prompt_is_taken_and_none_that_is_longer(kind: str) -> None:
+    async with playing(kind) as server, server.connect() as socket:
+        (engine,) = server.service.catalog.engines
+        assert isinstance(engine, TokenServer)
+        longest = engine.served.context - engine.spared - 1
+        one = await socket.response(input="a", generate=False, store=False)
+        opened = await socket.response(input="a", max_output_tokens=1, store=False)
+        around = opened["usage"]["input_tokens"] - one["usage"]["input_tokens"]
+        fits = "a" + " a" * (longest - one["usage"]["input_tokens"] - around)
+        response = await socket.response(input=fits, max_output_tokens=16, store=False)
+        assert response["usage"]["input_tokens"] == longest, response["error"]
+        refused = await socket.error(input=fits + " a", store=False)
+        assert refused["error"]["code"] == "context_length_exceeded"
 
 
 @EVERY

@@ -13,7 +13,7 @@ from slipring.engines.bodies import spliced
 from slipring.engines.constraint import Constraint
 from slipring.engines.renderers import Manner, read_tokenizer
 from slipring.engines.tokens import Piece, sampling
-from slipring.engines.tokenserver import Fault, Reader, Request, TokenServer, failure, reason_of
+from slipring.engines.tokenserver import Fault, Reader, Request, Served, TokenServer, failure, reason_of
 from slipring.engines.upstream import tenant_salt
 from slipring.errors import ServerError, StartupError
 from slipring.prompts.rendering import Rendered
@@ -23,6 +23,7 @@ from slipring.protocol.responses import Logprob, TopLogprob
 
 _TOLD_BY = ("/model_info", "/get_model_info")
 """The newer name, and that of older servers."""
+_BOUNDED_BY = ("/server_info", "/get_server_info")
 
 
 class SglangEngine(TokenServer):
@@ -30,6 +31,7 @@ class SglangEngine(TokenServer):
 
     name = "sglang"
     maker = "an SGLang server"
+    spared = 6
 
     def find_vocabulary(self) -> tuple[Vocabulary, Manner]:
         path = self.options.tokenizer
@@ -65,6 +67,20 @@ class SglangEngine(TokenServer):
         pieces = spliced(b'{"input_ids":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
         return Request("/generate", pieces, headers, partial(_Reader, self))
+
+    def _choose_model(self, told: Any) -> Served:
+        served = super()._choose_model(told)
+        if self.options.context:
+            return served
+        # A cache that is smaller than the context bounds it, too. What is told is how long a prompt may be.
+        prompt = next(filter(None, map(self._told_bound, _BOUNDED_BY)), served.context)
+        return served._replace(context=min(served.context, prompt + self.spared))
+
+    def _told_bound(self, question: str) -> int:
+        try:
+            return int(self.ask(question).get("max_req_input_len") or 0)
+        except (OSError, ValueError, AttributeError, TypeError):
+            return 0  # a gateway before it may not know the path
 
     def _told_path(self, question: str) -> str:
         def read(told: dict[str, Any]) -> str:

@@ -87,6 +87,8 @@ class TokenServer(Engine):
     level = Level.TOKENS
     maker: ClassVar[str]
     """What it should be, in words."""
+    spared: ClassVar[int] = 0
+    """How many tokens of the context it keeps from prompts."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -119,7 +121,7 @@ class TokenServer(Engine):
         await self._upstream.close()
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        rendering = await render(job, self.renderer, self.served.context)
+        rendering = await render(job, self.renderer, self.served.context - self.spared)
         sent = rendering.prompt if job.generate else rendering.context
         constraint = constraint_of(job, self.renderer.calls) if job.generate else None
         with self._gate.ticket(job.tenant) as ticket:
