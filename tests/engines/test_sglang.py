@@ -191,6 +191,9 @@ async def test_the_last_tokens_of_a_context_are_not_for_prompts() -> None:
         assert played.requests[-1]["sampling_params"]["max_new_tokens"] == 64 - longest - 1
         refused = await socket.error(input=fits + " a", store=False)
         assert refused["error"]["code"] == "context_length_exceeded"
+        more = {"input": "b", "previous_response_id": response["id"], "store": False}
+        await socket.response(**more, truncation="auto")
+        assert len(played.prompts[-1]) < longest
 
 
 @pytest.mark.parametrize("is_old", [False, True])
