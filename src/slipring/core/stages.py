@@ -41,5 +41,5 @@ class Stages:
 
 
 def as_ms(seconds: float) -> float:
-    """Milliseconds with three digits after the point. ``round`` would take ten times as long, twice a lap."""
+    """Milliseconds with three digits after the point, in less than half the time that ``round`` takes."""
     return int(seconds * 1e6 + 0.5) / 1000

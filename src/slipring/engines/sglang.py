@@ -42,6 +42,14 @@ class SglangEngine(TokenServer):
                 raise StartupError(f"--engine sglang: name the model's tokenizer with tokenizer= ({where})")
         return read_tokenizer(self.name, path)
 
+    def choose_model(self, told: Any) -> Served:
+        served = super().choose_model(told)
+        if self.options.context:
+            return served
+        # A cache that is smaller than the context bounds it, too. What is told is how long a prompt may be.
+        prompt = next(filter(None, map(self._told_bound, _BOUNDED_BY)), served.context)
+        return served._replace(context=min(served.context, prompt + self.spared))
+
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         settings = job.settings
         # Prompt and answer have to be shorter than the context, not just as long.
@@ -67,14 +75,6 @@ class SglangEngine(TokenServer):
         pieces = spliced(b'{"input_ids":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
         return Request("/generate", pieces, headers, partial(_Reader, self))
-
-    def _choose_model(self, told: Any) -> Served:
-        served = super()._choose_model(told)
-        if self.options.context:
-            return served
-        # A cache that is smaller than the context bounds it, too. What is told is how long a prompt may be.
-        prompt = next(filter(None, map(self._told_bound, _BOUNDED_BY)), served.context)
-        return served._replace(context=min(served.context, prompt + self.spared))
 
     def _told_bound(self, question: str) -> int:
         try:

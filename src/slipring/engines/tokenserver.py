@@ -151,6 +151,18 @@ class TokenServer(Engine):
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         """A request for at most so many tokens after ``sent``."""
 
+    def choose_model(self, told: Any) -> Served:
+        """The model that is meant, of those that the server lists."""
+        options = self.options
+        cards = [card for card in told["data"] if options.model in ("", card["id"])]
+        if not cards:
+            raise StartupError(f"--engine {self.name}: {options.url} serves no model '{options.model}'")
+        card = cards[0]
+        context = options.context or int(card.get("max_model_len") or 0)
+        if not context:
+            raise StartupError(f"--engine {self.name}: {options.url} names no context; give it with context=")
+        return Served(card["id"], context, str(card.get("root") or card["id"]))
+
     def ask(self, path: str) -> Any:
         """Wait for an answer, at start."""
         return ask(self.options.url, self._key, path)
@@ -174,18 +186,7 @@ class TokenServer(Engine):
         options = self.options
         if options.model and options.context:
             return Served(options.model, options.context, options.model)
-        return self.ask_at_start("/v1/models", self._choose_model)
-
-    def _choose_model(self, told: Any) -> Served:
-        options = self.options
-        cards = [card for card in told["data"] if options.model in ("", card["id"])]
-        if not cards:
-            raise StartupError(f"--engine {self.name}: {options.url} serves no model '{options.model}'")
-        card = cards[0]
-        context = options.context or int(card.get("max_model_len") or 0)
-        if not context:
-            raise StartupError(f"--engine {self.name}: {options.url} names no context; give it with context=")
-        return Served(card["id"], context, str(card.get("root") or card["id"]))
+        return self.ask_at_start("/v1/models", self.choose_model)
 
     async def _probe(self) -> None:
         # Its body may be empty, and a gateway before it may not know the path: it is there all the same.

@@ -16,7 +16,7 @@ class Utf8Stream:
     def feed(self, data: bytes) -> str:
         """The text that ``data`` completes; a sequence that it leaves open is held back."""
         if data.isascii() and not self.is_waiting:
-            return data.decode("ascii")  # most of what models write, and half the work
+            return data.decode("ascii")  # most of what models write, without the steps of the decoder
         text = self._decoder.decode(data)
         self.is_waiting = bool(self._decoder.getstate()[0])
         return text

@@ -1,8 +1,8 @@
 """PostgreSQL, through a pool of connections. Knows SQL only as text.
 
 A write that is one statement is one round trip; several are a transaction. What failed before anything was
-executed is tried once more; what may have been executed is not, and whoever asked for it is told
-``Unavailable``.
+executed is tried once more, and a transaction that collided with another a few times, after a pause; what may
+have been executed is not, and whoever asked for it is told ``Unavailable``.
 
 Works behind PgBouncer in session mode. Statements are prepared once per connection, so transaction mode
 needs PgBouncer 1.21 or newer with ``max_prepared_statements`` of at least 100, and that is not tested.
