@@ -5,6 +5,7 @@ To add an engine: write its ``Partner`` and list it in ``PARTNERS``.
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -274,6 +275,30 @@ async def test_our_own_key_is_never_the_clients_trouble(kind: str) -> None:
         response = await socket.response(**ASK)
         assert response["error"]["code"] == "server_error"
         assert "sk-secret" not in json.dumps(response)
+
+
+@EVERY
+async def test_a_key_is_sent_and_never_told_nor_logged(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SLIPRING_TEST_KEY", "sk-hush")
+    caplog.set_level(logging.DEBUG)
+    options = {"key_env": "SLIPRING_TEST_KEY", "failures_to_close": 3}
+    async with playing(kind, **options) as (partner, server), server.connect() as socket:
+        told = [await socket.response(**ASK)]
+        for fault in (
+            Refuse(401, "Incorrect API key: sk-hush"),
+            Garbage(),
+            HangUp(),
+            Refuse(503),
+            Refuse(503),
+        ):
+            partner.script(fault)
+            told.append(await socket.response(**ASK))
+        assert [response["status"] for response in told] == ["completed", *["failed"] * 5]
+        assert {headers["authorization"] for headers in partner.headers} == {"Bearer sk-hush"}
+        assert "refusing jobs until it answers" in caplog.text
+        assert "sk-hush" not in caplog.text + json.dumps(told)
 
 
 @EVERY
