@@ -1,4 +1,4 @@
-"""`make test-attack`: every attack on a real server with a watched victim; the exit code says whether all held.
+"""`make test-attack`: every attack on a real server with a watched victim; the exit code says if all held.
 
 Linux only, because memory and descriptors are read from /proc.
 """
@@ -72,9 +72,8 @@ def main() -> int:
             _say(f"[{number}/{len(chosen)}] {attack.name}: {'FAILED' if outcome.faults else 'held'}  {said}")
     _show(outcomes)
     failed = sum(bool(outcome.faults) for outcome in outcomes)
-    _say(
-        f"{len(outcomes)} attacks in {time.monotonic() - began:.0f} s: {len(outcomes) - failed} held, {failed} failed"
-    )
+    held, seconds = len(outcomes) - failed, time.monotonic() - began
+    _say(f"{len(outcomes)} attacks in {seconds:.0f} s: {held} held, {failed} failed")
     return 1 if failed or not outcomes else 0
 
 

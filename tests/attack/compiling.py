@@ -38,9 +38,9 @@ def with_grammars(*tools: Json, model: str = "simulated") -> Json:
 
 def with_schema(schema: Json | str, model: str = "simulated") -> bytes:
     written = schema if isinstance(schema, str) else json.dumps(schema)
-    body = {"model": model, "input": "go", "max_output_tokens": 64, "store": False}
-    text = '{"format":{"type":"json_schema","name":"answer","strict":true,"schema":%s}}' % written
-    return f'{json.dumps(body)[:-1]},"text":{text}}}'.encode()
+    head = json.dumps({"model": model, "input": "go", "max_output_tokens": 64, "store": False})[:-1]
+    form = f'"type":"json_schema","name":"answer","strict":true,"schema":{written}'
+    return f'{head},"text":{{"format":{{{form}}}}}}}'.encode()
 
 
 def with_parameters(schema: Json, model: str = "simulated") -> Json:
@@ -225,7 +225,7 @@ async def large_counts_in_schema(stage: Stage) -> None:
 
 @attack()
 async def many_small_grammars(stage: Stage) -> None:
-    """200 different small grammars, one after the other on a WebSocket, are served; nothing is kept for ever."""
+    """200 different small grammars, one after the other on a WebSocket, are served; none is kept for ever."""
     socket = await stage.websocket()
     for number in range(200):
         create = with_grammars(custom_tool(f"[a-z]{{{number % 7 + 1}}}x{number}"))
@@ -260,7 +260,7 @@ async def many_different_refused(stage: Stage) -> None:
 
 @attack()
 async def compiling_on_many_sockets(stage: Stage) -> None:
-    """Forty WebSockets send a hostile grammar and are cut at once: nothing goes on for those that are gone."""
+    """Forty WebSockets send a hostile grammar and are cut at once: nothing goes on for them."""
     create = with_grammars(custom_tool("(a?){4000}a{4000}"))
     sockets = [await stage.websocket() for _ in range(40)]
     for number, socket in enumerate(sockets):

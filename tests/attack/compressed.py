@@ -42,7 +42,7 @@ async def _send(stage: Stage, encoding: str, data: bytes) -> object:
 
 @attack(quick=True)
 async def bodies(stage: Stage) -> None:
-    """Bodies of 100 KiB that unpack to 100 MiB, by gzip and deflate, are refused with 413 or as what they are."""
+    """Bodies of 100 KiB that unpack to 100 MiB, by gzip and by deflate, are refused."""
     for encoding in ("gzip", "deflate"):
         answers = await asyncio.gather(
             *(_send(stage, encoding, _bomb(encoding, 100 * MIB)) for _ in range(4))

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import time
+from contextlib import suppress
 
 from tests.attack.limits import MIB
 from tests.attack.server import VICTIM_KEY
@@ -12,6 +13,7 @@ from tests.attack.stage import Registry, Stage
 
 attack = Registry("floods")
 _ROLLOUT = "OpenAI-Beta: slipring_rollout=v1"
+_ENDS = ("response.completed", "response.failed", "response.incomplete")
 _WEATHER = {
     "type": "function",
     "name": "get_weather",
@@ -68,7 +70,7 @@ async def unread_pings(stage: Stage) -> None:
 
 @attack(peak_mib=1024)
 async def sockets_cut_at_once(stage: Stage) -> None:
-    """5,000 WebSockets with a response each are cut at once: parking them costs little CPU, and others go on."""
+    """5,000 WebSockets with a response each are cut at once: that costs little CPU, and others go on."""
     count = min(5000, (os.sysconf("SC_OPEN_MAX") - 500) // 2)
     opened: list[Socket] = []
 
@@ -95,7 +97,7 @@ async def sockets_cut_at_once(stage: Stage) -> None:
 
 @attack(quick=True)
 async def guessed_keys(stage: Stage) -> None:
-    """500 wrong keys are refused with 401, all alike, and without repeating them; over HTTP and by upgrade."""
+    """500 wrong keys are refused with 401, all alike and without repeating them, over HTTP and by upgrade."""
     seen = set()
     for number in range(500):
         key = f"sk-guess-{number:04d}" if number % 2 else f"{VICTIM_KEY[:-1]}{number % 10}x"
@@ -114,15 +116,13 @@ async def guessed_keys(stage: Stage) -> None:
 
 @attack(quick=True)
 async def garbage(stage: Stage) -> None:
-    """Random bytes on plain connections and in frames of WebSockets: each connection is refused or closed, and
-    no other."""
+    """Random bytes on plain connections and in frames of WebSockets: those connections are refused or closed,
+    and no others."""
     for _ in range(60):
         data = stage.random.randbytes(stage.random.randrange(1, 3000))
         socket = await connect(stage.server)
-        try:
+        with suppress(OSError):
             await socket.send(data + b"\r\n\r\n")
-        except OSError:
-            pass
         socket.close()
     for _ in range(60):
         socket = await stage.websocket()
@@ -187,7 +187,7 @@ async def large_steers(stage: Stage) -> None:
 
 @attack(peak_mib=512)
 async def large_appends(stage: Stage) -> None:
-    """Results of 4 MiB are appended to a rollout again and again: what is held is bounded, the rest refused."""
+    """Results of 4 MiB are appended to a rollout again and again: what is held is bounded."""
     socket = await stage.websocket(_ROLLOUT)
     refused = 0
     try:
@@ -196,9 +196,7 @@ async def large_appends(stage: Stage) -> None:
                 input="go", tools=[_WEATHER], tool_choice="required", rollout=True, store=False
             )
             for number in range(40):
-                done = await socket.until(
-                    "response.done", "response.completed", "response.failed", "response.incomplete"
-                )
+                done = await socket.until("response.done", *_ENDS)
                 if done["type"] != "response.done":
                     stage.note(f"ended as {done['type']} after {number} appends")
                     break
@@ -235,7 +233,7 @@ async def all_runs(stage: Stage) -> None:
 
 @attack(peak_mib=512)
 async def parked_memory(stage: Stage) -> None:
-    """One tenant is cut off with more than all parked memory: a chain that another has parked is still there."""
+    """One tenant is cut off with more than all parked memory: a chain that another has parked stays."""
     socket = await stage.websocket(key=VICTIM_KEY)
     event = await stage.turn(socket, input="remember this", store=False, max_output_tokens=4)
     socket.reset()

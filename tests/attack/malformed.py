@@ -5,42 +5,58 @@ from tests.attack.stage import Registry, Stage
 
 attack = Registry("malformed")
 _SECRET = "sk-very-secret-2f81"
-_AUTHORIZATION = f"Authorization: Bearer {_SECRET}\r\n"
+_AUTHORIZATION = f"Authorization: Bearer {_SECRET}"
 _LIBRARIES = ("aiohttp", "python", "uvloop", "llhttp", "cython", "traceback")
+
+
+def _request(first: str, *lines: str, rest: str = "") -> str:
+    """A request with the secret in its head. What it consists of is written as it stands."""
+    return "\r\n".join([first, "Host: a", _AUTHORIZATION, *lines, "", rest])
+
+
+def _get(*lines: str) -> str:
+    return _request("GET /v1/models HTTP/1.1", *lines)
+
+
+def _post(*lines: str, rest: str = "") -> str:
+    return _request("POST /v1/responses HTTP/1.1", *lines, rest=rest)
+
+
+_UPGRADE = ("Upgrade: websocket", "Connection: Upgrade")
 _REQUESTS = {
-    "no version": f"GET /v1/models\r\nHost: a\r\n{_AUTHORIZATION}\r\n",
-    "unknown version": f"GET /v1/models HTTP/9.9\r\nHost: a\r\n{_AUTHORIZATION}\r\n",
-    "odd method": f"G@T /v1/models HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}\r\n",
-    "header without colon": f"GET /v1/models HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}broken line\r\n\r\n",
-    "secret within the broken line": f"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization {_SECRET}\r\n\r\n",
-    "space before colon": f"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization : Bearer {_SECRET}\r\n\r\n",
-    "NUL in a header": f"GET /v1/models HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}X: a\0b\r\n\r\n",
-    "folded header": f"GET /v1/models HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION} folded {_SECRET}\r\n\r\n",
-    "long header": f"GET /v1/models HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {_SECRET}{'x' * 60_000}\r\n\r\n",
-    "long path": f"GET /v1/{_SECRET}{'x' * 60_000} HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}\r\n",
-    "many headers": f"GET /v1/models HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}" + "X: y\r\n" * 40_000 + "\r\n",
-    "length that is no number": f"POST /v1/responses HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}Content-Length: {_SECRET}\r\n\r\n",
-    "negative length": f"POST /v1/responses HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}Content-Length: -1\r\n\r\n",
-    "two lengths": f"POST /v1/responses HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-    "length and chunks": f"POST /v1/responses HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "unknown transfer": f"POST /v1/responses HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}Transfer-Encoding: {_SECRET}\r\n\r\n",
+    "no version": _request("GET /v1/models"),
+    "unknown version": _request("GET /v1/models HTTP/9.9"),
+    "odd method": _request("G@T /v1/models HTTP/1.1"),
+    "header without colon": _get("broken line"),
+    "secret in a broken line": _get(f"Authorization {_SECRET}"),
+    "space before colon": _get(f"Authorization : Bearer {_SECRET}"),
+    "NUL in a header": _get("X: a\0b"),
+    "folded header": _get(f" folded {_SECRET}"),
+    "long header": _get(f"X: {_SECRET}{'x' * 60_000}"),
+    "long path": _request(f"GET /v1/{_SECRET}{'x' * 60_000} HTTP/1.1"),
+    "many headers": _get(*["X: y"] * 40_000),
+    "length that is no number": _post(f"Content-Length: {_SECRET}"),
+    "negative length": _post("Content-Length: -1"),
+    "two lengths": _post("Content-Length: 1", "Content-Length: 2", rest="ab"),
+    "length and chunks": _post("Content-Length: 3", "Transfer-Encoding: chunked", rest="0\r\n\r\n"),
+    "unknown transfer": _post(f"Transfer-Encoding: {_SECRET}"),
     "HTTP/2": f"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n{_SECRET}",
-    "absolute nonsense": f"{_SECRET}\r\n\r\n",
-    "query that cannot be read": f"GET /v1/responses/a?limit={_SECRET}%zz HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}\r\n",
-    "path that cannot be read": f"GET http://[::{_SECRET}/v1 HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}\r\n",
-    "expectation": f"POST /v1/responses HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}Content-Length: 2\r\nExpect: {_SECRET}\r\n\r\n{{}}",
-    "CONNECT": f"CONNECT {_SECRET}:443 HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}\r\n",
-    "TRACE": f"TRACE /v1/models HTTP/1.1\r\nHost: a\r\n{_AUTHORIZATION}\r\n",
+    "no request at all": f"{_SECRET}\r\n\r\n",
+    "query that cannot be read": _request(f"GET /v1/responses/a?limit={_SECRET}%zz HTTP/1.1"),
+    "path that cannot be read": _request(f"GET http://[::{_SECRET}/v1 HTTP/1.1"),
+    "expectation": _post("Content-Length: 2", f"Expect: {_SECRET}", rest="{}"),
+    "CONNECT": _request(f"CONNECT {_SECRET}:443 HTTP/1.1"),
+    "TRACE": _request("TRACE /v1/models HTTP/1.1"),
 }
 _WITH_KEY = {
-    "chunk size that is no number": "POST /v1/responses HTTP/1.1\r\nHost: a\r\n{key}Transfer-Encoding: chunked\r\n\r\nzz\r\n",
-    "chunk that is too long": "POST /v1/responses HTTP/1.1\r\nHost: a\r\n{key}Transfer-Encoding: chunked\r\n\r\n1\r\nabc\r\n0\r\n\r\n",
-    "huge chunk": "POST /v1/responses HTTP/1.1\r\nHost: a\r\n{key}Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n",
-    "body that is no UTF-8": "POST /v1/responses HTTP/1.1\r\nHost: a\r\n{key}Content-Length: 2\r\n\r\n\xff\xfe",
-    "socket without a version": "GET /v1/responses HTTP/1.1\r\nHost: a\r\n{key}Upgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
-    "socket with a bad key": "GET /v1/responses HTTP/1.1\r\nHost: a\r\n{key}Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: "
-    + _SECRET
-    + "\r\n\r\n",
+    "chunk size that is no number": _post("Transfer-Encoding: chunked", rest="zz\r\n"),
+    "chunk that is too long": _post("Transfer-Encoding: chunked", rest="1\r\nabc\r\n0\r\n\r\n"),
+    "huge chunk": _post("Transfer-Encoding: chunked", rest="ffffffffffffffffff\r\n"),
+    "body that is no UTF-8": _post("Content-Length: 2", rest="\xff\xfe"),
+    "socket without a version": _request("GET /v1/responses HTTP/1.1", *_UPGRADE),
+    "socket with a bad key": _request(
+        "GET /v1/responses HTTP/1.1", *_UPGRADE, "Sec-WebSocket-Version: 13", f"Sec-WebSocket-Key: {_SECRET}"
+    ),
 }
 
 
@@ -70,7 +86,7 @@ async def http(stage: Stage) -> None:
 async def http_with_key(stage: Stage) -> None:
     """The same behind a key that is good: chunks, bodies and handshakes that are wrong."""
     for name, text in _WITH_KEY.items():
-        data = text.replace("{key}", f"Authorization: Bearer {stage.key}\r\n").encode("latin-1")
+        data = text.replace(_AUTHORIZATION, f"Authorization: Bearer {stage.key}").encode("latin-1")
         _judge(stage, name, await stage.exchange(data, within_s=5))
 
 

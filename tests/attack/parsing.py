@@ -196,7 +196,7 @@ async def too_many_queued(stage: Stage) -> None:
 
 @attack(peak_mib=768)
 async def large_queued(stage: Stage) -> None:
-    """Five WebSockets queue 15 MiB creates behind a running one until they are refused; then all is let go."""
+    """Five WebSockets queue 15 MiB creates behind a running one until some are refused: all are let go."""
     payload = _create(b'"input":"' + b"a" * (15 * MIB) + b'"}')[1]
     sockets = [await stage.websocket() for _ in range(5)]
     refusals = 0

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, and what can be seen of it from outside: memory, descriptors, log."""
+"""A real server in a process of its own, and what can be seen of it: memory, descriptors, log."""
 
 import contextlib
 import functools

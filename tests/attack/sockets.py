@@ -6,7 +6,7 @@ import re
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -218,21 +218,23 @@ async def connect_websocket(server: Server, key: str, *lines: str, small: bool =
 @asynccontextmanager
 async def connections(server: Server, count: int, *, small: bool = False) -> AsyncIterator[list[Socket]]:
     """Several plain connections; those that are left at the end are reset."""
-    opened = [await connect(server, small=small) for _ in range(count)]
-    try:
+    async with _opened(lambda: connect(server, small=small), count) as opened:
         yield opened
-    finally:
-        for each in opened:
-            each.reset()
 
 
 @asynccontextmanager
 async def websockets(server: Server, key: str, count: int = 1, *lines: str) -> AsyncIterator[list[Socket]]:
     """Several WebSocket connections that read little; those that are left at the end are reset."""
+    async with _opened(lambda: connect_websocket(server, key, *lines, small=True), count) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def _opened(open_one: Callable[[], Awaitable[Socket]], count: int) -> AsyncIterator[list[Socket]]:
     opened: list[Socket] = []
     try:
-        for _ in range(count):
-            opened.append(await connect_websocket(server, key, *lines, small=True))
+        while len(opened) < count:
+            opened.append(await open_one())
         yield opened
     finally:
         for each in opened:

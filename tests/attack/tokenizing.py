@@ -84,7 +84,7 @@ async def truncated_by_the_server(stage: Stage) -> None:
 
 @attack(engine="llama", peak_mib=768)
 async def digits_on_llama(stage: Stage) -> None:
-    """Four requests and four counts with 5 MiB of digits to the embedded model are refused from their bytes."""
+    """Four requests and four counts with 5 MiB of digits to the embedded model are refused at once."""
     await _too_long(stage, "llama", _text("digits", _LONG), count=4)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
 
 from tests.attack.limits import MIB, SLACK_DESCRIPTORS
 from tests.attack.sockets import (
@@ -135,29 +134,16 @@ async def fragments(stage: Stage) -> None:
     bounded, and those who hold too much are closed."""
     before = stage.server.descriptors()
     piece = frame(CONTINUATION, b"x" * MIB, final=False) + frame(PING)
-
-    async def flood(socket: Socket) -> None:
-        await _send_unfinished(socket, frame(TEXT, b'{"type":"', final=False) + piece * 15)
-
-    async with AsyncExitStack() as stack:
-        opened = await stack.enter_async_context(websockets(stage.server, stage.key, 60))
+    data = frame(TEXT, b'{"type":"', final=False) + piece * 15
+    async with websockets(stage.server, stage.key, 60) as opened:
         for start in range(0, 60, 10):
-            await asyncio.gather(*map(flood, opened[start : start + 10]))
-        wait = Deadline(3 * stage.limit("body_timeout_s") + 4)
-        while wait.left and stage.server.descriptors() > before + SLACK_DESCRIPTORS:
-            for socket in opened:
-                try:
-                    await socket.send_frame(PING)
-                except OSError:
-                    continue
-            await asyncio.sleep(0.5)
-        held = stage.server.descriptors() - before
-        stage.check(held <= SLACK_DESCRIPTORS, f"{held} sockets with an unfinished message are held")
+            await asyncio.gather(*(_send_unfinished(each, data) for each in opened[start : start + 10]))
+        await _drip(stage, opened, frame(PING), before, "body_timeout_s")
 
 
 @attack()
 async def announced_frames(stage: Stage) -> None:
-    """60 WebSockets announce a frame of 15 MiB and send nothing of it: no memory is taken, and they are closed."""
+    """60 WebSockets announce a frame of 15 MiB and send nothing of it: closed, and no memory is held."""
     before = stage.server.descriptors()
     async with websockets(stage.server, stage.key, 60) as opened:
         for socket in opened:
@@ -203,12 +189,9 @@ async def body_to_every_endpoint(stage: Stage) -> None:
 
 @attack(descriptors=256, limits={"header_timeout_s": 4})
 async def few_descriptors(stage: Stage) -> None:
-    """400 silent connections to a server that may open 256 files: the victim still gets in, what is missing is
-    logged and said by /health, and all is well afterwards."""
-    opened: list[Socket] = []
-    try:
-        for _ in range(400):
-            opened.append(await connect(stage.server))
+    """400 silent connections to a server that may open 256 files: the victim gets in, the shortage is logged
+    and said by /health, and all is well afterwards."""
+    async with connections(stage.server, 400):
         await asyncio.sleep(2)
         health = await stage.exchange(
             b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 10
@@ -221,9 +204,6 @@ async def few_descriptors(stage: Stage) -> None:
             "descriptor" in logged or "open files" in logged or "connections" in logged,
             f"nothing is logged about descriptors: {logged[-300:]!r}",
         )
-    finally:
-        for socket in opened:
-            socket.reset()
     answer = await stage.post({"input": "go", "store": False})
     stage.check(answer is not None and answer.status == 200, "no turn is served afterwards")
 
@@ -257,16 +237,10 @@ async def all_places_of_a_tenant(stage: Stage) -> None:
 @attack(limits={"max_connections": 100})
 async def all_places_without_key(stage: Stage) -> None:
     """150 connections without a key to a server of 100 places: the victim still gets in."""
-    opened: list[Socket] = []
-    try:
-        for _ in range(150):
-            opened.append(await connect(stage.server))
+    async with connections(stage.server, 150):
         await asyncio.sleep(1.5)
         answer = await stage.post({"input": "go", "store": False})
         stage.check(answer is not None and answer.status == 200, "a client with a key does not get in")
-    finally:
-        for socket in opened:
-            socket.reset()
 
 
 @attack(quick=True)

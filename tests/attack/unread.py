@@ -1,4 +1,4 @@
-"""Answers that nobody reads, on every transport; and readers that are slow but healthy, who must not be cut."""
+"""Answers that nobody reads, on every transport; and healthy readers that are slow, who must not be cut."""
 
 import asyncio
 import json
@@ -99,7 +99,7 @@ async def streams(stage: Stage) -> None:
 
 @attack(peak_mib=768)
 async def sockets(stage: Stage) -> None:
-    """Two WebSockets with eight lanes, each of 8 MiB of instructions, are left unread: bounded, and closed."""
+    """Two WebSockets with eight lanes of 8 MiB of instructions each are left unread: bounded, and closed."""
     before = stage.server.descriptors()
     async with websockets(stage.server, stage.key, 2) as opened:
         for socket in opened:
@@ -190,7 +190,7 @@ async def a_byte_a_second(stage: Stage) -> None:
 
 @attack(quick=True, peak_mib=512)
 async def slow_stream(stage: Stage) -> None:
-    """A healthy client of an SSE stream with 8 MiB of instructions pauses before it reads: it gets all of it."""
+    """A healthy client of an SSE stream with 8 MiB of instructions pauses before it reads: it gets all."""
     create = {"input": "go", "instructions": _LARGE[: 8 * MIB], "store": False, "stream": True}
     async with connections(stage.server, 1, small=True) as (socket,):
         await socket.send(_post(stage, json.dumps(create).encode()))
@@ -221,7 +221,7 @@ async def slow_socket(stage: Stage) -> None:
 
 @attack(quick=True, peak_mib=512)
 async def slow_get(stage: Stage) -> None:
-    """A healthy client pauses before it reads the answers of a GET and of a POST of 8 MiB: it gets all of it."""
+    """A healthy client pauses before it reads the answers of a GET and a POST of 8 MiB: it gets all."""
     create = {"input": "go", "instructions": _LARGE[: 8 * MIB]}
     response = await stage.stored(create)
     async with connections(stage.server, 2, small=True) as opened:

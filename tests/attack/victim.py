@@ -181,7 +181,7 @@ class Victim:
         """The response that a stream of events tells of, if they are in order and agree with it."""
         times, text, number = self._times[model], "", 0
         async for event in events:
-            if model == self._models[0] or event["type"] == "response.output_text.delta" and text:
+            if model == self._models[0] or (event["type"] == "response.output_text.delta" and text):
                 times.event(task)
             else:
                 times.ask(task)  # what a real model reads takes its time: that is no matter of attacks
