@@ -1,6 +1,7 @@
 """All attacks, in the order in which they are run: those that share a server follow each other."""
 
 from tests.attack import (
+    bounds,
     compiling,
     compressed,
     floods,
@@ -13,7 +14,7 @@ from tests.attack import (
 )
 from tests.attack.stage import Attack
 
-_GROUPS = (compiling, parsing, tokenizing, unread, unfinished, compressed, floods, malformed, signals)
+_GROUPS = (bounds, compiling, parsing, tokenizing, unread, unfinished, compressed, floods, malformed, signals)
 _ENGINES = ("simulated", "tokens", "llama")
 
 

@@ -23,6 +23,9 @@ LIMITS: Mapping[str, float] = {
     "tenant_unread_bytes": 128 * MIB,
     "request_bytes": 256 * MIB,
     "tenant_request_bytes": 128 * MIB,
+    "max_grammar_bytes": 64 * 1024,
+    "max_grammars": 64,
+    "max_schema_bytes": 256 * 1024,
     "compile_timeout_s": 1,
 }
 """What differs from the defaults."""

@@ -47,13 +47,6 @@ async def tiny_items(stage: Stage) -> None:
     await _both(stage, _filled(b'"input":[', b'{"role":"user","content":"a"}', b"]}"), param="input")
 
 
-@attack(quick=True)
-async def many_items_at_the_bound(stage: Stage) -> None:
-    """One item more than a request may have is refused by its field, without a look at the others."""
-    items = b",".join([b'{"role":"user","content":"a"}'] * 100_001)
-    await _both(stage, b'"input":[' + items + b"]}", param="input")
-
-
 @attack()
 async def tiny_parts(stage: Stage) -> None:
     """400,000 parts within one message are refused by their field, or answered."""

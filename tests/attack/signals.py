@@ -27,7 +27,7 @@ async def harmless(stage: Stage) -> None:
 
 @attack(victim_is_cut=True)
 async def hang_up(stage: Stage) -> None:
-    """SIGHUP, three times: running answers end as they should, clients are told, and the server ends with 0."""
+    """SIGHUP comes three times: a running answer ends as it should, and the server ends with 0."""
     async with websockets(stage.server, stage.key) as (socket,):
         await socket.create(input="go", store=False)
         await socket.until("response.created")
