@@ -223,6 +223,33 @@ async def large_counts_in_schema(stage: Stage) -> None:
         stage.answered(await stage.post(with_schema(schema)))
 
 
+@attack(quick=True)
+async def grammars_in_items(stage: Stage) -> None:
+    """Tools that come with an item, within a namespace or by a later frame are bounded like others: a hostile
+    grammar is refused, and so are too many."""
+    hostile = custom_tool(OPTIONAL_LARK, "lark")
+    many = [custom_tool("[ab]", name=f"tool_{number}") for number in range(2000)]
+    for tools in ([hostile], many):
+        item = {"type": "additional_tools", "role": "developer", "tools": tools}
+        create = {
+            "input": [item, {"role": "user", "content": "go"}],
+            "tool_choice": "required",
+            "store": False,
+        }
+        stage.refused(await stage.post(create), (400,), param="input|tools")
+        space = {"type": "namespace", "name": "space", "description": "d", "tools": tools}
+        stage.refused(await stage.post(with_grammars(space)), (400,), param="tools")
+
+
+@attack()
+async def grammars_through_other_endpoints(stage: Stage) -> None:
+    """The endpoints that count and compact, and background runs, bound what they compile as well."""
+    create = with_grammars(custom_tool(OPTIONAL_LARK, "lark"))
+    counted = {name: create[name] for name in ("model", "input", "tools", "tool_choice")}
+    stage.refused(await stage.post(counted, "/responses/input_tokens"), (400,), param="tools")
+    stage.refused(await stage.post({**create, "background": True, "store": True}), (400,), param="tools")
+
+
 @attack()
 async def many_small_grammars(stage: Stage) -> None:
     """200 different small grammars, one after the other on a WebSocket, are served; none is kept for ever."""

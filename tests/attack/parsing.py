@@ -84,6 +84,19 @@ async def many_tools(stage: Stage) -> None:
 
 
 @attack()
+async def many_conversation_items(stage: Stage) -> None:
+    """50,000 items for a new conversation, and for one that exists, are refused by their field, or taken."""
+    items = [{"role": "user", "content": "a"}] * 50_000
+    stage.answered(await stage.post({"items": items}, "/conversations"))
+    made = await stage.post({}, "/conversations")
+    if made is None or made.status != 200:
+        stage.check(False, "a conversation cannot be made")
+        return
+    path = f"/conversations/{json.loads(made.body)['id']}/items"
+    stage.answered(await stage.post({"items": items}, path))
+
+
+@attack()
 async def many_references(stage: Stage) -> None:
     """100,000 references to items that nobody has are refused by their field."""
     items = b",".join(b'{"type":"item_reference","id":"msg_%032x"}' % number for number in range(100_000))

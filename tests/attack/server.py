@@ -35,6 +35,8 @@ _SIGNS = re.compile(
 )
 """Of faults that the server did not foresee."""
 
+_MOST_WARNINGS = 100
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -92,8 +94,11 @@ def faults_in(log: str) -> list[str]:
     """What a server has logged that it must not: faults of its own, and what clients keep secret."""
     lines = log.splitlines()
     found = [" | ".join(lines[place : place + 30]) for place, line in enumerate(lines) if _SIGNS.search(line)]
+    warnings = sum(" WARNING " in line for line in lines)
+    if warnings > _MOST_WARNINGS:
+        found.append(f"{warnings} warnings: whoever attacks must not fill the log; the last: {lines[-1]}")
     secrets = [key for key in (ATTACKER_KEY, VICTIM_KEY) if key in log]
-    return [f"logged: {each[:1500]}" for each in found[:2]] + [
+    return [f"logged: {each[:1500]}" for each in found[-2:]] + [
         f"the log holds the key {key}" for key in secrets
     ]
 

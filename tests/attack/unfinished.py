@@ -252,3 +252,36 @@ async def leaving_early(stage: Stage) -> None:
         socket = await connect(stage.server)
         await socket.send(data)
         socket.reset()
+
+
+@attack()
+async def slow_uploads(stage: Stage) -> None:
+    """A healthy client sends a body, and another one a message, slowly and for longer than the deadline: both
+    are served."""
+    body = json.dumps({"input": "x" * (512 * 1024), "store": False}).encode()
+    pause = 2 * stage.limit("body_timeout_s") / 16
+    piece = len(body) // 16 + 1
+    pieces = [body[start : start + piece] for start in range(0, len(body), piece)]
+
+    async def over_http() -> None:
+        async with connections(stage.server, 1) as (socket,):
+            await socket.send(request_head("POST", "/responses", *json_lines(len(body)), key=stage.key))
+            for each in pieces:
+                await socket.send(each)
+                await asyncio.sleep(pause)
+            answer = await socket.answer()
+            stage.check(answer.status == 200, f"a slow body is answered {answer.status}")
+
+    async def over_socket() -> None:
+        create = b'{"type":"response.create",' + body[1:]
+        async with websockets(stage.server, stage.key) as (socket,):
+            for start in range(0, len(create), piece):
+                opcode, final = (CONTINUATION if start else TEXT), start + piece >= len(create)
+                await socket.send_frame(opcode, create[start : start + piece], final=final)
+                await asyncio.sleep(pause)
+            event = await socket.until("response.completed")
+            stage.check(event["type"] == "response.completed", f"a slow message: {str(event)[:200]}")
+
+    results = await asyncio.gather(over_http(), over_socket(), return_exceptions=True)
+    for result in results:
+        stage.check(result is None, f"a slow client was cut off: {result!r}")

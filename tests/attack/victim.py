@@ -22,6 +22,8 @@ _CHAIN = 12
 """Turns that continue each other, before another chain begins on another connection."""
 _TOKENS = 16
 _PATIENCE_S = 60.0
+_TIMEOUT = aiohttp.ClientTimeout(total=_PATIENCE_S)
+"""For one turn. A new WebSocket has as long."""
 _PAUSE_S = 0.2
 _SHOWN = 300
 _ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
@@ -86,8 +88,7 @@ class Victim:
     async def _again(self, task: str, model: str, chain: Callable[[str, str], Awaitable[None]]) -> None:
         while True:
             try:
-                async with asyncio.timeout(_PATIENCE_S):
-                    await chain(task, model)
+                await chain(task, model)
             except Exception as error:  # whatever it is, it kept the victim from its answer
                 self._faults.append(f"{task}: {type(error).__name__} {error}"[:_SHOWN])
                 await asyncio.sleep(_PAUSE_S)
@@ -115,7 +116,7 @@ class Victim:
         times = self._times[model]
         times.ask(task)
         async with (
-            aiohttp.ClientSession(headers=self._headers) as http,
+            aiohttp.ClientSession(headers=self._headers, timeout=_TIMEOUT) as http,
             http.ws_connect(f"{self._url}/responses", max_msg_size=0) as ws,
         ):
             chain = _Chain()
@@ -129,12 +130,13 @@ class Victim:
                     while True:
                         yield await ws.receive_json()
 
-                chain.take(await self._follow(task, model, events()), create)
+                async with asyncio.timeout(_PATIENCE_S):
+                    chain.take(await self._follow(task, model, events()), create)
                 self._done(task, began)
 
     async def _stream_chain(self, task: str, model: str) -> None:
         times = self._times[model]
-        async with aiohttp.ClientSession(headers=self._headers) as http:
+        async with aiohttp.ClientSession(headers=self._headers, timeout=_TIMEOUT) as http:
             chain = _Chain()
             for _ in range(_CHAIN):
                 create = self._create(model, chain)
@@ -152,7 +154,7 @@ class Victim:
             create = self._create(model, chain)
             began = time.perf_counter()
             async with (
-                aiohttp.ClientSession(headers=self._headers) as http,
+                aiohttp.ClientSession(headers=self._headers, timeout=_TIMEOUT) as http,
                 http.post(f"{self._url}/responses", json=create) as answer,
             ):
                 response = await answer.json()
