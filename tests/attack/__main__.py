@@ -11,6 +11,7 @@ import time
 
 from tests.attack.catalog import ATTACKS
 from tests.attack.runner import Campaign, Outcome
+from tests.attack.stage import Attack
 
 _SHOWN = 4
 
@@ -44,6 +45,16 @@ def _show(outcomes: list[Outcome]) -> None:
             _say(f"              {fault}")
 
 
+def _run(chosen: list[Attack], seed: int) -> list[Outcome]:
+    outcomes = []
+    with Campaign(_say, seed) as campaign:
+        for number, attack in enumerate(chosen, 1):
+            outcomes.append(outcome := campaign.run(attack))
+            said = "; ".join([*outcome.faults[:2], *outcome.notes[:3]])[:400]
+            _say(f"[{number}/{len(chosen)}] {attack.name}: {'FAILED' if outcome.faults else 'held'}  {said}")
+    return outcomes
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make test-attack", description=__doc__)
     parser.add_argument("--only", default="", help="attacks or groups, separated by commas")
@@ -63,13 +74,7 @@ def main() -> int:
         return 0
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     _say(f"seed {arguments.seed}, {len(chosen)} attacks")
-    began, outcomes = time.monotonic(), []
-    with Campaign(_say, arguments.seed) as campaign:
-        for number, attack in enumerate(chosen, 1):
-            outcome = campaign.run(attack)
-            outcomes.append(outcome)
-            said = "; ".join([*outcome.faults[:2], *outcome.notes[:3]])[:400]
-            _say(f"[{number}/{len(chosen)}] {attack.name}: {'FAILED' if outcome.faults else 'held'}  {said}")
+    began, outcomes = time.monotonic(), _run(chosen, arguments.seed)
     _show(outcomes)
     failed = sum(bool(outcome.faults) for outcome in outcomes)
     held, seconds = len(outcomes) - failed, time.monotonic() - began

@@ -77,7 +77,7 @@ async def _burst(stage: Stage, *frames: bytes) -> None:
             stage.check(
                 event.get("code") in (1009, 1002, 1007), f"1009 is due, and this came: {str(event)[:200]}"
             )
-    except (GONE, OSError):
+    except GONE:
         stage.note("closed without a code")
     finally:
         socket.reset()

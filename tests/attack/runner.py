@@ -29,6 +29,10 @@ _FEWEST = 100
 """Of fewer events no percentile is taken."""
 
 
+class Unserved(Exception):
+    """A server that nobody attacks does not serve."""
+
+
 @dataclass
 class Outcome:
     """What an attack came to."""
@@ -150,7 +154,7 @@ def arena(spec: Spec, shortest_s: float) -> Iterator[Arena]:
     with running(spec) as server, watching(server, spec) as watch:
         arena = Arena(server, watch, spec, shortest_s)
         if not watch.whole_turns(_TURNS_S):
-            raise RuntimeError(f"the victim is not served: {watch.cut().faults} {server.log()[-500:]}")
+            raise Unserved(f"the victim is not served: {watch.cut().faults[:3]}\n{server.log()[-2000:]}")
         yield arena
 
 
@@ -181,11 +185,7 @@ class Campaign:
         return outcome
 
     def _once(self, attack: Attack) -> Outcome:
-        try:
-            return self._ready(attack.spec).suffer(attack, self._seed)
-        except RuntimeError as error:
-            self._replace()
-            return Outcome(attack, faults=[str(error)[:800]])
+        return self._ready(attack.spec).suffer(attack, self._seed)
 
     def _ready(self, spec: Spec) -> Arena:
         current = self._arena

@@ -123,7 +123,7 @@ def running(spec: Spec) -> Iterator[Server]:
         try:
             server.url = _announced(process) or ""
             if not server.url:
-                raise RuntimeError(f"the server did not start: {server.log()}")
+                raise RuntimeError(f"the server did not start: {server.log()[-2000:]}")
             yield server
         finally:
             _end(process)

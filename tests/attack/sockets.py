@@ -17,7 +17,7 @@ CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 _SMALL_BYTES = 65536
 _CHUNK = 2**18
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-GONE = (ConnectionError, BrokenPipeError, TimeoutError, asyncio.IncompleteReadError)
+GONE = (OSError, TimeoutError, asyncio.IncompleteReadError)
 """How an attacker notices that its connection was closed."""
 
 Json = dict[str, Any]

@@ -55,10 +55,10 @@ async def bodies(stage: Stage) -> None:
 
 
 @attack(quick=True)
-async def one_body(stage: Stage) -> None:
-    """A body that stops before its end is answered with 408 or closed when its deadline is over."""
+async def small_bodies(stage: Stage) -> None:
+    """Twelve small bodies that stop before their end are closed when their deadline is over."""
     before = stage.server.descriptors()
-    async with connections(stage.server, 3) as opened:
+    async with connections(stage.server, 12) as opened:
         for socket in opened:
             await socket.send(request_head("POST", "/responses", *json_lines(100), key=stage.key) + b"{")
         await _let_go(stage, before, "body_timeout_s")

@@ -99,13 +99,13 @@ async def streams(stage: Stage) -> None:
 
 @attack(peak_mib=768)
 async def sockets(stage: Stage) -> None:
-    """Two WebSockets with eight lanes of 8 MiB of instructions each are left unread: bounded, and closed."""
+    """Twelve WebSockets with two lanes of 8 MiB of instructions each are left unread: bounded, and closed."""
     before = stage.server.descriptors()
-    async with websockets(stage.server, stage.key, 2) as opened:
+    async with websockets(stage.server, stage.key, 12) as opened:
         for socket in opened:
             try:
                 async with asyncio.timeout(10):
-                    for lane in range(8):
+                    for lane in range(2):
                         await socket.create(
                             input="go", instructions=_LARGE[: 8 * MIB], stream_id=f"l{lane}", store=False
                         )
@@ -154,11 +154,11 @@ async def conversation_items(stage: Stage) -> None:
 
 @attack(peak_mib=512)
 async def pipelined(stage: Stage) -> None:
-    """200 GETs of a 15 MiB response are written to one connection and never read: bounded, and closed."""
+    """100 GETs of a 15 MiB response are written to each of twelve connections: bounded, and closed."""
     response = await stage.stored({"input": "go", "instructions": _LARGE})
     before = stage.server.descriptors()
     opened = await _send_all(
-        stage, request_head("GET", f"/responses/{response}", key=stage.key), 3, times=200
+        stage, request_head("GET", f"/responses/{response}", key=stage.key), 12, times=100
     )
     async with _held(stage, opened):
         await _let_go(stage, before)
@@ -166,10 +166,10 @@ async def pipelined(stage: Stage) -> None:
 
 @attack(peak_mib=512)
 async def a_byte_a_second(stage: Stage) -> None:
-    """Ten readers of a 15 MiB response take one byte a second: they are closed as if they did not read."""
+    """Twelve readers of a 15 MiB response take one byte a second: closed as if they did not read."""
     response = await stage.stored({"input": "go", "instructions": _LARGE})
     before = stage.server.descriptors()
-    opened = await _send_all(stage, request_head("GET", f"/responses/{response}", key=stage.key), 10)
+    opened = await _send_all(stage, request_head("GET", f"/responses/{response}", key=stage.key), 12)
 
     async def drip() -> None:
         while True:
