@@ -192,19 +192,21 @@ async def test_unread_answers_are_bounded(bounds: dict[str, int]) -> None:
 
 async def test_events_that_wait_on_a_socket_count_as_unread() -> None:
     engine = PuppetEngine()
-    limits = Limits(tenant_unread_bytes=6 * MIB)
+    limits = Limits(tenant_unread_bytes=20 * MIB, send_buffer_bytes=64 * MIB)
     async with serve(engine, limits=limits) as server:
-        Clock(server)
+        clock, connections = Clock(server), server.service.connections
         async with open_raw(server, small_buffers=True) as raw:
             performances = []
-            for lane in "ab":
+            for lane in "abcdef":
                 await raw.create(input="hello", instructions="x" * 4 * MIB, stream_id=lane, store=False)
                 performances.append(await engine.next())
                 assert [(await raw.receive_event())["stream_id"] for _ in range(2)] == [lane, lane]
             for performance in performances:
                 performance.finish()
+            await until(lambda: sum(each.unread_bytes for each in connections._known) > 20 * MIB)
+            clock.pass_by(1)
             await until(lambda: not server.service.clients)
-            assert not server.service.connections.unread.used_bytes
+            assert not connections.unread.used_bytes
 
 
 # Requests that do not come.

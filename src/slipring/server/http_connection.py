@@ -7,13 +7,13 @@ ones that rely on how aiohttp's ``RequestHandler`` works inside; their tests fai
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http import RawRequestMessage
 
 from slipring.errors import ApiError, InvalidRequest, ServerError
-from slipring.protocol import wire
+from slipring.protocol.wire import encode
 from slipring.server.answers import error_response
 from slipring.server.connections import Connections, Stage
 from slipring.server.signature import sign
@@ -95,13 +95,12 @@ class HttpConnection(web.RequestHandler):
     # As its transport knows it.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        self._wire = wire = cast(asyncio.Transport, transport)
         # Writing counts as paused while a single byte is unsent: that is what deadlines are about.
-        transport.set_write_buffer_limits(high=0)
-        self._wire = transport
+        wire.set_write_buffer_limits(high=0)
         super().connection_made(transport)
         if self._is_doomed:
-            transport.abort()
+            wire.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._wire = None
@@ -206,7 +205,7 @@ class HttpConnection(web.RequestHandler):
 
 def _plain_answer(error: ApiError) -> bytes:
     """An error as a whole HTTP answer, for a connection that has no request."""
-    body = wire.encode(
+    body = encode(
         {"error": {"message": error.message, "type": error.type, "param": None, "code": error.code}}
     )
     head = (
