@@ -75,6 +75,7 @@ async def ticked_away(server: Running) -> None:
     async def tick() -> None:
         while server.service.clients:
             only_client(server).tick()
+            server.service.connections.tick()
             await asyncio.sleep(0)
 
     await asyncio.wait_for(tick(), 60)

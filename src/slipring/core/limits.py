@@ -31,7 +31,16 @@ class Limits:
         64, "pieces of text after which a response that is steered is ended, sentence or not"
     )
     rollout_wait_s: float = _bound(600.0, "how long a rollout waits for what its client owes it")
-    max_connections: int = _bound(20_000, "clients served at once by one process: connections and requests")
+    max_connections: int = _bound(20_000, "connections of all kinds that one process has open at once")
+    tenant_share: float = _bound(0.8, "part of these that one tenant may hold, where API keys are needed")
+    anonymous_share: float = _bound(0.1, "part of these for clients that have not yet shown an API key")
+    header_timeout_s: float = _bound(10.0, "time for the head of a request, from the connection on")
+    body_timeout_s: float = _bound(30.0, "how long a body or a message may be coming without progress")
+    keepalive_timeout_s: float = _bound(75.0, "how long an HTTP connection is kept open for another request")
+    request_bytes: int = _bound(
+        1024 * _MIB, "bytes of requests that come, wait or are served, in one process"
+    )
+    tenant_request_bytes: int = _bound(256 * _MIB, "the same, of one tenant")
     connection_cache_bytes: int = _bound(
         64 * _MIB, "state of earlier responses kept in memory for one connection"
     )
@@ -46,7 +55,9 @@ class Limits:
     max_age_s: float = _bound(3600.0, "age at which a connection is told to move and is closed")
     age_grace_s: float = _bound(60.0, "time that running responses get at the age limit")
     idle_timeout_s: float = _bound(0.0, "silence after which an idle connection is closed; 0: never")
-    send_timeout_s: float = _bound(30.0, "how long a client may leave its events unread")
+    send_timeout_s: float = _bound(30.0, "how long a client may read nothing of what waits for it")
+    unread_bytes: int = _bound(512 * _MIB, "bytes that wait to be read by clients, in one process")
+    tenant_unread_bytes: int = _bound(128 * _MIB, "the same, of one tenant")
     send_buffer_bytes: int = _bound(256 * _KIB, "unsent events at which the engine is no longer pulled")
     ping_interval_s: float = _bound(20.0, "time between WebSocket pings; 0: none")
     pong_timeout_s: float = _bound(60.0, "silence after which a client that is pinged counts as gone")

@@ -64,3 +64,5 @@ class Health(Struct):
     store: str
     connections: int
     render_fallbacks: dict[str, int]
+    trouble: str | None
+    """Why clients are turned away, where they are."""

@@ -3,8 +3,8 @@
 from aiohttp import web
 from msgspec import UNSET, structs
 
-from slipring.errors import ApiError, InvalidJson
-from slipring.protocol import requests, wire
+from slipring.errors import ApiError
+from slipring.protocol import wire
 from slipring.protocol.events import Error, ErrorAnswer
 
 
@@ -22,12 +22,3 @@ def refusal(event: Error) -> web.Response:
     body = wire.encode(ErrorAnswer(structs.replace(event.error, headers=UNSET)))
     headers = event.error.headers if event.error.headers is not UNSET else {}
     return web.Response(status=event.status, body=body, content_type="application/json", headers=headers)
-
-
-async def read_body(request: web.Request) -> bytes:
-    """The body of a request: text, and not nothing."""
-    try:
-        body = await request.read()
-    except web.RequestPayloadError:
-        raise InvalidJson("The request's body cannot be decompressed.") from None
-    return requests.require_body(body)

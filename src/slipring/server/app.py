@@ -13,7 +13,7 @@ from aiohttp.typedefs import Handler
 
 from slipring import __version__
 from slipring.core.generation import Model
-from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError, Unavailable
+from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError
 from slipring.protocol.objects import EngineHealth, Health, ModelList, ModelObject, TurnList
 from slipring.server import conversations, echo, peers
 from slipring.server.answers import error_response, json_response
@@ -23,9 +23,10 @@ from slipring.server.clock import now
 from slipring.server.compact import compact
 from slipring.server.counting import count_tokens
 from slipring.server.http import create_response
-from slipring.server.ids import mint
+from slipring.server.http_connection import connection_of
 from slipring.server.responses import StoredResponses
 from slipring.server.service import Service, shutting_down
+from slipring.server.signature import sign
 from slipring.server.websocket import Connection, serve_websocket
 
 log = logging.getLogger("slipring")
@@ -41,14 +42,14 @@ class UpgradeRequired(InvalidRequest):
 
 
 def build_app(service: Service, background: Background) -> web.Application:
-    app = web.Application(middlewares=[_answer_errors], client_max_size=service.config.limits.max_frame_bytes)
+    app = web.Application(middlewares=[_answer_errors])
     stored = StoredResponses(background)
     create = partial(_create, background)
     endpoints: list[tuple[str, str, _Endpoint]] = [
         ("GET", "/responses", _open_socket),
         ("POST", "/responses", create),
-        ("POST", "/responses/compact", _compact),
-        ("POST", "/responses/input_tokens", _count),
+        ("POST", "/responses/compact", compact),
+        ("POST", "/responses/input_tokens", count_tokens),
         ("GET", "/responses/{response_id}", stored.retrieve),
         ("DELETE", "/responses/{response_id}", stored.delete),
         ("POST", "/responses/{response_id}/cancel", stored.cancel),
@@ -88,8 +89,7 @@ def build_app(service: Service, background: Background) -> web.Application:
 
 
 async def _sign(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["Server"] = f"slipring/{__version__}"
-    response.headers["X-Request-Id"] = mint("req")
+    sign(response.headers)
 
 
 def _admitted(service: Service, endpoint: _Endpoint) -> Handler:
@@ -97,6 +97,8 @@ def _admitted(service: Service, endpoint: _Endpoint) -> Handler:
 
     async def handler(request: web.Request) -> web.StreamResponse:
         caller = await service.keyring.admit(request.headers)
+        connection, alone = connection_of(request), service.keyring.is_open
+        service.connections.identify(connection, caller.tenant, alone=alone)
         if service.draining:
             raise shutting_down()
         return await endpoint(service, request, caller)
@@ -127,10 +129,8 @@ def _translate(refusal: web.HTTPException, request: web.Request) -> ApiError:
     """What the HTTP library refused, in our terms."""
     if refusal.status == 404:
         return NotFound(f"Unknown path: {request.method} {request.path}", code="unknown_url")
-    if refusal.status == 413:
-        error: ApiError = InvalidRequest("The request body is too large.", code="request_too_large")
-    elif refusal.status == 405:
-        error = InvalidRequest(
+    if refusal.status == 405:
+        error: ApiError = InvalidRequest(
             f"{request.method} is not allowed on {request.path}.", code="method_not_allowed"
         )
     else:
@@ -142,14 +142,12 @@ def _translate(refusal: web.HTTPException, request: web.Request) -> ApiError:
 async def _open_socket(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     if not _asks_for_socket(request):
         raise UpgradeRequired("This endpoint takes POST, or GET with an upgrade to a WebSocket.")
-    _require_place(service.sockets, service)
     return await serve_websocket(service, request, caller)
 
 
 async def _open_echo(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     if not _asks_for_socket(request):
         raise UpgradeRequired("This endpoint takes GET with an upgrade to a WebSocket.")
-    _require_place(service.sockets, service)
     return await echo.echo(service, request, caller)
 
 
@@ -157,26 +155,10 @@ def _asks_for_socket(request: web.Request) -> bool:
     return request.headers.get("Upgrade", "").lower() == "websocket"
 
 
-def _require_place(taken: int, service: Service) -> None:
-    if taken >= service.config.limits.max_connections:
-        raise Unavailable("The server serves as many clients as it may. Try again later.")
-
-
 async def _create(
     background: Background, service: Service, request: web.Request, caller: Caller
 ) -> web.StreamResponse:
-    _require_place(len(service.clients), service)
     return await create_response(service, background, request, caller)
-
-
-async def _compact(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    _require_place(len(service.clients), service)
-    return await compact(service, request, caller)
-
-
-async def _count(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    _require_place(len(service.clients), service)
-    return await count_tokens(service, request, caller)
 
 
 def _show_parked(service: Service, request: web.Request) -> web.Response:
@@ -214,13 +196,15 @@ def _health(service: Service) -> web.Response:
     engines = [EngineHealth(engine.name, engine.trouble) for engine in service.catalog.engines]
     in_trouble = [engine for engine in engines if engine.trouble is not None]
     serves = not service.draining and len(in_trouble) < len(engines)
+    trouble = service.connections.trouble
     body = Health(
-        status="draining" if service.draining else "degraded" if in_trouble else "ok",
+        status="draining" if service.draining else "degraded" if in_trouble or trouble else "ok",
         version=__version__,
         pid=os.getpid(),
         engines=engines,
         store=service.store.name,
         connections=service.sockets,
         render_fallbacks=service.render_fallbacks,
+        trouble=trouble,
     )
     return json_response(body, status=200 if serves else 503)

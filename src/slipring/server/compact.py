@@ -18,8 +18,8 @@ from slipring.protocol import wire
 from slipring.protocol.compact import Window, read_compact
 from slipring.protocol.items import InputText, Item
 from slipring.protocol.responses import CompactionItem, Response
-from slipring.server.answers import read_body
 from slipring.server.auth import Caller
+from slipring.server.bodies import read_body
 from slipring.server.clock import clock
 from slipring.server.driver import Driver
 from slipring.server.http import JsonReply, answer
@@ -33,7 +33,7 @@ _text = msgspec.json.Decoder(str)
 
 async def compact(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     """Compact a context and answer with what is left of it."""
-    body = await read_body(request)
+    body = await read_body(service, request, caller)
     stages = Stages(clock)
     create = read_compact(body).as_create()
     stages.lap("decode")

@@ -27,8 +27,9 @@ from slipring.protocol.objects import DeletedConversation
 from slipring.protocol.requests import read_format
 from slipring.protocol.tools import Toolset
 from slipring.server import paging
-from slipring.server.answers import json_response, read_body
+from slipring.server.answers import json_response
 from slipring.server.auth import Caller
+from slipring.server.bodies import read_body
 from slipring.server.clock import now
 from slipring.server.ids import mint
 from slipring.server.service import Service
@@ -36,7 +37,11 @@ from slipring.stores.base import Conversation
 
 
 async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    asked = read_creation(await read_body(request)) if request.can_read_body else CreateConversation()
+    asked = (
+        read_creation(await read_body(service, request, caller))
+        if request.can_read_body
+        else CreateConversation()
+    )
     conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
     items, _ = _read_items(service, caller.tenant, asked.items or [])
     await service.store.conversations.create(caller.tenant, conversation, items)
@@ -51,7 +56,7 @@ async def retrieve(service: Service, request: web.Request, caller: Caller) -> we
 
 async def update(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id = _id(request)
-    asked = read_update(await read_body(request))
+    asked = read_update(await read_body(service, request, caller))
     conversation = await service.store.conversations.update(
         caller.tenant, conversation_id, asked.metadata or {}
     )
@@ -79,7 +84,7 @@ async def list_items(service: Service, request: web.Request, caller: Caller) -> 
 async def add_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id = _id(request)
     _read_include(request)
-    asked = read_addition(await read_body(request))
+    asked = read_addition(await read_body(service, request, caller))
     items, chosen = _read_items(service, caller.tenant, asked.items)
     conversations = service.store.conversations
     for item in items:

@@ -16,8 +16,9 @@ from slipring.errors import ApiError
 from slipring.protocol.events import Error, Event
 from slipring.protocol.objects import InputTokens
 from slipring.protocol.timing import TurnReport
-from slipring.server.answers import json_response, read_body, refusal
+from slipring.server.answers import json_response, refusal
 from slipring.server.auth import Caller
+from slipring.server.bodies import read_body
 from slipring.server.clock import clock, now
 from slipring.server.driver import Driver
 from slipring.server.http import read_create
@@ -68,7 +69,7 @@ class _Scales(Driver):
 
 
 async def count_tokens(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    body = await read_body(request)
+    body = await read_body(service, request, caller)
     stages = Stages(clock)
     create = read_create(body)
     create.store, create.background, create.context_management = False, None, None

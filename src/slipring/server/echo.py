@@ -9,6 +9,7 @@ from aiohttp import WSMsgType, web
 
 from slipring.server.auth import Caller
 from slipring.server.frames import text_frame
+from slipring.server.http_connection import connection_of
 from slipring.server.service import Service
 from slipring.server.sockets import FrameWriter, answer_close, new_socket
 
@@ -22,6 +23,7 @@ async def echo(service: Service, request: web.Request, caller: Caller) -> web.St
     service.sockets += 1
     try:
         await socket.prepare(request)
+        connection_of(request).become_socket(lambda: 0, lambda code, reason: connection_of(request).abort())
         await _repeat(request, socket)
     except OSError:
         pass  # the client left without reading what it had sent
@@ -34,6 +36,7 @@ async def _repeat(request: web.Request, socket: web.WebSocketResponse) -> None:
     writer = FrameWriter(request, socket)
     while True:
         message = await socket.receive()
+        connection_of(request).message_received()
         if message.type is WSMsgType.TEXT and not socket.compress:
             if (waiting := writer.write(text_frame(message.data.encode()))) is not None:
                 await waiting

@@ -36,7 +36,7 @@ async def follow(
         events = _events(background, tenant, response_id, after)
         try:
             await _tell(stream, events, background.service.config.limits, follower)
-        except (ConnectionError, TimeoutError, ApiError):
+        except (ConnectionError, ApiError):
             # In the middle of an answer nothing else can be said: it is cut off, and can be asked for again.
             if request.transport is not None:
                 request.transport.abort()
@@ -73,7 +73,7 @@ async def _tell(
                 [pending, leaving], timeout=limits.ping_interval_s or None, return_when=FIRST_COMPLETED
             )
             if not done:
-                await _write(stream, sse.KEEPALIVE, limits.send_timeout_s)
+                await stream.write(sse.KEEPALIVE)
                 continue
             if pending not in done:
                 raise ConnectionAbortedError  # on another node, or later, it can be followed to its end
@@ -81,19 +81,14 @@ async def _tell(
             if event is None:
                 break
             kind = _outline.decode(event.data).type
-            await _write(stream, sse.named_block(kind, event.data), limits.send_timeout_s)
+            await stream.write(sse.named_block(kind, event.data))
             pending = asyncio.ensure_future(anext(events, None))
-        await _write(stream, sse.DONE, limits.send_timeout_s)
+        await stream.write(sse.DONE)
         await stream.write_eof()
     finally:
         for task in (pending, leaving):
             task.cancel()
         await asyncio.wait([pending, leaving])
-
-
-async def _write(stream: web.StreamResponse, data: bytes, timeout_s: float) -> None:
-    async with asyncio.timeout(timeout_s):
-        await stream.write(data)
 
 
 async def _events(

@@ -17,12 +17,14 @@ from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server import following, sse
-from slipring.server.answers import error_response, json_response, read_body, refusal
+from slipring.server.answers import error_response, json_response, refusal
 from slipring.server.auth import Caller
 from slipring.server.background import Background, Refused
 from slipring.server.betas import of_exchange
+from slipring.server.bodies import read_body
 from slipring.server.clock import clock, now
 from slipring.server.driver import Driver
+from slipring.server.http_connection import connection_of
 from slipring.server.outbox import Outbox
 from slipring.server.service import Service
 from slipring.server.states import StoredStates
@@ -36,7 +38,7 @@ async def create_response(
     service: Service, background: Background, request: web.Request, caller: Caller
 ) -> web.StreamResponse:
     """Make one response and answer with it."""
-    body = await read_body(request)
+    body = await read_body(service, request, caller)
     stages = Stages(clock)
     create = read_create(body)
     stages.lap("decode")
@@ -157,7 +159,10 @@ class _SseReply:
         self._limits = service.config.limits
         self._request = request
         self._stream = web.StreamResponse(headers=sse.HEADERS)
-        self._outbox = Outbox(self._write, self._limits.send_buffer_bytes)
+        self._connection = connection_of(request)
+        self._outbox = Outbox(
+            self._write, self._limits.send_buffer_bytes, on_full=self._connection.queue_grew
+        )
         self._spoke_at = loop.time()
         self._opened: asyncio.Future[Error | None] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
@@ -188,14 +193,11 @@ class _SseReply:
         return
 
     def tick(self) -> None:
-        """Keep a silent stream alive, and give up on a client that does not read."""
-        clock = asyncio.get_running_loop().time()
-        if self._outbox.stuck_for(clock) > self._limits.send_timeout_s:
-            if self._request.transport is not None:
-                self._request.transport.abort()
-        elif self._ended.done() or not self._limits.ping_interval_s:
+        """Keep a silent stream alive."""
+        if self._ended.done() or not self._limits.ping_interval_s:
             return
-        elif clock - self._spoke_at > self._limits.ping_interval_s:
+        clock = asyncio.get_running_loop().time()
+        if clock - self._spoke_at > self._limits.ping_interval_s:
             self._spoke_at = clock
             self._outbox.post(sse.KEEPALIVE)
             if self._stream.prepared:
@@ -207,11 +209,15 @@ class _SseReply:
             return refusal(error)
         # Headers come first, so they know only the stages until now; the event tells all.
         self._stream.headers["Server-Timing"] = server_timing(self._stages.laps)
-        with contextlib.suppress(ConnectionError):  # the client left before the end
-            await self._stream.prepare(self._request)
-            self._outbox.kick()
-            await self._ended
-            await self._outbox.settle()
+        self._connection.queued_bytes = self._outbox.queued_bytes
+        try:
+            with contextlib.suppress(ConnectionError):  # the client left before the end
+                await self._stream.prepare(self._request)
+                self._outbox.kick()
+                await self._ended
+                await self._outbox.settle()
+        finally:
+            self._connection.queued_bytes = None
         return self._stream
 
     async def _write(self, block: bytes) -> None:

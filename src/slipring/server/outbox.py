@@ -2,7 +2,8 @@
 
 Messages are posted without waiting and written in order by whoever flushes first; the others leave theirs in
 the queue. When a client reads slowly the flush waits, the queue fills, and those who make messages wait for
-room: that is how an engine stops being pulled. ``stuck_for`` tells how long the client has not read.
+room: that is how an engine stops being pulled. How long a client may take is not decided here: see
+``connections``.
 """
 
 import asyncio
@@ -24,19 +25,26 @@ class Outbox:
         "_frame",
         "_limit_bytes",
         "_messages",
+        "_on_full",
         "_room",
-        "_seen",
         "_task",
         "_write",
         "_writing",
-        "_written",
     )
 
-    def __init__(self, write: Write, limit_bytes: int, *, frame: Frame | None = None) -> None:
+    def __init__(
+        self,
+        write: Write,
+        limit_bytes: int,
+        *,
+        frame: Frame | None = None,
+        on_full: Callable[[], None] | None = None,
+    ) -> None:
         """``frame`` makes of a message what can be written together with others; without it each is written
-        by itself."""
+        by itself. ``on_full`` is called whenever a message comes that is past the limit."""
         self._write = write
         self._frame = frame
+        self._on_full = on_full
         self._limit_bytes = limit_bytes
         self._messages: deque[bytes] = deque()
         self._bytes = 0
@@ -44,8 +52,9 @@ class Outbox:
         self._failed = False
         self._room: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
-        self._written = 0
-        self._seen = (0, 0.0)
+
+    def queued_bytes(self) -> int:
+        return self._bytes
 
     @property
     def full(self) -> bool:
@@ -56,6 +65,8 @@ class Outbox:
         if not self._failed:
             self._messages.append(message)
             self._bytes += len(message)
+            if self._bytes > self._limit_bytes and self._on_full is not None:
+                self._on_full()
 
     def kick(self) -> None:
         """Have the queue written in the background, for callers that must not wait."""
@@ -80,12 +91,6 @@ class Outbox:
         while self.full:
             self.kick()
             await self._wait_for_room()
-
-    def stuck_for(self, clock: float) -> float:
-        """How long the writer has been at the same message, as far as earlier calls could see."""
-        if not self._writing or self._seen[0] != self._written:
-            self._seen = (self._written, clock)
-        return clock - self._seen[1]
 
     async def settle(self) -> None:
         """Wait until everything has been written or nothing can be."""
@@ -116,7 +121,6 @@ class Outbox:
                 waiting = write(message)
                 if waiting is not None:
                     return waiting
-                self._written += 1
         except OSError:
             self.discard()  # the client is gone; its reader finds out by itself
         return None
@@ -126,7 +130,6 @@ class Outbox:
         try:
             while waiting is not None:
                 await waiting
-                self._written += 1
                 if self._room is not None and not self.full:
                     self._give_room()
                 waiting = self._write_on()

@@ -8,7 +8,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import get_args
+from typing import Any, get_args
 
 from aiohttp import web
 
@@ -20,9 +20,11 @@ from slipring.engines.packing import positions
 from slipring.errors import StartupError, Unavailable
 from slipring.models import ModelEntry
 from slipring.protocol.items import Effort
+from slipring.server.acceptor import Acceptor
 from slipring.server.app import build_app
 from slipring.server.background import Background
 from slipring.server.clock import now
+from slipring.server.http_connection import HttpConnection, connection_factory
 from slipring.server.listening import base_url, join, listen, refuse_open_door
 from slipring.server.orders import Serving
 from slipring.server.runtime import http_logger
@@ -36,6 +38,8 @@ from slipring.stores.catalog import open_store
 _TICK_S = 1.0
 _DAY_S = 86_400.0
 _HTTP_SHUTDOWN_S = 1.0
+_LINGERING_S = 5.0
+"""How long the body of a refused request is still read, so that its client gets to see the answer."""
 
 
 class Server:
@@ -61,6 +65,7 @@ class Server:
         self.background = Background(self.service)
         self._upkeep = Upkeep(self.service)
         self._runner: web.AppRunner | None = None
+        self._acceptors: list[Acceptor] = []
         self._ticker: asyncio.Task[None] | None = None
         self.stopping = Stopping()
         self.port = config.port
@@ -83,14 +88,16 @@ class Server:
             runner = web.AppRunner(
                 build_app(self.service, self.background),
                 handler_cancellation=True,
-                access_log=None,
-                logger=http_logger(),
                 shutdown_timeout=_HTTP_SHUTDOWN_S,
             )
             await runner.setup()
-            await self._open_to_peers(runner)
-            await web.SockSite(runner, listener, backlog=1024).start()
+            assert runner.server is not None
+            make = connection_factory(runner.server, self.service.connections, **self._http_options())
+            await self._open_to_peers(make)
+            self._accept(listener, make)
         except BaseException:
+            for acceptor in self._acceptors:
+                await acceptor.close()
             listener.close()
             await self._let_go()
             raise
@@ -113,14 +120,28 @@ class Server:
         open_port = join if self.config.workers > 1 else listen
         return open_port(self.config.host, self.config.port)
 
-    async def _open_to_peers(self, runner: web.AppRunner) -> None:
+    def _http_options(self) -> dict[str, Any]:
+        """What every HTTP connection is told, in aiohttp's terms."""
+        return {
+            "access_log": None,
+            "logger": http_logger(),
+            "keepalive_timeout": self.config.limits.keepalive_timeout_s,
+            "lingering_time": _LINGERING_S,
+        }
+
+    def _accept(self, listener: socket.socket, make: Callable[[], HttpConnection]) -> None:
+        acceptor = Acceptor(listener, self.service.connections, make)
+        self._acceptors.append(acceptor)
+        acceptor.start()
+
+    async def _open_to_peers(self, make: Callable[[], HttpConnection]) -> None:
         """Let other nodes ask for what was parked here: at a URL that is given, or among workers."""
         if self.config.node_url:
             await self.service.peers.open(self.config.node_url)
         elif self.config.workers > 1:
             # The port that all share leads to any of them; this one leads here.
             private = listen("127.0.0.1", 0)
-            await web.SockSite(runner, private).start()
+            self._accept(private, make)
             await self.service.peers.open(f"http://127.0.0.1:{private.getsockname()[1]}")
 
     def describe(self) -> Serving:
@@ -134,8 +155,8 @@ class Server:
         self.service.draining = True
         assert self._runner is not None
         assert self._ticker is not None
-        for site in list(self._runner.sites):
-            await site.stop()
+        for acceptor in self._acceptors:
+            await acceptor.close()
         grace_s = self.config.limits.drain_timeout_s
         for client in list(self.service.clients):
             client.wind_down(shutting_down(), grace_s)
@@ -177,6 +198,7 @@ class Server:
             for client in list(self.service.clients):
                 client.tick()
             self.service.parking.sweep(now())
+            self.service.connections.tick()
 
 
 def _catalog(config: Config, engine: Engine | None, open_by_name: Callable[[str], Engine]) -> Catalog:

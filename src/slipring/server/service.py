@@ -12,6 +12,7 @@ from msgspec import UNSET
 from slipring.config import Config
 from slipring.core.betas import NONE, Betas
 from slipring.core.cache import ConnectionCache, NoMemory, SharedScopes
+from slipring.core.ledger import Ledger
 from slipring.core.means import Means, Mint
 from slipring.core.sealing import Seal
 from slipring.core.session import Session
@@ -21,6 +22,8 @@ from slipring.errors import ApiError, Unavailable
 from slipring.protocol.timing import TurnReport
 from slipring.server.auth import Caller, Keyring
 from slipring.server.clock import clock, now, shared_now
+from slipring.server.connections import Connections
+from slipring.server.descriptors import raise_limit, room_for_connections
 from slipring.server.ids import minter, new_node_id
 from slipring.server.parking import Parking
 from slipring.server.peers import Peers
@@ -57,6 +60,9 @@ class Service:
     scopes: SharedScopes
     parking: Parking
     peers: Peers
+    requests: Ledger
+    """Bytes of requests: while they come, wait and are served."""
+    connections: Connections
     node_id: str
     mint: Mint
     seal: Seal
@@ -74,6 +80,8 @@ class Service:
     ) -> "Service":
         limits = config.limits
         node_id = new_node_id()
+        requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
+        room = room_for_connections(raise_limit(), limits.max_connections)
         return cls(
             config=config,
             catalog=catalog,
@@ -83,6 +91,8 @@ class Service:
             scopes=SharedScopes(limits.tenant_cache_bytes, limits.process_cache_bytes),
             parking=Parking(limits.parked_s, limits.parked_bytes),
             peers=Peers(node_id, store.cluster, positions),
+            requests=requests,
+            connections=Connections(limits, room, requests, now),
             node_id=node_id,
             mint=minter(node_id),
             seal=KeyedSeal([new_key()]),

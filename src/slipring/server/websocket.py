@@ -1,7 +1,7 @@
 """A WebSocket connection: one reader, one writer, and the session between them.
 
-The reader never waits for generation, so pings are answered while a response is made. Silence and slow
-reading are noticed by ``tick``, which the server calls about once a second.
+The reader never waits for generation, so pings are answered while a response is made. Silence is noticed by
+``tick``, which the server calls about once a second; slow reading and slow sending by ``connections``.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from slipring.server.betas import of_socket, wants_no_retention
 from slipring.server.clock import now
 from slipring.server.driver import Driver
 from slipring.server.frames import text_frame
+from slipring.server.http_connection import connection_of
 from slipring.server.outbox import Outbox
 from slipring.server.service import Service
 from slipring.server.sockets import FrameWriter, answer_close, new_socket
@@ -40,6 +41,7 @@ class Connection:
     __slots__ = (
         "_closing",
         "_heard_at",
+        "_http",
         "_keeps_nothing",
         "_outbox",
         "_pinged_at",
@@ -57,11 +59,15 @@ class Connection:
     ) -> None:
         self._request = request
         self._socket = socket
-        limit_bytes = service.config.limits.send_buffer_bytes
+        self._http = connection_of(request)
+        limit_bytes, on_full = service.config.limits.send_buffer_bytes, self._http.queue_grew
         if socket.compress:
-            self._outbox = Outbox(partial(socket.send_frame, opcode=WSMsgType.TEXT), limit_bytes)
+            send = partial(socket.send_frame, opcode=WSMsgType.TEXT)
+            self._outbox = Outbox(send, limit_bytes, on_full=on_full)
         else:
-            self._outbox = Outbox(FrameWriter(request, socket).write, limit_bytes, frame=text_frame)
+            write = FrameWriter(request, socket).write
+            self._outbox = Outbox(write, limit_bytes, frame=text_frame, on_full=on_full)
+        self._http.become_socket(self._outbox.queued_bytes, self.close)
         self.flush = self._outbox.flush  # the sink's, without a step between
         self._closing: asyncio.Task[None] | None = None
         self._pinging: asyncio.Task[None] | None = None
@@ -100,17 +106,21 @@ class Connection:
                 message = await socket.receive()
                 self._heard_at = clock()
                 if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
+                    self._http.message_received()
                     self._run(session.receive(message.data, now()))
                     if self._outbox.full:
                         # A client that sends without reading waits for its own answers.
                         await self._outbox.room()
                 elif message.type is WSMsgType.PING:
+                    self._http.control_frame_received(len(message.data))
                     await socket.pong(message.data)
+                elif message.type is WSMsgType.PONG:
+                    self._http.control_frame_received(len(message.data))
                 elif message.type is WSMsgType.CLOSE:
                     is_valid = await answer_close(socket, message.data)
                     self._said_goodbye = self._closing is None and is_valid
                     return
-                elif message.type is not WSMsgType.PONG:
+                else:
                     return
         except OSError:
             return  # reset by the client
@@ -145,13 +155,10 @@ class Connection:
     # Time.
 
     def tick(self) -> None:
-        """Look after deadlines: the session's own, unread events, and silence."""
+        """Look after deadlines: the session's own, and silence."""
         self._run(self.driver.session.tick(now()))
         limits = self.driver.service.config.limits
         clock = asyncio.get_running_loop().time()
-        if self._outbox.stuck_for(clock) > limits.send_timeout_s:
-            self.abort()
-            return
         if not limits.ping_interval_s:
             return
         if clock - self._heard_at > limits.ping_interval_s + limits.pong_timeout_s:
@@ -165,8 +172,7 @@ class Connection:
 
     def abort(self) -> None:
         """Drop the connection without waiting for the client."""
-        if self._request.transport is not None:
-            self._request.transport.abort()
+        self._http.abort()
 
     def _run(self, actions: list[Action]) -> None:
         """Carry out actions from where one must not wait: what they send is written in the background."""
