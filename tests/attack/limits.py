@@ -18,6 +18,7 @@ LIMITS: Mapping[str, float] = {
     "max_runs": 32,
     "tenant_runs": 8,
     "parked_bytes": 32 * MIB,
+    "parked_s": 8,
     "recent_bytes": 16 * MIB,
     "unread_bytes": 256 * MIB,
     "tenant_unread_bytes": 128 * MIB,
