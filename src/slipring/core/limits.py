@@ -26,6 +26,12 @@ class Limits:
     max_lanes: int = _bound(32, "distinct stream_id values over the life of one connection")
     max_queued: int = _bound(64, "creates that may wait on one connection; a further one is a 429")
     max_queued_bytes: int = _bound(32 * _MIB, "bytes of waiting creates on one connection")
+    tenant_request_bytes: int = _bound(
+        256 * _MIB, "bytes of requests that wait or run for one tenant; a further one is a 429"
+    )
+    request_bytes: int = _bound(
+        1024 * _MIB, "bytes of requests that wait or run in one process; a further one is a 503"
+    )
     max_steers: int = _bound(32, "steers that may wait for one response; a further one fails")
     steer_after_tokens: int = _bound(
         64, "pieces of text after which a response that is steered is ended, sentence or not"
@@ -54,4 +60,5 @@ class Limits:
         15.0, "silence of a node after which its background responses count as failed"
     )
     max_runs: int = _bound(256, "background responses made at once by one process")
+    tenant_runs: int = _bound(64, "background responses made at once for one tenant; a further one is a 429")
     drain_timeout_s: float = _bound(30.0, "time that running responses get when the server stops")

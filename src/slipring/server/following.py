@@ -1,6 +1,7 @@
 """Telling a background run's events over SSE, from any number on and on any node."""
 
 import asyncio
+import math
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncGenerator
 
@@ -51,8 +52,8 @@ class _Follower:
     def __init__(self) -> None:
         self.told_to_leave = asyncio.Event()
 
-    def tick(self) -> None:
-        return
+    def tick(self) -> float:
+        return math.inf  # it has no deadlines of its own
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
         self.told_to_leave.set()

@@ -172,10 +172,12 @@ class Server:
             wait.cancel()
 
     async def _tick(self) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(_TICK_S)
-            for client in list(self.service.clients):
-                client.tick()
+            await asyncio.sleep(
+                _TICK_S - clock() % _TICK_S
+            )  # until a second begins: that is when alarms are due
+            await self.service.tick()
             self.service.parking.sweep(now())
 
 
