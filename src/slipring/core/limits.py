@@ -60,5 +60,8 @@ class Limits:
         15.0, "silence of a node after which its background responses count as failed"
     )
     max_runs: int = _bound(256, "background responses made at once by one process")
+    run_tail_bytes: int = _bound(
+        256 * _KIB, "latest events of a background response kept in memory for those who follow it"
+    )
     tenant_runs: int = _bound(64, "background responses made at once for one tenant; a further one is a 429")
     drain_timeout_s: float = _bound(30.0, "time that running responses get when the server stops")
