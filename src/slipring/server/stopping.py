@@ -1,7 +1,7 @@
 """How a process that serves is told to stop, and, when it is told again, to wait for nobody.
 
-SIGTERM and SIGINT stop it, and the second of them hurries it. SIGHUP stops it too, but never hurries it, and is
-ignored where the process was started so, as by nohup. SIGUSR1 and SIGUSR2 are logged and change nothing.
+SIGTERM and SIGINT stop it, and the second of them hurries it. SIGHUP stops it too, but never hurries it, and
+is ignored where the process was started so, as by nohup. SIGUSR1 and SIGUSR2 are logged and change nothing.
 """
 
 import asyncio

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def main() -> None:
-    # Ctrl-C and the end of a terminal reach everybody there, and a service manager may tell all processes of a
+    # Ctrl-C and the end of a terminal reach everybody there, a service manager may tell all processes of a
     # service to stop. Responses that still run need this one; it ends when its parent has let it go.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
