@@ -32,7 +32,7 @@ from slipring.openapi.document import document
 from slipring.progress import Loading
 from slipring.server.orders import Serving
 from slipring.server.run import Server
-from slipring.server.runtime import give_memory_back, loop_factory, set_up_logging
+from slipring.server.runtime import loop_factory, set_up_logging
 from slipring.server.stopping import MEANINGLESS, ignore
 from slipring.server.supervisor import Supervisor, engine_names, refuse_private_store
 
@@ -143,7 +143,6 @@ def describe() -> int:
 def serve(config: Config) -> int:
     """Run a server until it is told to stop."""
     ignore(*MEANINGLESS)
-    give_memory_back()
     set_up_logging(config.log_level, names_process=config.workers > 1)
     if config.workers > 1:
         refuse_private_store(config)

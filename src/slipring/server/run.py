@@ -24,6 +24,7 @@ from slipring.server.app import build_app
 from slipring.server.background import Background
 from slipring.server.clock import now
 from slipring.server.listening import base_url, join, listen, refuse_open_door
+from slipring.server.memory import FreedMemory, find_trim
 from slipring.server.orders import Serving
 from slipring.server.runtime import http_logger
 from slipring.server.sealing import open_seal
@@ -60,6 +61,7 @@ class Server:
         self.service = Service.assemble(config, self.catalog, self._store, known)
         self.background = Background(self.service)
         self._upkeep = Upkeep(self.service)
+        self._freed_memory = FreedMemory(self.service.requests, find_trim())
         self._runner: web.AppRunner | None = None
         self._ticker: asyncio.Task[None] | None = None
         self.stopping = Stopping()
@@ -178,6 +180,7 @@ class Server:
                 _TICK_S - clock() % _TICK_S
             )  # until a second begins: that is when alarms are due
             await self.service.tick()
+            await self._freed_memory.give_back(clock())
             self.service.parking.sweep(now())
 
 

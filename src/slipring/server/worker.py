@@ -30,7 +30,7 @@ from slipring.server.orders import (
     read_order,
 )
 from slipring.server.run import Server
-from slipring.server.runtime import give_memory_back, loop_factory, set_up_logging
+from slipring.server.runtime import loop_factory, set_up_logging
 from slipring.server.stopping import MEANINGLESS, Stopping, ignore, log_meaningless
 
 
@@ -46,7 +46,6 @@ def main() -> int:
         return 1
     assignment = read_order(first)
     assert isinstance(assignment, Assignment)
-    give_memory_back()
     set_up_logging(assignment.config.log_level, names_process=True)
     worker = Worker(assignment, reports)
     try:
