@@ -1,6 +1,7 @@
 """Memory of large requests: given back when much has been freed, and not all the time."""
 
 import asyncio
+import io
 import json
 import os
 import sys
@@ -69,7 +70,7 @@ async def test_a_server_gives_the_memory_of_large_requests_back() -> None:
     async with launched(*FAST) as server, aiohttp.ClientSession() as http:
 
         async def post() -> None:
-            async with http.post(f"{server.url}/responses", data=body) as answer:
+            async with http.post(f"{server.url}/responses", data=io.BytesIO(body)) as answer:
                 assert answer.status == 404
 
         async with http.post(f"{server.url}/responses", json={"input": "hello"}) as answer:

@@ -1,8 +1,8 @@
 """Memory of large requests, given back to the system when they are over.
 
 glibc keeps large buffers that are freed in its heap, where they stay resident for as long as the process
-lives. To have each of them mapped by itself instead (M_MMAP_THRESHOLD) makes a request of 15 MiB cost two thirds
-more CPU. So free memory is given back now and then, when much has been freed, by a thread.
+lives. To have each of them mapped by itself instead (M_MMAP_THRESHOLD) makes a request of 15 MiB cost two
+thirds more CPU. So free memory is given back now and then, when much has been freed, by a thread.
 """
 
 import asyncio
