@@ -18,6 +18,7 @@ from slipring.core.betas import NONE, Betas
 from slipring.core.cache import ConnectionCache, SharedScopes
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.head import Head
+from slipring.core.ledger import Ledger
 from slipring.core.limits import Limits
 from slipring.core.loaded import Loaded
 from slipring.core.means import Means
@@ -77,7 +78,8 @@ class World:
         self.store: dict[tuple[str, str], ResponseState] = {}
         self.models = Models()
         self.now = 1000.0
-        self.means = Means(mint=self.mint, clock=lambda: self.now, seal=Envelopes())
+        self.requests = Ledger(self.limits.tenant_request_bytes, self.limits.request_bytes)
+        self.means = Means(mint=self.mint, clock=lambda: self.now, seal=Envelopes(), requests=self.requests)
         self._minted: Counter[str] = Counter()
 
     def mint(self, prefix: str) -> str:

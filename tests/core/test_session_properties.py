@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from slipring.core.actions import Start
 from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text, Thought
+from slipring.core.steering import Steers
 from slipring.errors import ApiError, ContextLengthExceeded, Unavailable
 from tests.core.stage import Json, Stage, World, call_output, context_of, message
 
@@ -896,6 +897,26 @@ class Connections(RuleBasedStateMachine):
         assert process.used_bytes == sum(totals.values()) <= LIMITS["process_cache_bytes"]
 
     @invariant()
+    def the_bytes_of_requests_are_counted_while_they_wait_or_run(self):
+        totals = {"alice": 0, "bob": 0}
+        for peer in self.peers:
+            session = peer.stage.session
+            held = session._charges._held
+            turns = [*session._lanes.running(), *session._lanes.queued()] if peer.stage.close is None else []
+            for turn in turns:
+                taken = turn.size_bytes if not turn.follows or turn.steered_by is None else 0
+                assert held.get(turn, 0) >= taken, "a request is not counted"
+            steers = [each for turn in turns for each in (turn.steers, turn.steered_by) if each is not None]
+            steers += session._succession._waiting.values()
+            assert {each: each.size_bytes for each in steers} == {
+                holder: size for holder, size in held.items() if isinstance(holder, Steers)
+            }
+            assert held.keys() <= {*turns, *steers}, "a request is counted that is over"
+            totals[peer.tenant] += sum(held.values())
+        assert {tenant: self.world.requests.used_by(tenant) for tenant in totals} == totals
+        assert self.world.requests.used_bytes == sum(totals.values())
+
+    @invariant()
     def nobody_remembers_what_another_connection_made(self):
         for peer in self.peers:
             for response_id in peer.remembered():
@@ -921,6 +942,10 @@ class Connections(RuleBasedStateMachine):
         for peer in self.gone:
             peer.stage.order.finish(abandoned=True)
             assert peer.stage.cache.used_bytes == 0
+        self.the_bytes_of_requests_are_counted_while_they_wait_or_run()
+        for peer in self.peers:
+            peer.stage.session.closed()
+        assert self.world.requests.used_bytes == 0, "all is over"
 
     def _drain(self, peer: Peer) -> None:
         stage = peer.stage

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from slipring.core import frames, rollout, steering
 from slipring.core.cache import ConnectionCache
+from slipring.core.charges import Charges
 from slipring.core.lanes import Lanes
 from slipring.core.limits import Limits
 from slipring.core.phase import Phase
@@ -23,6 +24,7 @@ class Additions(Struct, frozen=True):
     lanes: Lanes
     limits: Limits
     succession: Succession
+    charges: Charges
 
     def steer(self, asked: frames.Steer, cache: ConnectionCache, refusing: ApiError | None) -> Event:
         """``refusing``: why nothing can follow any more."""
@@ -55,7 +57,9 @@ class Additions(Struct, frozen=True):
             said = "The response has been completed. Continue it instead."
             raise Refusal("response_already_completed", said)
         self._require_room(asked)
-        return turn.append(asked, now + self.limits.rollout_wait_s)
+        told = turn.append(asked, now + self.limits.rollout_wait_s)
+        self.charges.take(turn, asked.size_bytes)
+        return told
 
     def _require_room(self, asked: frames.Append) -> None:
         rollouts = [turn.rollout for turn in self.lanes.running() if turn.rollout is not None]
@@ -64,3 +68,5 @@ class Additions(Struct, frozen=True):
         if held + new > self.limits.max_queued_bytes or whole + new > self.limits.connection_cache_bytes:
             said = "Too much is held for rollouts on this connection already."
             raise Refusal("too_much_pending_input", said)
+        if (error := self.charges.objection(asked.size_bytes)) is not None:
+            raise Refusal("too_much_pending_input", error.message)

@@ -38,9 +38,9 @@ class Limits:
     body_timeout_s: float = _bound(30.0, "how long a body or a message may be coming without progress")
     keepalive_timeout_s: float = _bound(75.0, "how long an HTTP connection is kept open for another request")
     request_bytes: int = _bound(
-        1024 * _MIB, "bytes of requests that come, wait or are served, in one process"
+        1024 * _MIB, "bytes of requests that come, wait or run in one process; a further one is a 503"
     )
-    tenant_request_bytes: int = _bound(256 * _MIB, "the same, of one tenant")
+    tenant_request_bytes: int = _bound(256 * _MIB, "the same, of one tenant; a further one is a 429")
     connection_cache_bytes: int = _bound(
         64 * _MIB, "state of earlier responses kept in memory for one connection"
     )
@@ -65,4 +65,8 @@ class Limits:
         15.0, "silence of a node after which its background responses count as failed"
     )
     max_runs: int = _bound(256, "background responses made at once by one process")
+    run_tail_bytes: int = _bound(
+        256 * _KIB, "latest events of a background response kept in memory for those who follow it"
+    )
+    tenant_runs: int = _bound(64, "background responses made at once for one tenant; a further one is a 429")
     drain_timeout_s: float = _bound(30.0, "time that running responses get when the server stops")

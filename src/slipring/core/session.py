@@ -10,8 +10,10 @@ from msgspec import UNSET
 from slipring.core import frames, lineage, places, rollout, sealing, settings
 from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
 from slipring.core.additions import Additions
+from slipring.core.age import Age
 from slipring.core.betas import NONE, Betas
 from slipring.core.cache import ConnectionCache, NoMemory
+from slipring.core.charges import Charges
 from slipring.core.ending import Ending
 from slipring.core.generation import Delta, Models
 from slipring.core.lanes import Lanes
@@ -23,12 +25,7 @@ from slipring.core.stages import Stages
 from slipring.core.state import ResponseState
 from slipring.core.succession import Succession
 from slipring.core.turn import Turn
-from slipring.errors import (
-    ApiError,
-    ConnectionLimitReached,
-    PreviousResponseNotFound,
-    ServerError,
-)
+from slipring.errors import ApiError, ConnectionLimitReached, PreviousResponseNotFound, ServerError
 from slipring.protocol import items, requests
 from slipring.protocol.events import Error, Event
 from slipring.protocol.requests import CreateRequest
@@ -41,10 +38,11 @@ class Session:
     """The state of one connection."""
 
     __slots__ = (
-        "_active_at",
         "_additions",
+        "_age",
         "_betas",
         "_cache",
+        "_charges",
         "_closed",
         "_ending",
         "_finished",
@@ -52,7 +50,6 @@ class Session:
         "_limits",
         "_means",
         "_models",
-        "_opened_at",
         "_succession",
         "asks_each_turn",
         "tenant",
@@ -78,10 +75,11 @@ class Session:
         self._means = means
         self._cache = cache
         self._lanes = Lanes(limits.max_in_flight, limits.max_lanes)
-        self._succession = Succession(limits, means, models)
-        self._additions = Additions(self._lanes, limits, self._succession)
+        self._charges = Charges(means.requests, tenant)
+        self._succession = Succession(limits, means, models, self._charges)
+        self._additions = Additions(self._lanes, limits, self._succession, self._charges)
         self._finished: dict[Turn, ResponseState] = {}
-        self._opened_at = self._active_at = now
+        self._age = Age(limits, now)
         self._ending: Ending | None = None
         self._closed = False
 
@@ -97,7 +95,7 @@ class Session:
 
     def receive(self, frame: bytes | str, now: float) -> list[Action]:
         """A message arrived on the socket: text, or bytes that should have been text."""
-        self._active_at = now
+        self._age.touch(now)
         if self._closed:
             return []
         stages = Stages(self._means.clock)
@@ -130,13 +128,12 @@ class Session:
         """
         if self._closed:
             return []
+        lane: str | None = None
         try:
             lane = requests.read_lane(request.stream_id)
-        except ApiError as refusal:
-            return [_refuse(refusal)]
-        try:
             if self._lanes.must_wait(self._lanes.open(lane)):
                 self._lanes.require_room(size_bytes, self._limits)
+            self._charges.require_room(size_bytes)
         except ApiError as refusal:
             return [_refuse(refusal, lane)]
         turn = Turn(
@@ -149,6 +146,7 @@ class Session:
             error=self._refusing or error or rollout.objection_to(request, self._betas),
             detached=detached,
         )
+        self._charges.take(turn, size_bytes)
         self._pin(turn)
         self._lanes.enqueue(turn)
         return self._advance(now)
@@ -240,19 +238,22 @@ class Session:
         """Time has passed."""
         if self._closed:
             return []
+        if self._ending is not None:
+            return self._abandon(now) if now >= self._ending.deadline else []
         limits = self._limits
-        if self._ending is None:
-            if now - self._opened_at >= limits.max_age_s:
-                return self.end(
-                    ConnectionLimitReached(limits.max_age_s), code=1000, grace_s=limits.age_grace_s, now=now
-                )
-            if limits.idle_timeout_s and self._idle and now - self._active_at >= limits.idle_timeout_s:
-                self._closed = True
-                return [Close(1000, "idle")]
-            return self._settle(now, late=True) if self._lanes.in_flight else []
-        if now >= self._ending.deadline:
-            return self._abandon(now)
-        return []
+        if self._age.is_reached(now):
+            error = ConnectionLimitReached(limits.max_age_s)
+            return self.end(error, code=1000, grace_s=limits.age_grace_s, now=now)
+        if self._idle and self._age.is_idle(now):
+            self._closed = True
+            return [Close(1000, "idle")]
+        return self._settle(now, late=True) if self._lanes.in_flight else []
+
+    @property
+    def rests_until(self) -> float | None:
+        """When ``tick`` has something to do if nothing happens before; None: it may have so any moment."""
+        at_rest = self._idle and self._ending is None and not self._closed
+        return self._age.deadline if at_rest else None
 
     def end(self, error: ApiError, *, code: int, grace_s: float, now: float) -> list[Action]:
         """Wind down: running turns may finish, everything else is refused with ``error``, then close.
@@ -284,8 +285,7 @@ class Session:
         return cache
 
     def closed(self) -> list[Action]:
-        """The connection is gone: nobody will read what is being made. What is being saved is saved, and
-        counts."""
+        """The connection is gone: nobody reads what is made. What is being saved is saved, and counts."""
         self._closed = True
         actions: list[Action] = []
         for turn in list(self._lanes.running()):
@@ -294,6 +294,7 @@ class Session:
             turn.phase = Phase.ENDED
         self._finished.clear()
         self._cache.clear()
+        self._charges.close()
         return actions
 
     # Within.
@@ -311,16 +312,13 @@ class Session:
 
     def _advance(self, now: float) -> list[Action]:
         """Begin every turn that may run now; at the end of a connection, close it when all is quiet."""
-        self._active_at = now
+        self._age.touch(now)
         actions: list[Action] = []
         while not self._closed and (turn := self._lanes.next()) is not None:
             actions += self._begin(turn, now)
         if self._ending is not None and self._idle and not self._closed:
             self._closed = True
-            actions += [
-                _refuse(self._ending.error),
-                Close(self._ending.code, self._ending.error.code),
-            ]
+            actions += [_refuse(self._ending.error), Close(self._ending.code, self._ending.error.code)]
         return actions
 
     def _begin(self, turn: Turn, now: float) -> list[Action]:
@@ -390,6 +388,7 @@ class Session:
             self._evict_parent(turn)
             told.append(Error.of(error, turn.lane))
         turn.phase = Phase.ENDED
+        self._charges.release(turn)
         self._lanes.release(turn)
         turn.stages.lap("terminal")
         return [Send(told), Record(turn.lane, turn.report(error))]
@@ -397,6 +396,7 @@ class Session:
     def _end(self, turn: Turn, last: list[Event], now: float) -> list[Action]:
         """A response is over, with its last events; others may go on."""
         turn.phase = Phase.ENDED
+        self._charges.release(turn)
         state = self._finished.pop(turn, None)
         turn.stages.lap("terminal")
         report = turn.report()

@@ -26,6 +26,7 @@ from slipring.server.background import Background
 from slipring.server.clock import now
 from slipring.server.http_connection import HttpConnection, connection_factory
 from slipring.server.listening import base_url, join, listen, refuse_open_door
+from slipring.server.memory import FreedMemory, find_trim
 from slipring.server.orders import Serving
 from slipring.server.runtime import http_logger
 from slipring.server.sealing import open_seal
@@ -64,6 +65,7 @@ class Server:
         self.service = Service.assemble(config, self.catalog, self._store, known)
         self.background = Background(self.service)
         self._upkeep = Upkeep(self.service)
+        self._freed_memory = FreedMemory(self.service.requests, find_trim())
         self._runner: web.AppRunner | None = None
         self._acceptors: list[Acceptor] = []
         self._ticker: asyncio.Task[None] | None = None
@@ -193,10 +195,13 @@ class Server:
             wait.cancel()
 
     async def _tick(self) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(_TICK_S)
-            for client in list(self.service.clients):
-                client.tick()
+            await asyncio.sleep(
+                _TICK_S - clock() % _TICK_S
+            )  # until a second begins: that is when alarms are due
+            await self.service.tick()
+            await self._freed_memory.give_back(clock())
             self.service.parking.sweep(now())
             self.service.connections.tick()
 
