@@ -1,9 +1,10 @@
 """The arrows between the parts, read from the imports.
 
-    cli → {server, chat, keys, openapi, bench} server → {engines, stores, core, keys.token}
+    cli → {server, chat, keys, openapi, bench} server → {engines, sandbox, stores, core, keys.token}
     keys → stores                              openapi → protocol
-    stores → {core, protocol}                  engines → {core.generation, core.head, protocol}
+    stores → {core, protocol}                  engines → {sandbox, core.generation, core.head, protocol}
     chat, bench → nothing                      core → protocol → errors
+    sandbox → errors
 
 ``protocol``, ``core`` and ``prompts`` are pure: no I/O, no clock, no randomness.
 """
@@ -25,12 +26,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "config": ("core.limits", "models", "rules"),
     "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.head", "prompts"),
-    "engines": ("errors", "protocol", "core.generation", "core.head", "prompts", "engines"),
+    "sandbox": ("errors", "sandbox"),
+    "engines": ("errors", "protocol", "core.generation", "core.head", "prompts", "sandbox", "engines"),
     "stores": ("errors", "protocol", "core", "stores"),
     "keys": ("errors", "config", "protocol.wire", "stores", "keys"),
     "server": (
         *("", "errors", "config", "models", "protocol"),
-        *("core", "engines", "stores", "keys.token", "server"),
+        *("core", "engines", "sandbox", "stores", "keys.token", "server"),
     ),
     "chat": ("chat",),
     "bench": ("", "bench"),

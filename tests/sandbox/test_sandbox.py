@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from slipring.sandbox.queue import FairQueue
 from slipring.sandbox.tasks import TASKS
 
 NAMES = "echo count hold spin repeat allocate retain crash leave refuse fail nest chatter whoami".split()
-TEST_TASKS = {name: "tests.sandbox.tasks" for name in NAMES}
+TEST_TASKS = dict.fromkeys(NAMES, "tests.sandbox.tasks")
 BOUNDS = Bounds(timeout_s=1.0, memory_bytes=128 * MIB)
 
 
@@ -55,13 +55,19 @@ async def release(fifo: Path, text: str = "go") -> None:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 async def test_nothing_is_started_before_the_first_call(sandbox: Sandbox) -> None:
     assert sandbox.pids == []
-    assert await sandbox.run("t", "echo", ["a", 1, b"\x00", None, {"x": 2.5}]) == ["a", 1, b"\x00", None, {"x": 2.5}]
+    assert await sandbox.run("t", "echo", ["a", 1, b"\x00", None, {"x": 2.5}]) == [
+        "a",
+        1,
+        b"\x00",
+        None,
+        {"x": 2.5},
+    ]
     assert len(sandbox.pids) == 1
 
 
@@ -142,7 +148,13 @@ async def test_what_libraries_print_does_not_reach_the_parent(sandbox: Sandbox) 
 
 async def test_outcomes_are_kept_per_tenant_refusals_too(sandbox: Sandbox, tmp_path: Path) -> None:
     path = str(tmp_path / "calls")
-    assert [await sandbox.run(tenant, "count", path) for tenant in ("a", "a", "b", "a", "b")] == [1, 1, 2, 1, 2]
+    assert [await sandbox.run(tenant, "count", path) for tenant in ("a", "a", "b", "a", "b")] == [
+        1,
+        1,
+        2,
+        1,
+        2,
+    ]
     for task, arguments in (("spin", ()), ("crash", (int(signal.SIGSEGV),)), ("refuse", ())):
         with pytest.raises(InvalidRequest):
             await sandbox.run("t", task, *arguments)
@@ -189,8 +201,7 @@ async def test_a_tenant_has_one_child_though_there_are_two(fifo: Path) -> None:
 async def test_waiting_calls_of_a_tenant_are_bounded(fifo: Path) -> None:
     async with opened(waiting=2) as sandbox:
         calls = [asyncio.create_task(sandbox.run("greedy", "hold", str(fifo)))]
-        for n in range(2):
-            calls.append(asyncio.create_task(sandbox.run("greedy", "echo", n)))
+        calls += [asyncio.create_task(sandbox.run("greedy", "echo", n)) for n in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(RateLimited):
             await sandbox.run("greedy", "echo", "one too many")
@@ -236,7 +247,9 @@ async def test_closing_ends_the_children_and_all_who_wait(fifo: Path) -> None:
         calls.append(asyncio.create_task(sandbox.run("t", "echo", 1)))
         await until(lambda: bool(sandbox.pids))
         await sandbox.close()
-        assert all(isinstance(told, Unavailable) for told in await asyncio.gather(*calls, return_exceptions=True))
+        assert all(
+            isinstance(told, Unavailable) for told in await asyncio.gather(*calls, return_exceptions=True)
+        )
         assert sandbox.pids == []
         with pytest.raises(Unavailable):
             await sandbox.run("t", "echo", 2)

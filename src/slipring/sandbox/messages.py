@@ -75,7 +75,7 @@ call = msgspec.msgpack.Decoder(Call)
 report: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 
 
-def encode(message: Orders | Call | Report) -> bytes:
+def encode(message: Orders | Call | Report | Outcome) -> bytes:
     """A message without its length."""
     return msgspec.msgpack.encode(message)
 

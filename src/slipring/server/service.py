@@ -17,8 +17,11 @@ from slipring.core.sealing import Seal
 from slipring.core.session import Session
 from slipring.core.state import Positions
 from slipring.engines.catalog import Catalog
+from slipring.engines.compiler import Compiler
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.timing import TurnReport
+from slipring.sandbox.bounds import Bounds
+from slipring.sandbox.client import Sandbox
 from slipring.server.auth import Caller, Keyring
 from slipring.server.clock import clock, now, shared_now
 from slipring.server.ids import minter, new_node_id
@@ -59,6 +62,9 @@ class Service:
     peers: Peers
     node_id: str
     mint: Mint
+    sandbox: Sandbox
+    compiler: Compiler
+    """Compiles what clients define, in the sandbox."""
     seal: Seal
     """By a key of its own until the server has started."""
     clients: set[Client] = field(default_factory=set)
@@ -74,6 +80,16 @@ class Service:
     ) -> "Service":
         limits = config.limits
         node_id = new_node_id()
+        sandbox = Sandbox(
+            Bounds(
+                timeout_s=limits.compile_timeout_s,
+                memory_bytes=limits.compile_memory_bytes,
+                processes=limits.compile_processes,
+                waiting=limits.max_compiles_waiting,
+                call_bytes=limits.max_compiled_bytes,
+                cache_bytes=limits.compile_cache_bytes,
+            )
+        )
         return cls(
             config=config,
             catalog=catalog,
@@ -85,6 +101,8 @@ class Service:
             peers=Peers(node_id, store.cluster, positions),
             node_id=node_id,
             mint=minter(node_id),
+            sandbox=sandbox,
+            compiler=Compiler(sandbox, limits.max_grammar_states),
             seal=KeyedSeal([new_key()]),
         )
 
