@@ -5,7 +5,8 @@ Such a frame is no turn and waits in no lane: it goes with the response that it 
 
 from msgspec import Struct
 
-from slipring.core import frames, rollout, steering
+from slipring.core import frames, lineage, rollout, steering
+from slipring.core.beginning import intake_of
 from slipring.core.cache import ConnectionCache
 from slipring.core.charges import Charges
 from slipring.core.lanes import Lanes
@@ -16,6 +17,7 @@ from slipring.core.succession import Succession
 from slipring.core.turn import Turn
 from slipring.errors import ApiError
 from slipring.protocol.events import Event
+from slipring.protocol.intake import Compilable
 
 
 class Additions(Struct, frozen=True):
@@ -33,6 +35,16 @@ class Additions(Struct, frozen=True):
         state = cache.find(asked.target)
         lane = cache.lane_of(asked.target) if state is not None else None
         return steering.refused(asked, steering.objection(asked, state), None, lane)
+
+    def defined_by(self, asked: frames.Append) -> list[Compilable]:
+        """What comes with something that a rollout may take, and has to be compiled first. Raises what is
+        wrong with it."""
+        turn = self.lanes.making(asked.target)
+        if asked.error is not None or turn is None or turn.rollout is None:
+            return []
+        intake = intake_of(self.limits)
+        lineage.take_definitions(asked.items, intake)
+        return intake.grammars
 
     def append(
         self, asked: frames.Append, cache: ConnectionCache, now: float

@@ -63,6 +63,8 @@ class Server:
             config.store, config.limits, known, retention_s=config.retention_days * _DAY_S
         )
         self.service = Service.assemble(config, self.catalog, self._store, known)
+        for each in self.catalog.engines:
+            each.compiler = self.service.compiler
         self.background = Background(self.service)
         self._upkeep = Upkeep(self.service)
         self._freed_memory = FreedMemory(self.service.requests, find_trim())
@@ -184,6 +186,7 @@ class Server:
     async def _let_go(self) -> None:
         async with AsyncExitStack() as last:  # each of them, whatever becomes of the others
             last.push_async_callback(self._store.close)
+            last.push_async_callback(self.service.sandbox.close)
             for engine in self.catalog.engines:
                 last.push_async_callback(engine.close)
             last.push_async_callback(self.service.peers.close)

@@ -19,8 +19,11 @@ from slipring.core.sealing import Seal
 from slipring.core.session import Session
 from slipring.core.state import Positions
 from slipring.engines.catalog import Catalog
+from slipring.engines.compiler import Compiler
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.timing import TurnReport
+from slipring.sandbox.bounds import Bounds
+from slipring.sandbox.client import Sandbox
 from slipring.server.alarms import Alarms
 from slipring.server.auth import Caller, Keyring
 from slipring.server.clock import clock, now, shared_now
@@ -73,6 +76,9 @@ class Service:
     connections: Connections
     node_id: str
     mint: Mint
+    sandbox: Sandbox
+    compiler: Compiler
+    """Compiles what clients define, in the sandbox."""
     seal: Seal
     """By a key of its own until the server has started."""
     clients: set[Client] = field(default_factory=set)
@@ -91,6 +97,16 @@ class Service:
         node_id = new_node_id()
         requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
         room = room_for_connections(raise_limit(), limits.max_connections)
+        sandbox = Sandbox(
+            Bounds(
+                timeout_s=limits.compile_timeout_s,
+                memory_bytes=limits.compile_memory_bytes,
+                processes=limits.compile_processes,
+                waiting=limits.max_compiles_waiting,
+                call_bytes=limits.max_compiled_bytes,
+                cache_bytes=limits.compile_cache_bytes,
+            )
+        )
         return cls(
             config=config,
             catalog=catalog,
@@ -104,6 +120,8 @@ class Service:
             connections=Connections(limits, room, requests, now),
             node_id=node_id,
             mint=minter(node_id),
+            sandbox=sandbox,
+            compiler=Compiler(sandbox, limits.max_grammar_states),
             seal=KeyedSeal([new_key()]),
         )
 
