@@ -18,7 +18,9 @@ from typing import Any
 
 from common import keep, spread, verdict
 
+from slipring.core.beginning import intake_of
 from slipring.core.generation import Capabilities, Finished, Job, Model
+from slipring.core.limits import Limits
 from slipring.core.means import Means
 from slipring.core.stages import Stages
 from slipring.core.state import ResponseState
@@ -64,7 +66,7 @@ def begun(
     means = Means(mint=lambda prefix: prefix, clock=time.perf_counter, seal=KeyedSeal([new_key()]))
     turn = Turn(request, tenant="t", lane=None, size_bytes=0, means=means, stages=stages)
     turn.parent = parent
-    return turn, turn.begin(response_id, MODEL, items, now=0.0)
+    return turn, turn.begin(response_id, MODEL, items, 0.0, intake_of(Limits()))
 
 
 def chain(renderer: FoldingRenderer, tokens: int) -> ResponseState:

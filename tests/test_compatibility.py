@@ -46,6 +46,7 @@ from slipring.core.actions import Action, Load, Send, Start, Weigh
 from slipring.core.betas import Betas
 from slipring.core.cache import ConnectionCache
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
+from slipring.core.ledger import Ledger
 from slipring.core.limits import Limits
 from slipring.core.loaded import Joined, Loaded
 from slipring.core.means import Means
@@ -437,7 +438,7 @@ def open_session() -> Session:
         tenant="tests",
         models=CATALOG,
         limits=Limits(),
-        means=Means(mint=mint, clock=lambda: 0.0, seal=SEAL),
+        means=Means(mint=mint, clock=lambda: 0.0, seal=SEAL, requests=Ledger(2**40, 2**40)),
         cache=ConnectionCache(2**20),
         now=0.0,
         betas=Betas(rollout=True, inject=True),

@@ -6,6 +6,7 @@ every foreseeable failure into one line on standard error and a non-zero exit co
 
 import argparse
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from slipring.progress import Loading
 from slipring.server.orders import Serving
 from slipring.server.run import Server
 from slipring.server.runtime import loop_factory, set_up_logging
+from slipring.server.stopping import MEANINGLESS, ignore
 from slipring.server.supervisor import Supervisor, engine_names, refuse_private_store
 
 USAGE_ERROR = 2
@@ -140,6 +142,7 @@ def describe() -> int:
 
 def serve(config: Config) -> int:
     """Run a server until it is told to stop."""
+    ignore(*MEANINGLESS)
     set_up_logging(config.log_level, names_process=config.workers > 1)
     if config.workers > 1:
         refuse_private_store(config)
@@ -148,7 +151,8 @@ def serve(config: Config) -> int:
         serving = _serve(Server(config))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serving)
-    print("slipring: stopped", flush=True)
+    with contextlib.suppress(OSError):  # the terminal may be gone
+        print("slipring: stopped", flush=True)
     return 0
 
 

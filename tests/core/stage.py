@@ -2,8 +2,8 @@
 
 A `World` is what connections share; a `Stage` is one connection in it. The stage carries out the actions of
 its session by writing them down: what was sent is in `events`, and the work that a real driver would do
-lies in `loads`, `weighs`, `starts` and `saves` until a test does it. Every frame is validated, and the order
-of all frames is checked, so that each test is also a test of the wire.
+lies in `loads`, `checks`, `weighs`, `starts` and `saves` until a test does it. Every frame is validated, and
+the order of all frames is checked, so that each test is also a test of the wire.
 """
 
 import json
@@ -11,13 +11,26 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from msgspec import Raw
+from msgspec import Raw, structs
 
-from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
+from slipring.core.actions import (
+    Action,
+    Cancel,
+    Check,
+    CheckAppended,
+    Close,
+    Load,
+    Record,
+    Save,
+    Send,
+    Start,
+    Weigh,
+)
 from slipring.core.betas import NONE, Betas
 from slipring.core.cache import ConnectionCache, SharedScopes
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.head import Head
+from slipring.core.ledger import Ledger
 from slipring.core.limits import Limits
 from slipring.core.loaded import Loaded
 from slipring.core.means import Means
@@ -77,7 +90,8 @@ class World:
         self.store: dict[tuple[str, str], ResponseState] = {}
         self.models = Models()
         self.now = 1000.0
-        self.means = Means(mint=self.mint, clock=lambda: self.now, seal=Envelopes())
+        self.requests = Ledger(self.limits.tenant_request_bytes, self.limits.request_bytes)
+        self.means = Means(mint=self.mint, clock=lambda: self.now, seal=Envelopes(), requests=self.requests)
         self._minted: Counter[str] = Counter()
 
     def mint(self, prefix: str) -> str:
@@ -120,6 +134,8 @@ class Stage:
         self.events: list[Json] = []
         self.frames: list[bytes] = []
         self.loads: dict[Turn, Load] = {}
+        self.checks: dict[Turn, Check] = {}
+        self.checks_appended: list[CheckAppended] = []
         self.weighs: dict[Turn, Weigh] = {}
         self.starts: dict[Turn, Start] = {}
         self.saves: dict[Turn, Save] = {}
@@ -174,6 +190,15 @@ class Stage:
         """The job that runs on a lane."""
         return self.starts[self._at(self.starts, lane)].job
 
+    def check(self, lane: str | None = None) -> list[Json]:
+        """What a request defines has been compiled."""
+        return self._run(self.session.checked(self.checks.pop(self._at(self.checks, lane))))
+
+    def check_appended(self, error: ApiError | None = None) -> list[Json]:
+        """What was to be appended first has been compiled, or could not be."""
+        asked = self.checks_appended.pop(0).asked
+        return self._run(self.session.appended(structs.replace(asked, error=error), self.world.now))
+
     def weigh(self, tokens: int, lane: str | None = None) -> list[Json]:
         """The engine has counted what it was asked to count."""
         weigh = self.weighs.pop(self._at(self.weighs, lane))
@@ -223,7 +248,7 @@ class Stage:
 
     def fail(self, lane: str | None = None, error: ApiError | None = None) -> list[Json]:
         """Whatever works on this lane's turn cannot do it: engine, load or save."""
-        for work in (self.weighs, self.starts, self.loads, self.saves):
+        for work in (self.checks, self.weighs, self.starts, self.loads, self.saves):
             for turn in [turn for turn in work if turn.lane == lane]:
                 del work[turn]
                 return self._run(self.session.failed(turn, error or ServerError(), self.world.now))
@@ -254,17 +279,16 @@ class Stage:
             assert self.close is None, f"{action} after Close"
             if isinstance(action, Send):
                 self._send(action)
-            elif isinstance(action, Load):
-                self.loads[action.turn] = action
-            elif isinstance(action, Weigh):
-                self.weighs[action.turn] = action
+            elif isinstance(action, CheckAppended):
+                self.checks_appended.append(action)
             elif isinstance(action, Start):
                 self._start(action)
-            elif isinstance(action, Save):
-                self.saves[action.turn] = action
+            elif isinstance(action, Load | Check | Weigh | Save):
+                work: Any = {Load: self.loads, Check: self.checks, Weigh: self.weighs, Save: self.saves}
+                work[type(action)][action.turn] = action
             elif isinstance(action, Cancel):
                 self.cancelled.append(action.turn)
-                for work in (self.loads, self.weighs, self.starts, self.saves):
+                for work in (self.loads, self.checks, self.weighs, self.starts, self.saves):
                     work.pop(action.turn, None)
             elif isinstance(action, Record):
                 self.reports.append(action)

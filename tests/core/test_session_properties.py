@@ -22,7 +22,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from slipring.core.actions import Start
 from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text, Thought
-from slipring.errors import ApiError, ContextLengthExceeded, Unavailable
+from slipring.core.steering import Steers
+from slipring.core.turn import Turn
+from slipring.errors import ApiError, ContextLengthExceeded, InvalidRequest, Unavailable
 from tests.core.stage import Json, Stage, World, call_output, context_of, message
 
 LIMITS = {
@@ -46,6 +48,9 @@ TOO_LONG: Json = {"seed": 666}
 """The engine reads the job and refuses it."""
 UNBEARABLE = "unbearable"
 """The same, of what was added to the response before."""
+MEANINGLESS = "meaningless"
+"""A grammar that cannot be compiled."""
+IN_GRAMMAR = "tools[0].format.definition"
 UNSERVABLE: list[Json] = [{"model": "nobody"}, {"background": True}, TOO_LONG]
 CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
 MANAGED: list[Json] = [{"type": "compaction", "compact_threshold": 1000}]
@@ -62,10 +67,21 @@ class Request(NamedTuple):
     managed: bool = False
     """Whether its context is to be compacted, should the engine find it too long."""
     rollout: bool = False
+    grammar: str = ""
+    """Of a tool that it defines, if it does."""
 
 
 ROLLOUTS = [Request(store=False, rollout=True), Request(store=True, rollout=True)]
-GOOD_REQUESTS = [Request(store=False), Request(store=True), Request(store=True, managed=True), *ROLLOUTS]
+DEFINING = [
+    Request(store=True, grammar="good"),
+    Request(store=False, grammar="good too", managed=True),
+    Request(store=False, grammar="good", rollout=True),
+]
+GOOD_REQUESTS = [
+    *(Request(store=False), Request(store=True), Request(store=True, managed=True)),
+    *ROLLOUTS,
+    *DEFINING,
+]
 REQUESTS = [
     *(2 * GOOD_REQUESTS),
     Request(store=False, generate=False),
@@ -73,7 +89,17 @@ REQUESTS = [
     Request(store=True, outputs="none"),
     Request(store=False, outputs="orphan"),
     *(Request(store=False, fault=fault) for fault in (*BAD_BODIES, *UNSERVABLE)),
+    Request(store=False, grammar=MEANINGLESS),
+    Request(store=True, grammar=MEANINGLESS, rollout=True),
 ]
+
+
+ODD_REQUESTS = REQUESTS[2 * len(GOOD_REQUESTS) :][:4]
+
+
+def tools_of(request: Request) -> list[Json]:
+    format = {"type": "grammar", "syntax": "regex", "definition": request.grammar}
+    return [{"type": "custom", "name": "tool", "format": format}] if request.grammar else []
 
 
 @dataclass(eq=False)
@@ -176,6 +202,8 @@ class Model:
             return f"No tool output found for function call {left[0]}."
         if asked.request.fault == TOO_LONG:
             return "input"
+        if asked.request.grammar == MEANINGLESS:
+            return IN_GRAMMAR
         return "background" if asked.request.fault else None
 
     def finish(self, peer: "Peer", asked: Asked, status: str, *, stored: bool) -> None:
@@ -252,7 +280,8 @@ class Peer:
     def busy(self) -> list[str | None]:
         """The lanes on which something is being done."""
         stage = self.stage
-        working = [turn.lane for turn in (*stage.weighs, *stage.starts, *stage.loads, *stage.saves)]
+        beginning = (*stage.loads, *stage.checks, *stage.weighs)
+        working = [turn.lane for turn in (*beginning, *stage.starts, *stage.saves)]
         return working + self.paused
 
     @property
@@ -279,6 +308,7 @@ class Peer:
                 generate=request.generate,
                 context_management=MANAGED if request.managed else None,
                 rollout=request.rollout,
+                tools=tools_of(request),
                 **request.fault,
             )
         assert self.refusal == expected
@@ -394,12 +424,23 @@ class Peer:
         """Turns that have begun may go on until then; those that only wait may not begin."""
         if self.deadline is None:
             self.deadline = deadline
-            begun = [self.head(turn.lane) for turn in (*self.stage.loads, *self.stage.weighs)]
+            begun = [self.head(turn.lane) for turn in self._beginning()]
             taken = {asked.previous for asked in begun if asked.request.generate and self._waits_for(asked)}
             for target in self.waiting.keys() - taken:
                 self.owed.update(self.waiting[target])
-        for turn in (*self.stage.loads, *self.stage.weighs):
+        for turn in self._beginning():
             self.head(turn.lane).loading = True
+
+    def _beginning(self) -> list[Turn]:
+        """Turns that have begun, and are no responses yet."""
+        return [*self.stage.loads, *self.stage.checks, *self.stage.weighs]
+
+    def check(self, lane: str | None) -> None:
+        """Compile what a request defines."""
+        if self.head(lane).request.grammar == MEANINGLESS:
+            self.stage.fail(lane, InvalidRequest("It means nothing.", param=IN_GRAMMAR))
+        else:
+            self.stage.check(lane)
 
     # Checking.
 
@@ -702,7 +743,7 @@ class Connections(RuleBasedStateMachine):
                 peer.stage.save(lane)
 
     @precondition(lambda self: any(peer.waiting for peer in self.peers))
-    @rule(pick=st.integers(0, 8), request=st.sampled_from([*GOOD_REQUESTS, *REQUESTS[10:14]]))
+    @rule(pick=st.integers(0, 8), request=st.sampled_from([*GOOD_REQUESTS, *ODD_REQUESTS]))
     def go_on_from_what_waits(self, pick, request):
         waiting = [(who, target) for who, peer in enumerate(self.peers) for target in peer.waiting]
         who, target = waiting[pick % len(waiting)]
@@ -788,6 +829,9 @@ class Connections(RuleBasedStateMachine):
             self._answer(peer, lane)
         elif peer.is_at("loads", lane):
             peer.load(lane)
+        elif peer.is_at("checks", lane):
+            with peer.forgetting_only_evictable():
+                peer.check(lane)
         elif peer.is_at("weighs", lane):
             peer.stage.weigh(1000 * (pick % 3), lane)
         elif peer.is_at("saves", lane):
@@ -821,7 +865,7 @@ class Connections(RuleBasedStateMachine):
         if lane in peer.paused:
             return  # nobody works on it who could fail
         self.calm = 0
-        peer.head(lane).loading = peer.is_at("loads", lane) or peer.is_at("weighs", lane)
+        peer.head(lane).loading = any(peer.is_at(work, lane) for work in ("loads", "checks", "weighs"))
         with peer.forgetting_only_evictable():
             peer.stage.fail(lane)
 
@@ -865,7 +909,7 @@ class Connections(RuleBasedStateMachine):
             peer.stage.tick()
             assert seconds < LIMITS["rollout_wait_s"] or not peer.paused, "waits forever"
             in_time = peer.deadline is None or self.world.now < peer.deadline
-            at_work = peer.stage.starts or peer.stage.loads or peer.stage.weighs
+            at_work = peer.stage.starts or peer._beginning()
             assert in_time or not at_work, "the grace is over"
 
     # Always.
@@ -896,6 +940,26 @@ class Connections(RuleBasedStateMachine):
         assert process.used_bytes == sum(totals.values()) <= LIMITS["process_cache_bytes"]
 
     @invariant()
+    def the_bytes_of_requests_are_counted_while_they_wait_or_run(self):
+        totals = {"alice": 0, "bob": 0}
+        for peer in self.peers:
+            session = peer.stage.session
+            held = session._charges._held
+            turns = [*session._lanes.running(), *session._lanes.queued()] if peer.stage.close is None else []
+            for turn in turns:
+                taken = turn.size_bytes if not turn.follows or turn.steered_by is None else 0
+                assert held.get(turn, 0) >= taken, "a request is not counted"
+            steers = [each for turn in turns for each in (turn.steers, turn.steered_by) if each is not None]
+            steers += session._succession._waiting.values()
+            assert {each: each.size_bytes for each in steers} == {
+                holder: size for holder, size in held.items() if isinstance(holder, Steers)
+            }
+            assert held.keys() <= {*turns, *steers}, "a request is counted that is over"
+            totals[peer.tenant] += sum(held.values())
+        assert {tenant: self.world.requests.used_by(tenant) for tenant in totals} == totals
+        assert self.world.requests.used_bytes == sum(totals.values())
+
+    @invariant()
     def nobody_remembers_what_another_connection_made(self):
         for peer in self.peers:
             for response_id in peer.remembered():
@@ -921,6 +985,10 @@ class Connections(RuleBasedStateMachine):
         for peer in self.gone:
             peer.stage.order.finish(abandoned=True)
             assert peer.stage.cache.used_bytes == 0
+        self.the_bytes_of_requests_are_counted_while_they_wait_or_run()
+        for peer in self.peers:
+            peer.stage.session.closed()
+        assert self.world.requests.used_bytes == 0, "all is over"
 
     def _drain(self, peer: Peer) -> None:
         stage = peer.stage
@@ -929,6 +997,8 @@ class Connections(RuleBasedStateMachine):
                 self._answer(peer, lane)
             for turn in list(stage.loads):
                 peer.load(turn.lane)
+            for turn in list(stage.checks):
+                peer.check(turn.lane)
             for turn in list(stage.weighs):
                 stage.weigh(1000, turn.lane)
             for turn in list(stage.starts):
@@ -951,8 +1021,7 @@ class Connections(RuleBasedStateMachine):
         saving |= {asked.lane for asked in kept if asked.paused or asked.has_steps}
         peer.stage.hang_up()
         assert not peer.stage.starts
-        assert not peer.stage.loads
-        assert not peer.stage.weighs
+        assert not peer._beginning()
         assert {turn.lane for turn in peer.stage.saves} == saving
         self.gone.append(peer)
         self.peers[who] = Peer(self.model, self.world, peer.tenant)

@@ -2,8 +2,9 @@
 
 import pytest
 
+from slipring.core.beginning import intake_of
 from slipring.core.generation import Accepted, Finished, Text
-from slipring.core.phase import Phase
+from slipring.core.limits import Limits
 from slipring.core.stages import Stages
 from slipring.core.turn import Turn
 from slipring.errors import ServerError
@@ -23,16 +24,15 @@ def turn_on(lane: str | None = None, **fields: object) -> Turn:
 
 def begun(**fields: object) -> Turn:
     turn = turn_on(**fields)
-    turn.begin("resp_1", PLAIN, (user_message("hi"),), now=5.9)
+    turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, intake_of(Limits()))
     return turn
 
 
 def test_a_job_says_who_asks_for_what():
     turn = turn_on("a")
-    job = turn.begin("resp_1", PLAIN, (user_message("hi"),), now=5.9)
+    job = turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, intake_of(Limits()))
     assert (job.response_id, job.tenant, job.model) == ("resp_1", "t", PLAIN)
     assert (job.parent, job.generate) == (None, True)
-    assert turn.phase is Phase.PREPARING
     assert turn.response is not None
     assert turn.response.created_at == 5
 

@@ -22,11 +22,12 @@ from slipring.core.head import Head
 from slipring.engines import bounds
 from slipring.engines.base import Engine, Level
 from slipring.engines.catalog import open_engine
-from slipring.engines.simulated.inputs import input_for
+from slipring.engines.simulated.inputs import draft_input
 from slipring.errors import ServerError
-from slipring.protocol.grammars import Grammar, fits
+from slipring.protocol.grammars import Grammar
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.stage import PLAIN
+from tests.engines.fitting import STATES, fits
 from tests.harness import serve
 
 DIGITS = {"type": "custom", "name": "dial", "format": {"type": "grammar", "syntax": "regex"}}
@@ -137,7 +138,7 @@ async def test_an_input_that_is_not_whole_fails_the_response_at_its_end() -> Non
     ],
 )
 def test_the_simulated_engine_finds_something_that_fits(grammar: Grammar) -> None:
-    found = input_for(grammar)
+    found = draft_input(grammar.syntax, grammar.definition, STATES)
     assert found is not None
     assert fits(grammar, found)
 

@@ -1,5 +1,6 @@
 """Grammars, played through by llguidance itself, byte by byte."""
 
+import asyncio
 import json
 from functools import cache
 from typing import Any
@@ -10,12 +11,15 @@ from msgspec import Raw, structs
 
 from slipring.core.generation import Job, Settings
 from slipring.core.head import Head
-from slipring.engines.constraint import constraint_of, schema_of
-from slipring.engines.llama.grammar import constrains_calls, grammar_of
+from slipring.engines import constraint
+from slipring.engines.compiler import IN_THREAD
+from slipring.engines.llama import grammar as llama_grammar
+from slipring.engines.llama.grammar import constrains_calls
 from slipring.errors import InvalidRequest
 from slipring.prompts.chatml import ChatMl
 from slipring.prompts.folding import FoldingRenderer
 from slipring.prompts.llama3 import Llama3
+from slipring.prompts.parser import CallFormat
 from slipring.prompts.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
 from slipring.protocol.tools import Offer, Toolset
@@ -43,6 +47,22 @@ def schema_format(schema: Any, *, strict: bool = True) -> TextFormat:
     format = read_format(Raw(json.dumps(asked).encode()))
     assert format is not None
     return format
+
+
+def grammar_of(job: Job, writes: FoldingRenderer, *, opens_thought: bool = False) -> str | None:
+    return asyncio.run(llama_grammar.grammar_of(job, writes, IN_THREAD, opens_thought=opens_thought))
+
+
+def constraint_of(job: Job, calls: CallFormat, *, grammars: bool = True) -> Any:
+    """A grammar, a schema, or nothing."""
+    made = asyncio.run(constraint.constraint_of(job, calls, IN_THREAD, grammars=grammars))
+    if made is None:
+        return None
+    return made.text if made.kind == "grammar" else json.loads(made.text)
+
+
+def schema_of(job: Job, calls: CallFormat) -> Any:
+    return constraint_of(job, calls, grammars=False)
 
 
 @cache

@@ -13,7 +13,8 @@ from slipring.engines.lark.gbnf import gbnf_rules
 from slipring.engines.lark.patterns import read_pattern
 from slipring.engines.lark.strings import string_rules
 from slipring.engines.lark.trees import Unknown, is_nullable, not_empty
-from slipring.protocol.grammars import Grammar, fits
+from slipring.protocol.grammars import Grammar
+from tests.engines.fitting import fits
 
 ARITHMETIC = r"""
 ?start: sum

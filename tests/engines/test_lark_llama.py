@@ -2,7 +2,8 @@
 
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.options import Options
-from slipring.protocol.grammars import Grammar, fits
+from slipring.protocol.grammars import Grammar
+from tests.engines.fitting import fits
 from tests.engines.test_lark import PATCH, SQL
 from tests.harness import serve
 

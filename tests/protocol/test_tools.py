@@ -7,6 +7,7 @@ from msgspec import UNSET, Raw
 
 from slipring.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
+from slipring.protocol.intake import Intake
 from slipring.protocol.tools import (
     AUTO,
     HOSTED_TYPES,
@@ -25,11 +26,17 @@ OS = {"type": "namespace", "name": "os", "description": "d", "tools": [F, {**SHE
 REGEX = {"type": "grammar", "syntax": "regex"}
 LARK = {"type": "grammar", "syntax": "lark"}
 FIND = {"type": "tool_search", "execution": "client"}
+LARGE = {"description": "x" * 256 * 1024}
 SEARCH = {"type": "web_search", "filters": {"allowed_domains": ["a.example"]}}
 
 
+def intake() -> Intake:
+    """What takes the definitions of a request, with the usual bounds."""
+    return Intake(max_grammars=64, max_grammar_bytes=65_536, max_schema_bytes=256 * 1024)
+
+
 def read(*tools: object) -> Toolset:
-    return Toolset.read(Raw(json.dumps(tools).encode()))
+    return Toolset.read(Raw(json.dumps(tools).encode()), intake=intake())
 
 
 def echo(toolset: Toolset) -> list:
@@ -176,14 +183,9 @@ def test_a_search_can_be_allowed():
             {"type": "custom", "name": "h", "format": {**REGEX, "definition": ""}},
             "tools[1].format.definition",
         ),
-        (
-            {"type": "custom", "name": "h", "format": {**REGEX, "definition": "("}},
-            "tools[1].format.definition",
-        ),
-        (
-            {"type": "custom", "name": "h", "format": {**LARK, "definition": "x"}},
-            "tools[1].format.definition",
-        ),
+        ({"type": "function", "name": "h", "parameters": LARGE}, "tools[1].parameters"),
+        ({"type": "function", "name": "h", "output_schema": LARGE}, "tools[1].output_schema"),
+        ({**FIND, "parameters": LARGE}, "tools[1].parameters"),
         ({"type": "tool_search"}, "tools[1].execution"),
         ({"type": "tool_search", "execution": "server"}, "tools[1].execution"),
         ({**FIND, "parameters": []}, "tools[1].parameters"),
@@ -371,9 +373,22 @@ def test_many_tools_and_many_names_are_matched_in_one_go() -> None:
     assert merged((), *pieces) == tools.callables
 
 
-def test_grammars_are_not_compiled_that_are_too_large_together():
+def test_grammars_are_refused_that_are_too_large_together():
     definition = "a" * 60_000
     tools = [{**SHELL, "name": f"t{n}", "format": {**REGEX, "definition": definition}} for n in range(3)]
     error = refusal({"type": "namespace", "name": "n", "tools": tools})
-    assert error.param == "tools[0]"
+    assert error.param == "tools[0].tools[2].format.definition"
     assert "too large" in error.message
+
+
+def test_grammars_are_collected_and_not_compiled():
+    """Whether they mean anything is asked elsewhere."""
+    taken = intake()
+    tools = [{**SHELL, "format": {**LARK, "definition": "x"}}, OS]
+    Toolset.read(Raw(json.dumps(tools).encode()), intake=taken)
+    assert [each.param for each in taken.grammars] == ["tools[0].format.definition"]
+
+
+def test_tools_that_were_accepted_before_are_not_looked_at_again():
+    (tool,) = Toolset.read(Raw(json.dumps([{**F, "parameters": LARGE}]).encode())).callables
+    assert tool.name == "f"

@@ -2,13 +2,17 @@
 
 import asyncio
 import struct
+import sys
+from collections.abc import Callable
 from socket import SO_LINGER, SOL_SOCKET
 
 import pytest
 
+from slipring.core.cache import ConnectionCache, SharedScopes
 from slipring.core.limits import Limits
 from slipring.core.session import Session
 from slipring.server.parking import Parking
+from tests.core.stage import node
 from tests.harness import PuppetEngine, Running, Socket, serve
 from tests.server.raw import until
 
@@ -223,3 +227,83 @@ def test_a_parking_without_time_keeps_nothing() -> None:
     assert parking.find("t", "resp_1", 0.0) is None
     parking.sweep(0.0)
     assert len(parking) == 0
+
+
+# Many memories at once.
+
+LARGE = 2**40
+
+
+def memory_of(scopes: SharedScopes, tenant: str, *response_ids: str) -> ConnectionCache:
+    """What a connection remembers that has made these responses, each on a lane of its own."""
+    cache = ConnectionCache(LARGE, scopes.of(tenant))
+    for response_id in response_ids:
+        cache.remember(node(response_id), response_id)
+    return cache
+
+
+def calls_of(work: Callable[[], None]) -> int:
+    """How many Python functions a piece of work calls, generators that go on included."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_parking_one_memory_costs_the_same_however_many_are_parked() -> None:
+    parking, scopes = Parking(120.0, LARGE), SharedScopes(LARGE, LARGE)
+    caches = [memory_of(scopes, "t", f"resp_{number}") for number in range(500)]
+    costs = {calls_of(lambda cache=cache: parking.park("t", cache, 0.0)) for cache in caches}  # type: ignore[misc]
+    assert len(costs) == 1
+    assert len(parking) == 500
+
+
+def test_forgetting_one_memory_costs_the_same_however_many_are_parked() -> None:
+    scopes = SharedScopes(LARGE, LARGE)
+    one = memory_of(scopes, "t", "resp_x").used_bytes
+    costs = set()
+    for room in (10, 200):
+        parking = Parking(120.0, room * one + one // 2)
+        for number in range(room):
+            parking.park("t", memory_of(scopes, "t", f"resp_{number + 1000}"), 0.0)
+        assert len(parking) == room
+        cache = memory_of(scopes, "t", "resp_last")
+        costs.add(calls_of(lambda parking=parking, cache=cache: parking.park("t", cache, 0.0)))  # type: ignore[misc]
+        assert len(parking) == room
+        assert parking.find("t", "resp_1000", 0.0) is None
+    assert len(costs) == 1
+
+
+def test_the_sum_stays_right_when_other_bounds_evict_from_what_is_parked() -> None:
+    one = memory_of(SharedScopes(LARGE, LARGE), "t", "resp_x").used_bytes
+    parking, scopes = Parking(120.0, LARGE), SharedScopes(3 * one, LARGE)
+    parking.park("t", memory_of(scopes, "t", "resp_1", "resp_2"), 0.0)
+    parking.park("t", memory_of(scopes, "t", "resp_3"), 0.0)
+    assert parking.used_bytes == 3 * one
+    memory_of(scopes, "t", "resp_4", "resp_5")  # of a connection that is alive
+    assert parking.used_bytes == one
+    assert [parking.find("t", f"resp_{number}", 0.0) is None for number in (1, 2, 3)] == [True, True, False]
+    parking.sweep(1e12)
+    assert (len(parking), parking.used_bytes) == (0, 0)
+
+
+def test_a_tenant_that_parks_much_pushes_out_its_own() -> None:
+    scopes = SharedScopes(LARGE, LARGE)
+    one = memory_of(scopes, "t", "resp_1").used_bytes
+    parking = Parking(120.0, 3 * one)
+    parking.park("quiet", memory_of(scopes, "quiet", "resp_q"), 0.0)
+    for number in range(1, 9):
+        parking.park("busy", memory_of(scopes, "busy", f"resp_{number}"), 0.0)
+        assert parking.used_bytes <= 3 * one
+    assert parking.find("quiet", "resp_q", 0.0) is not None
+    kept = [number for number in range(1, 9) if parking.find("busy", f"resp_{number}", 0.0) is not None]
+    assert kept == [7, 8]

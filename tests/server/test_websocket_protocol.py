@@ -396,5 +396,5 @@ async def test_an_echo_counts_as_a_connection_and_wants_a_key_and_an_upgrade() -
         async with server.http.get(url, headers=key) as refused:
             assert refused.status == 426
         async with server.http.ws_connect(url, headers=key), server.http.get(url, headers=key) as refused:
-            assert refused.status == 426
+            assert refused.status == 503
             assert server.service.sockets == 1

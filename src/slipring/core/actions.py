@@ -4,9 +4,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from slipring.core.frames import Append
 from slipring.core.generation import Job
 from slipring.core.state import ResponseState
 from slipring.protocol.events import Event
+from slipring.protocol.intake import Compilable
 from slipring.protocol.timing import TurnReport
 
 if TYPE_CHECKING:
@@ -27,6 +29,27 @@ class Load(Struct, frozen=True):
     response_id: str | None
     item_ids: frozenset[str]
     conversation_id: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to read."""
+        return self.response_id is None and not self.item_ids and self.conversation_id is None
+
+
+class Check(Struct, frozen=True):
+    """Compile what a request defines; answer with ``session.checked`` or ``session.failed``."""
+
+    turn: "Turn"
+    job: Job
+    grammars: list[Compilable]
+
+
+class CheckAppended(Struct, frozen=True, eq=False):
+    """Compile what comes with the results of a tool; answer with
+    ``session.appended``."""
+
+    asked: Append
+    grammars: list[Compilable]
 
 
 class Weigh(Struct, frozen=True):
@@ -72,4 +95,4 @@ class Record(Struct, frozen=True):
     report: TurnReport
 
 
-Action = Send | Load | Weigh | Start | Save | Cancel | Close | Record
+Action = Send | Load | Check | CheckAppended | Weigh | Start | Save | Cancel | Close | Record

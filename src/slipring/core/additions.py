@@ -5,8 +5,10 @@ Such a frame is no turn and waits in no lane: it goes with the response that it 
 
 from msgspec import Struct
 
-from slipring.core import frames, rollout, steering
+from slipring.core import frames, lineage, rollout, steering
+from slipring.core.beginning import intake_of
 from slipring.core.cache import ConnectionCache
+from slipring.core.charges import Charges
 from slipring.core.lanes import Lanes
 from slipring.core.limits import Limits
 from slipring.core.phase import Phase
@@ -15,6 +17,7 @@ from slipring.core.succession import Succession
 from slipring.core.turn import Turn
 from slipring.errors import ApiError
 from slipring.protocol.events import Event
+from slipring.protocol.intake import Compilable
 
 
 class Additions(Struct, frozen=True):
@@ -23,6 +26,7 @@ class Additions(Struct, frozen=True):
     lanes: Lanes
     limits: Limits
     succession: Succession
+    charges: Charges
 
     def steer(self, asked: frames.Steer, cache: ConnectionCache, refusing: ApiError | None) -> Event:
         """``refusing``: why nothing can follow any more."""
@@ -31,6 +35,16 @@ class Additions(Struct, frozen=True):
         state = cache.find(asked.target)
         lane = cache.lane_of(asked.target) if state is not None else None
         return steering.refused(asked, steering.objection(asked, state), None, lane)
+
+    def defined_by(self, asked: frames.Append) -> list[Compilable]:
+        """What comes with something that a rollout may take, and has to be compiled first. Raises what is
+        wrong with it."""
+        turn = self.lanes.making(asked.target)
+        if asked.error is not None or turn is None or turn.rollout is None:
+            return []
+        intake = intake_of(self.limits)
+        lineage.take_definitions(asked.items, intake)
+        return intake.grammars
 
     def append(
         self, asked: frames.Append, cache: ConnectionCache, now: float
@@ -55,7 +69,9 @@ class Additions(Struct, frozen=True):
             said = "The response has been completed. Continue it instead."
             raise Refusal("response_already_completed", said)
         self._require_room(asked)
-        return turn.append(asked, now + self.limits.rollout_wait_s)
+        told = turn.append(asked, now + self.limits.rollout_wait_s)
+        self.charges.take(turn, asked.size_bytes)
+        return told
 
     def _require_room(self, asked: frames.Append) -> None:
         rollouts = [turn.rollout for turn in self.lanes.running() if turn.rollout is not None]
@@ -64,3 +80,5 @@ class Additions(Struct, frozen=True):
         if held + new > self.limits.max_queued_bytes or whole + new > self.limits.connection_cache_bytes:
             said = "Too much is held for rollouts on this connection already."
             raise Refusal("too_much_pending_input", said)
+        if (error := self.charges.objection(asked.size_bytes)) is not None:
+            raise Refusal("too_much_pending_input", error.message)

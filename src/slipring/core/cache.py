@@ -7,6 +7,7 @@ has moved past, and only then the latest of a lane.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from slipring.core.state import ResponseState
 
@@ -92,9 +93,11 @@ class Scope:
 class ConnectionCache:
     """The memory of one connection, within its own bound and those it shares."""
 
-    __slots__ = ("_entries", "_lanes", "_retention", "_scopes")
+    __slots__ = ("_entries", "_lanes", "_retention", "_scopes", "on_freed")
 
     def __init__(self, limit_bytes: int, shared: tuple[Scope, ...] = ()) -> None:
+        self.on_freed: Callable[[int], None] | None = None
+        """Told how many bytes are held no more, each time something is forgotten."""
         self._scopes: tuple[Scope, ...] = (Scope(limit_bytes), *shared)
         self._retention = Retention()
         self._entries: dict[str, _Entry] = {}
@@ -150,6 +153,8 @@ class ConnectionCache:
         for scope in self._scopes:
             del scope.tier(entry)[entry]
             scope.used_bytes -= freed
+        if freed and self.on_freed is not None:
+            self.on_freed(freed)
 
     def clear(self) -> None:
         """Forget everything: the connection is gone."""

@@ -153,4 +153,4 @@ def _read_steer(frame: bytes | str) -> Steer:
 
 
 def _size(frame: bytes | str) -> int:
-    return len(frame.encode() if isinstance(frame, str) else frame)
+    return len(frame.encode() if isinstance(frame, str) and not frame.isascii() else frame)

@@ -3,6 +3,7 @@
 from msgspec import Raw, Struct, structs
 
 from slipring.protocol import wire
+from slipring.protocol.intake import Intake
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.tools import NO_TOOLS, Toolset
 
@@ -20,14 +21,15 @@ class Head(Struct, frozen=True):
             structs.force_setattr(self, "instructions_json", wire.raw(self.instructions))
 
     @classmethod
-    def read(cls, request: CreateRequest, before: "Head | None") -> "Head":
-        """The head that a request gives its context; the parent's own where nothing in it changed."""
+    def read(cls, request: CreateRequest, before: "Head | None", intake: Intake) -> "Head":
+        """The head that a request gives its context; the parent's own where nothing in it changed. What new
+        tools define goes to the ``intake``."""
         raw = wire.given(request.tools)
         if before is not None and before.tools.raw == (bytes(raw) if raw is not None else b"[]"):
             if before.instructions == request.instructions:
                 return before
             return cls(instructions=request.instructions, tools=before.tools)
-        return cls(instructions=request.instructions, tools=Toolset.read(request.tools))
+        return cls(instructions=request.instructions, tools=Toolset.read(request.tools, intake=intake))
 
     @property
     def size_bytes(self) -> int:

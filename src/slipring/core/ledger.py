@@ -8,12 +8,14 @@ done. A tenant that uses nothing has no entry, so a ledger is as large as the nu
 class Ledger:
     """The bytes that every tenant uses of one kind of memory."""
 
-    __slots__ = ("_by_tenant", "limit_bytes", "tenant_limit_bytes", "used_bytes")
+    __slots__ = ("_by_tenant", "limit_bytes", "removed_bytes", "tenant_limit_bytes", "used_bytes")
 
     def __init__(self, tenant_limit_bytes: int, limit_bytes: int) -> None:
         self.tenant_limit_bytes = tenant_limit_bytes
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.removed_bytes = 0
+        """All that was ever removed."""
         self._by_tenant: dict[str, int] = {}
 
     def used_by(self, tenant: str) -> int:
@@ -37,6 +39,7 @@ class Ledger:
         left = self._by_tenant[tenant] - size_bytes
         assert left >= 0, "more bytes are removed than were added"
         self.used_bytes -= size_bytes
+        self.removed_bytes += size_bytes
         if left:
             self._by_tenant[tenant] = left
         else:

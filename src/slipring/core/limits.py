@@ -31,6 +31,32 @@ class Limits:
         64, "pieces of text after which a response that is steered is ended, sentence or not"
     )
     rollout_wait_s: float = _bound(600.0, "how long a rollout waits for what its client owes it")
+    max_grammars: int = _bound(64, "grammars of custom tools in one request")
+    max_grammar_bytes: int = _bound(
+        64 * _KIB, "largest grammar of a custom tool; all of a request may have twice as much"
+    )
+    max_schema_bytes: int = _bound(
+        256 * _KIB, "largest JSON schema: of a tool's parameters or output, or of a text format"
+    )
+    max_grammar_states: int = _bound(
+        10_000, "states of the parser that a grammar may need; larger ones are refused"
+    )
+    max_compiled_bytes: int = _bound(
+        1 * _MIB, "what is compiled at once, and what may come of it, for one request"
+    )
+    compile_timeout_s: float = _bound(
+        2.0, "processor time that one grammar or schema may take to be compiled"
+    )
+    compile_memory_bytes: int = _bound(
+        256 * _MIB, "memory of a process that compiles what clients send; what needs more is refused"
+    )
+    compile_processes: int = _bound(1, "such processes, at most, beside each process that serves")
+    max_compiles_waiting: int = _bound(
+        16, "grammars and schemas of one tenant that may wait to be compiled; a further one is a 429"
+    )
+    compile_cache_bytes: int = _bound(
+        64 * _MIB, "what was compiled, or refused, and is kept; a tenant may fill an eighth"
+    )
     max_connections: int = _bound(20_000, "connections of all kinds that one process has open at once")
     tenant_share: float = _bound(0.8, "part of these that one tenant may hold, where API keys are needed")
     anonymous_share: float = _bound(0.1, "part of these for clients that have not yet shown an API key")
@@ -38,9 +64,9 @@ class Limits:
     body_timeout_s: float = _bound(30.0, "how long a body or a message may be coming without progress")
     keepalive_timeout_s: float = _bound(75.0, "how long an HTTP connection is kept open for another request")
     request_bytes: int = _bound(
-        1024 * _MIB, "bytes of requests that come, wait or are served, in one process"
+        1024 * _MIB, "bytes of requests that come, wait or run in one process; a further one is a 503"
     )
-    tenant_request_bytes: int = _bound(256 * _MIB, "the same, of one tenant")
+    tenant_request_bytes: int = _bound(256 * _MIB, "the same, of one tenant; a further one is a 429")
     connection_cache_bytes: int = _bound(
         64 * _MIB, "state of earlier responses kept in memory for one connection"
     )
@@ -65,4 +91,8 @@ class Limits:
         15.0, "silence of a node after which its background responses count as failed"
     )
     max_runs: int = _bound(256, "background responses made at once by one process")
+    run_tail_bytes: int = _bound(
+        256 * _KIB, "latest events of a background response kept in memory for those who follow it"
+    )
+    tenant_runs: int = _bound(64, "background responses made at once for one tenant; a further one is a 429")
     drain_timeout_s: float = _bound(30.0, "time that running responses get when the server stops")

@@ -9,6 +9,7 @@ from slipring.core.state import Carry, OpenCall, ResponseState
 from slipring.errors import InvalidRequest, quoted
 from slipring.protocol import requests, wire
 from slipring.protocol.append import ANSWERS
+from slipring.protocol.intake import Intake
 from slipring.protocol.items import (
     AdditionalTools,
     ConfigurationUpdate,
@@ -28,6 +29,8 @@ _CALLS = {
     "tool_search_call": "tool search call",
 }
 """Calls that a client answers, and how error texts speak of them."""
+_BRINGING = ("additional_tools", "tool_search_output")
+"""Items that bring tools."""
 _SEARCHES = ("tool_search_call", "tool_search_output")
 NOTHING = Carry()
 
@@ -52,29 +55,37 @@ def resolve(items: tuple[Item, ...], found: Mapping[str, Item]) -> tuple[Item, .
     return tuple(resolved)
 
 
-def join(before: Carry, items: tuple[Item, ...], *, complete: bool) -> Carry:
+def join(before: Carry, items: tuple[Item, ...], *, complete: bool, intake: Intake | None = None) -> Carry:
     """What a chain that carried this much carries after these items.
 
     With ``complete``, a response is about to be made from them, so every call must have its output.
+    ``intake`` takes what they define; without it, they were accepted before.
     """
     open_calls = _match(before.open_calls, items)
     effort, text_format = before.effort, before.format
     added: list[tuple[CallableTool, ...]] = []
     for index, item in _in_place(items):
-        if item.type in ("additional_tools", "tool_search_output"):
-            added.append(_read_tools(item, f"input[{index}]"))
+        if item.type in _BRINGING:
+            added.append(_read_tools(item, f"input[{index}]", intake))
         elif item.type == "configuration_update":
             update = item.body()
             assert isinstance(update, ConfigurationUpdate)
             if update.reasoning is not None:
                 effort = update.reasoning.effort or effort
             if update.text is not None:
-                asked = requests.read_format(update.text.format, f"input[{index}].text.format")
+                asked = requests.read_format(update.text.format, f"input[{index}].text.format", intake)
                 text_format = asked or text_format
     if complete:
         _require_answers(open_calls)
     tools = merged(before.tools, *added)
     return Carry(open_calls=open_calls, tools=tools, effort=effort, format=text_format)
+
+
+def take_definitions(items: tuple[Item, ...], intake: Intake) -> None:
+    """Hand over what the tools define that items bring."""
+    for index, item in _in_place(items):
+        if item.type in _BRINGING:
+            _read_tools(item, f"input[{index}]", intake)
 
 
 def after_output(carry: Carry, output: tuple[Item, ...], *, cut_off: bool = False) -> Carry:
@@ -161,7 +172,7 @@ def opening(item: Item, *, cut_off: bool = False) -> OpenCall:
     return OpenCall(type=item.type, required=required)
 
 
-def _read_tools(item: Item, where: str) -> tuple[CallableTool, ...]:
+def _read_tools(item: Item, where: str, intake: Intake | None) -> tuple[CallableTool, ...]:
     body = item.body()
     assert isinstance(body, AdditionalTools | LoadedTools)
-    return Toolset.read(body.tools, f"{where}.tools", loaded=True).callables
+    return Toolset.read(body.tools, f"{where}.tools", loaded=True, intake=intake).callables

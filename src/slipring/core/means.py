@@ -1,9 +1,13 @@
-"""What the core cannot do by itself, handed in: ids are drawn, time is read and seals are made elsewhere."""
+"""What the core cannot do by itself, or shares between sessions, handed in.
+
+Ids are drawn, time is read and seals are made elsewhere; the bytes of requests are counted over all sessions.
+"""
 
 from collections.abc import Callable
 
 from msgspec import Struct
 
+from slipring.core.ledger import Ledger
 from slipring.core.sealing import Seal
 from slipring.core.stages import Clock
 
@@ -18,3 +22,5 @@ class Means(Struct, frozen=True):
     clock: Clock
     """Stops the stages of turns."""
     seal: Seal
+    requests: Ledger
+    """The bytes of requests that wait or run."""

@@ -5,15 +5,29 @@ It owns lanes, lineage and the connection's memory. It never waits, never reads 
 number: the time is an argument, and what else it takes (ids, a clock, seals) is handed in as its ``means``.
 """
 
-from msgspec import UNSET
+from msgspec import structs
 
-from slipring.core import frames, lineage, places, rollout, sealing, settings
-from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
+from slipring.core import beginning, frames, rollout
+from slipring.core.actions import (
+    Action,
+    Cancel,
+    Check,
+    CheckAppended,
+    Close,
+    Load,
+    Record,
+    Save,
+    Send,
+    Start,
+    Weigh,
+)
 from slipring.core.additions import Additions
+from slipring.core.age import Age
 from slipring.core.betas import NONE, Betas
 from slipring.core.cache import ConnectionCache, NoMemory
+from slipring.core.charges import Charges
 from slipring.core.ending import Ending
-from slipring.core.generation import Delta, Models
+from slipring.core.generation import Delta, Job, Models
 from slipring.core.lanes import Lanes
 from slipring.core.limits import Limits
 from slipring.core.loaded import Loaded
@@ -23,13 +37,8 @@ from slipring.core.stages import Stages
 from slipring.core.state import ResponseState
 from slipring.core.succession import Succession
 from slipring.core.turn import Turn
-from slipring.errors import (
-    ApiError,
-    ConnectionLimitReached,
-    PreviousResponseNotFound,
-    ServerError,
-)
-from slipring.protocol import items, requests
+from slipring.errors import ApiError, ConnectionLimitReached, ServerError
+from slipring.protocol import requests
 from slipring.protocol.events import Error, Event
 from slipring.protocol.requests import CreateRequest
 
@@ -41,10 +50,11 @@ class Session:
     """The state of one connection."""
 
     __slots__ = (
-        "_active_at",
         "_additions",
+        "_age",
         "_betas",
         "_cache",
+        "_charges",
         "_closed",
         "_ending",
         "_finished",
@@ -52,7 +62,6 @@ class Session:
         "_limits",
         "_means",
         "_models",
-        "_opened_at",
         "_succession",
         "asks_each_turn",
         "tenant",
@@ -78,10 +87,11 @@ class Session:
         self._means = means
         self._cache = cache
         self._lanes = Lanes(limits.max_in_flight, limits.max_lanes)
-        self._succession = Succession(limits, means, models)
-        self._additions = Additions(self._lanes, limits, self._succession)
+        self._charges = Charges(means.requests, tenant)
+        self._succession = Succession(limits, means, models, self._charges)
+        self._additions = Additions(self._lanes, limits, self._succession, self._charges)
         self._finished: dict[Turn, ResponseState] = {}
-        self._opened_at = self._active_at = now
+        self._age = Age(limits, now)
         self._ending: Ending | None = None
         self._closed = False
 
@@ -97,7 +107,7 @@ class Session:
 
     def receive(self, frame: bytes | str, now: float) -> list[Action]:
         """A message arrived on the socket: text, or bytes that should have been text."""
-        self._active_at = now
+        self._age.touch(now)
         if self._closed:
             return []
         stages = Stages(self._means.clock)
@@ -130,13 +140,12 @@ class Session:
         """
         if self._closed:
             return []
+        lane: str | None = None
         try:
             lane = requests.read_lane(request.stream_id)
-        except ApiError as refusal:
-            return [_refuse(refusal)]
-        try:
             if self._lanes.must_wait(self._lanes.open(lane)):
                 self._lanes.require_room(size_bytes, self._limits)
+            self._charges.require_room(size_bytes)
         except ApiError as refusal:
             return [_refuse(refusal, lane)]
         turn = Turn(
@@ -149,7 +158,8 @@ class Session:
             error=self._refusing or error or rollout.objection_to(request, self._betas),
             detached=detached,
         )
-        self._pin(turn)
+        self._charges.take(turn, size_bytes)
+        beginning.pin(turn, self._cache)
         self._lanes.enqueue(turn)
         return self._advance(now)
 
@@ -161,16 +171,15 @@ class Session:
             return [Start(turn, turn.resume())]
         if turn.phase is not Phase.LOADING:
             return []
-        previous = turn.request.previous_response_id
-        if turn.parent is None and previous is not None:
-            if loaded.state is None:
-                return self._reject(turn, PreviousResponseNotFound(previous), now)
-            turn.parent = loaded.state
-            turn.found = loaded.state.find_items(lineage.references(turn.input))
-        turn.found = {**loaded.items, **turn.found}
-        if loaded.joined is not None:
-            turn.join(loaded.joined, loaded.state)
+        try:
+            beginning.take(turn, loaded)
+        except ApiError as error:
+            return self._reject(turn, error, now)
         return self._start(turn, now) + self._advance(now)
+
+    def checked(self, check: Check) -> list[Action]:
+        """What a request defines has been compiled."""
+        return self._accept(check.turn, check.job) if check.turn.phase is Phase.CHECKING else []
 
     def weighed(self, weigh: Weigh, tokens: int) -> list[Action]:
         """The engine has counted the tokens of a job."""
@@ -223,6 +232,8 @@ class Session:
 
     def failed(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
         """The engine or the store could not do its part."""
+        if turn.phase is Phase.CHECKING:
+            return self._reject(turn, beginning.relocated(turn, error), now)
         if turn.phase is Phase.LOADING or (turn.phase is Phase.PREPARING and not turn.detached):
             return self._reject(turn, error, now)
         if turn.phase is Phase.PAUSED:
@@ -240,19 +251,22 @@ class Session:
         """Time has passed."""
         if self._closed:
             return []
+        if self._ending is not None:
+            return self._abandon(now) if now >= self._ending.deadline else []
         limits = self._limits
-        if self._ending is None:
-            if now - self._opened_at >= limits.max_age_s:
-                return self.end(
-                    ConnectionLimitReached(limits.max_age_s), code=1000, grace_s=limits.age_grace_s, now=now
-                )
-            if limits.idle_timeout_s and self._idle and now - self._active_at >= limits.idle_timeout_s:
-                self._closed = True
-                return [Close(1000, "idle")]
-            return self._settle(now, late=True) if self._lanes.in_flight else []
-        if now >= self._ending.deadline:
-            return self._abandon(now)
-        return []
+        if self._age.is_reached(now):
+            error = ConnectionLimitReached(limits.max_age_s)
+            return self.end(error, code=1000, grace_s=limits.age_grace_s, now=now)
+        if self._idle and self._age.is_idle(now):
+            self._closed = True
+            return [Close(1000, "idle")]
+        return self._settle(now, late=True) if self._lanes.in_flight else []
+
+    @property
+    def rests_until(self) -> float | None:
+        """When ``tick`` has something to do if nothing happens before; None: it may have so any moment."""
+        at_rest = self._idle and self._ending is None and not self._closed
+        return self._age.deadline if at_rest else None
 
     def end(self, error: ApiError, *, code: int, grace_s: float, now: float) -> list[Action]:
         """Wind down: running turns may finish, everything else is refused with ``error``, then close.
@@ -284,8 +298,7 @@ class Session:
         return cache
 
     def closed(self) -> list[Action]:
-        """The connection is gone: nobody will read what is being made. What is being saved is saved, and
-        counts."""
+        """The connection is gone: nobody reads what is made. What is being saved is saved, and counts."""
         self._closed = True
         actions: list[Action] = []
         for turn in list(self._lanes.running()):
@@ -294,6 +307,7 @@ class Session:
             turn.phase = Phase.ENDED
         self._finished.clear()
         self._cache.clear()
+        self._charges.close()
         return actions
 
     # Within.
@@ -311,57 +325,41 @@ class Session:
 
     def _advance(self, now: float) -> list[Action]:
         """Begin every turn that may run now; at the end of a connection, close it when all is quiet."""
-        self._active_at = now
+        self._age.touch(now)
         actions: list[Action] = []
         while not self._closed and (turn := self._lanes.next()) is not None:
             actions += self._begin(turn, now)
         if self._ending is not None and self._idle and not self._closed:
             self._closed = True
-            actions += [
-                _refuse(self._ending.error),
-                Close(self._ending.code, self._ending.error.code),
-            ]
+            actions += [_refuse(self._ending.error), Close(self._ending.code, self._ending.error.code)]
         return actions
 
     def _begin(self, turn: Turn, now: float) -> list[Action]:
         """A turn's time has come: bind its parent, from memory or from the store."""
         turn.stages.lap("queue")
-        if turn.error is not None:
-            return self._drop(turn, turn.error)
         try:
-            turn.input = items.read_input(turn.request.input)
-            turn.request.input = UNSET  # read and copied: let go of the frame
-            conversation_id = settings.read_conversation(turn.request)
+            load = beginning.bind(turn, self._cache, self._succession)
         except ApiError as error:
             return self._drop(turn, error)
-        previous = turn.request.previous_response_id
-        self._succession.lead(turn)
-        if turn.parent is None and previous is not None:
-            turn.parent = self._cache.find(previous)
-        wanted = previous if turn.parent is None else None
-        missing = lineage.references(turn.input)
-        if missing and turn.parent is not None:
-            turn.found = turn.parent.find_items(missing)
-            missing -= turn.found.keys()
-        known = wanted is None and not missing and conversation_id is None
-        if known and not self.asks_each_turn:
+        if load.is_empty and not self.asks_each_turn:
             return self._start(turn, now)
         turn.phase = Phase.LOADING
-        return [Load(turn, wanted, frozenset(missing), conversation_id)]
+        return [load]
 
     def _start(self, turn: Turn, now: float) -> list[Action]:
         turn.stages.lap("resolve")
         try:
-            resolved = lineage.resolve(turn.input, turn.found)
-            resolved = sealing.opened(resolved, self._means.seal, self.tenant)
-            model = self._models.find(turn.request.model)
-            job = turn.begin(self._means.mint("resp"), model, resolved, now)
+            job, grammars = beginning.begin(turn, self._models, self._means, self._limits, now)
         except ApiError as error:
-            if turn.steered_by is not None:
-                before = len(turn.steered_by.items)
-                return self._drop(turn, places.relocated(error, before, "previous_response_id"))
-            known = len(turn.joined.items) if turn.joined is not None else 0
-            return self._drop(turn, places.relocated(error, known))
+            return self._drop(turn, error)
+        if grammars:
+            turn.phase = Phase.CHECKING
+            return [Check(turn, job, grammars)]
+        return self._accept(turn, job)
+
+    def _accept(self, turn: Turn, job: Job) -> list[Action]:
+        """A request is right: the engine may begin."""
+        turn.phase = Phase.PREPARING
         turn.stages.lap("validate")
         first = Weigh(turn, job) if turn.must_weigh else Start(turn, turn.first_job(job))
         return [Send(turn.enqueue()), first] if turn.detached else [first]
@@ -373,13 +371,6 @@ class Session:
         turn.phase = Phase.SAVING
         return [Send(closing), *([Save(turn, state)] if turn.saves else self.saved(turn, now))]
 
-    def _pin(self, turn: Turn) -> None:
-        """Hold a fork's parent from now on, whatever its own lane does while the fork waits."""
-        previous = turn.request.previous_response_id
-        if previous is not None and previous in self._cache and self._cache.lane_of(previous) != turn.lane:
-            turn.parent = self._cache.find(previous)
-            turn.forks = True
-
     def _reject(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
         return self._drop(turn, error) + self._advance(now)
 
@@ -390,6 +381,7 @@ class Session:
             self._evict_parent(turn)
             told.append(Error.of(error, turn.lane))
         turn.phase = Phase.ENDED
+        self._charges.release(turn)
         self._lanes.release(turn)
         turn.stages.lap("terminal")
         return [Send(told), Record(turn.lane, turn.report(error))]
@@ -397,6 +389,7 @@ class Session:
     def _end(self, turn: Turn, last: list[Event], now: float) -> list[Action]:
         """A response is over, with its last events; others may go on."""
         turn.phase = Phase.ENDED
+        self._charges.release(turn)
         state = self._finished.pop(turn, None)
         turn.stages.lap("terminal")
         report = turn.report()
@@ -421,6 +414,16 @@ class Session:
         if asked.injects and asked.is_malformed and asked.error is not None:
             close = Close(_POLICY_VIOLATION, "invalid response.inject")
             return [*self.leave(now), _refuse(asked.error), close]
+        try:
+            grammars = self._additions.defined_by(asked)
+        except ApiError as error:
+            return self.appended(structs.replace(asked, error=error), now)
+        return [CheckAppended(asked, grammars)] if grammars else self.appended(asked, now)
+
+    def appended(self, asked: frames.Append, now: float) -> list[Action]:
+        """Something is appended, with nothing in it that is still to be compiled."""
+        if self._closed:
+            return []
         told, resuming = self._additions.append(asked, self._cache, now)
         return [Send(told), *([] if resuming is None else self._go_on(resuming))]
 

@@ -9,6 +9,7 @@ from slipring.core.generation import Capabilities, Model, Settings
 from slipring.core.state import Carry
 from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import requests
+from slipring.protocol.intake import Intake
 from slipring.protocol.items import CallOutput, InputFile, InputImage, Item, Message
 from slipring.protocol.requests import TEXT, CreateRequest
 
@@ -29,7 +30,9 @@ INCLUDABLE = frozenset(
 )
 
 
-def read_settings(request: CreateRequest, carry: Carry, model: Model, *, detached: bool = False) -> Settings:
+def read_settings(
+    request: CreateRequest, carry: Carry, model: Model, intake: Intake, *, detached: bool = False
+) -> Settings:
     """The settings of an answer: what the request says, else what the chain carries, else the model's own."""
     capabilities, defaults = model.capabilities, model.defaults
     refuse_unsupported(request, detached=detached)
@@ -41,7 +44,7 @@ def read_settings(request: CreateRequest, carry: Carry, model: Model, *, detache
             f"Unsupported parameter: '{param}': this model gives no logprobs.", param=param
         )
     text = request.text
-    asked = requests.read_format(text.format) if text is not None else None
+    asked = requests.read_format(text.format, intake=intake) if text is not None else None
     effort = request.reasoning.effort if request.reasoning is not None else None
     parallel = request.parallel_tool_calls
     return Settings(
@@ -102,6 +105,16 @@ def _refuse_unkept(request: CreateRequest) -> None:
         raise InvalidRequest("'background' needs 'store': the response has to be kept.", param="store")
     if request.warms_up:
         raise InvalidRequest("'background' cannot be used with 'generate': false.", param="generate")
+
+
+def require_something(request: CreateRequest, items: tuple[Item, ...]) -> None:
+    """Refuse to begin a chain from nothing."""
+    if not items and request.instructions is None:
+        raise InvalidRequest(
+            "Missing required parameter: 'input' (or 'previous_response_id' to continue).",
+            param="input",
+            code="missing_required_parameter",
+        )
 
 
 def read_include(include: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ nothing of lanes and of what a connection remembers: that is the session.
 from msgspec import structs
 
 from slipring.core import frames, settings, steering
+from slipring.core.charges import Charges
 from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.means import Means
@@ -22,9 +23,10 @@ from slipring.protocol.events import Event, SteerErrorCode
 class Succession:
     """All that is queued on one connection."""
 
-    __slots__ = ("_limits", "_means", "_models", "_size_bytes", "_waiting")
+    __slots__ = ("_charges", "_limits", "_means", "_models", "_size_bytes", "_waiting")
 
-    def __init__(self, limits: Limits, means: Means, models: Models) -> None:
+    def __init__(self, limits: Limits, means: Means, models: Models, charges: Charges) -> None:
+        self._charges = charges
         self._limits = limits
         self._means = means
         self._models = models
@@ -42,6 +44,7 @@ class Succession:
         except Refusal as refusal:
             return steering.refused(asked, refusal, turn.output, turn.lane)
         self._size_bytes += asked.size_bytes
+        self._charges.take(steers, asked.size_bytes)
         told = steers.accept(asked, self._means.mint("steer"))
         turn.steer(steers)
         return told
@@ -76,6 +79,7 @@ class Succession:
         """A response exists, and with it what it began with."""
         if turn.steered_by is not None:
             self._size_bytes -= turn.steered_by.size_bytes
+            self._charges.hand_over(turn.steered_by, turn)
             turn.steered_by = None
 
     def give_back(self, turn: Turn, error: ApiError) -> list[Event]:
@@ -130,6 +134,8 @@ class Succession:
         too_long = self._size_bytes + asked.size_bytes > limits.max_queued_bytes
         if len(steers) >= limits.max_steers or too_long:
             raise Refusal("too_many_pending_steers", "Too much waits for the end of this response already.")
+        if (error := self._charges.objection(asked.size_bytes)) is not None:
+            raise Refusal("too_many_pending_steers", error.message)
 
     def _give_back(self, steers: Steers, error: ApiError) -> list[Event]:
         said = f"No response could be made of it: {error.message}"
@@ -137,4 +143,5 @@ class Succession:
 
     def _fail(self, steers: Steers, code: SteerErrorCode, message: str) -> list[Event]:
         self._size_bytes -= steers.size_bytes
+        self._charges.release(steers)
         return steers.failed(code, message)

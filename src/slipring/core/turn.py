@@ -16,13 +16,19 @@ from slipring.core.means import Means
 from slipring.core.output import Output
 from slipring.core.phase import Phase
 from slipring.core.rollout import Rollout, require_possible
-from slipring.core.settings import ENCRYPTED_REASONING, read_settings, refuse_unseen_content
+from slipring.core.settings import (
+    ENCRYPTED_REASONING,
+    read_settings,
+    refuse_unseen_content,
+    require_something,
+)
 from slipring.core.stages import Stages, as_ms
 from slipring.core.state import Carry, ResponseState
 from slipring.core.steering import Steers
-from slipring.errors import ApiError, InvalidRequest
+from slipring.errors import ApiError
 from slipring.protocol import events
 from slipring.protocol.events import Event
+from slipring.protocol.intake import Intake
 from slipring.protocol.items import Item, in_context
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import (
@@ -136,8 +142,11 @@ class Turn:
         self.joined, self.parent = joined, tip
         self.input = joined.items + self.input
 
-    def begin(self, response_id: str, model: Model, items: tuple[Item, ...], now: float) -> Job:
-        """Check the request against its parent and the model; what is left is the engine's consent."""
+    def begin(
+        self, response_id: str, model: Model, items: tuple[Item, ...], now: float, intake: Intake
+    ) -> Job:
+        """Check the request against its parent and the model. What is left is to compile what it defines,
+        which the ``intake`` has taken, and the engine's consent."""
         request, parent = self.request, self.parent
         generate = not request.warms_up
         plan = read_plan(request, items, model)
@@ -146,12 +155,13 @@ class Turn:
         alone = plan is not None and plan.alone
         if alone:
             items = items[:-1]  # what asks for the compaction is no part of the context
-        self._require_something(items, generate=generate)
+        if generate and parent is None:
+            require_something(request, items)
         self.input = items
-        carry = lineage.join(lineage.carried(parent), items, complete=generate and not alone)
-        settings = read_settings(request, carry, model, detached=self.detached)
+        carry = lineage.join(lineage.carried(parent), items, complete=generate and not alone, intake=intake)
+        settings = read_settings(request, carry, model, intake, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
-        head = Head.read(request, parent.head if parent is not None else None)
+        head = Head.read(request, parent.head if parent is not None else None, intake)
         choice = ToolChoice.read(request.tool_choice)
         offer = choice.offer(merged(head.tools.callables, carry.tools))
         self._head, self._carry = head, carry
@@ -166,7 +176,6 @@ class Turn:
         if self.joined is not None:
             conversation = ConversationEcho(self.joined.conversation_id)
             self.response = structs.replace(self.response, conversation=conversation)
-        self.phase = Phase.PREPARING
         job = Job(
             response_id=response_id,
             tenant=self.tenant,
@@ -448,11 +457,3 @@ class Turn:
             dropped_items=accepted.dropped_items or UNSET,
             error_code=failure.code if failure is not None else UNSET,
         )
-
-    def _require_something(self, items: tuple[Item, ...], *, generate: bool) -> None:
-        if generate and not items and self.parent is None and self.request.instructions is None:
-            raise InvalidRequest(
-                "Missing required parameter: 'input' (or 'previous_response_id' to continue).",
-                param="input",
-                code="missing_required_parameter",
-            )

@@ -13,6 +13,7 @@ from enum import Enum
 from msgspec import structs
 
 from slipring.core.generation import Delta, Finished, Job, Model
+from slipring.engines.compiler import IN_THREAD, Compiler
 
 
 class Level(Enum):
@@ -32,6 +33,8 @@ class Engine(ABC):
 
     name: str
     level: Level
+    compiler: Compiler = IN_THREAD
+    """Compiles what clients define. A server gives its own, which is bounded."""
 
     @property
     def trouble(self) -> str | None:

@@ -6,8 +6,9 @@ go straight to their engine.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 
 from msgspec import structs
 
@@ -22,8 +23,10 @@ from slipring.core.generation import (
     Prefilled,
 )
 from slipring.engines.base import Engine
+from slipring.engines.compiler import Compiler
+from slipring.engines.grammars import Proof
 from slipring.errors import ServerError
-from slipring.protocol.grammars import Grammar, Proof
+from slipring.protocol.grammars import Grammar
 
 _SILENT = (Accepted, Begun, Prefilled)
 _AT_ONCE = 500
@@ -40,7 +43,7 @@ def generate(engine: Engine, job: Job) -> AsyncGenerator[list[Delta], None]:
     most = job.settings.max_tool_calls
     if not job.generate or (most is None and not grammars):
         return engine.generate(job)
-    return _watched(engine, job, _Watch(grammars, most))
+    return _watched(engine, job, _Watch(engine.compiler, job.tenant, grammars, most))
 
 
 async def _watched(engine: Engine, job: Job, watch: "_Watch") -> AsyncGenerator[list[Delta], None]:
@@ -64,12 +67,15 @@ async def _watched(engine: Engine, job: Job, watch: "_Watch") -> AsyncGenerator[
 class _Written:
     """A call of a tool that has a grammar, as it grows."""
 
-    def __init__(self, name: str, grammar: Grammar) -> None:
+    def __init__(self, name: str, open_proof: Callable[[], Awaitable[Proof]]) -> None:
         self.name = name
-        self._proof = Proof(grammar)
+        self._open_proof = open_proof
+        self._proof: Proof | None = None
 
     async def fits(self, delta: Delta) -> bool:
         """Whether it may still stand now that this comes; where nobody can tell, it may."""
+        if self._proof is None:
+            self._proof = await self._open_proof()
         if isinstance(delta, CallArguments):
             for start in range(0, len(delta.text), _AT_ONCE):
                 if not self._proof.take(delta.text[start : start + _AT_ONCE]):
@@ -85,7 +91,14 @@ class _Written:
 class _Watch:
     """Reads along."""
 
-    def __init__(self, grammars: dict[tuple[str | None, str], Grammar], most: int | None) -> None:
+    def __init__(
+        self,
+        compiler: Compiler,
+        tenant: str,
+        grammars: dict[tuple[str | None, str], Grammar],
+        most: int | None,
+    ) -> None:
+        self._open_proof = partial(compiler.proof, tenant)
         self._grammars = grammars
         self._most = most
         self._calls = 0
@@ -115,5 +128,6 @@ class _Watch:
         self._calls += 1
         if started.kind == "custom":
             grammar = self._grammars.get((started.namespace, started.name))
-            self.writing = _Written(started.name, grammar) if grammar is not None else None
+            if grammar is not None:
+                self.writing = _Written(started.name, partial(self._open_proof, grammar))
         return started

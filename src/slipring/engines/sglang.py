@@ -60,10 +60,8 @@ class SglangEngine(TokenServer):
             "skip_special_tokens": False,
             **_sampling(settings),
         }
-        if isinstance(constraint, str):
-            sampling["ebnf"] = constraint
-        elif constraint is not None:
-            sampling["json_schema"] = wire.encode(constraint).decode()
+        if constraint is not None:
+            sampling["ebnf" if constraint.kind == "grammar" else "json_schema"] = constraint.text
         # Caches of prefixes are kept apart by the extra key.
         body: dict[str, Any] = {
             "stream": True,

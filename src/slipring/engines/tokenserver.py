@@ -123,7 +123,7 @@ class TokenServer(Engine):
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         rendering = await render(job, self.renderer, self.served.context - self.spared)
         sent = rendering.prompt if job.generate else rendering.context
-        constraint = constraint_of(job, self.renderer.calls) if job.generate else None
+        constraint = await self._constraint(job)
         with self._gate.ticket(job.tenant) as ticket:
             yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
             await ticket.turn()
@@ -142,6 +142,9 @@ class TokenServer(Engine):
 
     async def count(self, job: Job) -> int:
         return await count(job, self.renderer)
+
+    async def _constraint(self, job: Job) -> Constraint | None:
+        return await constraint_of(job, self.renderer.calls, self.compiler) if job.generate else None
 
     @abstractmethod
     def find_vocabulary(self) -> tuple[Vocabulary, Manner]:

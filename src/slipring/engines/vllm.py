@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from slipring.core.generation import Job, Settings
 from slipring.engines.bodies import spliced
@@ -72,8 +72,9 @@ class VllmEngine(TokenServer):
         if job.settings.logprobs and job.generate:
             body |= {"logprobs": job.settings.top_logprobs, "return_tokens_as_token_ids": is_local}
         if constraint is not None:
-            kind = "grammar" if isinstance(constraint, str) else "json"
-            body["structured_outputs"] = {kind: constraint}
+            is_grammar = constraint.kind == "grammar"
+            told = {"grammar": constraint.text} if is_grammar else {"json": Raw(constraint.text)}
+            body["structured_outputs"] = told
         pieces = spliced(b'{"prompt":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
         return Request("/v1/completions", pieces, headers, partial(_Reader, self, job.settings.top_logprobs))

@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from slipring.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import wire
+from slipring.protocol.intake import Intake
 from slipring.protocol.items import Effort
 
 Summary = Literal["auto", "concise", "detailed"]
@@ -203,6 +204,11 @@ class _PlainFormat(Struct):
     type: Literal["text", "json_object", "json_schema"]
 
 
+class _Strictness(Struct):
+    strict: bool | None = None
+
+
+_strictness = msgspec.json.Decoder(_Strictness)
 _plain_format = msgspec.json.Decoder(_PlainFormat)
 _schema_format = msgspec.json.Decoder(JsonSchemaFormat)
 
@@ -214,12 +220,20 @@ class TextFormat(Struct, frozen=True):
     echo: Raw
     schema: bytes | None = None
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether the schema has to be kept to in all, or the request is refused."""
+        return _strictness.decode(self.echo).strict is True
+
 
 TEXT = TextFormat(kind="text", echo=Raw(b'{"type":"text"}'))
 
 
-def read_format(data: Raw | UnsetType, where: str = "text.format") -> TextFormat | None:
-    """Read a format, or None where none is given."""
+def read_format(
+    data: Raw | UnsetType, where: str = "text.format", intake: Intake | None = None
+) -> TextFormat | None:
+    """Read a format, or None where none is given. ``intake``: takes its schema; without it the format is one
+    that was accepted before."""
     sent = wire.given(data)
     if sent is None:
         return None
@@ -232,4 +246,6 @@ def read_format(data: Raw | UnsetType, where: str = "text.format") -> TextFormat
     if wire.given(described.schema) is None:
         raise wire.explain("Object missing required field `schema`", where)
     wire.require_object(described.schema, f"{where}.schema")
+    if intake is not None:
+        intake.take_schema(described.schema, f"{where}.schema")
     return TextFormat(kind="json_schema", echo=wire.raw(described), schema=bytes(described.schema))

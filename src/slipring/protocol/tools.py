@@ -14,6 +14,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import grammars, wire
 from slipring.protocol.grammars import Grammar
+from slipring.protocol.intake import Intake
 from slipring.protocol.items import TOOL_SEARCH, Name
 from slipring.protocol.wire import NULL, given
 
@@ -104,10 +105,6 @@ class CallableTool(Struct, frozen=True):
         return grammars.read_grammar(Raw(self._format), "format") if self._format else None
 
     @property
-    def grammar_bytes(self) -> int:
-        return len(self._format)
-
-    @property
     def is_deferred(self) -> bool:
         """Whether the model is not told of it before it was searched for."""
         return not isinstance(self.definition, ToolSearchTool) and self.definition.defer_loading is True
@@ -141,10 +138,15 @@ class Toolset(Struct, frozen=True):
 
     @classmethod
     def read(
-        cls, data: Raw | UnsetType, where: str = "tools", *, loaded: bool = False, checked: bool = False
+        cls,
+        data: Raw | UnsetType,
+        where: str = "tools",
+        *,
+        loaded: bool = False,
+        intake: Intake | None = None,
     ) -> "Toolset":
-        """Read tools. ``loaded``: they come with an item, and so the model is told of all. ``checked``: what
-        they are asked on arrival they were asked before."""
+        """Read tools. ``loaded``: they come with an item, and so the model is told of all. ``intake``: takes
+        what they define; without it they are tools that were accepted before."""
         sent = given(data)
         definitions = wire.decode(_tools, sent, where=where) if sent is not None else []
         if sent is None or not definitions:
@@ -153,7 +155,7 @@ class Toolset(Struct, frozen=True):
         echo: list[object] = []
         callables: list[CallableTool] = []
         for index, definition in enumerate(definitions):
-            _read_tool(bytes(definition), f"{where}[{index}]", echo, callables, checked=checked)
+            _read_tool(bytes(definition), f"{where}[{index}]", echo, callables, intake)
         _refuse_twins(callables, where)
         told = tuple(tool for tool in callables if loaded or not tool.is_deferred)
         return cls(raw=raw, echo=wire.raw(echo), callables=told)
@@ -161,7 +163,7 @@ class Toolset(Struct, frozen=True):
     @classmethod
     def brought(cls, data: Raw) -> "Toolset":
         """The tools that came with an item of the context, once again."""
-        return cls.read(data, loaded=True, checked=True)
+        return cls.read(data, loaded=True)
 
     @property
     def size_bytes(self) -> int:
@@ -173,7 +175,7 @@ NO_TOOLS = Toolset(raw=b"[]", echo=Raw(b"[]"), callables=())
 
 
 def _read_tool(
-    raw: bytes, where: str, echo: list[object], callables: list[CallableTool], *, checked: bool
+    raw: bytes, where: str, echo: list[object], callables: list[CallableTool], intake: Intake | None
 ) -> None:
     kind = wire.decode(_outline, raw, where=where).type
     decoder = _DECODERS.get(kind)
@@ -184,33 +186,37 @@ def _read_tool(
     tool = wire.decode(decoder, raw, where=where)
     echo.append(tool)
     if isinstance(tool, NamespaceTool):
-        made = [_callable(inner, tool.name) for inner in tool.tools]
+        callables += [_callable(inner, tool.name) for inner in tool.tools]
     else:
-        made = [_callable(tool, None)]
-    callables += made
-    if not checked:
-        if any(each.grammar_bytes for each in made):
-            _refuse_large_grammars(callables, where)
-        _check_schemas(tool, where)
+        callables.append(_callable(tool, None))
+    if intake is not None:
+        _take_definitions(tool, where, intake)
 
 
-def _check_schemas(tool: Definition | NamespaceTool, where: str) -> None:
-    """Schemas stay raw; all that is asked of them here is that they are objects. Grammars are compiled."""
+def _take_definitions(tool: Definition | NamespaceTool, where: str, intake: Intake) -> None:
+    """Hand over what a tool defines. Schemas stay raw; all that is asked of them is that they are objects."""
     if isinstance(tool, NamespaceTool):
         for index, inner in enumerate(tool.tools):
-            _check_schemas(inner, f"{where}.tools[{index}]")
+            _take_definitions(inner, f"{where}.tools[{index}]", intake)
     elif isinstance(tool, FunctionTool):
-        wire.require_object(tool.parameters, f"{where}.parameters")
-        wire.require_object(tool.output_schema, f"{where}.output_schema")
+        _take_schema(tool.parameters, f"{where}.parameters", intake)
+        _take_schema(tool.output_schema, f"{where}.output_schema", intake)
     elif isinstance(tool, ToolSearchTool):
+        _take_schema(tool.parameters, f"{where}.parameters", intake)
         _check_search(tool, where)
     else:
         wire.require_object(tool.format, f"{where}.format")
-        grammars.check_format(tool.format, f"{where}.format")
+        grammar = grammars.read_grammar(tool.format, f"{where}.format")
+        if grammar is not None:
+            intake.take_grammar(grammar, f"{where}.format")
+
+
+def _take_schema(schema: Raw | UnsetType, where: str, intake: Intake) -> None:
+    wire.require_object(schema, where)
+    intake.take_schema(schema, where)
 
 
 def _check_search(tool: ToolSearchTool, where: str) -> None:
-    wire.require_object(tool.parameters, f"{where}.parameters")
     if tool.execution != "client":
         param = f"{where}.execution"
         raise UnsupportedParameter(
@@ -234,12 +240,6 @@ def _refuse_twins(callables: list[CallableTool], where: str) -> None:
         if key in seen:
             raise InvalidRequest(f"Invalid '{where}': two tools are named '{tool.name}'.", param=where)
         seen.add(key)
-
-
-def _refuse_large_grammars(callables: list[CallableTool], where: str) -> None:
-    """Before they are compiled: one by one, each may be right."""
-    if sum(tool.grammar_bytes for tool in callables) > 2 * grammars.LONGEST:
-        raise InvalidRequest(f"Invalid '{where}': the grammars are too large, together.", param=where)
 
 
 def merged(tools: tuple[CallableTool, ...], *newer: tuple[CallableTool, ...]) -> tuple[CallableTool, ...]:

@@ -120,6 +120,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception:
         log.exception("a request failed unexpectedly")
         response = error_response(ServerError())
+    if connection_of(request).is_surplus:
+        response.force_close()
     if response.status == UpgradeRequired.status:
         response.headers.update({"Upgrade": "websocket", "Connection": "Upgrade"})
     return response

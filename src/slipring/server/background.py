@@ -8,6 +8,7 @@ is over, takes it away for good: nothing is made twice.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -24,6 +25,7 @@ from slipring.server.clock import now, shared_now
 from slipring.server.driver import Driver
 from slipring.server.service import Service, shutting_down
 from slipring.server.states import StoredStates
+from slipring.server.tail import Tail
 from slipring.stores.base import LeaseLost, RunEvent, Tenure
 
 log = logging.getLogger("slipring")
@@ -69,11 +71,12 @@ class LiveRun:
         self._opened: asyncio.Future[Response] = loop.create_future()
         self._tenure: asyncio.Future[Tenure] = loop.create_future()
         self._unwritten: list[RunEvent] = []
+        self._unwritten_bytes = 0
         self._response: Response | None = None
         self._said = Signal()
         self._said_all = False
-        self.events: list[RunEvent] = []
-        """What has been written. Whoever follows is told no more: another node must be able to go on."""
+        self.tail = Tail(service.config.limits.run_tail_bytes)
+        """Of what has been written. Whoever follows is told no more: another node must be able to go on."""
         self.written = Signal()
         self.is_over = False
         self.driver = Driver(
@@ -95,14 +98,17 @@ class LiveRun:
                 continue
             if isinstance(event, ResponseEvent):
                 self._response = event.response
-            self._unwritten.append(RunEvent(event.sequence_number, encode(event)))
+            encoded = encode(event)
+            self._unwritten.append(RunEvent(event.sequence_number, encoded))
+            self._unwritten_bytes += len(encoded)
             self._said_all = self._said_all or isinstance(event, TERMINAL)
         if self._response is not None and not self._opened.done():
             self._opened.set_result(self._response)
         self._said.give()
 
-    def flush(self) -> None:
-        return
+    def flush(self) -> Awaitable[None] | None:
+        """Wait while the store does not keep up: meanwhile the engine is not pulled."""
+        return self._room() if self._is_full else None
 
     def close(self, code: int, reason: str) -> None:
         return
@@ -136,7 +142,7 @@ class LiveRun:
         self.driver.run(session.create(request, stages, size_bytes=size_bytes, now=now(), detached=True))
         try:
             response = await self._opened
-            first, self._unwritten = self._unwritten, []
+            first = self._take_unwritten()
             tenure = await self._store.runs.open(
                 session.tenant, response, first, owner=self._service.node_id, lease_until=self._lease()
             )
@@ -145,7 +151,8 @@ class LiveRun:
             self._tenure.exception()  # whether anybody waits for it or not
             raise
         self._tenure.set_result(tenure)
-        self.events += first
+        self.tail.add(first)
+        self.written.give()
         return response
 
     async def run(self) -> None:
@@ -171,7 +178,7 @@ class LiveRun:
         self.written.give()
 
     async def _write(self, tenure: Tenure) -> None:
-        batch, self._unwritten = self._unwritten, []
+        batch = self._take_unwritten()
         if not batch or self._response is None:
             return
         try:
@@ -179,10 +186,23 @@ class LiveRun:
         except ApiError as error:  # the store is away: it may be back before the lease is over
             log.warning("events of run %s could not be written: %s", tenure.response_id, error.message)
             self._unwritten = batch + self._unwritten
+            self._unwritten_bytes += sum(len(event.data) for event in batch)
             await asyncio.sleep(_BATCH_S)
             return
-        self.events += batch
+        self.tail.add(batch)
         self.written.give()
+
+    @property
+    def _is_full(self) -> bool:
+        return self._unwritten_bytes > self._service.config.limits.send_buffer_bytes and not self.is_over
+
+    async def _room(self) -> None:
+        while self._is_full:
+            await self.written.wait()
+
+    def _take_unwritten(self) -> list[RunEvent]:
+        taken, self._unwritten, self._unwritten_bytes = self._unwritten, [], 0
+        return taken
 
     def _lease(self) -> float:
         return shared_now() + self._service.config.limits.run_lease_s
@@ -194,7 +214,8 @@ class Background:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._runs: dict[tuple[str, str], LiveRun] = {}
-        self._opening = 0
+        self._made_for: Counter[str] = Counter()
+        """How many runs each tenant has, those that are being opened included."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -214,11 +235,17 @@ class Background:
 
     async def begin(self, caller: Caller, request: CreateRequest, stages: Stages, size_bytes: int) -> LiveRun:
         """Begin a run that goes on by itself; raises ``Refused`` where the request is no response."""
-        if len(self._runs) + self._opening >= self.service.config.limits.max_runs:
+        limits, tenant = self.service.config.limits, caller.tenant
+        if self._made_for[tenant] >= limits.tenant_runs:
+            raise RateLimited(
+                "As many background responses are being made for this tenant as may be"
+                f" ({limits.tenant_runs}). Wait for one to finish."
+            )
+        if self._made_for.total() >= limits.max_runs:
             raise RateLimited("This server makes as many background responses as it may. Try again later.")
         run = LiveRun(self.service, caller)
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._opening += 1
+        self._made_for[tenant] += 1
         self._spawn(self._run(run, opened, request, stages, size_bytes))
         await asyncio.shield(opened)  # a client that leaves just now has asked for it all the same
         return run
@@ -251,10 +278,7 @@ class Background:
         key: tuple[str, str] | None = None
         try:
             with self.service.serving(run):
-                try:
-                    response = await run.open(request, stages, size_bytes)
-                finally:
-                    self._opening -= 1
+                response = await run.open(request, stages, size_bytes)
                 key = run.driver.session.tenant, response.id
                 self._runs[key] = run
                 _settle(opened)
@@ -270,7 +294,14 @@ class Background:
         finally:
             if key is not None:
                 del self._runs[key]
+            self._leave(run.driver.session.tenant)
             await run.driver.stop()
+
+    def _leave(self, tenant: str) -> None:
+        """A tenant has a run less. Those who have none are not remembered."""
+        self._made_for[tenant] -= 1
+        if not self._made_for[tenant]:
+            del self._made_for[tenant]
 
     async def _every(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do something again and again, often enough for a lease."""

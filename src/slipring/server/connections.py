@@ -162,6 +162,7 @@ class Connections:
     def identify(self, connection: Connection, tenant: str, *, alone: bool) -> None:
         """A request shows whose it is. Raises what refuses it where there is no place for it. ``alone``: no
         keys are needed, so there is no other tenant to leave room for."""
+        connection.is_surplus = connection.is_surplus and self.open > self.room
         if connection.is_surplus:
             raise Unavailable("The server serves as many clients as it may. Try again later.")
         if connection.tenant == tenant or connection not in self._known:

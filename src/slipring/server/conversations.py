@@ -4,6 +4,7 @@ from aiohttp import web
 from msgspec import Raw, json
 
 from slipring.core import naming, sealing
+from slipring.core.beginning import intake_of
 from slipring.core.compaction import TRIGGER
 from slipring.core.settings import read_include
 from slipring.errors import InvalidRequest, NotFound, conversation_not_found, quoted
@@ -14,6 +15,7 @@ from slipring.protocol.conversations import (
     read_creation,
     read_update,
 )
+from slipring.protocol.intake import Intake
 from slipring.protocol.items import (
     AdditionalTools,
     ConfigurationUpdate,
@@ -43,7 +45,7 @@ async def create(service: Service, request: web.Request, caller: Caller) -> web.
         else CreateConversation()
     )
     conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
-    items, _ = _read_items(service, caller.tenant, asked.items or [])
+    items, _ = await _read_items(service, caller.tenant, asked.items or [])
     await service.store.conversations.create(caller.tenant, conversation, items)
     return json_response(_shown(conversation))
 
@@ -85,7 +87,7 @@ async def add_items(service: Service, request: web.Request, caller: Caller) -> w
     conversation_id = _id(request)
     _read_include(request)
     asked = read_addition(await read_body(service, request, caller))
-    items, chosen = _read_items(service, caller.tenant, asked.items)
+    items, chosen = await _read_items(service, caller.tenant, asked.items)
     conversations = service.store.conversations
     for item in items:
         if item.id is not None and item.id in chosen:
@@ -138,17 +140,20 @@ def _read_include(request: web.Request) -> None:
     read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
 
 
-def _read_items(service: Service, tenant: str, raws: list[Raw]) -> tuple[tuple[Item, ...], dict[str, str]]:
+async def _read_items(
+    service: Service, tenant: str, raws: list[Raw]
+) -> tuple[tuple[Item, ...], dict[str, str]]:
     """Items that are added by hand, and where those are whose ids the client chose; the others get one.
 
     One that is there twice is there once.
     """
     items: dict[str, Item] = {}
     chosen: dict[str, str] = {}
+    intake = intake_of(service.config.limits)
     for index, raw in enumerate(raws):
         where = f"items[{index}]"
         item = read_item(bytes(raw), where)
-        _check_settings(item, where)
+        _check_settings(item, where, intake)
         if item.type in ("item_reference", TRIGGER):
             raise InvalidRequest(
                 f"Invalid '{where}': a conversation holds items, and nothing that stands for them.",
@@ -159,6 +164,7 @@ def _read_items(service: Service, tenant: str, raws: list[Raw]) -> tuple[tuple[I
             chosen[item.id] = where
         item_id = item.id or mint(naming.prefix(item.type))
         items[item_id] = with_id(item, item_id)
+    await service.compiler.check(tenant, intake.grammars)
     return sealing.opened(tuple(items.values()), service.seal, tenant, "items"), chosen
 
 
@@ -175,10 +181,10 @@ def _meaning(item: Item) -> object:
     return json.decode(present(item, item.id or "", "conversation"))
 
 
-def _check_settings(item: Item, where: str) -> None:
+def _check_settings(item: Item, where: str, intake: Intake) -> None:
     """What a turn would stumble over is refused now: every turn of the conversation would."""
     body = item.body()
     if isinstance(body, AdditionalTools | LoadedTools):
-        Toolset.read(body.tools, f"{where}.tools", loaded=True)
+        Toolset.read(body.tools, f"{where}.tools", loaded=True, intake=intake)
     elif isinstance(body, ConfigurationUpdate) and body.text is not None:
-        read_format(body.text.format, f"{where}.text.format")
+        read_format(body.text.format, f"{where}.text.format", intake)

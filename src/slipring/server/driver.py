@@ -6,13 +6,27 @@ else differs between a socket, an SSE stream and a plain POST.
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from contextlib import aclosing
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
+
+from msgspec import structs
 
 from slipring.core import naming
-from slipring.core.actions import Action, Cancel, Close, Load, Record, Save, Send, Start, Weigh
+from slipring.core.actions import (
+    Action,
+    Cancel,
+    Check,
+    CheckAppended,
+    Close,
+    Load,
+    Record,
+    Save,
+    Send,
+    Start,
+    Weigh,
+)
 from slipring.core.generation import Job
 from slipring.core.loaded import Joined, Loaded
 from slipring.core.session import Session
@@ -35,7 +49,7 @@ turns = logging.getLogger("slipring.turns")
 """One line per turn."""
 
 
-Work = Start | Load | Weigh | Save
+Work = Start | Load | Check | Weigh | Save
 """What takes time."""
 
 
@@ -88,14 +102,16 @@ class Driver:
         self.sink = sink
         self.states = states
         self._tenure = tenure
-        self._tasks: dict[Turn, asyncio.Task[None]] = {}
+        self._tasks: dict[Turn | CheckAppended, asyncio.Task[None]] = {}
 
     def run(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
                 self.sink.send(action.events)
             elif isinstance(action, Work):
-                self._spawn(action)
+                self._spawn(action.turn, self._work(action))
+            elif isinstance(action, CheckAppended):
+                self._spawn(action, self._check_appended(action))
             elif isinstance(action, Cancel):
                 if (task := self._tasks.get(action.turn)) is not None:
                     task.cancel()
@@ -109,18 +125,21 @@ class Driver:
     async def stop(self) -> None:
         """The client is gone: cancel what runs and wait until it has let go."""
         self.run(self.session.closed())
+        for subject, task in self._tasks.items():
+            if isinstance(subject, CheckAppended):
+                task.cancel()
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
 
-    def _spawn(self, action: Work) -> None:
-        """Do a turn's next piece of work in a task of its own."""
-        task = asyncio.create_task(self._work(action))
-        self._tasks[action.turn] = task
-        task.add_done_callback(partial(self._forget, action.turn))
+    def _spawn(self, subject: Turn | CheckAppended, work: Coroutine[Any, Any, None]) -> None:
+        """Do a piece of work in a task of its own: a turn's next, or one beside all turns."""
+        task = asyncio.create_task(work)
+        self._tasks[subject] = task
+        task.add_done_callback(partial(self._forget, subject))
 
-    def _forget(self, turn: Turn, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(turn) is task:
-            del self._tasks[turn]
+    def _forget(self, subject: Turn | CheckAppended, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(subject) is task:
+            del self._tasks[subject]
 
     async def _work(self, action: Work) -> None:
         """Carry out a piece of work and what follows from it; a failure is the turn's, never more."""
@@ -130,6 +149,9 @@ class Driver:
                 actions = await self._generate(turn, action.job)
             elif isinstance(action, Load):
                 actions = await self._load(action)
+            elif isinstance(action, Check):
+                await self.service.compiler.check(self.session.tenant, action.grammars)
+                actions = self.session.checked(action)
             elif isinstance(action, Weigh):
                 engine = self.service.catalog.engine_of(action.job.model)
                 actions = self.session.weighed(action, await engine.count(action.job))
@@ -142,6 +164,22 @@ class Driver:
         except Exception:
             log.exception("a turn failed unexpectedly")
             actions = self.session.failed(turn, ServerError(), now())
+        await self._finish(actions)
+
+    async def _check_appended(self, check: CheckAppended) -> None:
+        """Compile what is to be appended to a response; a failure is told about it, never about more."""
+        asked = check.asked
+        try:
+            await self.service.compiler.check(self.session.tenant, check.grammars)
+        except ApiError as error:
+            asked = structs.replace(asked, error=error)
+        except Exception:
+            log.exception("a grammar could not be checked")
+            asked = structs.replace(asked, error=ServerError())
+        await self._finish(self.session.appended(asked, now()))
+
+    async def _finish(self, actions: list[Action]) -> None:
+        """Do what follows from a piece of work, and wait until the client has been told."""
         self.run(actions)
         if (waiting := self.sink.flush()) is not None:
             await waiting

@@ -1,6 +1,7 @@
 """Telling a background run's events over SSE, from any number on and on any node."""
 
 import asyncio
+import math
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncGenerator
 
@@ -33,15 +34,15 @@ async def follow(
     follower = _Follower()
     with background.service.serving(follower):
         await stream.prepare(request)
-        events = _events(background, tenant, response_id, after)
+        batches = _batches(background, tenant, response_id, after)
         try:
-            await _tell(stream, events, background.service.config.limits, follower)
+            await _tell(stream, batches, background.service.config.limits, follower)
         except (ConnectionError, ApiError):
             # In the middle of an answer nothing else can be said: it is cut off, and can be asked for again.
             if request.transport is not None:
                 request.transport.abort()
         finally:
-            await events.aclose()
+            await batches.aclose()
     return stream
 
 
@@ -51,8 +52,8 @@ class _Follower:
     def __init__(self) -> None:
         self.told_to_leave = asyncio.Event()
 
-    def tick(self) -> None:
-        return
+    def tick(self) -> float:
+        return math.inf  # it has no deadlines of its own
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
         self.told_to_leave.set()
@@ -60,13 +61,13 @@ class _Follower:
 
 async def _tell(
     stream: web.StreamResponse,
-    events: AsyncGenerator[RunEvent, None],
+    batches: AsyncGenerator[list[RunEvent], None],
     limits: Limits,
     follower: _Follower,
 ) -> None:
     """Write events as they come, and something in between where none do."""
     leaving = asyncio.ensure_future(follower.told_to_leave.wait())
-    pending = asyncio.ensure_future(anext(events, None))
+    pending = asyncio.ensure_future(anext(batches, None))
     try:
         while True:
             done, _ = await asyncio.wait(
@@ -77,12 +78,13 @@ async def _tell(
                 continue
             if pending not in done:
                 raise ConnectionAbortedError  # on another node, or later, it can be followed to its end
-            event = pending.result()
-            if event is None:
+            batch = pending.result()
+            if batch is None:
                 break
-            kind = _outline.decode(event.data).type
-            await stream.write(sse.named_block(kind, event.data))
-            pending = asyncio.ensure_future(anext(events, None))
+            for event in batch:
+                kind = _outline.decode(event.data).type
+                await stream.write(sse.named_block(kind, event.data))
+            pending = asyncio.ensure_future(anext(batches, None))
         await stream.write(sse.DONE)
         await stream.write_eof()
     finally:
@@ -91,27 +93,27 @@ async def _tell(
         await asyncio.wait([pending, leaving])
 
 
-async def _events(
+async def _batches(
     background: Background, tenant: str, response_id: str, after: int
-) -> AsyncGenerator[RunEvent, None]:
+) -> AsyncGenerator[list[RunEvent], None]:
+    """All events after a number, as many at once as there are, until the run is over. What is new is found
+    without looking at what has been told already."""
     runs = background.service.store.runs
     live = background.find(tenant, response_id)
-    while live is not None:
-        ready = [event for event in live.events if event.sequence_number > after]
-        for event in ready:
-            after = event.sequence_number
-            yield event
-        if not ready and live.is_over:
-            break
-        if not ready:
-            await live.written.wait()
     while True:
-        run = await runs.read(tenant, response_id)
-        events = await runs.events(tenant, response_id, after=after, limit=_PAGE)
-        for event in events:
-            after = event.sequence_number
-            yield event
-        if not events:
-            if run is None or not run.is_open:
-                return  # read before its events: nothing can have come in between
+        is_over = live is None or live.is_over
+        events = live.tail.after(after) if live is not None else None
+        run = None
+        if events is None or (is_over and not events):
+            # Not in memory here, or not any more: the store has everything.
+            run = await runs.read(tenant, response_id)
+            events = await runs.events(tenant, response_id, after=after, limit=_PAGE)
+        if events:
+            after = events[-1].sequence_number
+            yield events
+        elif live is not None and not live.is_over:
+            await live.written.wait()
+        elif run is None or not run.is_open:
+            return  # read before its events: nothing can have come in between
+        else:
             await asyncio.sleep(_POLL_S)

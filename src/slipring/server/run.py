@@ -26,6 +26,7 @@ from slipring.server.background import Background
 from slipring.server.clock import now
 from slipring.server.http_connection import HttpConnection, connection_factory
 from slipring.server.listening import base_url, join, listen, refuse_open_door
+from slipring.server.memory import FreedMemory, find_trim
 from slipring.server.orders import Serving
 from slipring.server.runtime import http_logger
 from slipring.server.sealing import open_seal
@@ -62,8 +63,11 @@ class Server:
             config.store, config.limits, known, retention_s=config.retention_days * _DAY_S
         )
         self.service = Service.assemble(config, self.catalog, self._store, known)
+        for each in self.catalog.engines:
+            each.compiler = self.service.compiler
         self.background = Background(self.service)
         self._upkeep = Upkeep(self.service)
+        self._freed_memory = FreedMemory(self.service.requests, find_trim())
         self._runner: web.AppRunner | None = None
         self._acceptors: list[Acceptor] = []
         self._ticker: asyncio.Task[None] | None = None
@@ -182,6 +186,7 @@ class Server:
     async def _let_go(self) -> None:
         async with AsyncExitStack() as last:  # each of them, whatever becomes of the others
             last.push_async_callback(self._store.close)
+            last.push_async_callback(self.service.sandbox.close)
             for engine in self.catalog.engines:
                 last.push_async_callback(engine.close)
             last.push_async_callback(self.service.peers.close)
@@ -193,10 +198,13 @@ class Server:
             wait.cancel()
 
     async def _tick(self) -> None:
+        clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(_TICK_S)
-            for client in list(self.service.clients):
-                client.tick()
+            await asyncio.sleep(
+                _TICK_S - clock() % _TICK_S
+            )  # until a second begins: that is when alarms are due
+            await self.service.tick()
+            await self._freed_memory.give_back(clock())
             self.service.parking.sweep(now())
             self.service.connections.tick()
 

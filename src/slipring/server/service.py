@@ -1,6 +1,7 @@
 """What all connections of a process share: engines, store, keys, quotas, memory bounds, clock and ids."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +19,12 @@ from slipring.core.sealing import Seal
 from slipring.core.session import Session
 from slipring.core.state import Positions
 from slipring.engines.catalog import Catalog
+from slipring.engines.compiler import Compiler
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.timing import TurnReport
+from slipring.sandbox.bounds import Bounds
+from slipring.sandbox.client import Sandbox
+from slipring.server.alarms import Alarms
 from slipring.server.auth import Caller, Keyring
 from slipring.server.clock import clock, now, shared_now
 from slipring.server.connections import Connections
@@ -32,6 +37,11 @@ from slipring.server.quotas import Quotas
 from slipring.server.sealing import KeyedSeal, new_key
 from slipring.stores.base import Store
 
+log = logging.getLogger("slipring")
+
+_LOOKED_AT_ONCE = 100
+"""Clients, before everything else that is to be done has its turn."""
+
 
 def shutting_down() -> ApiError:
     """What everybody is told when the server stops."""
@@ -41,8 +51,9 @@ def shutting_down() -> ApiError:
 class Client(Protocol):
     """Somebody who is being served, over whatever transport."""
 
-    def tick(self) -> None:
-        """About a second has passed."""
+    def tick(self) -> float | None:
+        """Look after deadlines. Returns in how many seconds the next one is, if nothing happens before; None:
+        with the next tick, as long as something is being done."""
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
         """The server is about to stop: finish what runs, take nothing new."""
@@ -65,9 +76,13 @@ class Service:
     connections: Connections
     node_id: str
     mint: Mint
+    sandbox: Sandbox
+    compiler: Compiler
+    """Compiles what clients define, in the sandbox."""
     seal: Seal
     """By a key of its own until the server has started."""
     clients: set[Client] = field(default_factory=set)
+    alarms: Alarms[Client] = field(default_factory=Alarms)
     sockets: int = 0
     render_fallbacks: Counter[str] = field(default_factory=Counter)
     """How often a context was rendered in full though its parent was at hand, by reason."""
@@ -82,6 +97,16 @@ class Service:
         node_id = new_node_id()
         requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
         room = room_for_connections(raise_limit(), limits.max_connections)
+        sandbox = Sandbox(
+            Bounds(
+                timeout_s=limits.compile_timeout_s,
+                memory_bytes=limits.compile_memory_bytes,
+                processes=limits.compile_processes,
+                waiting=limits.max_compiles_waiting,
+                call_bytes=limits.max_compiled_bytes,
+                cache_bytes=limits.compile_cache_bytes,
+            )
+        )
         return cls(
             config=config,
             catalog=catalog,
@@ -95,6 +120,8 @@ class Service:
             connections=Connections(limits, room, requests, now),
             node_id=node_id,
             mint=minter(node_id),
+            sandbox=sandbox,
+            compiler=Compiler(sandbox, limits.max_grammar_states),
             seal=KeyedSeal([new_key()]),
         )
 
@@ -112,7 +139,7 @@ class Service:
             tenant=caller.tenant,
             models=self.models_of(caller),
             limits=self.config.limits,
-            means=Means(mint=self.mint, clock=clock, seal=self.seal),
+            means=Means(mint=self.mint, clock=clock, seal=self.seal, requests=self.requests),
             cache=cache,
             now=now(),
             betas=betas,
@@ -149,14 +176,37 @@ class Service:
     def serving(self, client: Client) -> Iterator[None]:
         """Count a client as served, for as long as it is."""
         self.clients.add(client)
+        self.wake(client)
         if self.draining:  # it came in while the server was closing its door
             client.wind_down(shutting_down(), grace_s=0)
         try:
             yield
         finally:
             self.clients.discard(client)
+            self.alarms.remove(client)
             if not self.clients:
                 self._quiet.set()
+
+    def wake(self, client: Client) -> None:
+        """Something happens to a client: look at it with the next tick."""
+        self.alarms.advance(client, asyncio.get_running_loop().time())
+
+    async def tick(self) -> None:
+        """Look at all clients that are due, a few at a time."""
+        clock = asyncio.get_running_loop().time
+        for count, client in enumerate(self.alarms.take_due(clock()), 1):
+            if client in self.clients:  # it may have left while others were looked at
+                self._look_at(client, clock())
+            if count % _LOOKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    def _look_at(self, client: Client, clock: float) -> None:
+        try:
+            delay_s = client.tick()
+        except Exception:
+            log.exception("the deadlines of a client could not be looked after")
+            delay_s = None
+        self.alarms.set(client, clock + (delay_s or 0.0))
 
     async def quiet(self) -> None:
         """Wait until nobody is being served."""

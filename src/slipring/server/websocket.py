@@ -1,11 +1,14 @@
 """A WebSocket connection: one reader, one writer, and the session between them.
 
 The reader never waits for generation, so pings are answered while a response is made. Silence is noticed by
-``tick``, which the server calls about once a second; slow reading and slow sending by ``connections``.
+``tick``, which the server calls about once a second while something is being done, and otherwise when the
+next ping or another deadline is due: a connection at rest costs nothing in between. Slow reading and slow
+sending are noticed by ``connections``.
 """
 
 import asyncio
 import logging
+import math
 from collections import deque
 from functools import partial
 
@@ -31,6 +34,8 @@ _CLOSE_TIMEOUT_S = 5.0
 _RECENT_TURNS = 16
 _GOING_AWAY = 1001
 _INTERNAL_ERROR = _KEEPALIVE_LOST = 1011
+_PING = b"\x89\x00"
+"""A whole frame: final, a ping, without a mask or payload. Control frames are never compressed."""
 
 log = logging.getLogger("slipring")
 
@@ -45,7 +50,6 @@ class Connection:
         "_keeps_nothing",
         "_outbox",
         "_pinged_at",
-        "_pinging",
         "_request",
         "_said_goodbye",
         "_socket",
@@ -70,7 +74,6 @@ class Connection:
         self._http.become_socket(self._outbox.queued_bytes, self.close)
         self.flush = self._outbox.flush  # the sink's, without a step between
         self._closing: asyncio.Task[None] | None = None
-        self._pinging: asyncio.Task[None] | None = None
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
         session = service.open_session(caller, of_socket(request.headers))
         states = SocketStates(service.store.responses, service.parking, service.peers)
@@ -100,7 +103,7 @@ class Connection:
     async def serve(self) -> None:
         """Read until the client is gone or the session has ended."""
         session, socket = self.driver.session, self._socket
-        clock = asyncio.get_running_loop().time
+        clock, wake = asyncio.get_running_loop().time, self.driver.service.wake
         try:
             while True:
                 message = await socket.receive()
@@ -108,6 +111,7 @@ class Connection:
                 if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
                     self._http.message_received()
                     self._run(session.receive(message.data, now()))
+                    wake(self)
                     if self._outbox.full:
                         # A client that sends without reading waits for its own answers.
                         await self._outbox.room()
@@ -133,8 +137,6 @@ class Connection:
     async def _stop(self) -> None:
         # First what runs: the client may leave while its last words are on their way, which cancels this.
         self._outbox.discard()
-        if self._pinging is not None:
-            self._pinging.cancel()
         self.driver.run(self.driver.session.leave(now()))
         self._park()
         await self.driver.stop()
@@ -154,18 +156,17 @@ class Connection:
 
     # Time.
 
-    def tick(self) -> None:
-        """Look after deadlines: the session's own, and silence."""
-        self._run(self.driver.session.tick(now()))
+    def tick(self) -> float | None:
+        """Look after deadlines: the session's own, and silence. Returns in how many seconds the next one is,
+        if the connection is at rest."""
+        session = self.driver.session
+        self._run(session.tick(now()))
         limits = self.driver.service.config.limits
         clock = asyncio.get_running_loop().time()
-        if not limits.ping_interval_s:
-            return
-        if clock - self._heard_at > limits.ping_interval_s + limits.pong_timeout_s:
-            self.close(_KEEPALIVE_LOST, "keepalive ping timeout")
-        elif clock - self._pinged_at > limits.ping_interval_s:
-            self._pinged_at = clock
-            self._pinging = asyncio.create_task(self._ping())
+        silence_s = self._keep_alive(clock, limits.ping_interval_s, limits.pong_timeout_s)
+        if session.rests_until is None or self._closing is not None:
+            return None
+        return min(silence_s, session.rests_until - now())
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
         self._run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
@@ -179,11 +180,19 @@ class Connection:
         self.driver.run(actions)
         self._outbox.kick()
 
-    async def _ping(self) -> None:
-        try:
-            await self._socket.ping()
-        except OSError:
-            self._outbox.discard()
+    def _keep_alive(self, clock: float, interval_s: float, timeout_s: float) -> float:
+        """Ping a client when it is time, or give it up; returns in how many seconds it is time again."""
+        if not interval_s:
+            return math.inf
+        if clock - self._heard_at >= interval_s + timeout_s:
+            self.close(_KEEPALIVE_LOST, "keepalive ping timeout")
+            return math.inf
+        if clock - self._pinged_at >= interval_s:
+            self._pinged_at = clock
+            transport = self._request.transport
+            if transport is not None and not transport.is_closing() and not self._socket.closed:
+                transport.write(_PING)
+        return min(self._pinged_at + interval_s, self._heard_at + interval_s + timeout_s) - clock
 
     async def _close(self, code: int, reason: str) -> None:
         try:

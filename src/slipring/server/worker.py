@@ -31,11 +31,13 @@ from slipring.server.orders import (
 )
 from slipring.server.run import Server
 from slipring.server.runtime import loop_factory, set_up_logging
-from slipring.server.stopping import Stopping
+from slipring.server.stopping import MEANINGLESS, Stopping, ignore, log_meaningless
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody; the supervisor says what follows
+    # Ctrl-C and the end of a terminal reach everybody; what follows is for the supervisor to say. It may have
+    # been started to survive its terminal.
+    ignore(signal.SIGINT, signal.SIGHUP, *MEANINGLESS)
     reports = os.dup(1)
     os.dup2(2, 1)  # whoever prints something does not speak to the supervisor
     orders = _lines(0)
@@ -87,6 +89,7 @@ class Worker:
         # A service manager may tell all processes of a service to stop. That, and the order to stop which
         # then comes, are not to be taken for impatience.
         loop.add_signal_handler(signal.SIGTERM, self._stopping.asked.set)
+        log_meaningless()
         await server.run(self._tell_readiness)
 
     def report(self, report: Report) -> None:

@@ -67,7 +67,7 @@ def read_head(instructions: bytes | None, tools: bytes, near: Head | None = None
     known = near.tools if near is not None and near.tools.raw == tools else None
     return Head(
         instructions=None if instructions is None else bytes(instructions).decode(),
-        tools=known if known is not None else Toolset.read(Raw(tools), checked=True),
+        tools=known if known is not None else Toolset.read(Raw(tools)),
     )
 
 

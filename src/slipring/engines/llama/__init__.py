@@ -10,9 +10,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
+from msgspec import Raw
+
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.constraint import schema_of
+from slipring.engines.constraint import constraint_of
 from slipring.engines.gate import Places
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import Answer
@@ -86,7 +88,7 @@ class LlamaEngine(Engine):
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         rendering = await render(job, self.renderer, self.model.context)
-        constraint = self._constraint(job, rendering)
+        constraint = await self._constraint(job, rendering)
         with self._places.ticket(job.tenant) as ticket:
             yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
             await ticket.turn()
@@ -132,14 +134,13 @@ class LlamaEngine(Engine):
             slot.hold(held or sent, job.tenant)
         yield last  # whoever takes long to read it has given the slot back
 
-    def _constraint(self, job: Job, rendering: Rendering) -> dict[str, object]:
+    async def _constraint(self, job: Job, rendering: Rendering) -> dict[str, object]:
         """What keeps an answer to its form, as a field of the request."""
         if not job.generate:
             return {}
         if self.model.llguidance:
-            grammar = grammar_of(
-                job, self.renderer, opens_thought=self.renderer.opens_thought(rendering.prompt)
-            )
+            opens_thought = self.renderer.opens_thought(rendering.prompt)
+            grammar = await grammar_of(job, self.renderer, self.compiler, opens_thought=opens_thought)
             return {"grammar": grammar} if grammar is not None else {}
-        schema = schema_of(job, self.renderer.calls)
-        return {"json_schema": schema} if schema is not None else {}
+        constraint = await constraint_of(job, self.renderer.calls, self.compiler, grammars=False)
+        return {"json_schema": Raw(constraint.text)} if constraint is not None else {}

@@ -14,9 +14,9 @@ from typing import Any
 
 
 def main() -> None:
-    # Ctrl-C reaches everybody at the terminal, and a service manager may tell all processes of a service to
-    # stop. Responses that still run need this one; it ends when its parent has let it go.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # Ctrl-C and the end of a terminal reach everybody there, a service manager may tell all processes of a
+    # service to stop. Responses that still run need this one; it ends when its parent has let it go.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     # By standard input rather than as arguments, which everybody on the machine can read.
     settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())

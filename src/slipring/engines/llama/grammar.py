@@ -1,48 +1,72 @@
 """Constraints as grammars: what a model may write is decided token by token, not asked for.
 
 A required call, named tools, strict arguments and formats of answers become a grammar of llguidance, which
-llama.cpp enforces while it samples. The engine ignores a schema that it cannot compile, so each is compiled
-here first: what cannot be enforced is refused by name, before the response exists.
+llama.cpp enforces while it samples. The engine ignores a schema that it cannot compile, and everybody waits
+while it compiles one: so each is compiled in a sandbox first. What cannot be enforced is refused by name,
+before the response exists.
 """
 
 import json
-from collections.abc import Iterable
-from functools import lru_cache
+import re
 from typing import Any
 
+import msgspec
+from msgspec import Struct
+
 from slipring.core.generation import Job
-from slipring.engines.constraint import ANY_OBJECT, arguments_schema
+from slipring.engines import grammars
+from slipring.engines.compiler import Compiler
+from slipring.engines.constraint import ANY_OBJECT, CalledTool, Form, arguments_schema, form_of
 from slipring.engines.lark.strings import string_rules
 from slipring.errors import InvalidRequest
-from slipring.prompts.parser import CallFormat, flat_name
 from slipring.prompts.rendering import Renderer
-from slipring.prompts.schemas import parameters_of
-from slipring.prompts.tokenizer import Vocabulary
-from slipring.protocol.requests import TextFormat
-from slipring.protocol.tools import CallableTool, FunctionTool
+from slipring.protocol.grammars import Grammar
+from slipring.sandbox.client import TooExpensive
 
+_TOKENS = re.compile(r"<\[[0-9,]*\]>")
 _MOST_CALLS = 16
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As chat templates write JSON, which is what models have read."""
 
 
-def grammar_of(job: Job, renderer: Renderer, *, opens_thought: bool = False) -> str | None:
-    """The grammar that the answer to a job has to follow, or None where it is free.
+class _Request(Struct, frozen=True):
+    """What a grammar is written from, as data."""
 
-    ``opens_thought``: the prompt ends inside a thought, which the model has to end first.
-    """
-    offer, format = job.offer, job.settings.format
-    writer = _Writer(renderer.calls, renderer.vocabulary, renderer.stop_ids(), opens_thought=opens_thought)
+    form: Form
+    stop_ids: list[int]
+    control_ids: dict[str, int]
+    """Of the marks around thoughts and calls, those that are tokens of the model."""
+    opens_thought: bool
+    """Whether the prompt ends inside a thought, which the model has to end first."""
+    most_calls: int
+    max_states: int
+
+
+_request = msgspec.msgpack.Decoder(_Request)
+
+
+async def grammar_of(
+    job: Job, renderer: Renderer, compiler: Compiler, *, opens_thought: bool = False
+) -> str | None:
+    """The grammar that the answer to a job has to follow, or None where it is free."""
+    form = form_of(job, renderer.calls)
+    is_free = not form.required and form.document is None
+    if is_free and not any(tool.strict or tool.grammar is not None for tool in form.tools):
+        return None
     most_calls = min(_MOST_CALLS, job.settings.max_tool_calls or _MOST_CALLS)
-    if not job.settings.parallel_tool_calls:
-        most_calls = 1
-    if offer.required:
-        return writer.required_calls(offer.tools, most_calls)
-    if format.kind != "text":
-        return writer.document(format)
-    if any(is_strict(tool) or _is_bound(tool, number) for number, tool in enumerate(offer.tools)):
-        return writer.text_or_calls(offer.tools, most_calls)
-    return None
+    request = _Request(
+        form=form,
+        stop_ids=sorted(renderer.stop_ids()),
+        control_ids=_control_ids(renderer),
+        opens_thought=opens_thought,
+        most_calls=most_calls if job.settings.parallel_tool_calls else 1,
+        max_states=compiler.max_states,
+    )
+    try:
+        grammar: str | None = await compiler.run(job.tenant, "write_grammar", msgspec.msgpack.encode(request))
+    except TooExpensive as error:
+        raise TooExpensive(error.reason, _param(form)) from None
+    return grammar
 
 
 def constrains_calls(job: Job) -> bool:
@@ -50,43 +74,74 @@ def constrains_calls(job: Job) -> bool:
     return job.offer.required or job.settings.format.kind == "text"
 
 
-def is_strict(tool: CallableTool) -> bool:
-    return isinstance(tool.definition, FunctionTool) and tool.definition.strict is True
+def _control_ids(renderer: Renderer) -> dict[str, int]:
+    calls, vocabulary = renderer.calls, renderer.vocabulary
+    marks = (calls.call_open, calls.call_close, calls.think_open, calls.think_close)
+    return {mark: vocabulary.control(mark) for mark in marks if mark and vocabulary.has_control(mark)}
 
 
-def _is_bound(tool: CallableTool, number: int) -> bool:
-    """Whether its input is kept to a grammar: that holds, as strict arguments do, for every call."""
-    grammar = tool.grammar
-    if grammar is None or grammar.syntax == "regex":
-        return grammar is not None
-    return bool(_input_rules(grammar.definition, f"input_{number}"))
+def _param(form: Form) -> str:
+    """The field of a request that a grammar is made from."""
+    return "tools" if form.required or form.document is None else "text.format.schema"
 
 
-@lru_cache(maxsize=64)
-def _input_rules(definition: str, name: str) -> tuple[str, ...]:
-    """Rules for an input that follows a Lark grammar, quotes aside; none where it cannot be enforced."""
-    rules = string_rules(definition, name) or ()
-    lead = ["%llguidance {}", f'start: "\\"" {name} "\\""']
-    return rules if _grammar_complaint("\n".join([*lead, *rules, ""])) is None else ()
+def write_grammar(request: bytes) -> str | None:
+    """Write a grammar and try it; None: nothing is to be enforced. A task of the sandbox.
+
+    The engine that is given a grammar compiles it again, where everybody waits for it: one that is expensive
+    to follow is refused here.
+    """
+    asked = _request.decode(request)
+    form, writer = asked.form, _Writer(asked)
+    if form.required:
+        grammar = writer.required_calls(form.tools, asked.most_calls)
+    elif form.document is not None:
+        grammar = writer.document(form.document, form.strict)
+    elif any(tool.strict or writer.is_bound(tool, number) for number, tool in enumerate(form.tools)):
+        grammar = writer.text_or_calls(form.tools, asked.most_calls)
+    else:
+        return None
+    # The tokens of the model stand for none of the bytes that it is tried with.
+    complaint = grammars.followed(_TOKENS.sub("<[255]>", grammar), asked.max_states)
+    if complaint is not None:
+        param = _param(form)
+        raise InvalidRequest(f"Invalid '{param}': this cannot be enforced: {complaint}.", param=param)
+    return grammar
 
 
 class _Writer:
     """Writes grammars for one model."""
 
-    def __init__(
-        self, calls: CallFormat, vocabulary: Vocabulary, stop_ids: Iterable[int], *, opens_thought: bool
-    ) -> None:
-        self._opens_thought = opens_thought
-        self._calls = calls
-        self._vocabulary = vocabulary
-        self._rules = [f"stop: <[{','.join(map(str, sorted(stop_ids)))}]>"]
+    def __init__(self, asked: _Request) -> None:
+        self._opens_thought = asked.opens_thought
+        self._calls = asked.form.calls
+        self._control_ids = asked.control_ids
+        self._input_rules: dict[int, tuple[str, ...]] = {}
+        self._rules = [f"stop: <[{','.join(map(str, asked.stop_ids))}]>"]
 
-    def required_calls(self, tools: tuple[CallableTool, ...], most: int) -> str:
+    def is_bound(self, tool: CalledTool, number: int) -> bool:
+        """Whether its input is kept to a grammar: that holds, as strict arguments do, for every call."""
+        grammar = tool.grammar
+        if grammar is None or grammar.syntax == "regex":
+            return grammar is not None
+        return bool(self._rules_of(grammar, number))
+
+    def _rules_of(self, grammar: Grammar, number: int) -> tuple[str, ...]:
+        """Rules for an input that follows a Lark grammar, quotes aside; none where it cannot be enforced."""
+        if number not in self._input_rules:
+            name = f"input_{number}"
+            rules = string_rules(grammar.definition, name) or ()
+            lead = ["%llguidance {}", f'start: "\\"" {name} "\\""']
+            is_valid = _grammar_complaint("\n".join([*lead, *rules, ""])) is None
+            self._input_rules[number] = rules if is_valid else ()
+        return self._input_rules[number]
+
+    def required_calls(self, tools: list[CalledTool], most: int) -> str:
         """At least one call, and nothing else."""
         self._write_calls(tools)
         return self._finish(f"{self._thought()}one{_more('one', most)}")
 
-    def text_or_calls(self, tools: tuple[CallableTool, ...], most: int) -> str:
+    def text_or_calls(self, tools: list[CalledTool], most: int) -> str:
         """Any text; where it becomes a call, a right one, and after it nothing but calls."""
         self._write_calls(tools)
         opening = self._calls.call_open
@@ -94,24 +149,22 @@ class _Writer:
             self._rules.append(r"TEXT: /(\s*[^{\[\s][\s\S]*)?/")
             return self._finish(f"{self._thought()}(one{_more('one', most)} | TEXT)")
         self._rules.append(r"TEXT: /[\s\S]*/")
-        if self._vocabulary.has_control(opening):
+        if opening in self._control_ids:
             return self._finish(f"{self._thought()}TEXT (one{_more('one', most)})?")
         # Text can say the mark like any other word: what follows its first occurrence is a call.
         self._rules.append(rf"lead[lazy]: /[\s\S]*{_escaped(opening)}/")
         return self._finish(f"{self._thought()}(TEXT | lead rest{_more('one', most)})")
 
-    def document(self, format: TextFormat) -> str:
-        schema = format.schema or ANY_OBJECT
-        strict = json.loads(bytes(format.echo)).get("strict") is True
+    def document(self, schema: bytes, strict: bool) -> str:
         self._rules.append(f"document: %json {_enforceable(schema, strict, 'text.format.schema')}")
         return self._finish(f"{self._thought()}document")
 
-    def _write_calls(self, tools: tuple[CallableTool, ...]) -> None:
+    def _write_calls(self, tools: list[CalledTool]) -> None:
         """Rules for one call: ``one`` with its marks, ``rest`` without the first."""
         calls = self._calls
         names = []
         for number, tool in enumerate(tools):
-            lead = _literal(f'{{"name": {_literal(flat_name(tool))}, "{calls.arguments_key}": ')
+            lead = _literal(f'{{"name": {_literal(tool.name)}, "{calls.arguments_key}": ')
             self._rules += [f'call_{number}: {lead} arguments_{number} "}}"', *self._arguments(tool, number)]
             names.append(f"call_{number}")
         if not calls.call_open:
@@ -120,28 +173,28 @@ class _Writer:
         self._rules.append(f'rest: "\\n" ({" | ".join(names)}) "\\n" {self._mark(calls.call_close)}')
         self._rules.append(f"one: {self._mark(calls.call_open)} rest")
 
-    def _arguments(self, tool: CallableTool, number: int) -> list[str]:
+    def _arguments(self, tool: CalledTool, number: int) -> list[str]:
         """Rules for what a call carries."""
         grammar = tool.grammar
         if grammar is not None and grammar.syntax == "lark":
-            rules = _input_rules(grammar.definition, f"input_{number}")
+            rules = self._rules_of(grammar, number)
             if rules:
                 opening, closing = _literal('{"input": "'), _literal('"}')
                 return [f"arguments_{number}: {opening} input_{number} {closing}", *rules]
         # A schema of their own, so that references within it mean what they meant.
         schema = arguments_schema(tool)
         if grammar is not None and _complaint(schema, False) is not None:
-            schema = bytes(parameters_of(tool))  # an expression that only makes sense outside of JSON
-        enforced = _enforceable(schema, is_strict(tool), f"tools[{number}].parameters")
+            schema = tool.parameters  # an expression that only makes sense outside of JSON
+        enforced = _enforceable(schema, tool.strict, f"tools[{number}].parameters")
         return [f"arguments_{number}: %json {enforced}"]
 
     def _thought(self) -> str:
         """What a model that thinks writes before it answers."""
         opening, closing = self._calls.think_open, self._calls.think_close
-        if self._opens_thought and not self._vocabulary.has_control(closing):
+        if self._opens_thought and closing not in self._control_ids:
             self._rules += [rf"thought[lazy]: /[\s\S]*{_escaped(closing)}/", r"SPACE: /\s*/"]
             return "thought SPACE "
-        if not self._opens_thought and not (opening and self._vocabulary.has_control(opening)):
+        if not self._opens_thought and opening not in self._control_ids:
             return ""
         lead = "" if self._opens_thought else f"{self._mark(opening)} "
         self._rules += [
@@ -152,8 +205,8 @@ class _Writer:
         return "thought " if self._opens_thought else "thought? "
 
     def _mark(self, token: str) -> str:
-        if self._vocabulary.has_control(token):
-            return f"<[{self._vocabulary.control(token)}]>"
+        if token in self._control_ids:
+            return f"<[{self._control_ids[token]}]>"
         return _literal(token)
 
     def _finish(self, start: str) -> str:
@@ -196,7 +249,6 @@ def _complaint(schema: bytes, lenient: bool) -> str | None:
     return (said.partition("failed to compile JSON schema: ")[2] or said)[:300]
 
 
-@lru_cache(maxsize=512)
 def _grammar_complaint(grammar: str) -> str | None:
     from llguidance import LLMatcher
 

@@ -1,11 +1,11 @@
 """Documents that fit a schema, with a place in them for something to be carried."""
 
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from slipring.engines.compiler import Compiler
 from slipring.engines.simulated.schemas.instances import Unsatisfiable, instance
 from slipring.errors import InvalidRequest
 from slipring.protocol import wire
@@ -19,22 +19,33 @@ class Draft(Struct, frozen=True):
 
     plain: str
     """As it is where it carries nothing."""
-    document: Any = None
-    carrier: str = ""
-    """Empty: it carries nothing."""
+    before: str = ""
+    """Up to the text that it carries; empty: it carries nothing."""
+    after: str = ""
+
+    @property
+    def carries(self) -> bool:
+        return bool(self.before)
 
     def filled(self, text: str) -> str:
         """The document with a text in it, where it can take it; of its own text, where that is empty."""
-        if not text or not self.carrier:
+        if not text or not self.carries:
             return self.plain
-        return wire.encode({**self.document, self.carrier: text}).decode()
+        return self.before + wire.encode(text).decode() + self.after
 
 
-@lru_cache(maxsize=256)
-def draft(schema: bytes | None) -> Draft:
+NOTHING = Draft("{}")
+
+
+async def draft(compiler: Compiler, tenant: str, schema: bytes | None) -> Draft:
     """A document for a schema. It carries a text in its first string that is free to be any."""
     if schema is None:
-        return Draft("{}")
+        return NOTHING
+    return Draft(*await compiler.run(tenant, "draft_document", schema))
+
+
+def draft_document(schema: bytes) -> tuple[str, str, str]:
+    """The fields of a ``Draft``. Takes any time and memory: a task of the sandbox."""
     read = msgspec.json.decode(schema)
     try:
         plain = wire.encode(instance(read)).decode()
@@ -42,10 +53,21 @@ def draft(schema: bytes | None) -> Draft:
         raise InvalidRequest(f"The simulated engine finds no value for the schema: {error}.") from error
     for name in _strings(read):
         try:
-            return Draft(plain, instance(_holding(read, name)), name)
+            document: Any = instance(_holding(read, name))
+            return plain, *_parted(document, name)
         except Unsatisfiable:
             continue
-    return Draft(plain)
+    return plain, "", ""
+
+
+def _parted(document: dict[str, Any], name: str) -> tuple[str, str]:
+    """A document as JSON, without the value of one property: what comes before it and after it."""
+    members = [wire.encode({key: value}).decode()[1:-1] for key, value in document.items() if key != name]
+    names = list(document)
+    at = names.index(name)
+    lead = "".join(f"{member}," for member in members[:at])
+    tail = "".join(f",{member}" for member in members[at:])
+    return f"{{{lead}{wire.encode(name).decode()}:", f"{tail}}}"
 
 
 def _strings(schema: Any) -> list[str]:

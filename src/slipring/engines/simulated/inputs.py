@@ -1,9 +1,11 @@
 """Inputs of custom tools that follow a grammar: some text that fits, always the same."""
 
 from collections import Counter
-from functools import lru_cache
+from typing import Literal
 
-from slipring.protocol.grammars import Grammar, matcher
+from slipring.engines.compiler import Compiler
+from slipring.engines.grammars import matcher
+from slipring.protocol.grammars import Grammar
 
 _LONGEST = 4096
 _FIRST = b'\n")]};,. ' + bytes(range(97, 123)) + bytes(range(48, 58)) + bytes(range(32, 127))
@@ -11,14 +13,21 @@ _ORDER = bytes(dict.fromkeys(_FIRST + bytes(range(256))))
 """What ends things comes before what goes on with them."""
 
 
-@lru_cache(maxsize=256)
-def input_for(grammar: Grammar) -> str | None:
-    """A text that fits; None where none is found.
+async def input_for(compiler: Compiler, tenant: str, grammar: Grammar) -> str | None:
+    """A text that fits; None where none is found."""
+    found: str | None = await compiler.run(
+        tenant, "draft_input", grammar.syntax, grammar.definition, compiler.max_states
+    )
+    return found
+
+
+def draft_input(syntax: Literal["lark", "regex"], definition: str, max_states: int) -> str | None:
+    """A text that fits; None where none is found. Takes any time and memory: a task of the sandbox.
 
     Of the bytes that may come next it takes the one that has followed the last byte least often, so that
     whatever can be repeated soon gives way to what can follow.
     """
-    reader = matcher(grammar)
+    reader = matcher(Grammar(syntax, definition), max_states)
     if reader is None:
         return None
     written = bytearray()

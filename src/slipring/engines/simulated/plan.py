@@ -6,12 +6,14 @@ from itertools import cycle, islice, pairwise
 from msgspec import Struct
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text
-from slipring.engines.simulated.documents import Draft, draft
+from slipring.engines.compiler import Compiler
+from slipring.engines.simulated.documents import NOTHING, Draft, draft
 from slipring.engines.simulated.inputs import input_for
 from slipring.engines.simulated.options import Options
 from slipring.errors import ApiError
 from slipring.prompts.schemas import parameters_of
 from slipring.protocol.tools import CallableTool
+from slipring.sandbox.client import TooExpensive
 
 WORDS = (
     "this is a simulated answer made of plain words that no model chose and that mean nothing beyond"
@@ -44,21 +46,50 @@ _SPOKEN = [Say([Text(f" {word}")]) for word in WORDS]
 """Made once: at thousands of tokens per second the simulation must not be what one measures."""
 
 
-def plan_answer(job: Job, tool_outputs: int, options: Options, mark: str = "") -> Iterator[Step]:
-    """Call the first tool on offer while the context holds too few outputs, else answer with text.
+class Prepared(Struct, frozen=True):
+    """What an answer says: calls, a document, or, where there is neither, words."""
 
-    ``mark``: what the answer is to carry.
-    """
+    tools: tuple[CallableTool, ...] = ()
+    """To be called, one after the other: the same one, as often as it is to be called."""
+    draft: Draft = NOTHING
+    """Of the arguments of each call, or of the document."""
+    input: str | None = None
+    """Of each call of a custom tool, where a grammar asks for it."""
+
+
+async def prepare(job: Job, tool_outputs: int, options: Options, compiler: Compiler) -> Prepared:
+    """Call the first tool on offer while the context holds too few outputs, else answer with text."""
+    if not job.generate:
+        return Prepared()
+    tools = tools_to_call(job, tool_outputs, options)
+    param = "tools" if tools else "text.format.schema"
+    try:
+        if tools and tools[0].kind == "custom":
+            grammar = tools[0].grammar
+            if grammar is None:
+                return Prepared(tools)
+            return Prepared(tools, input=await input_for(compiler, job.tenant, grammar))
+        if tools:
+            return Prepared(tools, await draft(compiler, job.tenant, bytes(parameters_of(tools[0]))))
+        if job.settings.format.kind != "text":
+            return Prepared(draft=await draft(compiler, job.tenant, job.settings.format.schema))
+    except TooExpensive as error:
+        raise TooExpensive(error.reason, param) from None
+    return Prepared()
+
+
+def plan_answer(job: Job, prepared: Prepared, options: Options, mark: str = "") -> Iterator[Step]:
+    """The steps of an answer; ``mark``: what it is to carry."""
     tokens = options.output_tokens
-    if tools := tools_to_call(job, tool_outputs, options):
-        for tool in tools:
-            yield from call(tool, tokens, mark)
+    if prepared.tools:
+        for tool in prepared.tools:
+            yield from call(tool, prepared, tokens, mark)
         return
     if job.settings.format.kind == "text":
         yield Say([Text(mark or WORDS[0].capitalize())])
         yield from islice(cycle(_SPOKEN), 1, tokens)
         return
-    for piece in pieces(draft(job.settings.format.schema).filled(mark), tokens):
+    for piece in pieces(prepared.draft.filled(mark), tokens):
         yield Say([Text(piece)])
 
 
@@ -72,22 +103,17 @@ def tools_to_call(job: Job, tool_outputs: int, options: Options) -> tuple[Callab
     return tools[:1] * min(calls, job.settings.max_tool_calls or calls)
 
 
-def call(tool: CallableTool, tokens: int, mark: str = "") -> Iterator[Step]:
+def call(tool: CallableTool, prepared: Prepared, tokens: int, mark: str = "") -> Iterator[Step]:
     """A call of a tool, with arguments that fit its schema and take about ``tokens`` tokens."""
     started = CallStarted(kind=tool.kind, name=tool.name, namespace=tool.namespace)
     if tool.kind != "custom":
-        arguments = padded(arguments_of(tool).filled(mark), tokens)
+        arguments = padded(prepared.draft.filled(mark), tokens)
     else:
-        arguments = input_of(tool, tokens, mark)
+        arguments = input_of(prepared, tokens, mark)
     opening: list[Delta] = [started]
     for piece in pieces(arguments, tokens):
         yield Say([*opening, CallArguments(piece)])
         opening = []
-
-
-def arguments_of(tool: CallableTool) -> Draft:
-    """Arguments that fit a tool's schema."""
-    return draft(bytes(parameters_of(tool)))
 
 
 def padded(arguments: str, length: int) -> str:
@@ -95,12 +121,10 @@ def padded(arguments: str, length: int) -> str:
     return arguments[:-1] + " " * (length - len(arguments)) + arguments[-1:]
 
 
-def input_of(tool: CallableTool, tokens: int, mark: str) -> str:
-    """Words, or what a grammar asks for instead; where it finds nothing that fits, words all the same."""
-    grammar = tool.grammar
-    found = input_for(grammar) if grammar is not None else None
-    if found is not None:
-        return found
+def input_of(prepared: Prepared, tokens: int, mark: str) -> str:
+    """Words, or what a grammar asks for instead; where nothing was found that fits, words all the same."""
+    if prepared.input is not None:
+        return prepared.input
     words = islice(cycle(WORDS), max(tokens, 1))
     return " ".join([mark, *words] if mark else words)
 

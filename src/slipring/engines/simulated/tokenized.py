@@ -14,6 +14,7 @@ from slipring.engines.simulated.blocks import BlockCache, Blocks
 from slipring.engines.simulated.model import open_renderer
 from slipring.engines.simulated.options import Options
 from slipring.engines.simulated.pace import Pace
+from slipring.engines.simulated.plan import Prepared, prepare
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
 from slipring.engines.tokens import Answer, Piece, count, render
@@ -58,9 +59,11 @@ class TokenizedEngine(Engine):
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         options = self.options
         rendering = await render(job, self.renderer, options.context_tokens)
+        outputs = _tool_outputs(job, rendering)
+        prepared = await prepare(job, outputs, options, self.compiler)
         yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items), Begun()]
         pace = Pace(options.tokens_per_s)
-        known, cached = self._read(job, rendering)
+        known, cached = self._read(job, rendering, outputs)
         if rate := options.prefill_tokens_per_s:
             pace.postpone((rendering.prompt.total - cached) / rate)
         if job.generate:
@@ -68,7 +71,7 @@ class TokenizedEngine(Engine):
         await pace.reached()
         answer = Answer(job, rendering, self.renderer, trusted=True)
         answer.take(Piece(cached_tokens=cached))
-        ids, end = self._plan(job, rendering, known)
+        ids, end = self._plan(job, rendering, known, prepared)
         for id in ids:
             await pace.token()
             if answer.ends_here():
@@ -85,27 +88,27 @@ class TokenizedEngine(Engine):
     async def count(self, job: Job) -> int:
         return await count(job, self.renderer)
 
-    def _plan(self, job: Job, rendering: Rendering, known: Known) -> tuple[list[int], Piece]:
+    def _plan(
+        self, job: Job, rendering: Rendering, known: Known, prepared: Prepared
+    ) -> tuple[list[int], Piece]:
         """The ids to be said, as many as there is room for, and how that ends."""
         if not job.generate:
             return [], Piece(reason="stop")
         mark = known.trace.mark if known.trace is not None else ""
-        ids = self._wording.ids(job, rendering.prompt, known.tool_outputs, mark)
+        ids = self._wording.ids(job, rendering.prompt, prepared, mark)
         room = self.options.context_tokens - rendering.prompt.total
         limit = min(job.settings.max_output_tokens or room, room)
         return ids[:limit], Piece(reason="length" if len(ids) > limit else "stop")
 
-    def _read(self, job: Job, rendering: Rendering) -> tuple[Known, int]:
+    def _read(self, job: Job, rendering: Rendering, outputs: int) -> tuple[Known, int]:
         """What is known of a job's context, and how many of its tokens were known from the start."""
         context = rendering.context
         position = job.parent.position if job.parent is not None else None
         blocks, trace, steps = None, None, None
         if isinstance(position, Known) and rendering.fallback is None:
-            outputs, trace = position.tool_outputs + _outputs(job.input), position.trace
+            trace = position.trace
             if (steps := _added(context, position)) is not None:
                 blocks = position.blocks
-        else:
-            outputs = _outputs(tuple(job.context()))
         if self.options.digest:
             trace = trace_job(job, trace, rendering.dropped_items)
         cached = 0
@@ -136,6 +139,14 @@ def _added(context: Rendered, earlier: Rendered) -> list[Step] | None:
             return steps[::-1]
         steps.append(body.step)
     return None
+
+
+def _tool_outputs(job: Job, rendering: Rendering) -> int:
+    """How many results of tools a job's context holds."""
+    position = job.parent.position if job.parent is not None else None
+    if isinstance(position, Known) and rendering.fallback is None:
+        return position.tool_outputs + _outputs(job.input)
+    return _outputs(tuple(job.context()))
 
 
 def _outputs(items: Sequence[Item]) -> int:

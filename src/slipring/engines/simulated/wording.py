@@ -7,9 +7,8 @@ again in full gives the ids of the chain.
 from itertools import cycle, islice
 
 from slipring.core.generation import Job
-from slipring.engines.simulated.documents import draft
 from slipring.engines.simulated.options import Options
-from slipring.engines.simulated.plan import WORDS, arguments_of, input_of, padded, tools_to_call
+from slipring.engines.simulated.plan import WORDS, Prepared, input_of, padded
 from slipring.prompts.chatml import ChatMl
 from slipring.prompts.dialect import Mark, Phrase
 from slipring.prompts.folding import FoldingRenderer
@@ -32,27 +31,27 @@ class Wording:
         self._words = [word for word in words if len(self._encode(word)) == 1] or words
         """Of one token each, so that an answer has the length that was asked for."""
 
-    def ids(self, job: Job, prompt: Rendered, tool_outputs: int, mark: str) -> list[int]:
+    def ids(self, job: Job, prompt: Rendered, prepared: Prepared, mark: str) -> list[int]:
         """The answer to a job, without the token that ends it."""
         said: list[str | Mark] = []
         if self._renderer.opens_thought(prompt):
             said += [Mark(self._calls.think_close), "\n\n"]
-        if tools := tools_to_call(job, tool_outputs, self._options):
-            for number, tool in enumerate(tools):
-                said += self._call(tool, mark, "\n" if number else "")
+        if prepared.tools:
+            for number, tool in enumerate(prepared.tools):
+                said += self._call(tool, prepared, mark, "\n" if number else "")
         elif job.settings.format.kind == "text":
             said.append(self._lengthened(mark or WORDS[0].capitalize()))
         else:
-            said.append(draft(job.settings.format.schema).filled(mark))
+            said.append(prepared.draft.filled(mark))
         return self._encode(*said)
 
-    def _call(self, tool: CallableTool, mark: str, lead: str) -> list[str | Mark]:
+    def _call(self, tool: CallableTool, prepared: Prepared, mark: str, lead: str) -> list[str | Mark]:
         """A call of about the length of an answer, where its arguments can be made longer."""
         if tool.kind == "custom":
-            text = input_of(tool, self._options.output_tokens, mark)
+            text = input_of(prepared, self._options.output_tokens, mark)
             return self._written(tool, wire.encode({"input": text}).decode(), lead)
-        draft = arguments_of(tool)
-        if not draft.carrier:
+        draft = prepared.draft
+        if not draft.carries:
             return self._written(tool, padded(draft.plain, self._options.output_tokens), lead)
         first = mark or WORDS[0].capitalize()
         short = self._encode(*self._written(tool, draft.filled(first), lead))

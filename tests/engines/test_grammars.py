@@ -1,33 +1,27 @@
 """Grammars of custom tools: refused where they mean nothing, and held against what was written."""
 
 import pytest
-from msgspec import Raw
 
+from slipring.engines import grammars
+from slipring.engines.compiler import Compiler
+from slipring.engines.grammars import check_grammar
 from slipring.errors import InvalidRequest
-from slipring.protocol import grammars
-from slipring.protocol.grammars import Grammar, Proof, check_format, complaint, fits, read_grammar
+from slipring.protocol.grammars import Grammar
+from slipring.protocol.intake import Compilable
+from slipring.sandbox.client import InThread
+from tests.engines.fitting import STATES, fits, proof
 
 LINES = Grammar("lark", 'start: line+\nline: WORD "\\n"\nWORD: /[a-zäé]+/\n')
-
-
-@pytest.mark.parametrize("format", [b"null", b'{"type":"text"}', b'{"type":"text","x":1}'])
-def test_plain_text_has_no_grammar(format):
-    assert read_grammar(Raw(format), "f") is None
-
-
-def test_a_grammar_is_read():
-    raw = Raw(b'{"type":"grammar","syntax":"regex","definition":"a+"}')
-    assert read_grammar(raw, "f") == Grammar("regex", "a+")
 
 
 @pytest.mark.parametrize(
     ("syntax", "definition"),
     [("regex", "("), ("regex", "(?=a)b"), ("lark", "start: missing"), ("lark", "nothing"), ("lark", '"')],
 )
-def test_what_cannot_be_compiled_is_refused_by_its_field(syntax, definition):
-    raw = grammars.wire.raw({"type": "grammar", "syntax": syntax, "definition": definition})
+async def test_what_cannot_be_compiled_is_refused_by_its_field(syntax, definition):
+    found = Compilable("tools[3].format.definition", Grammar(syntax, definition))
     with pytest.raises(InvalidRequest, match="cannot be compiled") as caught:
-        check_format(raw, "tools[3].format")
+        await Compiler(InThread()).check("t", [found])
     assert caught.value.param == "tools[3].format.definition"
 
 
@@ -57,14 +51,14 @@ def test_an_expression_that_others_never_finish_takes_no_time():
 
 def test_without_the_library_only_regular_expressions_are_looked_at(monkeypatch):
     monkeypatch.setattr(grammars, "_library", lambda: None)
-    complaint.cache_clear()
-    try:
-        assert complaint(Grammar("regex", "(")) is not None
-        assert complaint(Grammar("regex", "a+")) is None
-        assert complaint(Grammar("lark", "nothing")) is None
-        assert fits(Grammar("regex", "a"), "b") is None
-    finally:
-        complaint.cache_clear()
+    assert complaint(Grammar("regex", "(")) is not None
+    assert complaint(Grammar("regex", "a+")) is None
+    assert complaint(Grammar("lark", "nothing")) is None
+    assert fits(Grammar("regex", "a"), "b") is None
+
+
+def complaint(grammar: Grammar, states: int = STATES) -> str | None:
+    return check_grammar(grammar.syntax, grammar.definition, states)
 
 
 def chain(rules: int, body: str = "r{}") -> str:
@@ -99,9 +93,49 @@ def test_what_is_large_but_sound_is_compiled():
 
 
 def test_a_text_is_refused_as_soon_as_it_cannot_fit():
-    proof = Proof(LINES)
-    assert proof.take("ab")
-    assert proof.ends() is False
-    assert proof.take("c\n")
-    assert proof.ends() is True
-    assert not proof.take("9")
+    lines = proof(LINES)
+    assert lines.take("ab")
+    assert lines.ends() is False
+    assert lines.take("c\n")
+    assert lines.ends() is True
+    assert not lines.take("9")
+
+
+OPTIONAL = "a?" * 500 + "a" * 500
+AMBIGUOUS = 'start: ("a"?){20000} "a"{20000}'
+
+
+@pytest.mark.parametrize("grammar", [Grammar("regex", OPTIONAL), Grammar("lark", AMBIGUOUS)])
+def test_what_is_expensive_to_follow_is_refused_by_the_limit_that_says_so(grammar):
+    """Both compile in no time."""
+    said = complaint(grammar)
+    assert said is not None
+    assert said.startswith("it is too large: ")
+    assert said.endswith("(max_grammar_states)")
+
+
+def test_how_large_a_grammar_may_be_is_the_operators_choice():
+    grammar = Grammar("lark", 'start: ("a"?){20} "a"{20}')
+    assert complaint(grammar) is None
+    assert "max_grammar_states" in str(complaint(grammar, states=20))
+
+
+async def test_matchers_are_compiled_once_and_read_texts_apart():
+    compiler = Compiler(InThread())
+    first, second = await compiler.proof("t", LINES), await compiler.proof("t", LINES)
+    assert not first.take("9")
+    assert second.take("ab")
+    assert second.ends() is False
+
+
+async def test_more_grammars_than_are_kept_can_be_followed():
+    compiler = Compiler(InThread())
+    for number in range(40):
+        held = await compiler.proof("t", Grammar("regex", f"a{number}"))
+        assert held.take(f"a{number}")
+        assert held.ends()
+
+
+async def test_a_grammar_that_was_not_accepted_is_not_followed():
+    held = await Compiler(InThread()).proof("t", Grammar("lark", AMBIGUOUS))
+    assert held.ends() is None

@@ -1,0 +1,42 @@
+"""The latest events of a background run, kept in memory for those who follow it.
+
+All of them are in the store as well, so the oldest can be dropped: who needs those reads the store.
+"""
+
+from bisect import bisect_right
+from operator import attrgetter
+
+from slipring.stores.base import RunEvent
+
+_number = attrgetter("sequence_number")
+
+
+class Tail:
+    """Events in the order of their numbers, bounded in bytes; the newest is always there."""
+
+    __slots__ = ("_dropped", "_events", "_limit_bytes", "used_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._events: list[RunEvent] = []
+        self._dropped = -1
+        """The number of the newest event that is not here any more."""
+        self.used_bytes = 0
+
+    def add(self, events: list[RunEvent]) -> None:
+        """Add events that are newer than all others."""
+        self._events += events
+        self.used_bytes += sum(len(event.data) for event in events)
+        count = 0
+        while self.used_bytes > self._limit_bytes and count < len(self._events) - 1:
+            self.used_bytes -= len(self._events[count].data)
+            count += 1
+        if count:
+            self._dropped = self._events[count - 1].sequence_number
+            del self._events[:count]
+
+    def after(self, number: int) -> list[RunEvent] | None:
+        """All events after a number; None: some of them are not here any more."""
+        if number < self._dropped:
+            return None
+        return self._events[bisect_right(self._events, number, key=_number) :]

@@ -1,0 +1,102 @@
+"""Functions for the children of sandboxes under test: each does one thing that a compiler might do."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from slipring.errors import InvalidRequest
+
+
+def echo(value: Any) -> Any:
+    return value
+
+
+def count(path: str) -> int:
+    """How often it has been called."""
+    with Path(path).open("ab") as file:
+        file.write(b".")
+    return Path(path).stat().st_size
+
+
+def hold(fifo: str) -> str:
+    """Wait, without using any time, until somebody writes to a named pipe."""
+    return Path(fifo).read_text()
+
+
+def spin() -> None:
+    """Compute for ever."""
+    while True:
+        pass
+
+
+def repeat(count: int) -> str:
+    return "x" * count
+
+
+def allocate(size_bytes: int) -> int:
+    return len(bytearray(size_bytes))
+
+
+_KEPT: list[bytes] = []
+
+
+def retain(size_bytes: int) -> int:
+    """Leave something behind."""
+    _KEPT.append(b"x" * size_bytes)
+    return len(_KEPT)
+
+
+def crash(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def leave() -> None:
+    os._exit(0)
+
+
+def refuse() -> None:
+    raise InvalidRequest("No.", param="tools[1]", code="some_code")
+
+
+def fail() -> None:
+    raise RuntimeError("a fault of ours")
+
+
+def nest(depth: int) -> int:
+    return nest(depth - 1) if depth else 0
+
+
+def chatter() -> int:
+    """Write to the pipes that a library would write to."""
+    print("chatter", flush=True)
+    print("chatter", file=sys.stderr, flush=True)
+    return len(sys.stdin.read())
+
+
+def whoami() -> dict[str, Any]:
+    """What a child knows of its surroundings."""
+    return {
+        "pid": os.getpid(),
+        "niceness": os.nice(0),
+        "environment": sorted(os.environ),
+        "files": sorted(_target(fd) for fd in os.listdir("/proc/self/fd")),
+        "ignored": [
+            number.name
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is signal.SIG_IGN
+        ],
+    }
+
+
+def _target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").partition(":")[0]
+    except OSError:
+        return ""
+
+
+def processor_time() -> float:
+    return time.process_time()

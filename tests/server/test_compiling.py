@@ -1,0 +1,277 @@
+"""What clients define is compiled in other processes: whatever it is, nobody else notices."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipring.core.limits import Limits
+from slipring.engines import grammars
+from slipring.engines.simulated import documents, inputs
+from slipring.sandbox.tasks import TASKS
+from tests.harness import FAST, PuppetEngine, Running, serve
+from tests.sandbox.holding import HOLD
+
+Json = dict[str, Any]
+KEYS = ("mallory:hers", "alice:mine")
+OPTIONAL = "a?" * 20_000 + "a" * 20_000
+AMBIGUOUS = 'start: ("a"?){20000} "a"{20000}'
+LARGE_ENUM = {"type": "object", "properties": {"v": {"enum": [f"value {n}" for n in range(300_000)]}}}
+
+
+def tool(definition: str, syntax: str = "regex", name: str = "t") -> Json:
+    format = {"type": "grammar", "syntax": syntax, "definition": definition}
+    return {"type": "custom", "name": name, "format": format}
+
+
+def format_of(schema: Json, *, strict: bool = False) -> Json:
+    return {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": strict}}
+
+
+ATTACKS: dict[str, tuple[Json, str, str]] = {
+    "optional letters": (
+        {"tools": [tool(OPTIONAL)], "tool_choice": "required"},
+        "tools[0].format.definition",
+        "",
+    ),
+    "an ambiguous grammar": (
+        {"tools": [tool(AMBIGUOUS, "lark")], "tool_choice": "required"},
+        "tools[0].format.definition",
+        "max_grammar_states",
+    ),
+    "many grammars": (
+        {"tools": [tool("a", name=f"t{n}") for n in range(6000)]},
+        "tools[64].format.definition",
+        "max_grammars",
+    ),
+    "a large enum": ({"text": format_of(LARGE_ENUM)}, "text.format.schema", "max_schema_bytes"),
+    "large parameters": (
+        {"tools": [{"type": "function", "name": "f", "parameters": LARGE_ENUM}]},
+        "tools[0].parameters",
+        "max_schema_bytes",
+    ),
+    "a large output schema": (
+        {"tools": [{"type": "function", "name": "f", "output_schema": LARGE_ENUM}]},
+        "tools[0].output_schema",
+        "max_schema_bytes",
+    ),
+    "a large grammar": ({"tools": [tool("a" * 65_537)]}, "tools[0].format.definition", "max_grammar_bytes"),
+    "grammars in items": (
+        {
+            "input": [
+                {"type": "message", "role": "user", "content": "x"},
+                {"type": "additional_tools", "role": "developer", "tools": [tool(AMBIGUOUS, "lark")]},
+            ]
+        },
+        "input[1].tools[0].format.definition",
+        "max_grammar_states",
+    ),
+}
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A pipe. Servers compile a grammar that names it when somebody has written there."""
+    monkeypatch.setitem(TASKS, "check_grammar", "tests.sandbox.holding")  # type: ignore[arg-type]
+    path = tmp_path / "held"
+    os.mkfifo(path)
+    return path
+
+
+def holding(path: Path) -> Json:
+    return tool(f"{HOLD}{path}")
+
+
+@asynccontextmanager
+async def begun(path: Path) -> AsyncIterator[None]:
+    """While a grammar is being compiled: from when that has begun, until the end of the block."""
+    pipe = await asyncio.to_thread(path.open, "w")
+    try:
+        yield
+    finally:
+        pipe.close()
+
+
+@asynccontextmanager
+async def shared(engine: Any = FAST, **limits: Any) -> AsyncIterator[Running]:
+    """A server with two tenants."""
+    async with serve(engine, api_key=KEYS, limits=Limits(**limits)) as server:
+        yield server
+
+
+def pids(server: Running) -> list[int]:
+    found: list[int] = server.service.sandbox.pids
+    return found
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_an_attack_is_refused_by_name_and_once_for_all(name: str) -> None:
+    fields, param, limit = ATTACKS[name]
+    async with shared() as server, server.connect(key="hers") as hers:
+        seen = []
+        for _ in range(2):
+            refused = await hers.error(**{"input": "x", **fields})
+            assert (refused["status"], refused["error"]["param"]) == (400, param)
+            assert limit in refused["error"]["message"]
+            seen.append(pids(server))
+        assert seen[0] == seen[1], "it was compiled again"
+        if limit not in ("", "max_grammar_states"):
+            assert pids(server) == [], "what is too large was compiled"
+        assert (await server.post(key="mine", input="x", tools=[tool("a+")]))[0] == 200
+
+
+async def test_others_are_served_while_something_is_compiled(held: Path) -> None:
+    async with shared() as server, server.connect(key="hers") as hers, server.connect(key="mine") as mine:
+        await hers.create(input="x", tools=[holding(held)], stream_id="slow")
+        async with begun(held):
+            assert (await mine.response(input="x", store=False))["status"] == "completed"
+            assert (await hers.response(input="x", store=False))["status"] == "completed"
+            status, _ = await server.post(key="mine", input="x")
+            assert status == 200
+            assert server.server.service.clients
+        events = await hers.until("response.completed", lane="slow")
+        assert [event["type"] for event in events][:2] == ["response.created", "response.in_progress"]
+
+
+async def test_the_turns_of_a_lane_wait_for_what_is_compiled(held: Path) -> None:
+    async with shared() as server, server.connect(key="hers") as hers:
+        await hers.create(input="x", tools=[holding(held)], metadata={"n": "1"}, store=False)
+        await hers.create(input="x", metadata={"n": "2"}, store=False)
+        async with begun(held):
+            pass
+        found = [(await hers.until("response.completed"))[-1]["response"]["metadata"]["n"] for _ in "12"]
+        assert found == ["1", "2"]
+
+
+async def test_a_compiler_that_crashes_is_a_refusal(held: Path) -> None:
+    async with shared() as server:
+        status, body = await server.post(key="hers", input="x", tools=[tool("crash")])
+        assert (status, body["error"]["param"]) == (400, "tools[0].format.definition")
+        assert (await server.post(key="mine", input="x", tools=[tool("a+")]))[0] == 200
+
+
+async def test_a_tenant_waits_in_a_queue_of_its_own(held: Path) -> None:
+    async with shared(max_compiles_waiting=1) as server, server.connect(key="hers") as hers:
+        await hers.create(input="x", tools=[holding(held)], stream_id="1", store=False)
+        async with begun(held):
+            await hers.create(input="x", tools=[tool("b")], stream_id="2", store=False)
+            refused = await hers.error(input="x", tools=[tool("c")], stream_id="3", store=False)
+            assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert (await hers.response(input="x", store=False))["status"] == "completed"
+            waiting = asyncio.create_task(server.post(key="mine", input="x", tools=[tool("d")]))
+        assert (await waiting)[0] == 200
+        seen: list[str] = []
+        while seen.count("response.completed") < 2:
+            seen.append((await hers.receive())["type"])
+
+
+async def test_a_client_that_leaves_does_not_stop_the_others(held: Path) -> None:
+    async with shared() as server:
+        async with server.connect(key="hers", abandoned=True) as hers:
+            await hers.create(input="x", tools=[holding(held)])
+            async with begun(held):
+                await hers.ws.close()
+        assert (await server.post(key="mine", input="x", tools=[tool("a+")]))[0] == 200
+
+
+async def test_the_children_end_with_the_server(held: Path) -> None:
+    async with shared() as server:
+        assert (await server.post(key="mine", input="x", tools=[tool("a+")]))[0] == 200
+        (pid,) = pids(server)
+        os.kill(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_the_loop_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither grammars that are checked and followed, nor inputs and documents that are made up."""
+    threads: list[int] = []
+    read = grammars._reader
+
+    def reader(text: str, max_states: int) -> Any:
+        threads.append(threading.get_ident())
+        return read(text, max_states)
+
+    def here(*_: Any) -> Any:
+        raise AssertionError("compiled in the process that serves")
+
+    monkeypatch.setattr(grammars, "_reader", reader)
+    monkeypatch.setattr(grammars, "check_grammar", here)
+    monkeypatch.setattr(grammars, "invalid", here)
+    monkeypatch.setattr(documents, "draft_document", here)
+    monkeypatch.setattr(inputs, "draft_input", here)
+    async with shared() as server:
+        status, body = await server.post(
+            key="mine", input="x", tools=[tool("[0-9]{3}")], tool_choice="required"
+        )
+        assert status == 200
+        assert len(body["output"][0]["input"]) == 3
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+        status, body = await server.post(key="mine", input="x", text=format_of(schema))
+        assert status == 200
+    assert threads, "the input was not held against its grammar"
+    assert threading.get_ident() not in threads
+
+
+async def test_ordinary_requests_start_no_child() -> None:
+    async with shared() as server, server.connect(key="mine") as mine:
+        function = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+        custom = {"type": "custom", "name": "t", "format": {"type": "text"}}
+        await mine.response(input="x", tools=[function, custom], tool_choice="none", store=False)
+        await mine.response(input="x", tools=[custom], tool_choice="required", store=False)
+        await mine.response(input="x", generate=False, store=False)
+        assert pids(server) == []
+
+
+async def test_every_engine_compiles_in_the_servers_sandbox() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        assert engine.compiler is server.service.compiler
+
+
+async def test_a_response_in_the_background_is_refused_at_once() -> None:
+    async with shared() as server:
+        fields = {"tools": [tool(AMBIGUOUS, "lark")], "background": True}
+        status, body = await server.post(key="hers", input="x", **fields)
+        assert (status, body["error"]["param"]) == (400, "tools[0].format.definition")
+
+
+async def test_items_of_conversations_are_compiled_before_they_are_kept() -> None:
+    async with shared() as server:
+        item = {"type": "additional_tools", "role": "developer", "tools": [tool(AMBIGUOUS, "lark")]}
+        headers = {"Authorization": "Bearer hers"}
+        url = f"{server.url}/conversations"
+        async with server.http.post(url, json={"items": [item]}, headers=headers) as answer:
+            assert answer.status == 400
+            error = (await answer.json())["error"]
+        assert error["param"] == "items[0].tools[0].format.definition"
+        assert len(pids(server)) == 1
+
+
+async def test_tools_that_are_appended_are_compiled_before_they_are_taken(held: Path) -> None:
+    header = {"OpenAI-Beta": "slipring_rollout=v1"}
+    search = {"type": "tool_search", "execution": "client"}
+    async with shared() as server, server.connect(key="hers", headers=header, abandoned=True) as hers:
+        await hers.create(
+            input="x", tools=[search], tool_choice="required", rollout=True, stream_id="a", store=False
+        )
+        done = (await hers.until("response.done", lane="a"))[-1]
+        (owed,) = done["required_input"]
+
+        async def append(definition: str, syntax: str = "regex") -> None:
+            item = {**owed, "tools": [tool(definition, syntax)]}
+            await hers.send(type="response.append", response_id=done["response_id"], input=[item])
+
+        await append(AMBIGUOUS, "lark")
+        failed = (await hers.until("response.append.failed", lane="a"))[-1]
+        assert failed["error"]["param"] == "input[0].tools[0].format.definition"
+        await append(f"{HOLD}{held}")
+        async with begun(held):
+            assert (await hers.response(input="x", store=False))["status"] == "completed"
+        taken = (await hers.until("response.output_item.done", lane="a"))[-1]
+        assert taken["item"]["type"] == "tool_search_output"
