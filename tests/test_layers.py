@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "config": ("core.limits", "models", "rules"),
     "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.head", "prompts"),
-    "engines": ("errors", "protocol", "core.generation", "core.head", "prompts", "engines"),
+    "engines": ("errors", "protocol", "core.generation", "core.head", "core.limits", "prompts", "engines"),
     "stores": ("errors", "protocol", "core", "stores"),
     "keys": ("errors", "config", "protocol.wire", "stores", "keys"),
     "server": (

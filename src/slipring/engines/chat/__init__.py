@@ -86,7 +86,7 @@ class ChatEngine(Engine):
                 last = answer.finish() if job.generate else answer.prepared()
         yield last  # whoever takes long to read it has given its place back
 
-    async def count(self, job: Job) -> int:
+    async def count(self, job: Job, enough: int | None = None) -> int:
         return estimated_tokens(job)
 
     async def _ask(self, job: Job, request: Request, answer: Answer) -> AsyncGenerator[list[Delta], None]:

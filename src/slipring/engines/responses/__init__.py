@@ -108,7 +108,7 @@ class ResponsesEngine(Engine):
         if cut.is_made:
             yield [cut.finished()]  # the upstream has no such response: the next turn sends everything
 
-    async def count(self, job: Job) -> int:
+    async def count(self, job: Job, enough: int | None = None) -> int:
         """As the upstream counts, where it can be asked; else a guess."""
         if self._counts:
             model = job.model.own_name or job.model.name

@@ -92,7 +92,7 @@ class SimulatedEngine(Engine):
         self._prefixes.add(position)
         yield [Finished(reason, tally.tokens, cached, produced, thought, position)]
 
-    async def count(self, job: Job) -> int:
+    async def count(self, job: Job, enough: int | None = None) -> int:
         return tally_job(job).tokens
 
     def _plan(self, job: Job, tally: Tally, trace: Trace | None) -> Iterable[Step]:
