@@ -29,7 +29,7 @@ from slipring.errors import (
     PreviousResponseNotFound,
     ServerError,
 )
-from slipring.protocol import items, requests
+from slipring.protocol import requests
 from slipring.protocol.events import Error, Event
 from slipring.protocol.requests import CreateRequest
 
@@ -95,14 +95,14 @@ class Session:
 
     # What the client says.
 
-    def receive(self, frame: bytes | str, now: float) -> list[Action]:
-        """A message arrived on the socket: text, or bytes that should have been text."""
+    def receive(self, frame: bytes | str | frames.Read, now: float) -> list[Action]:
+        """A message arrived on the socket: text, bytes that should have been text, or what was read of it."""
         self._active_at = now
         if self._closed:
             return []
         stages = Stages(self._means.clock)
         try:
-            asked = frames.read(frame, self._betas)
+            asked = frames.read(frame, self._betas) if not isinstance(frame, frames.Read) else frame.result()
         except ApiError as error:
             return [_refuse(error)]
         if asked is None:
@@ -329,7 +329,7 @@ class Session:
         if turn.error is not None:
             return self._drop(turn, turn.error)
         try:
-            turn.input = items.read_input(turn.request.input)
+            turn.input = turn.request.items
             turn.request.input = UNSET  # read and copied: let go of the frame
             conversation_id = settings.read_conversation(turn.request)
         except ApiError as error:

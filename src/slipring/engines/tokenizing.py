@@ -5,16 +5,11 @@ tokenizes in memory. Contexts whose tokens a server elsewhere makes are waited f
 whoever waits for a server must not keep others from computing.
 """
 
-import asyncio
-import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from functools import partial
 from typing import TypeVar
 
 from slipring.core.limits import Limits
-from slipring.engines.gate import Places
+from slipring.engines.crew import Crew
 from slipring.prompts.room import Room
 
 T = TypeVar("T")
@@ -22,13 +17,13 @@ _ASKED_AT_ONCE = 32
 
 
 class Tokenizing:
-    """The threads of one process. They are started when they are first needed."""
+    """The threads of one process, and what may be spent on a context."""
 
     def __init__(self, limits: Limits) -> None:
         self.counted_contexts = limits.counted_contexts
         self._unsplit_chars = limits.max_unsplit_chars
-        self._here = _Crew("tokenize", limits.max_tokenizing)
-        self._elsewhere = _Crew("ask-tokens", _ASKED_AT_ONCE)
+        self._here = Crew("tokenize", limits.max_tokenizing)
+        self._elsewhere = Crew("ask-tokens", _ASKED_AT_ONCE)
 
     def room(self, tokens: int) -> Room:
         """Room for so many tokens."""
@@ -38,27 +33,3 @@ class Tokenizing:
         """Do work off the event loop, when it is the tenant's turn. ``is_local``: it waits for nobody."""
         crew = self._here if is_local else self._elsewhere
         return await crew.run(tenant, work, *given)
-
-
-class _Crew:
-    """Some threads, and the queue for them."""
-
-    def __init__(self, name: str, size: int) -> None:
-        self._threads = ThreadPoolExecutor(size, name)
-        # Whoever waits is a response that has been admitted; to bound their number is not done twice.
-        self._places = Places(size, sys.maxsize)
-
-    async def run(self, tenant: str, work: Callable[..., T], *given: object) -> T:
-        with ExitStack() as stack:
-            await stack.enter_context(self._places.ticket(tenant)).turn()
-            running = asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
-            place = stack.pop_all()
-        # A thread cannot be stopped. Its place is free when its work is done, whether anybody waits or not.
-        running.add_done_callback(partial(_release, place))
-        return await asyncio.shield(running)
-
-
-def _release(place: ExitStack, done: "asyncio.Future[T]") -> None:
-    place.close()
-    if not done.cancelled():
-        done.exception()  # nobody may be there to see it

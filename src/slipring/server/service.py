@@ -26,6 +26,7 @@ from slipring.server.parking import Parking
 from slipring.server.peers import Peers
 from slipring.server.permissions import Permitted, Selection
 from slipring.server.quotas import Quotas
+from slipring.server.reading import Reading
 from slipring.server.sealing import KeyedSeal, new_key
 from slipring.stores.base import Store
 
@@ -61,6 +62,7 @@ class Service:
     mint: Mint
     seal: Seal
     """By a key of its own until the server has started."""
+    reading: Reading = field(default_factory=Reading)
     clients: set[Client] = field(default_factory=set)
     sockets: int = 0
     render_fallbacks: Counter[str] = field(default_factory=Counter)

@@ -38,6 +38,7 @@ class Connection:
     """One client on one socket. Also the sink that its driver sends to."""
 
     __slots__ = (
+        "_betas",
         "_closing",
         "_heard_at",
         "_keeps_nothing",
@@ -66,7 +67,8 @@ class Connection:
         self._closing: asyncio.Task[None] | None = None
         self._pinging: asyncio.Task[None] | None = None
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
-        session = service.open_session(caller, of_socket(request.headers))
+        self._betas = of_socket(request.headers)
+        session = service.open_session(caller, self._betas)
         states = SocketStates(service.store.responses, service.parking, service.peers)
         self.driver = Driver(service, caller, session, self, states=states)
         self._keeps_nothing = wants_no_retention(request.headers)
@@ -94,13 +96,15 @@ class Connection:
     async def serve(self) -> None:
         """Read until the client is gone or the session has ended."""
         session, socket = self.driver.session, self._socket
+        reading = self.driver.service.reading
         clock = asyncio.get_running_loop().time
         try:
             while True:
                 message = await socket.receive()
                 self._heard_at = clock()
                 if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
-                    self._run(session.receive(message.data, now()))
+                    frame = await reading.frame(session.tenant, message.data, self._betas)
+                    self._run(session.receive(frame, now()))
                     if self._outbox.full:
                         # A client that sends without reading waits for its own answers.
                         await self._outbox.room()

@@ -1,0 +1,48 @@
+"""Large requests are read in threads: as long as one is read, the event loop could do nothing else.
+
+A small one is read where it arrives. A thread gives way to the loop after a few milliseconds, between items.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from slipring.core import frames
+from slipring.core.betas import Betas
+from slipring.engines.crew import Crew
+from slipring.protocol.requests import CreateRequest
+
+T = TypeVar("T")
+_LARGE_BYTES = 64 * 1024
+_AT_ONCE = 2
+
+
+class Reading:
+    """Reads what clients send."""
+
+    def __init__(self) -> None:
+        self._crew = Crew("read", _AT_ONCE)
+
+    async def frame(self, tenant: str, frame: bytes | str, betas: Betas) -> bytes | str | frames.Read:
+        """A message of a socket, ready for its session."""
+        if len(frame) <= _LARGE_BYTES:
+            return frame
+        return await self._crew.run(tenant, frames.read_ahead, frame, betas)
+
+    async def create(self, tenant: str, body: bytes, read: Callable[[bytes], CreateRequest]) -> CreateRequest:
+        """The create that a body asks for."""
+        return await self.body(tenant, body, partial(_with_items, read))
+
+    async def body(self, tenant: str, body: bytes, read: Callable[[bytes], T]) -> T:
+        """What a body asks for."""
+        if len(body) <= _LARGE_BYTES:
+            return read(body)
+        return await self._crew.run(tenant, read, body)
+
+
+def _with_items(read: Callable[[bytes], CreateRequest], body: bytes) -> CreateRequest:
+    """The create that a body asks for. The items of a large one are read here, or refused."""
+    request = read(body)
+    if len(body) > _LARGE_BYTES:
+        _ = request.items
+    return request
