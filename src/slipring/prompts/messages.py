@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from slipring.core.head import Head
 from slipring.errors import InvalidRequest
+from slipring.prompts.jinja import Yielding
 from slipring.prompts.schemas import describe, describe_format, describe_found
 from slipring.protocol.items import (
     AdditionalTools,
@@ -31,6 +32,8 @@ from slipring.protocol.tools import CallableTool, Toolset
 
 _DEEPEST = 100
 """How far JSON may nest that a template walks through."""
+_MOST_VALUES = 100_000
+"""How many values JSON may have that a template is given as such: it is decoded, and written, in one step."""
 _ADDED_TOOLS = "From now on you can also call these tools:"
 Dict = dict[str, Any]
 _object = msgspec.json.Decoder(Dict)
@@ -63,14 +66,14 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
         if self.thoughts:
             written["reasoning_content"] = text(self.thoughts)
         if self.calls:
-            written["tool_calls"] = [
+            written["tool_calls"] = Yielding(
                 {
                     "id": call.id,
                     "type": "function",
                     "function": {"name": text(call.name), "arguments": value(call.arguments)},
                 }
                 for call in self.calls
-            ]
+            )
         if self.role == "tool":
             written["tool_call_id"] = self.call_id
             if self.name:
@@ -158,7 +161,9 @@ def short_id(call_id: str) -> str:
 
 
 def read_object(text: str) -> Dict | None:
-    """A JSON object that is not nested too deeply to walk through."""
+    """A JSON object that is not nested too deeply to walk through, and has not too many values for it."""
+    if sum(map(text.count, ",[{")) > _MOST_VALUES:  # at least as many as there are values
+        return None
     try:
         value = _object.decode(text.encode())
     except (ValueError, RecursionError):
@@ -194,6 +199,8 @@ def tool_definitions(tools: Iterable[CallableTool]) -> list[Dict]:
     for tool in tools:
         definition = read_object(describe(tool))
         if definition is None:
-            raise InvalidRequest("Invalid 'tools': the schema of a tool is nested too deeply.", param="tools")
+            raise InvalidRequest(
+                "Invalid 'tools': the schema of a tool is nested too deeply, or too large.", param="tools"
+            )
         definitions.append(definition)
     return definitions
