@@ -1,4 +1,4 @@
-"""Where long contexts are tokenized: in threads, so many at once, tenants in turn.
+"""Where long contexts are tokenized or otherwise prepared: in threads, so many at once, tenants in turn.
 
 Tokenizing is CPU time. More threads than cores would only slow down everything else, and each holds what it
 tokenizes in memory. Contexts whose tokens a server elsewhere makes are waited for in threads of their own:
@@ -8,12 +8,15 @@ whoever waits for a server must not keep others from computing.
 from collections.abc import Callable
 from typing import TypeVar
 
+from slipring.core.generation import Job
 from slipring.core.limits import Limits
 from slipring.engines.crew import Crew
 from slipring.prompts.room import Room
 
 T = TypeVar("T")
 _ASKED_AT_ONCE = 32
+_SHORT_BYTES = 64 * 1024
+"""Of items that are read in a few milliseconds, however many they are."""
 
 
 class Tokenizing:
@@ -33,3 +36,11 @@ class Tokenizing:
         """Do work off the event loop, when it is the tenant's turn. ``is_local``: it waits for nobody."""
         crew = self._here if is_local else self._elsewhere
         return await crew.run(tenant, work, *given)
+
+    async def prepare(self, job: Job, work: Callable[..., T], *given: object) -> T:
+        """Do work on what is new in a job: off the event loop where that is much."""
+        known = job.parent is None or job.parent.position is not None
+        items = job.input if known else job.context()
+        if sum(len(item.raw) for item in items) <= _SHORT_BYTES:
+            return work(*given)
+        return await self.run(job.tenant, work, *given, is_local=True)

@@ -27,7 +27,7 @@ class Reading:
         """A message of a socket, ready for its session."""
         if len(frame) <= _LARGE_BYTES:
             return frame
-        return await self._crew.run(tenant, frames.read_ahead, frame, betas)
+        return await self.aside(tenant, frames.read_ahead, frame, betas)
 
     async def create(self, tenant: str, body: bytes, read: Callable[[bytes], CreateRequest]) -> CreateRequest:
         """The create that a body asks for."""
@@ -35,9 +35,11 @@ class Reading:
 
     async def body(self, tenant: str, body: bytes, read: Callable[[bytes], T]) -> T:
         """What a body asks for."""
-        if len(body) <= _LARGE_BYTES:
-            return read(body)
-        return await self._crew.run(tenant, read, body)
+        return read(body) if len(body) <= _LARGE_BYTES else await self.aside(tenant, read, body)
+
+    async def aside(self, tenant: str, work: Callable[..., T], *given: object) -> T:
+        """Do work that may take long off the event loop."""
+        return await self._crew.run(tenant, work, *given)
 
 
 def _with_items(read: Callable[[bytes], CreateRequest], body: bytes) -> CreateRequest:

@@ -121,7 +121,7 @@ class ResponsesEngine(Engine):
                 self._counts = error.status not in (404, 405)
             except (ApiError, TimeoutError, msgspec.ValidationError):
                 pass  # it will be asked again; the job itself says what is wrong
-        return estimated_tokens(job)
+        return await self.tokenizing.prepare(job, estimated_tokens, job)
 
     async def _attempt(self, job: Job) -> Answers:
         """By what the upstream has; where it has lost that, before a word was said, by the whole context."""

@@ -58,7 +58,7 @@ class SimulatedEngine(Engine):
         return [Model(name="simulated", owner="slipring", capabilities=capabilities)]
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        tally = tally_job(job)
+        tally = await self.tokenizing.prepare(job, tally_job, job)
         trace = self._trace(job)
         cached = self._prefixes.longest(tally) if self.options.prefix_cache else 0
         yield [Accepted(rendered_tokens=tally.new_tokens), Begun()]
@@ -93,7 +93,7 @@ class SimulatedEngine(Engine):
         yield [Finished(reason, tally.tokens, cached, produced, thought, position)]
 
     async def count(self, job: Job, enough: int | None = None) -> int:
-        return tally_job(job).tokens
+        return (await self.tokenizing.prepare(job, tally_job, job)).tokens
 
     def _plan(self, job: Job, tally: Tally, trace: Trace | None) -> Iterable[Step]:
         """The answer. A warmup has none."""
