@@ -5,8 +5,6 @@ takes as much as it can. So more texts fit than do in truth, and what comes is s
 Of sets that are known in ASCII only (``\\w``), no more than that is allowed.
 """
 
-from functools import lru_cache
-
 from slipring.engines.lark.characters import LAST, Characters, Ranges, joined, others
 from slipring.engines.lark.definition import Definition, read_definition
 from slipring.engines.lark.patterns import read_pattern
@@ -20,7 +18,6 @@ _SIGNS = frozenset('"\\[]^-/')
 ANY_STRING = Grammar("regex", r"[\s\S]*")
 
 
-@lru_cache(maxsize=64)
 def gbnf_rules(grammar: Grammar, name: str) -> tuple[str, ...] | None:
     """Rules for what stands between the quotes, by this name and by names that begin with it; None: there is
     something about the grammar that cannot be written so."""
