@@ -36,7 +36,7 @@ class Limits:
         1024 * _KIB, "longest run of characters that is tokenized in one piece; a longer one is a 400"
     )
     counted_contexts: int = _bound(
-        4, "contexts' worth of tokens that `input_tokens` counts; a longer input is a 400"
+        2, "contexts' worth of tokens that `input_tokens` counts; a longer input is a 400"
     )
     max_connections: int = _bound(20_000, "clients served at once by one process: connections and requests")
     connection_cache_bytes: int = _bound(
