@@ -36,7 +36,7 @@ class Limits:
         1024 * _KIB, "longest run of characters that is tokenized in one piece; a longer one is a 400"
     )
     counted_contexts: int = _bound(
-        4, "contexts' worth of tokens that `input_tokens` counts; a longer input is a 400"
+        2, "contexts' worth of tokens that `input_tokens` counts; a longer input is a 400"
     )
     max_grammars: int = _bound(64, "grammars of custom tools in one request")
     max_grammar_bytes: int = _bound(
