@@ -83,7 +83,7 @@ class PuppetEngine(Engine):
     def models(self) -> list[Model]:
         return [Model(name="puppet", owner="tests", capabilities=self._capabilities)]
 
-    async def count(self, job: Job) -> int:
+    async def count(self, job: Job, enough: int | None = None) -> int:
         return self.tokens
 
     async def next(self) -> Performance:

@@ -26,7 +26,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.head", "prompts"),
     "sandbox": ("errors", "sandbox"),
-    "engines": ("errors", "protocol", "core.generation", "core.head", "prompts", "sandbox", "engines"),
+    "engines": (
+        *("errors", "protocol", "core.generation", "core.head", "core.limits"),
+        *("prompts", "sandbox", "engines"),
+    ),
     "stores": ("errors", "protocol", "core", "stores"),
     "keys": ("errors", "config", "protocol.wire", "stores", "keys"),
     "server": (

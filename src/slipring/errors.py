@@ -74,9 +74,10 @@ class UnsupportedParameter(InvalidRequest):
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
-    def __init__(self, tokens: int, most: int) -> None:
+    def __init__(self, tokens: int, most: int, *, is_exact: bool = True) -> None:
+        counted = tokens if is_exact else f"at least {tokens}"
         super().__init__(
-            f"This model's maximum context length is {most} tokens. However, your input resulted in {tokens}"
+            f"This model's maximum context length is {most} tokens. However, your input resulted in {counted}"
             " tokens. Please reduce the length of the input, or set truncation to 'auto'.",
             param="input",
         )

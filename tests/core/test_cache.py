@@ -287,3 +287,16 @@ def test_an_exchange_remembers_nothing_and_costs_nothing() -> None:
     memory.remember(node("resp_1"), None)
     assert (len(memory), memory.used_bytes) == (0, 0)
     assert memory.find("resp_1") is None
+
+
+def test_past_the_bound_of_the_process_the_tenant_that_uses_the_most_forgets():
+    size = node("r0").size_bytes
+    shared = SharedScopes(100 * size, 3 * size)
+    quiet = ConnectionCache(100 * size, shared.of("quiet"))
+    quiet.remember(node("q"), None)
+    busy = [ConnectionCache(100 * size, shared.of("busy")) for _ in range(2)]
+    for number in range(8):
+        busy[number % 2].remember(node(f"b{number}"), f"lane {number}")
+        assert shared.process.used_bytes <= 3 * size
+    assert "q" in quiet
+    assert [number for number in range(8) if any(f"b{number}" in cache for cache in busy)] == [6, 7]

@@ -14,6 +14,7 @@ from slipring.prompts.chatml import ChatMl
 from slipring.prompts.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
 from slipring.prompts.folding import FoldingRenderer
 from slipring.prompts.llama3 import Llama3
+from slipring.prompts.room import Encoder
 from slipring.prompts.schemas import describe
 from slipring.prompts.tokenizer import Tokenizer
 from slipring.protocol.items import Item
@@ -277,7 +278,7 @@ def test_the_dialect_of_the_documentation_is_a_dialect() -> None:
     writes = FoldingRenderer(names["Gemma"](), Tokenizer.from_gguf(metadata))
     assert writes.stop_ids() == {writes.vocabulary.control("<end_of_turn>")}
     for cut in range(len(CONVERSATION) + 1):
-        start = writes.start(Head("Help."), TEXT, CONVERSATION[:cut])
+        start = writes.start(Head("Help."), TEXT, CONVERSATION[:cut], Encoder(writes.vocabulary))
         fragments, block = writes.dialect.write_items(start.body.tail, CONVERSATION[cut:])
-        whole = writes.start(Head("Help."), TEXT, CONVERSATION)
+        whole = writes.start(Head("Help."), TEXT, CONVERSATION, Encoder(writes.vocabulary))
         assert start.then(writes.encode(fragments), block).ids() == whole.ids()

@@ -16,6 +16,7 @@ from slipring.prompts.chatml import ChatMl
 from slipring.prompts.dialect import Block
 from slipring.prompts.folding import FoldingRenderer
 from slipring.prompts.rendering import Body, Preface, Rendered, Step, empty
+from slipring.prompts.room import Room
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Offer, Toolset
@@ -236,12 +237,12 @@ def test_the_oldest_items_are_dropped_at_borders_that_keep_calls_with_their_outp
     for earlier, kept in pairwise(borders):
         most = len(whole(writes, *kept)[1])
         for room in (most, len(whole(writes, *earlier)[1]) - 1):
-            shortened = writes.shorten(job(items), room)
+            shortened = writes.shorten(job(items), Room(room))
             assert shortened is not None
             assert shortened.prompt.ids() == whole(writes, *kept)[1]
             assert shortened.dropped_items == len(items) - len(kept)
             assert shortened.fallback is not None
-    assert writes.shorten(job(items), len(whole(writes, added, user("end"))[1]) - 1) is None
+    assert writes.shorten(job(items), Room(len(whole(writes, added, user("end"))[1]) - 1)) is None
 
 
 # Parents that cannot be appended to

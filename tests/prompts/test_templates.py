@@ -17,6 +17,7 @@ from slipring.prompts.chatml import ChatMl
 from slipring.prompts.jinja import TemplateError
 from slipring.prompts.llama3 import Llama3
 from slipring.prompts.rendering import Rendered, Rendering
+from slipring.prompts.room import Room
 from slipring.prompts.templates import (
     ENDS_OTHERWISE,
     GOES_ON,
@@ -413,7 +414,7 @@ def test_contexts_that_are_too_long_are_shortened() -> None:
     writes = template_renderer("chatml")
     items = (user("one " * 50), message("assistant", "two"), user("three"))
     most = whole(writes, *items[1:]).prompt.total
-    shortened = writes.shorten(job(items), most)
+    shortened = writes.shorten(job(items), Room(most))
     assert shortened is not None
     assert shortened.dropped_items == 1
 

@@ -11,6 +11,7 @@ from slipring.protocol.intake import Intake
 from slipring.protocol.tools import (
     AUTO,
     HOSTED_TYPES,
+    MOST_TOOLS,
     NO_TOOLS,
     FunctionTool,
     Offer,
@@ -364,7 +365,7 @@ def test_a_definition_is_kept_with_its_tool():
 
 def test_many_tools_and_many_names_are_matched_in_one_go() -> None:
     """A quadratic search would take minutes here, and keep everybody else waiting."""
-    names = [f"f{number}" for number in range(20_000)]
+    names = [f"f{number}" for number in range(MOST_TOOLS)]
     tools = Toolset.read(Raw(wire.encode([{"type": "function", "name": name} for name in names])))
     named = [{"type": "function", "name": name} for name in names]
     choice = ToolChoice.read(Raw(wire.encode({"type": "allowed_tools", "mode": "auto", "tools": named})))

@@ -146,7 +146,7 @@ async def test_a_background_run_is_cancelled_while_it_compacts() -> None:
 
 async def test_a_background_run_fails_where_nobody_can_count() -> None:
     class Clueless(PuppetEngine):
-        async def count(self, job: Job) -> int:
+        async def count(self, job: Job, enough: int | None = None) -> int:
             raise ServerError("who knows")
 
     async with serve(Clueless()) as server:

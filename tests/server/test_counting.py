@@ -62,7 +62,7 @@ async def test_what_is_wrong_is_refused_as_a_create_would_be() -> None:
 
 
 class FullEngine(PuppetEngine):
-    async def count(self, job: Job) -> int:
+    async def count(self, job: Job, enough: int | None = None) -> int:
         raise ContextLengthExceeded(3, 2)
 
 

@@ -6,7 +6,18 @@ import signal
 
 from slipring.config import Config
 from slipring.server.run import Server
+from slipring.server.stopping import Stopping
 from tests.harness import PuppetEngine
+
+
+async def test_a_signal_that_is_reported_twice_is_one_signal() -> None:
+    """As uvloop does when it comes together with another one."""
+    stopping = Stopping()
+    stopping.hang_up()
+    for _ in range(2):
+        stopping.ask()
+    assert stopping.asked.is_set()
+    assert not stopping.hurried.is_set()
 
 
 class Slow(PuppetEngine):

@@ -56,3 +56,14 @@ def test_what_is_larger_than_the_room_is_not_kept() -> None:
     recent = RecentStates(10)
     recent.remember("t", node("n0"))
     assert (len(recent), recent.used_bytes) == (0, 0)
+
+
+def test_the_tenant_that_uses_the_most_gives_way() -> None:
+    size = node("x").size_bytes
+    recent = RecentStates(3 * size)
+    recent.remember("quiet", node("q"))
+    for number in range(8):
+        recent.remember("busy", node(f"b{number}"))
+        assert recent.used_bytes <= 3 * size
+    assert recent.find("quiet", "q") is not None
+    assert [number for number in range(8) if recent.find("busy", f"b{number}") is not None] == [6, 7]

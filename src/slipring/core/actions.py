@@ -59,6 +59,12 @@ class Weigh(Struct, frozen=True):
     turn: "Turn"
     job: Job
 
+    @property
+    def enough(self) -> int | None:
+        """The tokens from which on the context is compacted: more need not be counted."""
+        compaction = self.turn.compaction
+        return compaction.plan.threshold if compaction is not None else None
+
 
 class Start(Struct, frozen=True):
     """Run a job: ``session.deltas`` for what comes, then ``session.finished`` or ``session.failed``."""

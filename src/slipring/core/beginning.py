@@ -16,7 +16,6 @@ from slipring.core.succession import Succession
 from slipring.core.turn import Turn
 from slipring.errors import ApiError, PreviousResponseNotFound
 from slipring.protocol.intake import Compilable, Intake
-from slipring.protocol.items import read_input
 
 
 def pin(turn: Turn, cache: ConnectionCache) -> None:
@@ -32,7 +31,7 @@ def bind(turn: Turn, cache: ConnectionCache, succession: Succession) -> Load:
     connection remembers them. What is returned asks for the others."""
     if turn.error is not None:
         raise turn.error
-    turn.input = read_input(turn.request.input)
+    turn.input = turn.request.items
     turn.request.input = UNSET  # read and copied: let go of the frame
     conversation_id = settings.read_conversation(turn.request)
     previous = turn.request.previous_response_id

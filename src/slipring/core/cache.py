@@ -3,7 +3,8 @@
 Three scopes watch the same bytes: the connection, its tenant and the process. A state is charged once per
 connection for as long as anything remembered there reaches it, so an ancestor that a newer response already
 holds costs nothing more. When a scope is over its bound it forgets, oldest first, responses that their lane
-has moved past, and only then the latest of a lane.
+has moved past, and only then the latest of a lane. When the process is over its bound, the tenant that uses
+the most forgets: no tenant loses anything because another one says much.
 """
 
 from collections import OrderedDict
@@ -189,6 +190,20 @@ def _make_room(scope: Scope) -> None:
         entry.cache.evict(entry.state.id)
 
 
+class _ProcessScope(Scope):
+    """The scope of all tenants together. The one that uses the most gives way."""
+
+    __slots__ = ("_tenants",)
+
+    def __init__(self, limit_bytes: int, tenants: dict[str, Scope]) -> None:
+        super().__init__(limit_bytes)
+        self._tenants = tenants
+
+    def oldest(self) -> _Entry | None:
+        largest = max(self._tenants.values(), key=lambda tenant: tenant.used_bytes, default=None)
+        return largest.oldest() if largest is not None else None
+
+
 class SharedScopes:
     """The scopes that connections share: one per tenant, one for the process."""
 
@@ -197,7 +212,7 @@ class SharedScopes:
     def __init__(self, tenant_bytes: int, process_bytes: int) -> None:
         self._tenant_bytes = tenant_bytes
         self._tenants: dict[str, Scope] = {}
-        self.process = Scope(process_bytes)
+        self.process: Scope = _ProcessScope(process_bytes, self._tenants)
 
     def of(self, tenant: str) -> tuple[Scope, Scope]:
         scope = self._tenants.get(tenant)

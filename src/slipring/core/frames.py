@@ -4,7 +4,8 @@ Owns which events there are and what becomes of a frame that cannot be read: it 
 response it was about, as far as it says so. Knows nothing of what is then done about it.
 """
 
-from msgspec import UNSET, Raw, Struct
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.core.betas import Betas
 from slipring.errors import ApiError, InvalidRequest, quoted
@@ -16,6 +17,7 @@ CREATE, STEER = "response.create", "response.steer"
 APPEND, INJECT = "response.append", "response.inject"
 _IGNORED_TYPES = frozenset({"response.processed"})
 """Sent by some clients as an acknowledgement; nothing is to be done or said about it."""
+_id = msgspec.json.Decoder(str)
 _NOTHING = Raw(b'""')
 _NO_ITEMS = Raw(b"[]")
 _HINTS = {
@@ -86,6 +88,32 @@ def read(frame: bytes | str, betas: Betas) -> Asked | None:
     return _read_other(frame, kind, betas)
 
 
+class Read(Struct, frozen=True):
+    """What a frame asks for, or why that cannot be said."""
+
+    asked: Asked | None
+    error: ApiError | None = None
+
+    def result(self) -> Asked | None:
+        if self.error is not None:
+            raise self.error
+        return self.asked
+
+
+def read_ahead(frame: bytes | str, betas: Betas) -> Read:
+    """Read a frame and all items in it: for large ones, where reading does not keep others waiting."""
+    try:
+        asked = read(frame, betas)
+    except ApiError as error:
+        return Read(None, error)
+    if isinstance(asked, Create) and asked.error is None:
+        try:
+            _ = asked.request.items
+        except ApiError as error:
+            asked = Create(asked.request, asked.size_bytes, error)
+    return Read(asked)
+
+
 def _unread(frame: bytes | str, outline: requests.Outline, error: ApiError) -> Create:
     """A create whose body is wrong: enough of it to answer on its lane, in that lane's order."""
     previous = outline.previous_response_id
@@ -130,9 +158,7 @@ def _read_append(frame: bytes | str, *, injects: bool) -> Append:
     try:
         target, items = append.read_append(frame)
     except ApiError as error:
-        named = outline.response_id
-        target = named if isinstance(named, str) else ""
-        return Append(target, given, (), size_bytes, injects, error, is_malformed=True)
+        return Append(_named(outline.response_id), given, (), size_bytes, injects, error, is_malformed=True)
     try:
         append.require_answers(items)
     except ApiError as error:
@@ -145,11 +171,18 @@ def _read_steer(frame: bytes | str) -> Steer:
         request, items = steer.read_steer(frame)
     except ApiError as error:
         outline = steer.read_outline(frame)
-        target = outline.previous_response_id
         given = _NOTHING if outline.input is UNSET else Raw(bytes(outline.input))
-        return Steer(target if isinstance(target, str) else "", given, (), _size(frame), error)
+        return Steer(_named(outline.previous_response_id), given, (), _size(frame), error)
     # Copied: what waits should not hold its frame.
     return Steer(request.previous_response_id, Raw(bytes(request.input)), items, _size(frame))
+
+
+def _named(sent: Raw | UnsetType) -> str:
+    """The response that an event names which may be wrong in any way; empty: none."""
+    try:
+        return "" if isinstance(sent, UnsetType) else _id.decode(sent)
+    except msgspec.DecodeError:
+        return ""
 
 
 def _size(frame: bytes | str) -> int:

@@ -31,6 +31,13 @@ class Limits:
         64, "pieces of text after which a response that is steered is ended, sentence or not"
     )
     rollout_wait_s: float = _bound(600.0, "how long a rollout waits for what its client owes it")
+    max_tokenizing: int = _bound(2, "long contexts tokenized at once by one process, tenants in turn")
+    max_unsplit_chars: int = _bound(
+        1024 * _KIB, "longest run of characters that is tokenized in one piece; a longer one is a 400"
+    )
+    counted_contexts: int = _bound(
+        2, "contexts' worth of tokens that `input_tokens` counts; a longer input is a 400"
+    )
     max_grammars: int = _bound(64, "grammars of custom tools in one request")
     max_grammar_bytes: int = _bound(
         64 * _KIB, "largest grammar of a custom tool; all of a request may have twice as much"

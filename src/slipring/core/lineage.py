@@ -3,7 +3,7 @@
 Only the delta is looked at. What earlier items mean for it was summed up in the parent's ``Carry``.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from slipring.core.state import Carry, OpenCall, ResponseState
 from slipring.errors import InvalidRequest, quoted
@@ -32,6 +32,8 @@ _CALLS = {
 _BRINGING = ("additional_tools", "tool_search_output")
 """Items that bring tools."""
 _SEARCHES = ("tool_search_call", "tool_search_output")
+_TELLING = frozenset({*_CALLS, *ANSWERS, "additional_tools", "configuration_update"})
+"""Items that leave something behind for later turns."""
 NOTHING = Carry()
 
 
@@ -61,10 +63,15 @@ def join(before: Carry, items: tuple[Item, ...], *, complete: bool, intake: Inta
     With ``complete``, a response is about to be made from them, so every call must have its output.
     ``intake`` takes what they define; without it, they were accepted before.
     """
-    open_calls = _match(before.open_calls, items)
+    telling = [(n, item) for n, item in enumerate(items) if item.type in _TELLING or item.opened is not None]
+    if not telling:
+        if complete:
+            _require_answers(before.open_calls)
+        return before
+    open_calls = _match(before.open_calls, telling)
     effort, text_format = before.effort, before.format
     added: list[tuple[CallableTool, ...]] = []
-    for index, item in _in_place(items):
+    for index, item in _in_place(telling):
         if item.type in _BRINGING:
             added.append(_read_tools(item, f"input[{index}]", intake))
         elif item.type == "configuration_update":
@@ -83,7 +90,7 @@ def join(before: Carry, items: tuple[Item, ...], *, complete: bool, intake: Inta
 
 def take_definitions(items: tuple[Item, ...], intake: Intake) -> None:
     """Hand over what the tools define that items bring."""
-    for index, item in _in_place(items):
+    for index, item in _in_place(enumerate(items)):
         if item.type in _BRINGING:
             _read_tools(item, f"input[{index}]", intake)
 
@@ -114,9 +121,9 @@ def is_call(item: Item) -> bool:
     return item.type in _CALLS
 
 
-def _in_place(items: tuple[Item, ...]) -> Iterator[tuple[int, Item]]:
+def _in_place(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, Item]]:
     """What items stand for, each with the place in the input that it came from."""
-    for index, item in enumerate(items):
+    for index, item in items:
         for meant in (item,) if item.opened is None else item.opened:
             yield index, meant
 
@@ -127,7 +134,7 @@ def _require_answers(open_calls: Mapping[str, OpenCall]) -> None:
             raise InvalidRequest(f"No tool output found for {_CALLS[call.type]} {call_id}.", param="input")
 
 
-def _match(before: Mapping[str, OpenCall], items: tuple[Item, ...]) -> Mapping[str, OpenCall]:
+def _match(before: Mapping[str, OpenCall], items: Iterable[tuple[int, Item]]) -> Mapping[str, OpenCall]:
     """The calls that are open after these items; the very same mapping where they change nothing."""
     exchanged = [(n, item) for n, item in _in_place(items) if _is_exchanged(item)]
     if not exchanged:

@@ -105,14 +105,14 @@ class Session:
 
     # What the client says.
 
-    def receive(self, frame: bytes | str, now: float) -> list[Action]:
-        """A message arrived on the socket: text, or bytes that should have been text."""
+    def receive(self, frame: bytes | str | frames.Read, now: float) -> list[Action]:
+        """A message arrived on the socket: text, bytes that should have been text, or what was read of it."""
         self._age.touch(now)
         if self._closed:
             return []
         stages = Stages(self._means.clock)
         try:
-            asked = frames.read(frame, self._betas)
+            asked = frames.read(frame, self._betas) if not isinstance(frame, frames.Read) else frame.result()
         except ApiError as error:
             return [_refuse(error)]
         if asked is None:

@@ -126,10 +126,13 @@ def read_include(include: list[str]) -> list[str]:
     return include
 
 
+_UNSEEN = (b'"input_image"', b'"input_file"')
+
+
 def refuse_unseen_content(items: tuple[Item, ...], capabilities: Capabilities) -> None:
     """Refuse images and files that the model could not see."""
     for index, item in enumerate(items):
-        if b'"input_image"' not in item.raw and b'"input_file"' not in item.raw:
+        if b'"input_' not in item.raw or not any(kind in item.raw for kind in _UNSEEN):
             continue
         body = item.body()
         content: object = None

@@ -13,7 +13,9 @@ from enum import Enum
 from msgspec import structs
 
 from slipring.core.generation import Delta, Finished, Job, Model
+from slipring.core.limits import Limits
 from slipring.engines.compiler import IN_THREAD, Compiler
+from slipring.engines.tokenizing import Tokenizing
 
 
 class Level(Enum):
@@ -35,6 +37,8 @@ class Engine(ABC):
     level: Level
     compiler: Compiler = IN_THREAD
     """Compiles what clients define. A server gives its own, which is bounded."""
+    tokenizing = Tokenizing(Limits())
+    """Where long contexts are tokenized. A server gives all of its engines one of its own."""
 
     @property
     def trouble(self) -> str | None:
@@ -62,8 +66,9 @@ class Engine(ABC):
         closed early, nobody wants the rest: stop and free what the job used, at once.
         """
 
-    async def count(self, job: Job) -> int:
-        """The tokens of a job's prompt, without doing the job.
+    async def count(self, job: Job, enough: int | None = None) -> int:
+        """The tokens of a job's prompt, without doing the job. With ``enough``, any number from there on says
+        that there are more; without, a context that is far too long may be refused.
 
         As it stands, by a warmup: engines that know a cheaper way take that. An engine that cannot count says
         in its documentation that it guesses.

@@ -5,22 +5,22 @@ appends to exactly what the model has read and said.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from msgspec import Struct, structs
 
 from slipring.core.generation import CallArguments, Delta, Finished, Job, Prefilled, Settings, Text
+from slipring.engines.tokenizing import Tokenizing
 from slipring.errors import ContextLengthExceeded
 from slipring.prompts.parser import Parser
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
+from slipring.prompts.room import Room, TooManyTokens
 from slipring.prompts.utf8 import Utf8Stream
 from slipring.protocol.responses import Logprob
 
-T = TypeVar("T")
-_asking = ThreadPoolExecutor(32, "tokenize")
-_LARGE_BYTES = 32_768
+_AT_ONCE_BYTES = 8192
+"""Of texts that are tokenized on the event loop: of digits, a vocabulary reads so many in 15 ms."""
 
 
 def sampling(settings: Settings) -> dict[str, Any]:
@@ -42,40 +42,49 @@ async def learn(renderer: Renderer) -> None:
         await asyncio.to_thread(renderer.mark_of, 0)
 
 
-async def render(job: Job, renderer: Renderer, context: int) -> Rendering:
-    """Render; refuse what does not fit in ``context``."""
-    rendering = await _rendered(job, renderer)
-    total = rendering.prompt.total
+async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokenizing) -> Rendering:
+    """Render; refuse what does not fit in ``context``. No more is tokenized than fits."""
+    rendering: Rendering | None = None
+    try:
+        rendering = await _rendered(job, renderer, tokenizing.room(context), tokenizing)
+        total = rendering.prompt.total
+    except TooManyTokens as error:
+        total = max(error.least, context)
     if job.settings.truncation == "auto":
         reserve = min(job.settings.max_output_tokens or context // 8, context // 2)
         if total + reserve > context:
             # More than needed is dropped: a chain that dropped a little every turn would have to be
             # prefilled every turn.
-            most = context - max(reserve, context // 4)
-            shortened = await _aside(renderer, renderer.shorten, job, most)
+            room = tokenizing.room(context - max(reserve, context // 4))
+            shortened = await tokenizing.run(
+                job.tenant, renderer.shorten, job, room, is_local=renderer.vocabulary.is_local
+            )
             if shortened is not None:
                 return shortened
-    if total >= context:
-        raise ContextLengthExceeded(total, context)
+    if rendering is None or total >= context:
+        raise ContextLengthExceeded(total, context, is_exact=rendering is not None)
     return rendering
 
 
-async def count(job: Job, renderer: Renderer) -> int:
-    """The tokens of a job's prompt, whether they fit or not."""
-    return (await _rendered(job, renderer)).prompt.total
+async def count(
+    job: Job, renderer: Renderer, context: int, tokenizing: Tokenizing, enough: int | None = None
+) -> int:
+    """The tokens of a job's prompt: up to ``enough``, or exactly, up to what is worth counting."""
+    most = context * tokenizing.counted_contexts
+    room = tokenizing.room(most if enough is None else min(enough, most))
+    try:
+        return (await _rendered(job, renderer, room, tokenizing)).prompt.total
+    except TooManyTokens as error:
+        if enough is not None and error.least >= enough:
+            return error.least
+        raise ContextLengthExceeded(error.least, context, is_exact=False) from None
 
 
-async def _rendered(job: Job, renderer: Renderer) -> Rendering:
+async def _rendered(job: Job, renderer: Renderer, room: Room, tokenizing: Tokenizing) -> Rendering:
     """Render, off the event loop where it is much or has to wait."""
     if _renders_at_once(job, renderer):
-        return renderer.render(job)
-    return await _aside(renderer, renderer.render, job)
-
-
-async def _aside(renderer: Renderer, work: Callable[..., T], *given: object) -> T:
-    """Work off the event loop; where it waits for a server, not in the threads that others compute in."""
-    pool = None if renderer.vocabulary.is_local else _asking
-    return await asyncio.get_running_loop().run_in_executor(pool, work, *given)
+        return renderer.render(job, room)
+    return await tokenizing.run(job.tenant, renderer.render, job, room, is_local=renderer.vocabulary.is_local)
 
 
 def _renders_at_once(job: Job, renderer: Renderer) -> bool:
@@ -86,7 +95,7 @@ def _renders_at_once(job: Job, renderer: Renderer) -> bool:
     size_bytes = sum(len(item.raw) for item in job.input)
     if not (isinstance(position, Rendered) and appends and position.preface.covers(job)):
         size_bytes += len(bytes(job.head.instructions_json)) + len(job.head.tools.raw)
-    if not renderer.vocabulary.is_local or size_bytes > _LARGE_BYTES:
+    if not renderer.vocabulary.is_local or size_bytes > _AT_ONCE_BYTES:
         return False
     return job.parent is None or (renderer.always_appends and appends)
 

@@ -121,7 +121,7 @@ class TokenServer(Engine):
         await self._upstream.close()
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        rendering = await render(job, self.renderer, self.served.context - self.spared)
+        rendering = await render(job, self.renderer, self.served.context - self.spared, self.tokenizing)
         sent = rendering.prompt if job.generate else rendering.context
         constraint = await self._constraint(job)
         with self._gate.ticket(job.tenant) as ticket:
@@ -140,8 +140,8 @@ class TokenServer(Engine):
                         yield deltas
         yield answer.finish()  # whoever takes long to read it has given the place back
 
-    async def count(self, job: Job) -> int:
-        return await count(job, self.renderer)
+    async def count(self, job: Job, enough: int | None = None) -> int:
+        return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
 
     async def _constraint(self, job: Job) -> Constraint | None:
         return await constraint_of(job, self.renderer.calls, self.compiler) if job.generate else None

@@ -9,10 +9,14 @@ from hashlib import sha256
 from itertools import pairwise
 
 from slipring.errors import Unavailable
+from slipring.prompts.room import BOUNDLESS, Room, TooManyTokens
 from slipring.prompts.tokenizer import Vocabulary
 
 _SHORT = 16
 """What dialects write around texts. Longer ones could tell a tenant, by their speed, what others sent."""
+_LONGEST_WORD = 256
+"""Characters of a token at most, where the words are not known: twice what known vocabularies have. A text
+that could fit only in longer ones is refused unasked."""
 
 MARKS = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
@@ -33,11 +37,17 @@ class AskedVocabulary(Vocabulary):
         self._short = lru_cache(maxsize=4096)(self._tokenize_text)
         self._find_control = lru_cache(maxsize=256)(self._ask_control)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, room: Room = BOUNDLESS) -> list[int]:
         ids: list[int] = []
         for piece in self._pieces(text):
+            room.require_splittable(len(piece))  # only the server knows where it could be split
             ids += self._short(piece) if len(piece) <= _SHORT else self._tokenize_text(piece)
+            if len(ids) > room.tokens:
+                raise TooManyTokens(len(ids))
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        return -(-len(text) // _LONGEST_WORD)
 
     def learn_control(self, names: Iterable[str]) -> None:
         """Find out which of these are control tokens."""

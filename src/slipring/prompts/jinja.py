@@ -2,17 +2,21 @@
 
 Nothing of Python is in a template's reach but its values and their plain methods, and ``_FUEL`` bounds its
 steps: a count, not a clock, so that the same conversation is always written or always refused.
+
+minijinja keeps every other thread waiting while a template runs. So templates are given their lists as
+``Yielding`` ones, whose entries are fetched by code of Python: with each, other threads can have their turn.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import minijinja
 
 from slipring.errors import InvalidRequest
 
+T = TypeVar("T")
 _FUEL = 2_000_000
 """Steps of a render. 200 messages of a tool loop take some 10,000; an endless loop ends in a second or so."""
 _LONGEST = 300  # of what a template says: it may repeat a client's own words
@@ -31,6 +35,16 @@ class Dated(Protocol):
 
 class _Refusal(Exception):
     """A template called ``raise_exception``."""
+
+
+class Yielding(list[T]):
+    """A list from which other threads are let in at every entry."""
+
+    def __iter__(self) -> Iterator[T]:
+        yield from super().__iter__()
+
+    def __getitem__(self, at: Any) -> Any:
+        return super().__getitem__(at)
 
 
 class Template:
@@ -67,8 +81,8 @@ class Template:
         try:
             return self._environment.render_template(
                 "chat",
-                messages=messages,
-                tools=tools,
+                messages=Yielding(messages),
+                tools=Yielding(tools) if tools is not None else None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._tokens,

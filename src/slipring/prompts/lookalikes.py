@@ -9,7 +9,7 @@ that lie within one: whatever is joined to them, no control token has a client's
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from slipring.errors import InvalidRequest
@@ -18,12 +18,15 @@ from slipring.prompts.tokenizer import Vocabulary
 _FIRST_PRIVATE, _LAST_PRIVATE = 0xE000, 0xF8FF
 _PRIVATE = re.compile(r"[\ue000-\uf8ff]|\\u([ef][0-9a-f]{3})", re.IGNORECASE)
 """Private-use characters, as they are or as JSON and Python's ``repr`` escape them."""
+_LONGEST_ESCAPE = len("\\ue000")
 _SCHEMA_WORDS = frozenset(
     "$defs $ref additionalProperties allOf anyOf array boolean const default description enum format function"
     " integer items name null number object oneOf parameters properties required strict string title"
     " type".split()
 )
 """Left as they are: templates look for these in the definitions of tools, and nobody chose them."""
+
+_STEP_CHARS = 65_536
 
 Piece = str | int
 """A text, or the id of a control token."""
@@ -48,16 +51,32 @@ class Lookalikes:
     def split(self, text: str) -> list[Piece]:
         """Cut a text at the control tokens that it spells, the longest first."""
         pieces: list[Piece] = []
-        for index, part in enumerate(self._tokens.split(text)):
-            if index % 2:
-                pieces.append(self._vocabulary.control(part))
-            elif part:
-                pieces.append(part)
+        end = 0
+        for match in self._found(self._tokens, text):
+            if match.start() > end:
+                pieces.append(text[end : match.start()])
+            pieces.append(self._vocabulary.control(match.group()))
+            end = match.end()
+        if end < len(text):
+            pieces.append(text[end:])
         return pieces
+
+    def _found(self, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+        """Where a pattern is found, as by ``finditer``. A long text is searched in steps: while one is done,
+        everybody else waits."""
+        at = 0
+        while at < len(text):
+            end = at + _STEP_CHARS
+            match = pattern.search(text, at, end + self._longest)
+            if match is None or match.start() >= end:
+                at = end
+            else:
+                yield match
+                at = match.end()
 
     def breaks(self, text: str) -> list[int]:
         """Where a text has to be broken."""
-        found = {match.end() for match in self._starts.finditer(text)}
+        found = {match.end() for match in self._found(self._starts, text)}
         if text not in _SCHEMA_WORDS:
             bare = text.strip()  # as templates like to do
             found.update(self._border_breaks(text))
@@ -143,5 +162,8 @@ class Guard:
 def _private_characters(text: str) -> frozenset[int]:
     if text.isascii() and "\\u" not in text:
         return frozenset()
-    found = (match.group(1) or f"{ord(match.group()):x}" for match in _PRIVATE.finditer(text))
-    return frozenset(int(code, 16) for code in found)
+    codes: set[int] = set()
+    for start in range(0, len(text), _STEP_CHARS):
+        for match in _PRIVATE.finditer(text, start, start + _STEP_CHARS + _LONGEST_ESCAPE):
+            codes.add(int(match.group(1) or f"{ord(match.group()):x}", 16))
+    return frozenset(codes)

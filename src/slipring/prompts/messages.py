@@ -7,6 +7,7 @@ outputs, so that a delta is read as it would be within the whole.
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
 from typing import Any, Literal
 
 import msgspec
@@ -14,6 +15,7 @@ from msgspec import Struct
 
 from slipring.core.head import Head
 from slipring.errors import InvalidRequest
+from slipring.prompts.jinja import Yielding
 from slipring.prompts.schemas import describe, describe_format, describe_found
 from slipring.protocol.items import (
     AdditionalTools,
@@ -31,6 +33,8 @@ from slipring.protocol.tools import CallableTool, Toolset
 
 _DEEPEST = 100
 """How far JSON may nest that a template walks through."""
+_MOST_VALUES = 100_000
+"""How many values JSON may have that a template is given as such: it is decoded, and written, in one step."""
 _ADDED_TOOLS = "From now on you can also call these tools:"
 Dict = dict[str, Any]
 _object = msgspec.json.Decoder(Dict)
@@ -63,14 +67,14 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
         if self.thoughts:
             written["reasoning_content"] = text(self.thoughts)
         if self.calls:
-            written["tool_calls"] = [
+            written["tool_calls"] = Yielding(
                 {
                     "id": call.id,
                     "type": "function",
                     "function": {"name": text(call.name), "arguments": value(call.arguments)},
                 }
                 for call in self.calls
-            ]
+            )
         if self.role == "tool":
             written["tool_call_id"] = self.call_id
             if self.name:
@@ -101,7 +105,7 @@ class Folder:
             elif isinstance(body, Reasoning):
                 thought = body.thought
                 if thought:
-                    self._speak(ChatMessage(role="assistant", thoughts=thought))
+                    self.messages.append(ChatMessage(role="assistant", thoughts=thought))
             elif isinstance(body, FunctionCall):
                 self._call(body, _arguments(body.arguments))
             elif isinstance(body, CustomToolCall):
@@ -111,12 +115,13 @@ class Folder:
             elif isinstance(body, AdditionalTools):
                 lines = [describe(tool) for tool in Toolset.brought(body.tools).callables]
                 self.messages.append(ChatMessage(role="system", content="\n".join((_ADDED_TOOLS, *lines))))
+        self.messages = _joined(self.messages)
         return self
 
     def _read_message(self, message: Message) -> None:
         text = plain_text(message.content)
         if message.role == "assistant":
-            self._speak(ChatMessage(role="assistant", content=text))
+            self.messages.append(ChatMessage(role="assistant", content=text))
         else:
             role: Literal["user", "system"] = "user" if message.role == "user" else "system"
             self.messages.append(ChatMessage(role=role, content=text))
@@ -124,7 +129,9 @@ class Folder:
     def _call(self, call: FunctionCall | CustomToolCall, arguments: Dict | str) -> None:
         name = f"{call.namespace}__{call.name}" if call.namespace else call.name
         self._names[call.call_id] = name
-        self._speak(ChatMessage(role="assistant", calls=(ChatCall(short_id(call.call_id), name, arguments),)))
+        self.messages.append(
+            ChatMessage(role="assistant", calls=(ChatCall(short_id(call.call_id), name, arguments),))
+        )
 
     def _answer(self, output: CallOutput) -> None:
         name = self._names.pop(output.call_id, "")
@@ -138,18 +145,26 @@ class Folder:
             )
         )
 
-    def _speak(self, more: ChatMessage) -> None:
-        """Add to what the assistant says, if it is speaking."""
-        said = self.messages[-1] if self.messages else None
-        if said is None or said.role != "assistant":
-            self.messages.append(more)
-            return
-        self.messages[-1] = ChatMessage(
-            role="assistant",
-            content="\n".join(filter(None, (said.content, more.content))),
-            thoughts="\n".join(filter(None, (said.thoughts, more.thoughts))),
-            calls=said.calls + more.calls,
-        )
+
+def _joined(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """The messages in which an assistant speaks only once at a time."""
+    joined: list[ChatMessage] = []
+    for speaks, group in groupby(messages, lambda message: message.role == "assistant"):
+        said = list(group)
+        joined += [_one(said)] if speaks else said
+    return joined
+
+
+def _one(messages: list[ChatMessage]) -> ChatMessage:
+    """What an assistant says in one turn, from messages that each say a part of it."""
+    if len(messages) == 1:
+        return messages[0]
+    return ChatMessage(
+        role="assistant",
+        content="\n".join(message.content for message in messages if message.content),
+        thoughts="\n".join(message.thoughts for message in messages if message.thoughts),
+        calls=tuple(call for message in messages for call in message.calls),
+    )
 
 
 def short_id(call_id: str) -> str:
@@ -158,7 +173,9 @@ def short_id(call_id: str) -> str:
 
 
 def read_object(text: str) -> Dict | None:
-    """A JSON object that is not nested too deeply to walk through."""
+    """A JSON object that is not nested too deeply to walk through, and has not too many values for it."""
+    if sum(map(text.count, ",[{")) > _MOST_VALUES:  # at least as many as there are values
+        return None
     try:
         value = _object.decode(text.encode())
     except (ValueError, RecursionError):
@@ -194,6 +211,8 @@ def tool_definitions(tools: Iterable[CallableTool]) -> list[Dict]:
     for tool in tools:
         definition = read_object(describe(tool))
         if definition is None:
-            raise InvalidRequest("Invalid 'tools': the schema of a tool is nested too deeply.", param="tools")
+            raise InvalidRequest(
+                "Invalid 'tools': the schema of a tool is nested too deeply, or too large.", param="tools"
+            )
         definitions.append(definition)
     return definitions

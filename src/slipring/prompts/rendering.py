@@ -16,6 +16,7 @@ from msgspec import Struct
 from slipring.core.generation import Job
 from slipring.core.head import Head
 from slipring.prompts.parser import CallFormat
+from slipring.prompts.room import BOUNDLESS, Encoder, Room, TooManyTokens
 from slipring.prompts.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.items import Item, kept_tools
@@ -188,11 +189,11 @@ class Renderer(ABC):
         """Control tokens that end an answer."""
 
     @abstractmethod
-    def start(self, head: Head, format: TextFormat, items: Sequence[Item]) -> Rendered:
+    def start(self, head: Head, format: TextFormat, items: Sequence[Item], encoder: Encoder) -> Rendered:
         """Write a context from its very beginning."""
 
     @abstractmethod
-    def append(self, position: Rendered, job: Job) -> Rendered:
+    def append(self, position: Rendered, job: Job, encoder: Encoder) -> Rendered:
         """Write a job's new items after its parent's tokens, or raise ``Rewritten``."""
 
     @abstractmethod
@@ -207,41 +208,52 @@ class Renderer(ABC):
         """Whether a prompt ends inside a thought, so that the model begins by thinking."""
         return False
 
-    def render(self, job: Job) -> Rendering:
-        """Append a job's new items to its parent's tokens, or render everything where that cannot be."""
+    def render(self, job: Job, room: Room = BOUNDLESS) -> Rendering:
+        """Append a job's new items to its parent's tokens, or render everything where that cannot be.
+
+        Raises ``TooManyTokens`` once it is clear that the context does not fit."""
         if job.parent is None:
-            return self._in_full(job, job.input)
+            return self._in_full(job, job.input, self._encoder(room))
         position = job.parent.position
         if not isinstance(position, Rendered) or not self.wrote(position):
-            return self._in_full(job, tuple(job.context()), "the parent was not rendered by this model")
+            reason = "the parent was not rendered by this model"
+            return self._in_full(job, tuple(job.context()), self._encoder(room), reason)
+        covered = position.preface.covers(job)
+        kept = position.total if covered else position.body.total
         try:
-            context = self.append(position, job)
+            context = self.append(position, job, Encoder(self.vocabulary, room, used=kept))
         except Rewritten as rewritten:
-            return self._in_full(job, tuple(job.context()), str(rewritten))
+            return self._in_full(job, tuple(job.context()), self._encoder(room), str(rewritten))
         prompt = self.open(context)
-        kept = position.body.total
-        if context.preface is position.preface:
-            kept = position.total
         return Rendering(context, prompt, prompt.total - kept)
 
-    def shorten(self, job: Job, most: int) -> Rendering | None:
-        """A job's context without its oldest items, in at most so many tokens; None where not even the last
-        item fits. Calls and their outputs stay or go together, and tools that were added stay."""
+    def shorten(self, job: Job, room: Room) -> Rendering | None:
+        """A job's context without its oldest items, as much of it as there is room for; None where not even
+        the last item fits. Calls and their outputs stay or go together, and tools that were added stay."""
         items = tuple(job.context())
         cuts = _cuts(items)
         fits: Rendering | None = None
+        known: dict[str, list[int]] = {}
         low, high = 0, len(cuts)
         while low < high:
             middle = (low + high) // 2
             cut = cuts[middle]
             brought = filter(None, map(kept_tools, items[:cut]))
             kept = (*brought, *items[cut:])
-            tried = self._in_full(job, kept, "the oldest items were dropped", len(items) - len(kept))
-            if tried.prompt.total <= most:
+            encoder = Encoder(self.vocabulary, room, known=known)
+            dropped = len(items) - len(kept)
+            try:
+                tried = self._in_full(job, kept, encoder, "the oldest items were dropped", dropped)
+            except TooManyTokens:
+                tried = None
+            if tried is not None and tried.prompt.total <= room.tokens:
                 fits, high = tried, middle
             else:
                 low = middle + 1
         return fits
+
+    def _encoder(self, room: Room) -> Encoder:
+        return Encoder(self.vocabulary, room)
 
     def bytes_of(self, id: int) -> bytes:
         """What a token of an answer says; the marks of calls and thoughts say themselves."""
@@ -264,9 +276,14 @@ class Renderer(ABC):
         }
 
     def _in_full(
-        self, job: Job, items: Sequence[Item], reason: str | None = None, dropped_items: int = 0
+        self,
+        job: Job,
+        items: Sequence[Item],
+        encoder: Encoder,
+        reason: str | None = None,
+        dropped_items: int = 0,
     ) -> Rendering:
-        context = self.start(job.head, job.settings.format, items)
+        context = self.start(job.head, job.settings.format, items, encoder)
         prompt = self.open(context)
         return Rendering(context, prompt, prompt.total, reason, dropped_items)
 

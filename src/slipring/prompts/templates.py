@@ -22,6 +22,7 @@ from slipring.prompts.lookalikes import Guard, Lookalikes
 from slipring.prompts.messages import ChatMessage, Folder, Names, head_messages, tool_definitions
 from slipring.prompts.parser import CallFormat
 from slipring.prompts.rendering import Preface, Rendered, Renderer, Rewritten, Step, empty
+from slipring.prompts.room import Encoder
 from slipring.prompts.standins import ALL_WORDS, CALLED, SAID, THOUGHT, TOOLS, answer, stand_in
 from slipring.prompts.tokenizer import Vocabulary
 from slipring.protocol import wire
@@ -79,10 +80,10 @@ class TemplateRenderer(Renderer):
         closing = self._lookalikes.split(self._closing or "")
         return frozenset(ids.union([piece for piece in closing if isinstance(piece, int)][:1]))
 
-    def start(self, head: Head, format: TextFormat, items: Sequence[Item]) -> Rendered:
+    def start(self, head: Head, format: TextFormat, items: Sequence[Item], encoder: Encoder) -> Rendered:
         folder = Folder({}).read(items)
         messages = [*head_messages(head, format), *folder.messages]
-        draft = self._draft(messages, tool_definitions(head.tools.callables))
+        draft = self._draft(messages, tool_definitions(head.tools.callables), encoder)
         text = draft.write(messages)
         opened = draft.write(messages, prompt=True)
         prompt = draft.rest(text, opened)
@@ -95,7 +96,7 @@ class TemplateRenderer(Renderer):
         preface = Preface(head, format, _NOTHING)
         return Rendered(self._writer, preface, empty(tail)).then(ids, tail)
 
-    def append(self, position: Rendered, job: Job) -> Rendered:
+    def append(self, position: Rendered, job: Job, encoder: Encoder) -> Rendered:
         tail = _tail(position)
         if not position.preface.covers(job):
             raise Rewritten(HEAD_CHANGED)
@@ -113,7 +114,7 @@ class TemplateRenderer(Renderer):
         if tail.prompt is None and not tail.is_open:
             raise Rewritten(NO_SEAM)
         messages = [*tail.stand_in, *spoken, *new]
-        draft = self._draft(messages, TOOLS if job.head.tools.callables else [])
+        draft = self._draft(messages, TOOLS if job.head.tools.callables else [], encoder)
         try:
             whole = draft.write(messages)
             if spoken:
@@ -164,8 +165,10 @@ class TemplateRenderer(Renderer):
             raise Rewritten(ENDS_OTHERWISE)
         return self._closing + after[len(end) :]
 
-    def _draft(self, messages: Sequence[ChatMessage], tools: list[dict[str, Any]]) -> "_Draft":
-        return _Draft(self._template, self._lookalikes, self.vocabulary, messages, tools)
+    def _draft(
+        self, messages: Sequence[ChatMessage], tools: list[dict[str, Any]], encoder: Encoder
+    ) -> "_Draft":
+        return _Draft(self._template, self._lookalikes, encoder, messages, tools)
 
     def _tail(
         self, messages: Sequence[ChatMessage], names: Names, ids: list[int] | None, prompt: str
@@ -178,7 +181,7 @@ class TemplateRenderer(Renderer):
         """What the template writes after an answer; None where it does not write answers."""
         question = ChatMessage(role="user", content="?")
         said = [question, ChatMessage(role="assistant", content=SAID)]
-        draft = self._draft(said, [])
+        draft = self._draft(said, [], Encoder(self.vocabulary))
         try:
             draft.write([question], prompt=True)
         except InvalidRequest as refusal:
@@ -197,13 +200,13 @@ class _Draft:
         self,
         template: Template,
         lookalikes: Lookalikes,
-        vocabulary: Vocabulary,
+        encoder: Encoder,
         messages: Sequence[ChatMessage],
         tools: list[dict[str, Any]],
     ) -> None:
         self._template = template
         self._lookalikes = lookalikes
-        self._vocabulary = vocabulary
+        self._encoder = encoder
         self.guard = Guard(lookalikes, wire.encode((messages, tools)).decode())
         self._tools: list[dict[str, Any]] = [self.guard.value(tool) for tool in tools]
 
@@ -237,8 +240,14 @@ class _Draft:
     def ids(self, text: str) -> list[int]:
         """The ids of what was written: control tokens by name, each text between them by itself."""
         ids: list[int] = []
-        for piece in self.guard.mend(self._lookalikes.split(text)):
-            ids += [piece] if isinstance(piece, int) else self._vocabulary.encode(piece)
+        pieces = self.guard.mend(self._lookalikes.split(text))
+        self._encoder.expect(piece for piece in pieces if isinstance(piece, str))
+        for piece in pieces:
+            if isinstance(piece, int):
+                ids.append(piece)
+                self._encoder.spend(1)
+            else:
+                ids += self._encoder.encode(piece)
         return ids
 
 

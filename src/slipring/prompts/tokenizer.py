@@ -17,9 +17,14 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as Cuts
 
+from slipring.prompts.room import BOUNDLESS, Room
+from slipring.prompts.windows import WINDOW_CHARS, Windows, composes, is_splittable
+
 _CONTROL, _USER_DEFINED = 3, 4
 _SHORT = 16
 """What dialects write around texts. Longer ones could tell a tenant, by their speed, what others sent."""
+_MOST_COMPOSED = 4
+"""Characters that become one where they are composed."""
 _LONGEST_SPELLING = 48
 """Bytes. What is to be spelled is a character or two, of which one token is known."""
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -51,8 +56,16 @@ class Vocabulary(ABC):
     """Whether everything is known in this process. If not, ``encode`` waits for somebody else's answer."""
 
     @abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text. What looks like a control token in it is text like any other."""
+    def encode(self, text: str, room: Room = BOUNDLESS) -> list[int]:
+        """The ids of a text. What looks like a control token in it is text like any other.
+
+        A long text that has more tokens than there is room for is not tokenized to its end: that may raise
+        ``TooManyTokens``.
+        """
+
+    @abstractmethod
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that a text has at least, told from its length."""
 
     @abstractmethod
     def control(self, token: str) -> int:
@@ -93,6 +106,8 @@ class Tokenizer(Vocabulary):
         written them; and of words that models have said, which they say again and again."""
         self._words: dict[bytes, int] | None = None
         self._short = lru_cache(maxsize=4096)(self._encode)
+        self._windows = Windows(backend) if is_splittable(backend) else None
+        self._lengths = _Lengths(backend)
         self.fingerprint = fingerprint
 
     @classmethod
@@ -140,15 +155,23 @@ class Tokenizer(Vocabulary):
         model["vocab"], model["unk_token"] = vocabulary, None
         model["merges"] = [pair for pair in pairs if _can_merge(pair, vocabulary)]
         described["added_tokens"] = []
-        described["post_processor"] = None
+        described["post_processor"] = described["truncation"] = described["padding"] = None
         backend = tokenizers.Tokenizer.from_str(json.dumps(described))
         visible = {token["content"] for token in added if not token["special"]}
         return cls(backend, control, hashlib.sha256(text.encode()).hexdigest(), visible=visible)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, room: Room = BOUNDLESS) -> list[int]:
         if len(text) <= _SHORT:
             return list(self._short(text))
+        if len(text) <= WINDOW_CHARS:
+            return self._encode(text)
+        if self._windows is not None:
+            return self._windows.encode(text, room)
+        room.require_splittable(len(text))
         return self._encode(text)
+
+    def least_tokens(self, text: str) -> int:
+        return self._lengths.least_tokens(text)
 
     def _encode(self, text: str) -> list[int]:
         # Where in the text each token lies is nobody's business, and a sixth of the work.
@@ -188,6 +211,30 @@ class Tokenizer(Vocabulary):
 
     def _said(self, ids: Iterable[int]) -> bytes:
         return b"".join(map(self.bytes_of, ids))
+
+
+class _Lengths:
+    """How long the words of a vocabulary are, and which characters have none."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        words = backend.get_vocab(with_added_tokens=False)
+        self._longest = 1
+        for word in words:
+            if len(word.encode()) > self._longest:
+                self._longest = max(self._longest, len(_spelled(word)))
+        if composes(backend):
+            self._longest *= _MOST_COMPOSED
+        missing = {byte for letter, byte in _BYTE_OF.items() if letter not in words}
+        self._silent = [chr(byte) for byte in missing if byte < 0x80]
+        """Characters that no token is made of."""
+        # Every other character ends with one of these bytes.
+        self._is_sure = missing.isdisjoint(range(0x80, 0xC0))
+
+    def least_tokens(self, text: str) -> int:
+        if not self._is_sure:
+            return 0
+        silent = sum(map(text.count, self._silent))
+        return -((silent - len(text)) // self._longest)
 
 
 def _spelled(token: str) -> bytes:

@@ -4,7 +4,7 @@ The two say the same and are answered differently. Stricter than a create: no ke
 nothing but results of tools, each for a call.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -33,7 +33,7 @@ class AppendRequest(Struct, forbid_unknown_fields=True):
 class AppendOutline(Struct):
     """What can be given back of an event that may be wrong in any way."""
 
-    response_id: Any = None
+    response_id: Raw | UnsetType = UNSET
     input: Raw | UnsetType = UNSET
 
 
@@ -43,11 +43,12 @@ _outline = msgspec.json.Decoder(AppendOutline)
 
 def read_append(frame: bytes | str) -> tuple[str, tuple[Item, ...]]:
     """The response that is meant, and what is added to it; errors name the field."""
+    if len(frame) > wire.LONG_BYTES:
+        sent = wire.given(read_outline(frame).input)
+        if sent is not None:
+            wire.require_few(sent, items.MOST_ITEMS, "input", "items")
     request = wire.decode(_append, frame)
-    if len(request.input) > items.MOST_ITEMS:
-        raise InvalidRequest(f"Invalid 'input': more than {items.MOST_ITEMS} items.", param="input")
-    found = tuple(items.read_item(bytes(raw), f"input[{index}]") for index, raw in enumerate(request.input))
-    return request.response_id, found
+    return request.response_id, items.read_items(request.input)
 
 
 def require_answers(found: tuple[Item, ...]) -> None:

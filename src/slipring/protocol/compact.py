@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.protocol import wire
+from slipring.protocol.items import MOST_ITEMS
 from slipring.protocol.requests import (
     CreateRequest,
     PromptCacheOptions,
@@ -70,6 +71,8 @@ def read_compact(body: bytes) -> CompactRequest:
 
 def _triggered(data: Raw | UnsetType) -> Raw:
     sent = wire.given(data)
+    if sent is not None:
+        wire.require_few(sent, MOST_ITEMS, "input", "items")
     value = wire.decode(_input, sent, where="input") if sent is not None else []
     items = [wire.raw({"role": "user", "content": value})] if isinstance(value, str) else value
     return Raw(b"[" + b",".join([*map(bytes, items), _TRIGGER]) + b"]")

@@ -3,12 +3,13 @@
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from slipring.protocol import wire
 from slipring.protocol.requests import Metadata
 
-_NewItems = Annotated[list[Raw], Meta(max_length=20)]
+_MOST_NEW = 20
+_NewItems = Annotated[list[Raw], Meta(max_length=_MOST_NEW)]
 
 
 class CreateConversation(Struct):
@@ -31,18 +32,38 @@ class ConversationObject(Struct):
     object: Literal["conversation"] = "conversation"
 
 
+class _Fields(Struct):
+    items: Raw | UnsetType = UNSET
+    metadata: Raw | UnsetType = UNSET
+
+
+_fields = msgspec.json.Decoder(_Fields)
 _create = msgspec.json.Decoder(CreateConversation)
 _update = msgspec.json.Decoder(UpdateConversation)
 _add = msgspec.json.Decoder(AddItems)
 
 
 def read_creation(body: bytes) -> CreateConversation:
+    _refuse_long_fields(body)
     return wire.decode(_create, body)
 
 
 def read_update(body: bytes) -> UpdateConversation:
+    _refuse_long_fields(body)
     return wire.decode(_update, body)
 
 
 def read_addition(body: bytes) -> AddItems:
+    _refuse_long_fields(body)
     return wire.decode(_add, body)
+
+
+def _refuse_long_fields(body: bytes) -> None:
+    """Refuse what would take long to decode, before it is."""
+    if len(body) <= wire.LONG_BYTES:
+        return
+    fields = wire.decode(_fields, body)
+    if (metadata := wire.given(fields.metadata)) is not None:
+        wire.require_short(metadata, "metadata")
+    if (items := wire.given(fields.items)) is not None:
+        wire.require_few(items, _MOST_NEW, "items", "items")

@@ -24,8 +24,10 @@ ItemId = Annotated[str, Meta(max_length=512)]
 """As a client may choose it. Ids are keys of an index, and an index does not take any length."""
 
 
-MOST_ITEMS = 50_000
-"""In one request: what is read of it keeps everybody else waiting."""
+MOST_ITEMS = 20_000
+"""In one request: while they are read, everybody else waits."""
+MOST_PARTS = 20_000
+"""In one item, for the same reason."""
 
 
 class InputText(Struct, tag_field="type", tag="input_text"):
@@ -275,7 +277,7 @@ _DECODERS: dict[str, wire.Decoder[Body]] = {
 SUPPORTED_TYPES = frozenset(_DECODERS) - CARRIED_TYPES
 
 
-class Item(Struct, frozen=True):
+class Item(Struct, frozen=True, gc=False):
     """One item as it travelled: its type, its ids, and its JSON."""
 
     type: str
@@ -303,7 +305,16 @@ class _Outline(Struct):
     call_id: str | None = None
 
 
+class _Long(_Outline):
+    """The same, and the fields that may be lists of parts."""
+
+    content: Raw | UnsetType = UNSET
+    output: Raw | UnsetType = UNSET
+    summary: Raw | UnsetType = UNSET
+
+
 _outline = msgspec.json.Decoder(_Outline)
+_long = msgspec.json.Decoder(_Long)
 _fields = msgspec.json.Decoder(dict[str, Raw])
 _input = msgspec.json.Decoder(str | list[Raw])
 
@@ -313,17 +324,39 @@ def read_input(data: Raw | UnsetType) -> tuple[Item, ...]:
     sent = wire.given(data)
     if sent is None:
         return ()
+    wire.require_few(sent, MOST_ITEMS, "input", "items")
     value = wire.decode(_input, sent, where="input")
-    if isinstance(value, str):
-        return (user_message(value),)
-    if len(value) > MOST_ITEMS:
-        raise InvalidRequest(f"Invalid 'input': more than {MOST_ITEMS} items.", param="input")
-    return tuple(read_item(bytes(raw), f"input[{index}]") for index, raw in enumerate(value))
+    return (user_message(value),) if isinstance(value, str) else read_items(value)
+
+
+def read_items(raws: Sequence[Raw]) -> tuple[Item, ...]:
+    """Read the items of an ``input``."""
+    if len(raws) > MOST_ITEMS:
+        raise wire.too_many(MOST_ITEMS, "input", "items")
+    return tuple(
+        [_read_known(bytes(raw)) or read_item(bytes(raw), f"input[{n}]") for n, raw in enumerate(raws)]
+    )
+
+
+def _read_known(raw: bytes) -> Item | None:
+    """Read an item of the usual kind; None where it has to be looked at more closely."""
+    if len(raw) > wire.LONG_BYTES:
+        return None
+    try:
+        outline = _outline.decode(raw)
+        if outline.type is None:
+            return None
+        _DECODERS[outline.type].decode(raw)
+    except (msgspec.DecodeError, UnicodeError, KeyError, RecursionError):
+        return None
+    return Item(outline.type, raw, outline.id, outline.call_id)
 
 
 def read_item(raw: bytes, where: str) -> Item:
     """Read and check one item; errors name the field below ``where``."""
-    outline = wire.decode(_outline, raw, where=where)
+    outline = (
+        wire.decode(_outline, raw, where=where) if len(raw) < wire.LONG_BYTES else _read_long(raw, where)
+    )
     kind = outline.type
     if kind is None:
         kind, raw = _name_untyped(outline, raw, where)
@@ -332,6 +365,15 @@ def read_item(raw: bytes, where: str) -> Item:
         raise _refusal(kind, where)
     wire.decode(decoder, raw, where=where)
     return Item(type=kind, raw=raw, id=outline.id, call_id=outline.call_id)
+
+
+def _read_long(raw: bytes, where: str) -> _Outline:
+    """What an item is. One with too many parts is refused before they are decoded."""
+    outline = wire.decode(_long, raw, where=where)
+    for name in ("content", "output", "summary"):
+        if (sent := wire.given(getattr(outline, name))) is not None:
+            wire.require_few(sent, MOST_PARTS, f"{where}.{name}", "parts")
+    return outline
 
 
 def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes]:

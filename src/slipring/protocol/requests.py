@@ -6,7 +6,8 @@ value is an error that names the field. Which values can be *honoured* is decide
 """
 
 import re
-from typing import Annotated, Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -14,8 +15,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from slipring.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import wire
 from slipring.protocol.intake import Intake
-from slipring.protocol.items import Effort
+from slipring.protocol.items import Effort, Item, read_input
 
+T = TypeVar("T")
 Summary = Literal["auto", "concise", "detailed"]
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 _MetadataKey = Annotated[str, Meta(max_length=64)]
@@ -60,7 +62,7 @@ class MultiAgent(Struct):
     enabled: bool | None = None
 
 
-class CreateRequest(Struct):
+class CreateRequest(Struct, dict=True):
     """``response.create``, and the body of ``POST /v1/responses``."""
 
     type: Any = None
@@ -106,6 +108,11 @@ class CreateRequest(Struct):
     rollout: bool | None = None
     client_metadata: dict[str, Any] | None = None
 
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        """The items of the input, read when they are first asked for."""
+        return read_input(self.input)
+
     @property
     def warms_up(self) -> bool:
         """Whether only state is to be prepared: ``generate: false``, or the cache option that implies it."""
@@ -121,18 +128,59 @@ class Outline(Struct):
     previous_response_id: Any = None
 
 
-_create = msgspec.json.Decoder(CreateRequest)
-_outline = msgspec.json.Decoder(Outline)
+class _Received(CreateRequest):
+    """A create as it is decoded in one step. Fields that may be large for no good reason stay raw, and are
+    decoded if they are not: while anything is decoded, everybody else waits."""
+
+    type: Raw | UnsetType = UNSET
+    stream_id: Raw | UnsetType = UNSET
+    include: Raw | UnsetType = UNSET  # type: ignore[assignment]
+    context_management: Raw | UnsetType = UNSET  # type: ignore[assignment]
+    metadata: Raw | UnsetType = UNSET  # type: ignore[assignment]
+    client_metadata: Raw | UnsetType = UNSET  # type: ignore[assignment]
+    prompt: Raw | UnsetType = UNSET
+    moderation: Raw | UnsetType = UNSET
+
+
+class _Routing(Struct):
+    type: Raw | UnsetType = UNSET
+    stream_id: Raw | UnsetType = UNSET
+    previous_response_id: Raw | UnsetType = UNSET
+
+
+_received = msgspec.json.Decoder(_Received)
+_routing = msgspec.json.Decoder(_Routing)
+_any = msgspec.json.Decoder()
+_HINTS = get_type_hints(CreateRequest, include_extras=True)
+_FIELDS = {name: msgspec.json.Decoder(_HINTS[name]) for name in _Received.__annotations__}
+"""How those fields are decoded."""
 
 
 def read_create(body: bytes | str) -> CreateRequest:
     """Decode a create request; errors name the field."""
-    return wire.decode(_create, body)
+    request: CreateRequest = wire.decode(_received, body)
+    for name, decoder in _FIELDS.items():
+        setattr(request, name, _short(getattr(request, name), name, decoder))
+    return request
+
+
+def _short(sent: Raw | UnsetType, name: str, decoder: wire.Decoder[T]) -> T | None:
+    """The value of a field that is never large."""
+    if isinstance(sent, UnsetType):
+        return None
+    wire.require_short(sent, name)
+    return wire.decode(decoder, sent, where=name)
 
 
 def read_outline(frame: bytes | str) -> Outline:
-    """Decode what routes a frame. Raises only where the frame is not a JSON object at all."""
-    return wire.decode(_outline, frame)
+    """Decode what routes a frame. Raises only where the frame is not a JSON object at all, or where that is
+    too long to be read."""
+    found = wire.decode(_routing, frame)
+    return Outline(
+        _short(found.type, "type", _any),
+        _short(found.stream_id, "stream_id", _any),
+        _short(found.previous_response_id, "previous_response_id", _any),
+    )
 
 
 def read_lane(stream_id: object) -> str | None:

@@ -3,7 +3,7 @@
 Stricter than a create: no key but those of the event, and nothing but messages of the user.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -28,7 +28,7 @@ class _UserMessage(Struct, forbid_unknown_fields=True):
 class SteerOutline(Struct):
     """What can be given back of an event that may be wrong in any way."""
 
-    previous_response_id: Any = None
+    previous_response_id: Raw | UnsetType = UNSET
     input: Raw | UnsetType = UNSET
 
 
@@ -41,6 +41,7 @@ _message = msgspec.json.Decoder(_UserMessage)
 def read_steer(frame: bytes | str) -> tuple[SteerRequest, tuple[Item, ...]]:
     """Decode the event and its input; errors name the field."""
     request = wire.decode(_steer, frame)
+    wire.require_few(request.input, items.MOST_ITEMS, "input", "items")
     sent = wire.decode(_input, bytes(request.input), where="input")
     if not sent:
         raise InvalidRequest("Invalid 'input': there is nothing in it.", param="input")

@@ -118,7 +118,14 @@ class _Outline(Struct):
     type: str
 
 
+class _Inner(Struct):
+    tools: Raw | UnsetType = UNSET
+
+
+MOST_TOOLS = 2000
+"""In one list, those of namespaces included: while they are read, everybody else waits."""
 _tools = msgspec.json.Decoder(list[Raw])
+_inner = msgspec.json.Decoder(_Inner)
 _outline = msgspec.json.Decoder(_Outline)
 _DECODERS: dict[str, msgspec.json.Decoder[Definition | NamespaceTool]] = {
     "function": msgspec.json.Decoder(FunctionTool),
@@ -148,6 +155,8 @@ class Toolset(Struct, frozen=True):
         """Read tools. ``loaded``: they come with an item, and so the model is told of all. ``intake``: takes
         what they define; without it they are tools that were accepted before."""
         sent = given(data)
+        if sent is not None:
+            wire.require_few(sent, MOST_TOOLS, where, "tools")
         definitions = wire.decode(_tools, sent, where=where) if sent is not None else []
         if sent is None or not definitions:
             return NO_TOOLS
@@ -156,6 +165,8 @@ class Toolset(Struct, frozen=True):
         callables: list[CallableTool] = []
         for index, definition in enumerate(definitions):
             _read_tool(bytes(definition), f"{where}[{index}]", echo, callables, intake)
+            if len(echo) > MOST_TOOLS or len(callables) > MOST_TOOLS:
+                raise wire.too_many(MOST_TOOLS, where, "tools")
         _refuse_twins(callables, where)
         told = tuple(tool for tool in callables if loaded or not tool.is_deferred)
         return cls(raw=raw, echo=wire.raw(echo), callables=told)
@@ -183,6 +194,11 @@ def _read_tool(
         # Hosted tools and types that came after us: the client may offer them, nothing here calls them.
         echo.append(Raw(raw))
         return
+    if (
+        len(raw) > wire.LONG_BYTES
+        and (inner := given(wire.decode(_inner, raw, where=where).tools)) is not None
+    ):
+        wire.require_few(inner, MOST_TOOLS, f"{where}.tools", "tools")
     tool = wire.decode(decoder, raw, where=where)
     echo.append(tool)
     if isinstance(tool, NamespaceTool):
@@ -306,6 +322,7 @@ class ToolChoice(Struct, frozen=True):
         sent = given(data)
         if sent is None:
             return AUTO
+        wire.require_short(sent, "tool_choice", wire.LONG_BYTES)
         choice = wire.decode(_choice, sent, where="tool_choice")
         if not isinstance(choice, ChoiceObject):
             return cls(echo=wire.raw(choice), mode=choice)

@@ -4,6 +4,7 @@ Owns how a decoding failure becomes an error that names the field. Knows nothing
 """
 
 import re
+from itertools import count
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -17,6 +18,9 @@ _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 
 _LONGEST = 300  # of what the decoder says: it may repeat a client's own words
+_SHORT_BYTES = 64 * 1024
+LONG_BYTES = 256 * 1024
+"""Shorter arrays are decoded in some milliseconds, however many entries they have."""
 _AT = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `([^`]+)`")
 _UNKNOWN_INDEX = re.compile(r"\[\.\.\.\]")
@@ -38,6 +42,41 @@ def decode(decoder: Decoder[T], data: bytes | str, *, where: str = "") -> T:
         raise InvalidJson(f"The request is not valid JSON: {error}.") from None
     except RecursionError:
         raise InvalidJson("The request's JSON is nested too deeply.") from None
+
+
+def require_few(data: msgspec.Raw | bytes, most: int, where: str, noun: str) -> None:
+    """Refuse an array that has more than ``most`` objects, or something else than objects in it.
+
+    An array of any length is decoded in one step, in which nobody else can do anything. So the objects of a
+    long one are counted first, and not further than they may be many.
+    """
+    if len(data) < LONG_BYTES or bytes(memoryview(data)[:1]) != b"[":
+        return
+    seen = count(1)
+
+    class Counted(msgspec.Struct):
+        def __post_init__(self) -> None:
+            if next(seen) > most:
+                raise _TooMany
+
+    try:
+        decode(msgspec.json.Decoder(list[Counted]), data, where=where)
+    except _TooMany:
+        raise too_many(most, where, noun) from None
+
+
+def require_short(sent: msgspec.Raw, where: str, most_bytes: int = _SHORT_BYTES) -> None:
+    """Refuse a field that is large for no good reason, before it is decoded."""
+    if len(sent) > most_bytes:
+        raise InvalidRequest(f"Invalid '{where}': more than {most_bytes} bytes.", param=where)
+
+
+def too_many(most: int, where: str, noun: str) -> InvalidRequest:
+    return InvalidRequest(f"Invalid '{where}': more than {most} {noun}.", param=where)
+
+
+class _TooMany(Exception):
+    """Counting has come to its end."""
 
 
 def require_text(data: bytes) -> bytes:

@@ -17,6 +17,7 @@ from slipring.core.stages import Stages
 from slipring.protocol import wire
 from slipring.protocol.compact import Window, read_compact
 from slipring.protocol.items import InputText, Item
+from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import CompactionItem, Response
 from slipring.server.auth import Caller
 from slipring.server.bodies import read_body
@@ -35,12 +36,16 @@ async def compact(service: Service, request: web.Request, caller: Caller) -> web
     """Compact a context and answer with what is left of it."""
     body = await read_body(service, request, caller)
     stages = Stages(clock)
-    create = read_compact(body).as_create()
+    create = await service.reading.create(caller.tenant, body, _read)
     stages.lap("decode")
     session = service.open_exchange(caller)
     reply = JsonReply(partial(_window, service.seal, caller.tenant))
     driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
     return await answer(driver, reply, create, stages, len(body))
+
+
+def _read(body: bytes) -> CreateRequest:
+    return read_compact(body).as_create()
 
 
 def _window(seal: Seal, tenant: str, response: Response) -> Window:

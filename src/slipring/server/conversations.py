@@ -39,11 +39,10 @@ from slipring.stores.base import Conversation
 
 
 async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    asked = (
-        read_creation(await read_body(service, request, caller))
-        if request.can_read_body
-        else CreateConversation()
-    )
+    asked = CreateConversation()
+    if request.can_read_body:
+        body = await read_body(service, request, caller)
+        asked = await service.reading.body(caller.tenant, body, read_creation)
     conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
     items, _ = await _read_items(service, caller.tenant, asked.items or [])
     await service.store.conversations.create(caller.tenant, conversation, items)
@@ -86,7 +85,8 @@ async def list_items(service: Service, request: web.Request, caller: Caller) -> 
 async def add_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id = _id(request)
     _read_include(request)
-    asked = read_addition(await read_body(service, request, caller))
+    body = await read_body(service, request, caller)
+    asked = await service.reading.body(caller.tenant, body, read_addition)
     items, chosen = await _read_items(service, caller.tenant, asked.items)
     conversations = service.store.conversations
     for item in items:

@@ -71,7 +71,7 @@ class _Scales(Driver):
 async def count_tokens(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     body = await read_body(service, request, caller)
     stages = Stages(clock)
-    create = read_create(body)
+    create = await service.reading.create(caller.tenant, body, read_create)
     create.store, create.background, create.context_management = False, None, None
     answer = _Answer()
     session = service.open_exchange(caller)

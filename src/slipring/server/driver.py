@@ -154,7 +154,8 @@ class Driver:
                 actions = self.session.checked(action)
             elif isinstance(action, Weigh):
                 engine = self.service.catalog.engine_of(action.job.model)
-                actions = self.session.weighed(action, await engine.count(action.job))
+                tokens = await engine.count(action.job, action.enough)
+                actions = self.session.weighed(action, tokens)
             else:
                 actions = await self._save(turn, action.state)
         except ApiError as error:

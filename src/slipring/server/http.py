@@ -40,7 +40,7 @@ async def create_response(
     """Make one response and answer with it."""
     body = await read_body(service, request, caller)
     stages = Stages(clock)
-    create = read_create(body)
+    create = await service.reading.create(caller.tenant, body, read_create)
     stages.lap("decode")
     if create.background is True:
         return await _create_in_background(background, request, caller, create, stages, len(body))

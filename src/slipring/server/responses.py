@@ -21,6 +21,7 @@ from slipring.server.auth import Caller
 from slipring.server.background import Background
 from slipring.server.endings import read_response
 from slipring.server.service import Service
+from slipring.stores.base import Page
 
 _fields = json.Decoder(dict[str, Raw])
 
@@ -77,9 +78,13 @@ class StoredResponses:
             raise InvalidRequest(
                 "The input of a background response can be listed when it has finished.", param="response_id"
             )
-        items = _input_of(state)
-        found, has_more = paging.cut(items, page)
+        # A chain may have any number of items, and all are looked at for a page of them.
+        found, has_more = await service.reading.aside(caller.tenant, _input_page, state, page)
         return json_response(paging.as_list(found, "response", has_more=has_more))
+
+
+def _input_page(state: ResponseState, page: Page) -> tuple[list[Item], bool]:
+    return paging.cut(_input_of(state), page)
 
 
 def _input_of(state: ResponseState) -> list[Item]:

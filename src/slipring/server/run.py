@@ -17,6 +17,7 @@ from slipring.core.generation import Defaults
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine
 from slipring.engines.packing import positions
+from slipring.engines.tokenizing import Tokenizing
 from slipring.errors import StartupError, Unavailable
 from slipring.models import ModelEntry
 from slipring.protocol.items import Effort
@@ -58,6 +59,9 @@ class Server:
         ``open_by_name`` makes the engines that the configuration names."""
         self.config = config
         self.catalog = _catalog(config, engine, open_by_name)
+        tokenizing = Tokenizing(config.limits)
+        for served in self.catalog.engines:
+            served.tokenizing = tokenizing
         known = positions()
         self._store = store or open_store(
             config.store, config.limits, known, retention_s=config.retention_days * _DAY_S

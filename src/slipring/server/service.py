@@ -34,6 +34,7 @@ from slipring.server.parking import Parking
 from slipring.server.peers import Peers
 from slipring.server.permissions import Permitted, Selection
 from slipring.server.quotas import Quotas
+from slipring.server.reading import Reading
 from slipring.server.sealing import KeyedSeal, new_key
 from slipring.stores.base import Store
 
@@ -74,6 +75,7 @@ class Service:
     requests: Ledger
     """Bytes of requests: while they come, wait and are served."""
     connections: Connections
+    reading: Reading
     node_id: str
     mint: Mint
     sandbox: Sandbox
@@ -118,6 +120,7 @@ class Service:
             peers=Peers(node_id, store.cluster, positions),
             requests=requests,
             connections=Connections(limits, room, requests, now),
+            reading=Reading(requests),
             node_id=node_id,
             mint=minter(node_id),
             sandbox=sandbox,

@@ -13,6 +13,8 @@ from typing import Any
 log = logging.getLogger("slipring")
 
 MEANINGLESS = (signal.SIGUSR1, signal.SIGUSR2)
+_ONE_SIGNAL_S = 0.1
+"""uvloop reports a signal twice when it comes together with another one: what comes so soon is the same."""
 
 
 def ignore(*numbers: signal.Signals) -> None:
@@ -34,13 +36,15 @@ class Stopping:
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.hurried = asyncio.Event()
-        self._was_told = False
+        self._told_at: float | None = None
 
     def ask(self) -> None:
         """Stop; when asked again, wait for nobody."""
-        if self._was_told:
+        clock = asyncio.get_running_loop().time()
+        if self._told_at is None:
+            self._told_at = clock
+        elif clock - self._told_at >= _ONE_SIGNAL_S:
             self.hurried.set()
-        self._was_told = True
         self.asked.set()
 
     def hang_up(self) -> None:

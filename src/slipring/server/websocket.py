@@ -44,6 +44,7 @@ class Connection:
     """One client on one socket. Also the sink that its driver sends to."""
 
     __slots__ = (
+        "_betas",
         "_closing",
         "_heard_at",
         "_http",
@@ -75,7 +76,8 @@ class Connection:
         self.flush = self._outbox.flush  # the sink's, without a step between
         self._closing: asyncio.Task[None] | None = None
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
-        session = service.open_session(caller, of_socket(request.headers))
+        self._betas = of_socket(request.headers)
+        session = service.open_session(caller, self._betas)
         states = SocketStates(service.store.responses, service.parking, service.peers)
         self.driver = Driver(service, caller, session, self, states=states)
         self._keeps_nothing = wants_no_retention(request.headers)
@@ -103,6 +105,7 @@ class Connection:
     async def serve(self) -> None:
         """Read until the client is gone or the session has ended."""
         session, socket = self.driver.session, self._socket
+        reading = self.driver.service.reading
         clock, wake = asyncio.get_running_loop().time, self.driver.service.wake
         try:
             while True:
@@ -110,7 +113,8 @@ class Connection:
                 self._heard_at = clock()
                 if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
                     self._http.message_received()
-                    self._run(session.receive(message.data, now()))
+                    frame = await reading.frame(session.tenant, message.data, self._betas)
+                    self._run(session.receive(frame, now()))
                     wake(self)
                     if self._outbox.full:
                         # A client that sends without reading waits for its own answers.

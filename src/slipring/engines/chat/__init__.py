@@ -60,7 +60,7 @@ class ChatEngine(Engine):
         await self._upstream.close()
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        request = write_request(job, self.options, self._writer)
+        request = await self.tokenizing.prepare(job, write_request, job, self.options, self._writer)
         accepted = Accepted(fallback=request.fallback)
         if not job.generate and not (self.options.warmup and request.has_messages):
             yield [accepted]
@@ -86,8 +86,8 @@ class ChatEngine(Engine):
                 last = answer.finish() if job.generate else answer.prepared()
         yield last  # whoever takes long to read it has given its place back
 
-    async def count(self, job: Job) -> int:
-        return estimated_tokens(job)
+    async def count(self, job: Job, enough: int | None = None) -> int:
+        return await self.tokenizing.prepare(job, estimated_tokens, job)
 
     async def _ask(self, job: Job, request: Request, answer: Answer) -> AsyncGenerator[list[Delta], None]:
         """Send the request once. An answer that has said nothing can be begun again."""

@@ -68,7 +68,6 @@ class Definition(Struct, frozen=True):
     """What may stand between terminals, if anything."""
 
 
-@lru_cache(maxsize=64)
 def read_definition(text: str) -> Definition:
     """The rules of a grammar; the first to be asked for is ``start``."""
     reader = _Reader(text)

@@ -6,8 +6,6 @@ comes twice: as it is, and with the backslash of whatever follows it; and the on
 backslash is written from its second half on. Then texts are taken apart as they would be outside of JSON.
 """
 
-from functools import lru_cache
-
 from slipring.engines.lark.characters import Characters
 from slipring.engines.lark.definition import read_definition
 from slipring.engines.lark.productions import LONGEST, Key, Productions, State
@@ -17,7 +15,6 @@ _STATES = (State(True), State(True, True), State(False))
 _BACKSLASH = r"\\"
 
 
-@lru_cache(maxsize=64)
 def string_rules(definition: str, name: str) -> tuple[str, ...] | None:
     """Rules for what stands between the quotes, by this name and by names that begin with it; None: there is
     something about the grammar that cannot be written so."""

@@ -1,7 +1,6 @@
 """What grammars are made of, terminals and rules alike, and what texts begin with."""
 
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import islice
 
 from msgspec import Struct
@@ -45,7 +44,6 @@ NOTHING = Sequence(())
 _MOST_BEGINNINGS = 200
 
 
-@lru_cache(maxsize=4096)
 def is_nullable(pattern: Node) -> bool:
     """Whether a pattern fits the empty text."""
     match pattern:

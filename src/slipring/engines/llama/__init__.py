@@ -87,7 +87,7 @@ class LlamaEngine(Engine):
         await self._host.close()
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        rendering = await render(job, self.renderer, self.model.context)
+        rendering = await render(job, self.renderer, self.model.context, self.tokenizing)
         constraint = await self._constraint(job, rendering)
         with self._places.ticket(job.tenant) as ticket:
             yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
@@ -96,8 +96,8 @@ class LlamaEngine(Engine):
                 async for deltas in batches:
                     yield deltas
 
-    async def count(self, job: Job) -> int:
-        return await count(job, self.renderer)
+    async def count(self, job: Job, enough: int | None = None) -> int:
+        return await count(job, self.renderer, self.model.context, self.tokenizing, enough)
 
     async def _answer(
         self, job: Job, rendering: Rendering, constraint: dict[str, object]

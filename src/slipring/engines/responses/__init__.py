@@ -108,7 +108,7 @@ class ResponsesEngine(Engine):
         if cut.is_made:
             yield [cut.finished()]  # the upstream has no such response: the next turn sends everything
 
-    async def count(self, job: Job) -> int:
+    async def count(self, job: Job, enough: int | None = None) -> int:
         """As the upstream counts, where it can be asked; else a guess."""
         if self._counts:
             model = job.model.own_name or job.model.name
@@ -121,7 +121,7 @@ class ResponsesEngine(Engine):
                 self._counts = error.status not in (404, 405)
             except (ApiError, TimeoutError, msgspec.ValidationError):
                 pass  # it will be asked again; the job itself says what is wrong
-        return estimated_tokens(job)
+        return await self.tokenizing.prepare(job, estimated_tokens, job)
 
     async def _attempt(self, job: Job) -> Answers:
         """By what the upstream has; where it has lost that, before a word was said, by the whole context."""

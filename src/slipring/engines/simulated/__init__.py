@@ -58,7 +58,7 @@ class SimulatedEngine(Engine):
         return [Model(name="simulated", owner="slipring", capabilities=capabilities)]
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        tally = tally_job(job)
+        tally = await self.tokenizing.prepare(job, tally_job, job)
         trace = self._trace(job)
         cached = self._prefixes.longest(tally) if self.options.prefix_cache else 0
         steps = await self._steps(job, tally, trace)
@@ -93,8 +93,8 @@ class SimulatedEngine(Engine):
         self._prefixes.add(position)
         yield [Finished(reason, tally.tokens, cached, produced, thought, position)]
 
-    async def count(self, job: Job) -> int:
-        return tally_job(job).tokens
+    async def count(self, job: Job, enough: int | None = None) -> int:
+        return (await self.tokenizing.prepare(job, tally_job, job)).tokens
 
     async def _steps(self, job: Job, tally: Tally, trace: Trace | None) -> Iterable[Step]:
         """The answer. A warmup has none."""

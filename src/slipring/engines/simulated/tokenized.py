@@ -58,7 +58,7 @@ class TokenizedEngine(Engine):
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         options = self.options
-        rendering = await render(job, self.renderer, options.context_tokens)
+        rendering = await render(job, self.renderer, options.context_tokens, self.tokenizing)
         outputs = _tool_outputs(job, rendering)
         prepared = await prepare(job, outputs, options, self.compiler)
         yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items), Begun()]
@@ -85,8 +85,8 @@ class TokenizedEngine(Engine):
         assert isinstance(finished.position, Rendered)
         yield [*last, structs.replace(finished, position=self._after(known, finished.position))]
 
-    async def count(self, job: Job) -> int:
-        return await count(job, self.renderer)
+    async def count(self, job: Job, enough: int | None = None) -> int:
+        return await count(job, self.renderer, self.options.context_tokens, self.tokenizing, enough)
 
     def _plan(
         self, job: Job, rendering: Rendering, known: Known, prepared: Prepared
