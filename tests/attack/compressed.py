@@ -67,7 +67,7 @@ async def broken_bodies(stage: Stage) -> None:
 
 
 async def _burst(stage: Stage, *frames: bytes, codes: tuple[int, ...]) -> None:
-    """Send frames on a WebSocket that is compressed, and require that it is closed with one of these codes."""
+    """Send frames on a compressed WebSocket, and require that it is closed with one of these codes."""
     socket = await stage.websocket(_OFFER)
     try:
         async with asyncio.timeout(20):
@@ -102,5 +102,5 @@ async def messages(stage: Stage) -> None:
 @attack(flags=("--compression",))
 async def broken_messages(stage: Stage) -> None:
     """Compressed messages that cannot be unpacked are closed, and not more than their connection."""
-    for payload in (b"\xff" * 1000, b"\x00" * 1000, _bomb("raw", MIB)[:50]):
-        await _burst(stage, frame(TEXT, payload, reserved=_COMPRESSED), codes=(1002, 1003, 1007, 1009))
+    for payload in (b"\xff" * 1000, b"\x07" * 1000):
+        await _burst(stage, frame(TEXT, payload, reserved=_COMPRESSED), codes=(1000, 1002, 1003, 1007))

@@ -189,21 +189,13 @@ async def body_to_every_endpoint(stage: Stage) -> None:
 
 @attack(descriptors=256, limits={"header_timeout_s": 4})
 async def few_descriptors(stage: Stage) -> None:
-    """400 silent connections to a server that may open 256 files: the victim gets in, the shortage is logged
-    and said by /health, and all is well afterwards."""
+    """400 silent connections to a server that may open 256 files: the victim gets in, the shortage is logged,
+    /health answers, and all is well afterwards."""
     async with connections(stage.server, 400):
         await asyncio.sleep(2)
-        health = await stage.exchange(
-            b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 10
-        )
-        stage.check(health is not None, "/health is not answered while descriptors are short")
-        if health is not None:
-            stage.note(f"health: {health.body[:200]!r}")
-        logged = stage.log_since()
-        stage.check(
-            "descriptor" in logged or "open files" in logged or "connections" in logged,
-            f"nothing is logged about descriptors: {logged[-300:]!r}",
-        )
+        health = await stage.exchange(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 10)
+        stage.check(health is not None and health.status == 200, "/health is not answered")
+    stage.check("file descriptors" in stage.server.log(), "that there are few descriptors is not logged")
     answer = await stage.post({"input": "go", "store": False})
     stage.check(answer is not None and answer.status == 200, "no turn is served afterwards")
 
