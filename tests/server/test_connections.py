@@ -373,16 +373,28 @@ async def silent(server: Running, count: int) -> AsyncIterator[list[RawSocket]]:
 async def test_who_has_shown_no_key_makes_room_for_the_next() -> None:
     limits = Limits(max_connections=100, anonymous_share=0.05)
     async with serve(limits=limits, api_key=KEYS) as server:
-        connections = server.service.connections
-        async with silent(server, 5) as raws, open_raw(server, more=KEY_OF_A) as known:
-            assert await raws[0].ended() == b"", "the oldest is closed"
-            assert connections.open == 5
-            async with open_tcp(server) as sixth:
+        clock, connections = Clock(server), server.service.connections
+        async with silent(server, 5) as raws:
+            clock.pass_by(1)
+            async with open_raw(server, more=KEY_OF_A) as known, open_tcp(server) as sixth:
+                assert await raws[0].ended() == b"", "the oldest is closed"
                 await until(lambda: connections.open == 6)
                 await known.create(input="hello")
                 assert (await known.receive_event())["type"] == "response.created"
                 await sixth.send(request("GET", "/v1/models", KEY_OF_B))
                 assert (await sixth.read_head()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_who_has_just_come_is_given_time_to_show_a_key() -> None:
+    """Others wait until then, and are served."""
+    limits = Limits(max_connections=100, anonymous_share=0.01)
+    async with serve(limits=limits, api_key=KEYS) as server:
+        Clock(server)
+        async with silent(server, 1) as (first,), open_tcp(server) as second:
+            await second.send(request("GET", "/v1/models", KEY_OF_B))
+            await first.send(request("GET", "/v1/models", KEY_OF_A))
+            assert (await first.read_head()).startswith(b"HTTP/1.1 200 ")
+            assert (await second.read_head()).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_one_tenant_gets_its_share_of_the_connections() -> None:
@@ -396,6 +408,15 @@ async def test_one_tenant_gets_its_share_of_the_connections() -> None:
                 await other.create(input="hello")
                 assert (await other.receive_event())["type"] == "response.created"
         await until(lambda: not server.service.connections._by_tenant)
+
+
+async def test_a_tenant_makes_room_for_itself_where_it_can() -> None:
+    limits = Limits(max_connections=4, tenant_share=0.5, anonymous_share=0.5)
+    async with serve(limits=limits, api_key=KEYS) as server, open_tcp(server) as idle:
+        await idle.send(request("GET", "/v1/models", KEY_OF_A))
+        await idle.read_head()
+        async with open_raw(server, more=KEY_OF_A), open_raw(server, more=KEY_OF_A):
+            await idle.ended()
 
 
 async def test_where_no_keys_are_needed_one_tenant_may_have_all() -> None:

@@ -66,7 +66,7 @@ class Limits:
     )
     max_connections: int = _bound(20_000, "connections of all kinds that one process has open at once")
     tenant_share: float = _bound(0.8, "part of these that one tenant may hold, where API keys are needed")
-    anonymous_share: float = _bound(0.1, "part of these for clients that have not yet shown an API key")
+    anonymous_share: float = _bound(0.25, "part of these for clients that have not yet shown an API key")
     header_timeout_s: float = _bound(10.0, "time for the head of a request, from the connection on")
     body_timeout_s: float = _bound(30.0, "how long a body or a message may be coming without progress")
     keepalive_timeout_s: float = _bound(75.0, "how long an HTTP connection is kept open for another request")

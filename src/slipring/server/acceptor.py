@@ -20,8 +20,10 @@ log = logging.getLogger("slipring")
 _BACKLOG = 1024
 _AT_ONCE = 64
 """Connections that are accepted before others have their turn."""
-_PAUSE_S = 0.5
-"""How long nothing is accepted where there is no descriptor even to turn a client away."""
+_NO_ROOM_S = 0.05
+"""How long nothing is accepted while there is no room for another connection."""
+_NO_DESCRIPTOR_S = 0.5
+"""The same where there is no descriptor, not even to turn a client away."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -60,6 +62,11 @@ class Acceptor:
             await asyncio.wait(self._opening)
 
     def _accept(self) -> None:
+        """Accept those who wait. It is known of the first only that there is one, so for the first only are
+        others closed."""
+        if not self._connections.has_room and not self._connections.make_room():
+            self._rest(_NO_ROOM_S)
+            return
         for _ in range(_AT_ONCE):
             try:
                 accepted, _ = self._listener.accept()
@@ -68,11 +75,10 @@ class Acceptor:
                     self._turn_away()
                 return  # nobody waits any more, or a client has left before it was accepted
             self._open(accepted)
+            if not self._connections.has_room:
+                return
 
     def _open(self, accepted: socket.socket) -> None:
-        if not self._connections.make_room():
-            accepted.close()
-            return
         accepted.setblocking(False)
         connection = self._make()
         self._connections.opened(connection)
@@ -96,9 +102,13 @@ class Acceptor:
             with contextlib.suppress(OSError):
                 self._listener.accept()[0].close()
         self._keep_spare()
-        if self._spare is None and self._pause is None:
-            self._loop.remove_reader(self._listener)
-            self._pause = self._loop.call_later(_PAUSE_S, self._go_on)
+        if self._spare is None:
+            self._rest(_NO_DESCRIPTOR_S)
+
+    def _rest(self, seconds: float) -> None:
+        """Let clients wait where the kernel keeps them."""
+        self._loop.remove_reader(self._listener)
+        self._pause = self._loop.call_later(seconds, self._go_on)
 
     def _go_on(self) -> None:
         self._pause = None

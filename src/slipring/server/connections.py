@@ -30,6 +30,9 @@ PROGRESS_BYTES = 4096
 memory in use on purpose."""
 _CHARGED_IN = 64 * 1024
 """Unfinished messages are counted in steps of so many bytes: most are complete before the first."""
+_GRACE_S = 0.25
+"""How long a connection that has shown no key is left alone although others want its place: a client that
+sends its request at once has shown its key by then."""
 _SURPLUS = 32
 """Connections past the bound that are held just long enough to be told so."""
 _EXHAUSTION_S = 30.0
@@ -132,11 +135,15 @@ class Connections:
 
     # How many there are.
 
+    @property
+    def has_room(self) -> bool:
+        return self._anonymous < self._anonymous_room and self.open < self.room
+
     def make_room(self) -> bool:
-        """Make room for one more connection; False: there is none, not even to say so."""
-        if self._anonymous >= self._anonymous_room and not self._close_waiting(anonymous=True):
+        """Make room for one more connection; False: there is none just now, so it has to wait."""
+        if self._anonymous >= self._anonymous_room and not self._close_anonymous():
             return False
-        if self.open < self.room or self._close_waiting(anonymous=True) or self._close_waiting():
+        if self.open < self.room or self._close_anonymous() or self._close_idle():
             return True
         return self.open < self.room + _SURPLUS
 
@@ -167,7 +174,7 @@ class Connections:
             raise Unavailable("The server serves as many clients as it may. Try again later.")
         if connection.tenant == tenant or connection not in self._known:
             return
-        if not alone and self._by_tenant[tenant] >= self._tenant_room:
+        if not alone and self._by_tenant[tenant] >= self._tenant_room and not self._close_idle(tenant):
             raise RateLimited(
                 f"Too many connections: one tenant may hold {self._tenant_room} at once on this server."
             )
@@ -185,8 +192,8 @@ class Connections:
                 self.open,
             )
         self._exhausted_at = clock
-        if not self._close_waiting(anonymous=True):
-            self._close_waiting()
+        if not self._close_anonymous():
+            self._close_idle()
 
     @property
     def trouble(self) -> str | None:
@@ -203,16 +210,28 @@ class Connections:
         if not self._by_tenant[tenant]:
             del self._by_tenant[tenant]
 
-    def _close_waiting(self, *, anonymous: bool = False) -> bool:
-        """Close the connection that has waited longest for a request; whether there was one."""
+    def _close_anonymous(self) -> bool:
+        """Close the connection without a key that has waited longest for a request; whether there was one."""
+        due = self._clock() - _GRACE_S
         for stage in (Stage.HEAD, Stage.REQUEST):
-            queue = self._waiting[stage, anonymous]
-            if queue:
-                connection = next(iter(queue))
-                self.closed(connection)
-                connection.abort()
+            connection, since = next(iter(self._waiting[stage, True].items()), (None, due))
+            if connection is not None and since <= due:
+                self._drop(connection)
                 return True
         return False
+
+    def _close_idle(self, tenant: str | None = None) -> bool:
+        """Close the connection that has been kept open longest for another request, of one tenant or of any;
+        whether there was one."""
+        idle = self._waiting[Stage.REQUEST, False]
+        connection = next((each for each in idle if tenant in (None, each.tenant)), None)
+        if connection is not None:
+            self._drop(connection)
+        return connection is not None
+
+    def _drop(self, connection: Connection) -> None:
+        self.closed(connection)
+        connection.abort()
 
     # Those that wait for a request.
 
@@ -279,8 +298,7 @@ class Connections:
             tenant,
             self.unread.used_by(tenant),
         )
-        self.closed(connection)
-        connection.abort()
+        self._drop(connection)
 
     # Those that send a message bit by bit.
 
@@ -334,8 +352,7 @@ class Connections:
         if unread.drained >= PROGRESS_BYTES:
             unread.drained, unread.since = 0, clock
         if clock - unread.since > self._limits.send_timeout_s:
-            self.closed(connection)
-            connection.abort()
+            self._drop(connection)
         else:
             self.measure(connection)
 
