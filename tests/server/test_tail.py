@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+import pytest
+
 from slipring.core.limits import Limits
 from slipring.errors import Unavailable
 from slipring.server.tail import Tail
@@ -127,3 +129,29 @@ async def test_one_tenant_has_only_its_share_of_the_runs() -> None:
         assert not background._made_for
         assert (await begin("our-key"))[0] == 200
         (await engine.next()).finish()
+
+
+@pytest.mark.parametrize("most_bytes", [1, 100_000])
+async def test_a_run_that_the_store_does_not_take_ends_however_much_it_has_said(most_bytes: int) -> None:
+    async with running(limits=Limits(send_buffer_bytes=most_bytes)) as (engine, api):
+        runs = api.server.service.store.runs
+        finished = asyncio.Event()
+
+        async def open_never(*given: Any, **more: Any) -> None:
+            await finished.wait()
+            raise Unavailable("gone")
+
+        runs.open = open_never
+        body = {"input": "x", "background": True}
+        posting = asyncio.create_task(api.call("POST", "/responses", json=body))
+        performance = await engine.next()
+        performance.finish()
+        (live,) = api.server.service.clients
+        await until(lambda: live._is_full or performance.cues.empty())
+        finished.set()
+        status, error = await posting
+        assert (status, error["error"]["message"]) == (503, "gone")
+        await until(lambda: not api.server.service.clients)
+        await until(lambda: not api.server.server.background._made_for)
+        assert api.server.service.requests.used_bytes == 0
+        await until(lambda: len(api.server.server.background._tasks) == 2)

@@ -295,6 +295,7 @@ class Background:
             if key is not None:
                 del self._runs[key]
             self._leave(run.driver.session.tenant)
+            run.stop_following()
             await run.driver.stop()
 
     def _leave(self, tenant: str) -> None:
