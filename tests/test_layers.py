@@ -2,7 +2,7 @@
 
     cli → {server, chat, keys, openapi, bench} server → {engines, stores, core, keys.token}
     keys → stores                              openapi → protocol
-    stores → {core, protocol}                  engines → {core.generation, core.head, protocol}
+    stores → {core, protocol}                  engines → {core.generation, core.head, core.limits, protocol}
     chat, bench → nothing                      core → protocol → errors
 
 ``protocol``, ``core`` and ``prompts`` are pure: no I/O, no clock, no randomness.
