@@ -17,7 +17,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-vllm test-sglang test-browser clients autobahn fuzz check fix bench bench-more clean
+.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-browser clients autobahn fuzz check fix bench bench-more clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,6 +35,9 @@ test-slow: .venv/.dev ## the tests that need minutes by their nature
 
 test-crash: .venv/.dev ## servers killed at random moments, again and again (ROUNDS=100 for more, SEED=1 to choose)
 	$(BIN)/python -m tests.crash $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+test-attack: .venv/.dev ## one tenant attacks a server while another is watched, about six minutes (ONLY=unread for a part, SEED=1 to choose)
+	$(BIN)/python -m tests.attack $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 test-vllm: .venv/.dev ## the tests against a real vLLM server (named by SLIPRING_TEST_VLLM)
 	@test -n "$$SLIPRING_TEST_VLLM" || { echo "SLIPRING_TEST_VLLM is not set: it names a server, as in http://127.0.0.1:8000"; exit 1; }
@@ -74,6 +77,7 @@ bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the 
 	$(BIN)/python benchmarks/render_cost.py
 	$(BIN)/python benchmarks/llama_loop.py
 	$(BIN)/python benchmarks/store_cost.py
+	$(BIN)/python benchmarks/attacks.py
 
 clean: ## remove .venv, what is installed beside it, and caches
 	rm -rf .venv .venv-fuzz .venv-autobahn .clients .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis

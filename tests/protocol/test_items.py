@@ -23,7 +23,9 @@ from slipring.protocol.items import (
     read_input,
     read_item,
     user_message,
+    with_id,
 )
+from slipring.protocol.wire import LONG_BYTES
 
 Json = dict[str, Any]
 
@@ -103,6 +105,30 @@ def test_a_type_that_is_written_in_is_the_only_one():
     pairs = json.loads(raw, object_pairs_hook=list)
     assert sorted(key for key, _ in pairs) == ["content", "role", "type"]
     assert dict(pairs)["content"] == "{{"
+
+
+def long(**fields: object) -> Json:
+    """An item that is long because of a field that nobody knows."""
+    return {**fields, "unknown": "x" * LONG_BYTES}
+
+
+def test_a_long_item_may_leave_out_type_and_id_and_is_not_decoded_for_that(monkeypatch):
+    monkeypatch.setattr(items, "_fields", None)
+    sent = long(role="user", content="hi")
+    item = with_id(read_item(b" " + json.dumps(sent).encode(), "x"), "msg_1")
+    assert (item.type, item.id) == ("message", "msg_1")
+    assert json.loads(item.raw) == {"id": "msg_1", "type": "message", **sent}
+
+
+@pytest.mark.parametrize("name", ["type", "id"])
+def test_a_long_item_may_not_leave_them_null(name):
+    assert refusal(long(role="user", content="hi", **{name: None})).param == f"input[0].{name}"
+
+
+def test_an_id_that_a_long_item_has_gives_way_to_another():
+    item = with_id(read(long(id="msg_1", type="message", role="user", content="hi")), "msg_2")
+    pairs = json.loads(item.raw, object_pairs_hook=list)
+    assert [value for key, value in pairs if key == "id"] == ["msg_2"]
 
 
 def test_an_item_of_no_recognisable_type_is_refused():

@@ -307,8 +307,10 @@ class _Outline(Struct):
 
 
 class _Long(_Outline):
-    """The same, and the fields that may be lists of parts."""
+    """The same, and the fields that may be lists of parts; whether ``type`` and ``id`` are there at all."""
 
+    type: str | UnsetType | None = UNSET  # type: ignore[assignment]
+    id: ItemId | UnsetType | None = UNSET  # type: ignore[assignment]
     content: Raw | UnsetType = UNSET
     output: Raw | UnsetType = UNSET
     summary: Raw | UnsetType = UNSET
@@ -369,12 +371,17 @@ def read_item(raw: bytes, where: str) -> Item:
 
 
 def _read_long(raw: bytes, where: str) -> _Outline:
-    """What an item is. One with too many parts is refused before they are decoded."""
+    """What an item is. One with too many parts is refused before they are decoded. One that names its type or
+    its id and leaves it null is refused too: to write another one in, all its fields would be decoded."""
     outline = wire.decode(_long, raw, where=where)
+    for name in ("type", "id"):
+        if getattr(outline, name) is None:
+            param = f"{where}.{name}"
+            raise InvalidRequest(f"Invalid '{param}': must be a string in an item this long.", param=param)
     for name in ("content", "output", "summary"):
         if (sent := wire.given(getattr(outline, name))) is not None:
             wire.require_few(sent, MOST_PARTS, f"{where}.{name}", "parts")
-    return outline
+    return _Outline(outline.type or None, outline.role, outline.id or None, outline.call_id)
 
 
 def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes]:
@@ -390,9 +397,18 @@ def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes
             param=param,
             code="missing_required_parameter",
         )
-    fields = wire.decode(_fields, raw, where=where)
-    fields.pop("type", None)
-    return kind, wire.encode({"type": kind, **fields})
+    # A long one has no such field, not even null.
+    return kind, _with_field(raw, "type", kind, is_new=len(raw) >= wire.LONG_BYTES)
+
+
+def _with_field(raw: bytes, name: str, value: str, *, is_new: bool) -> bytes:
+    """An object with this field. ``is_new``: it has none of that name. Then it is not decoded: it may have a
+    great many others."""
+    if is_new:
+        return b'{"%b":%b,' % (name.encode(), wire.encode(value)) + raw.lstrip()[1:]
+    fields = _fields.decode(raw)
+    fields.pop(name, None)
+    return wire.encode({name: value, **fields})
 
 
 def _refusal(kind: str, where: str) -> InvalidRequest:
@@ -409,10 +425,8 @@ def with_id(item: Item, item_id: str) -> Item:
     """The item with its id written in, for lists: clients may have sent it without."""
     if item.id == item_id:
         return item
-    fields = _fields.decode(item.raw)
-    fields.pop("id", None)
-    raw = wire.encode({"id": item_id, **fields})
-    return structs.replace(item, raw=raw, id=item_id)
+    is_new = item.id is None and len(item.raw) >= wire.LONG_BYTES
+    return structs.replace(item, raw=_with_field(item.raw, "id", item_id, is_new=is_new), id=item_id)
 
 
 def in_context(items: Iterable[Item]) -> Iterator[Item]:

@@ -117,7 +117,9 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         response = error_response(_translate(refusal, request))
         if isinstance(refusal, web.HTTPMethodNotAllowed):
             response.headers["Allow"] = refusal.headers["Allow"]
-    except Exception:
+    except Exception as error:
+        if isinstance(error, ConnectionError) and _has_left(request):
+            raise  # nobody is left to be told
         log.exception("a request failed unexpectedly")
         response = error_response(ServerError())
     if connection_of(request).is_surplus:
@@ -127,16 +129,23 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     return response
 
 
+def _has_left(request: web.Request) -> bool:
+    """Whether the client has closed its connection."""
+    return request.transport is None or request.transport.is_closing()
+
+
 def _translate(refusal: web.HTTPException, request: web.Request) -> ApiError:
-    """What the HTTP library refused, in our terms."""
+    """What the HTTP library refused, in our terms. Its own text is not told: it repeats what was sent."""
     if refusal.status == 404:
         return NotFound(f"Unknown path: {request.method} {request.path}", code="unknown_url")
     if refusal.status == 405:
         error: ApiError = InvalidRequest(
             f"{request.method} is not allowed on {request.path}.", code="method_not_allowed"
         )
+    elif _asks_for_socket(request):
+        error = InvalidRequest("The handshake of the WebSocket is not valid.", code="invalid_request")
     else:
-        error = InvalidRequest(refusal.text or refusal.reason, code="invalid_request")
+        error = InvalidRequest(f"The request is not valid: {refusal.reason}.", code="invalid_request")
     error.status = refusal.status
     return error
 

@@ -75,11 +75,12 @@ async def list_items(service: Service, request: web.Request, caller: Caller) -> 
     conversation_id = _id(request)
     _read_include(request)
     page = paging.read_page(request.query)
-    found = await service.store.conversations.items(caller.tenant, conversation_id, page)
-    if found is None:
-        raise conversation_not_found(conversation_id)
-    items, has_more = found
-    return json_response(paging.as_list(items, "conversation", has_more=has_more))
+    async with service.retrieving.place(caller.tenant):
+        found = await service.store.conversations.items(caller.tenant, conversation_id, page)
+        if found is None:
+            raise conversation_not_found(conversation_id)
+        items, has_more = found
+        return json_response(paging.as_list(items, "conversation", has_more=has_more))
 
 
 async def add_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -101,10 +102,11 @@ async def add_items(service: Service, request: web.Request, caller: Caller) -> w
 async def retrieve_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id, item_id = _id(request), request.match_info["item_id"]
     _read_include(request)
-    item = await service.store.conversations.item(caller.tenant, conversation_id, item_id)
-    if item is None:
-        raise await _missing(service, caller.tenant, conversation_id, item_id)
-    return json_response(present(item, item_id, "conversation"))
+    async with service.retrieving.place(caller.tenant):
+        item = await service.store.conversations.item(caller.tenant, conversation_id, item_id)
+        if item is None:
+            raise await _missing(service, caller.tenant, conversation_id, item_id)
+        return json_response(present(item, item_id, "conversation"))
 
 
 async def delete_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:

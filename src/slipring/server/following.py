@@ -12,6 +12,7 @@ from slipring.core.limits import Limits
 from slipring.errors import ApiError
 from slipring.server import sse
 from slipring.server.background import Background
+from slipring.server.http_connection import connection_of
 from slipring.stores.base import RunEvent
 
 _PAGE = 500
@@ -32,6 +33,8 @@ async def follow(
     """Answer with all events after a number, until the run is over."""
     stream = web.StreamResponse(headers=sse.HEADERS)
     follower = _Follower()
+    connection = connection_of(request)
+    connection.queued_bytes = follower.queued_bytes
     with background.service.serving(follower):
         await stream.prepare(request)
         batches = _batches(background, tenant, response_id, after)
@@ -42,6 +45,7 @@ async def follow(
             if request.transport is not None:
                 request.transport.abort()
         finally:
+            connection.queued_bytes = None
             await batches.aclose()
     return stream
 
@@ -51,6 +55,11 @@ class _Follower:
 
     def __init__(self) -> None:
         self.told_to_leave = asyncio.Event()
+        self.untold: list[RunEvent] = []
+        """What was read and is not written yet."""
+
+    def queued_bytes(self) -> int:
+        return sum(len(event.data) for event in self.untold)
 
     def tick(self) -> float:
         return math.inf  # it has no deadlines of its own
@@ -81,7 +90,9 @@ async def _tell(
             batch = pending.result()
             if batch is None:
                 break
-            for event in batch:
+            follower.untold = batch
+            while batch:
+                event = batch.pop(0)  # whoever else has the list lets go of it, too
                 kind = _outline.decode(event.data).type
                 await stream.write(sse.named_block(kind, event.data))
             pending = asyncio.ensure_future(anext(batches, None))
@@ -106,8 +117,9 @@ async def _batches(
         run = None
         if events is None or (is_over and not events):
             # Not in memory here, or not any more: the store has everything.
-            run = await runs.read(tenant, response_id)
-            events = await runs.events(tenant, response_id, after=after, limit=_PAGE)
+            async with background.service.retrieving.place(tenant):
+                run = await runs.read(tenant, response_id)
+                events = await runs.events(tenant, response_id, after=after, limit=_PAGE)
         if events:
             after = events[-1].sequence_number
             yield events

@@ -166,6 +166,12 @@ class HttpConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
+        if isinstance(resp, web.HTTPException):
+            # Raised before the application was asked, with a text that repeats what was sent.
+            resp = _of_library(resp)
+        if resp.status == RequestTimeout.status or "Content-Encoding" in request.headers:
+            # What is left of the body does not come, or would be decompressed to be thrown away.
+            self._lingering_time = 0.0
         answered = await super().finish_response(request, resp, start_time)
         self._connections.served(self)
         return answered
@@ -178,6 +184,8 @@ class HttpConnection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer what is not HTTP. What was sent is not repeated: it may hold a key."""
+        if isinstance(exc, ConnectionError) and (self._wire is None or self._wire.is_closing()):
+            raise ConnectionError("the client has left") from exc
         if status == 400:
             error: ApiError = InvalidRequest("The request is not valid HTTP.", code="invalid_http")
         else:
@@ -201,6 +209,15 @@ class HttpConnection(web.RequestHandler):
             self.abort()
         else:
             self.force_close()
+
+
+def _of_library(refusal: web.HTTPException) -> web.Response:
+    """What aiohttp itself refuses, in the API's shape."""
+    error = InvalidRequest(f"The request is not valid: {refusal.reason}.", code="invalid_http")
+    error.status = refusal.status
+    answer = error_response(error)
+    answer.force_close()
+    return answer
 
 
 def _plain_answer(error: ApiError) -> bytes:

@@ -36,15 +36,18 @@ class StoredResponses:
         response_id = request.match_info["response_id"]
         include = read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
         streams = _streams(request)
-        response = await _find(service, caller.tenant, response_id)
-        if ENCRYPTED_REASONING in include:
-            response.output = [_sealed(raw, service.seal, caller.tenant) for raw in response.output]
-        if not streams or request.method == "HEAD":
-            if "starting_after" in request.query:
-                raise InvalidRequest("'starting_after' needs 'stream=true'.", param="starting_after")
-            return json_response(response)
+        async with service.retrieving.place(caller.tenant):
+            response = await _find(service, caller.tenant, response_id)
+            if ENCRYPTED_REASONING in include:
+                response.output = [_sealed(raw, service.seal, caller.tenant) for raw in response.output]
+            if not streams or request.method == "HEAD":
+                if "starting_after" in request.query:
+                    raise InvalidRequest("'starting_after' needs 'stream=true'.", param="starting_after")
+                return json_response(response)
+            is_background = response.background
+            del response
         after = _starting_after(request)
-        if not response.background:
+        if not is_background:
             raise InvalidRequest(
                 "Only responses that were created with 'background' can be streamed again.", param="stream"
             )
@@ -72,15 +75,17 @@ class StoredResponses:
     async def input_items(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
         page = paging.read_page(request.query)
-        state = await service.store.responses.load(caller.tenant, response_id)
-        if state is None:
-            await _find(service, caller.tenant, response_id)
-            raise InvalidRequest(
-                "The input of a background response can be listed when it has finished.", param="response_id"
-            )
-        # A chain may have any number of items, and all are looked at for a page of them.
-        found, has_more = await service.reading.aside(caller.tenant, _input_page, state, page)
-        return json_response(paging.as_list(found, "response", has_more=has_more))
+        async with service.retrieving.place(caller.tenant):
+            state = await service.store.responses.load(caller.tenant, response_id)
+            if state is None:
+                await _find(service, caller.tenant, response_id)
+                raise InvalidRequest(
+                    "The input of a background response can be listed when it has finished.",
+                    param="response_id",
+                )
+            # A chain may have any number of items, and all are looked at for a page of them.
+            found, has_more = await service.reading.aside(caller.tenant, _input_page, state, page)
+            return json_response(paging.as_list(found, "response", has_more=has_more))
 
 
 def _input_page(state: ResponseState, page: Page) -> tuple[list[Item], bool]:

@@ -6,6 +6,9 @@ import logging
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+_CLOSED = "Connection closed."
+"""What aiohttp raises where a client leaves while the rest of its refused body is read."""
+
 
 def set_up_logging(level: str, *, names_process: bool = False) -> None:
     """Log to standard error. ``names_process``: several processes write there."""
@@ -27,6 +30,8 @@ def http_logger() -> logging.Logger:
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, RuntimeError) and str(error) == _CLOSED:
+        return False
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 

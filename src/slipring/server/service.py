@@ -35,6 +35,7 @@ from slipring.server.peers import Peers
 from slipring.server.permissions import Permitted, Selection
 from slipring.server.quotas import Quotas
 from slipring.server.reading import Reading
+from slipring.server.retrieving import Retrieving
 from slipring.server.sealing import KeyedSeal, new_key
 from slipring.stores.base import Store
 
@@ -76,6 +77,7 @@ class Service:
     """Bytes of requests: while they come, wait and are served."""
     connections: Connections
     reading: Reading
+    retrieving: Retrieving
     node_id: str
     mint: Mint
     sandbox: Sandbox
@@ -121,6 +123,7 @@ class Service:
             requests=requests,
             connections=Connections(limits, room, requests, now),
             reading=Reading(requests),
+            retrieving=Retrieving(limits.tenant_retrievals),
             node_id=node_id,
             mint=minter(node_id),
             sandbox=sandbox,

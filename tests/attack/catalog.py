@@ -1,0 +1,26 @@
+"""All attacks, in the order in which they are run: those that share a server follow each other."""
+
+from tests.attack import (
+    bounds,
+    compiling,
+    compressed,
+    floods,
+    malformed,
+    parsing,
+    signals,
+    tokenizing,
+    unfinished,
+    unread,
+)
+from tests.attack.stage import Attack
+
+_GROUPS = (bounds, compiling, parsing, tokenizing, unread, unfinished, compressed, floods, malformed, signals)
+_ENGINES = ("simulated", "tokens", "llama")
+
+
+def _place(attack: Attack) -> tuple[bool, int]:
+    spec = attack.spec
+    return bool(spec.limits or spec.flags or spec.descriptors), _ENGINES.index(spec.engine)
+
+
+ATTACKS: list[Attack] = sorted((each for group in _GROUPS for each in group.attack.attacks), key=_place)

@@ -1,0 +1,200 @@
+"""Runs attacks one after the other, each with a watched victim, and says what they came to."""
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tests.attack.limits import EVENT_MS, SLACK_DESCRIPTORS, SLACK_MIB
+from tests.attack.server import Peak, Server, Spec, faults_in, running
+from tests.attack.stage import Attack, Stage
+from tests.attack.watching import Report, Times, Watch, watching
+
+_LONGEST_S = 60.0
+"""An attack that takes longer is given up, and has failed."""
+_SETTLE_S = 12.0
+"""How long after an attack memory and descriptors may take to come back: longer than every deadline."""
+_TURNS_S = 20.0
+_LOOK_S = 0.1
+_MODEL_EVENT_MS = 250.0
+"""What the embedded model needs for an event on two cores, with room for a neighbour."""
+_TIMED_S = 1.0
+"""How long the victim's times are taken at least: a percentile of a moment says nothing."""
+_NICE = 10
+"""Attackers are elsewhere in reality: here they get what CPU the server and the victim leave."""
+_FEWEST = 100
+"""Of fewer events no percentile is taken."""
+
+
+class Unserved(Exception):
+    """A server that nobody attacks does not serve."""
+
+
+@dataclass
+class Outcome:
+    """What an attack came to."""
+
+    attack: Attack
+    seconds: float = 0.0
+    times: Times = field(default_factory=Times)
+    model_times: Times | None = None
+    turns: int = 0
+    before_mib: float = 0.0
+    peak_mib: float = 0.0
+    after_mib: float = 0.0
+    descriptors: tuple[int, int] = (0, 0)
+    faults: list[str] = field(default_factory=list)
+    slow: list[str] = field(default_factory=list)
+    """Of times only: these are noisy, and may be measured once more."""
+    notes: list[str] = field(default_factory=list)
+
+
+class Arena:
+    """A server and its victim, for attacks one after the other."""
+
+    def __init__(self, server: Server, watch: Watch, spec: Spec, shortest_s: float) -> None:
+        """``shortest_s``: for how long the victim's times are taken at least."""
+        self.server = server
+        self._shortest_s = shortest_s
+        self.spec = spec
+        self.is_hurt = False
+        self._watch = watch
+
+    def suffer(self, attack: Attack, seed: int) -> Outcome:
+        """Go through one attack."""
+        outcome = Outcome(attack)
+        server, stage = self.server, Stage(self.server, self.spec, seed)
+        self._watch.cut()
+        outcome.before_mib, before = server.resident_mib(), server.descriptors()
+        logged, began = len(server.log()), time.monotonic()
+        with Peak(server) as peak:
+            _run(attack, stage)
+            outcome.seconds = time.monotonic() - began
+            time.sleep(max(0.0, self._shortest_s - outcome.seconds))
+            during = self._watch.cut()
+            self._settle(outcome, before)
+            turns_came = attack.victim_is_cut or self._watch.whole_turns(_TURNS_S)
+        after = self._watch.cut()
+        outcome.peak_mib, outcome.after_mib = peak.mib, server.resident_mib()
+        outcome.descriptors = (before, server.descriptors())
+        outcome.notes, outcome.faults = stage.notes, stage.faults
+        if not attack.victim_is_cut:
+            self._judge_victim(outcome, during, after, turns_came)
+            self._judge_server(outcome)
+        log = server.log()[logged:]
+        outcome.faults += faults_in(log)
+        outcome.faults += [f"not logged: {text}" for text in stage.wanted_in_log if text not in log]
+        self.is_hurt = bool(outcome.faults) or attack.victim_is_cut
+        return outcome
+
+    def _settle(self, outcome: Outcome, descriptors: int) -> None:
+        """Wait until memory and descriptors are back, for as long as that may take."""
+        end = time.monotonic() + _SETTLE_S
+        time.sleep(_LOOK_S)
+        while time.monotonic() < end and not (
+            self.server.resident_mib() <= outcome.before_mib + SLACK_MIB
+            and self.server.descriptors() <= descriptors + SLACK_DESCRIPTORS
+        ):
+            time.sleep(_LOOK_S)
+
+    def _judge_victim(self, outcome: Outcome, during: Report, after: Report, turns_came: bool) -> None:
+        outcome.turns = during.turns + after.turns
+        windows = [each.times for each in (during, after) if each is during or each.times.count >= _FEWEST]
+        outcome.times = max(windows, key=lambda times: times.p99)
+        outcome.model_times = during.model_times
+        lost = during.faults + after.faults
+        outcome.faults += [f"victim: {fault}" for fault in lost[:3]]
+        if not turns_came:
+            outcome.faults.append("victim: no whole turn on each transport after the attack")
+        if outcome.times.p99 > EVENT_MS:
+            outcome.slow.append(f"victim: p99 {outcome.times.p99:.0f} ms per event")
+        if (model := outcome.model_times) is not None and model.p99 > _MODEL_EVENT_MS:
+            outcome.slow.append(f"victim: p99 {model.p99:.0f} ms per event of the embedded model")
+
+    def _judge_server(self, outcome: Outcome) -> None:
+        grown, held = outcome.after_mib - outcome.before_mib, outcome.peak_mib - outcome.before_mib
+        more = outcome.descriptors[1] - outcome.descriptors[0]
+        if not self.server.is_alive:
+            outcome.faults.append(f"the server ended with {self.server.process.returncode}")
+        if grown > SLACK_MIB:
+            outcome.faults.append(f"memory: {grown:.0f} MiB more than before")
+        if held > outcome.attack.peak_mib:
+            outcome.faults.append(
+                f"memory: {held:.0f} MiB more meanwhile, and {outcome.attack.peak_mib} may be"
+            )
+        if more > SLACK_DESCRIPTORS:
+            outcome.faults.append(f"descriptors: {more} more than before")
+
+
+def _run(attack: Attack, stage: Stage) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(_LONGEST_S):
+            await attack.run(stage)
+
+    def go() -> None:
+        os.nice(_NICE)  # this thread alone
+        try:
+            asyncio.run(bounded())
+        except TimeoutError:
+            stage.faults.append(f"the attack was given up after {_LONGEST_S:.0f} s")
+        except Exception as error:
+            stage.faults.append(f"the attack broke off: {type(error).__name__} {error}"[:500])
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    thread.join()
+
+
+@contextlib.contextmanager
+def arena(spec: Spec, shortest_s: float) -> Iterator[Arena]:
+    """A server with a victim that is being served on every transport."""
+    with running(spec) as server, watching(server, spec) as watch:
+        arena = Arena(server, watch, spec, shortest_s)
+        if not watch.whole_turns(_TURNS_S):
+            raise Unserved(f"the victim is not served: {watch.cut().faults[:3]}\n{server.log()[-2000:]}")
+        yield arena
+
+
+class Campaign:
+    """Attacks one after the other. Those that need the same server share one, until it is hurt."""
+
+    def __init__(self, say: Callable[[str], None], seed: int, *, timed: bool = True) -> None:
+        self._say = say
+        self._seed = seed
+        self._timed = timed
+        self._stack = contextlib.ExitStack()
+        self._arena: Arena | None = None
+
+    def __enter__(self) -> "Campaign":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def run(self, attack: Attack) -> Outcome:
+        """Go through an attack; a second time if nothing but times was wrong."""
+        outcome = self._once(attack)
+        if self._timed and outcome.slow and not outcome.faults:
+            self._say(f"  {attack.name}: {'; '.join(outcome.slow)}; once more")
+            outcome = self._once(attack)
+        if self._timed:
+            outcome.faults += outcome.slow
+        return outcome
+
+    def _once(self, attack: Attack) -> Outcome:
+        return self._ready(attack.spec).suffer(attack, self._seed)
+
+    def _ready(self, spec: Spec) -> Arena:
+        current = self._arena
+        if current is None or current.spec != spec or current.is_hurt or not current.server.is_alive:
+            self._replace()
+            self._arena = self._stack.enter_context(arena(spec, _TIMED_S if self._timed else 0))
+        assert self._arena is not None
+        return self._arena
+
+    def _replace(self) -> None:
+        self._stack.close()
+        self._arena = None

@@ -1,0 +1,238 @@
+"""A real server in a process of its own, and what can be seen of it: memory, descriptors, log."""
+
+import contextlib
+import functools
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.attack.limits import LIMITS, MIB
+
+ATTACKER_KEY, VICTIM_KEY = "attacker-key-5d1f", "victim-key-93ab"
+PACE_MS = 5.0
+OUTPUT_TOKENS = 20
+_SIMULATED = f"simulated:tokens_per_s={1000 / PACE_MS:g},output_tokens={OUTPUT_TOKENS}"
+ENGINES = {
+    "simulated": {"simulated": _SIMULATED},
+    "tokens": {"simulated": f"{_SIMULATED},vocabulary=smollm2,context_tokens=8192"},
+    "llama": {"simulated": _SIMULATED, "llama": "llama:threads=1"},
+}
+"""The models that a server has, by the name of the stage: the victim uses all of them."""
+_START_S = 60.0
+_STOP_S = 20.0
+_SAMPLED_S = 0.05
+_SIGNS = re.compile(
+    r"Traceback|unexpectedly|never retrieved|never awaited|Fatal|Task was destroyed|\bERROR\b"
+)
+"""Of faults that the server did not foresee."""
+
+_MOST_WARNINGS = 100
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How a server is started."""
+
+    engine: str = "simulated"
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """What differs from the limits of the suite."""
+    flags: tuple[str, ...] = ()
+    descriptors: int | None = None
+    """The process's limit of open files; None: as the suite's own."""
+
+
+class Server:
+    """One running server."""
+
+    def __init__(self, process: "subprocess.Popen[str]", log: Path) -> None:
+        self.process = process
+        self.url = ""
+        self._log = log
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def port(self) -> int:
+        return int(self.url.split(":")[2].split("/")[0])
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def resident_mib(self) -> float:
+        """Of the process and those that it has started."""
+        return sum(map(_resident_bytes, _family(self.pid))) / MIB
+
+    def descriptors(self) -> int:
+        with contextlib.suppress(OSError):
+            return len(os.listdir(f"/proc/{self.pid}/fd"))
+        return 0
+
+    def cpu_s(self) -> float:
+        """CPU time that the process has used, without those that it has started."""
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return 0.0
+
+
+def faults_in(log: str) -> list[str]:
+    """What a server has logged that it must not: faults of its own, and what clients keep secret."""
+    lines = log.splitlines()
+    found = [" | ".join(lines[place : place + 30]) for place, line in enumerate(lines) if _SIGNS.search(line)]
+    warnings = sum(" WARNING " in line for line in lines)
+    if warnings > _MOST_WARNINGS:
+        found.append(f"{warnings} warnings: whoever attacks must not fill the log; the last: {lines[-1]}")
+    secrets = [key for key in (ATTACKER_KEY, VICTIM_KEY) if key in log]
+    return [f"logged: {each[:1500]}" for each in found[-2:]] + [
+        f"the log holds the key {key}" for key in secrets
+    ]
+
+
+@contextlib.contextmanager
+def running(spec: Spec) -> Iterator[Server]:
+    """A server on a free port of loopback and a store of its own, until the block ends."""
+    with tempfile.TemporaryDirectory(prefix="slipring-attack-") as directory:
+        log, config = Path(directory) / "log", Path(directory) / "slipring.toml"
+        config.write_text(_models(spec.engine))
+        flags = ("--port", "0", "--config", str(config), "--store", f"sqlite:{directory}/slipring.db")
+        with log.open("wb") as errors:  # not a pipe: nobody would read it while it fills
+            process = subprocess.Popen(
+                [sys.executable, "-m", "slipring", "serve", *flags, *_limit_flags(spec), *spec.flags],
+                env=_environment(),
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                preexec_fn=functools.partial(_bound_descriptors, spec.descriptors),
+            )
+        server = Server(process, log)
+        try:
+            server.url = _announced(process) or ""
+            if not server.url:
+                raise RuntimeError(f"the server did not start: {server.log()[-2000:]}")
+            yield server
+        finally:
+            _end(process)
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:  # frozen
+        process.kill()
+        process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def _announced(process: "subprocess.Popen[str]") -> str | None:
+    """The URL that a server prints when it is ready; None: it has ended, or takes too long."""
+    timer = threading.Timer(_START_S, process.kill)
+    timer.start()
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(r"http://\S+", line):
+                return found.group()
+        return None
+    finally:
+        timer.cancel()
+
+
+def _models(engine: str) -> str:
+    return "\n".join(
+        f'[models.{name}]\nengine = "{text}"\nmodel = "{name}"\n'
+        if name == "simulated"
+        else f'[models.{name}]\nengine = "{text}"\n'
+        for name, text in ENGINES[engine].items()
+    )
+
+
+def _environment() -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")}
+    keys = f"attacker:{ATTACKER_KEY},victim:{VICTIM_KEY}"
+    return {**clean, "SLIPRING_API_KEYS": keys, "SLIPRING_LOG_LEVEL": "info"}
+
+
+def _limit_flags(spec: Spec) -> list[str]:
+    known = _known_flags()
+    limits = {f"--{name.replace('_', '-')}": value for name, value in {**LIMITS, **spec.limits}.items()}
+    return [f"{flag}={value:.10g}" for flag, value in limits.items() if flag in known]
+
+
+@functools.cache
+def _known_flags() -> frozenset[str]:
+    command = [sys.executable, "-m", "slipring", "serve", "--help"]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return frozenset(re.findall(r"--[a-z-]+", printed))
+
+
+def _bound_descriptors(most: int | None) -> None:
+    """Runs in the child, before it becomes the server. What the suite ignores the server need not."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    if most is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that it has started, directly or not."""
+    found = [pid]
+    for parent in found:
+        with contextlib.suppress(OSError):
+            for thread in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def _resident_bytes(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+class Peak:
+    """The most memory that a server holds while the block runs, as samples show it."""
+
+    def __init__(self, server: Server) -> None:
+        self.mib = 0.0
+        self._server = server
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> "Peak":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(_SAMPLED_S):
+            self.mib = max(self.mib, self._server.resident_mib())
+
+
+def wait_until(holds: "functools.partial[bool]", within_s: float) -> bool:
+    """Whether something comes to hold in this time."""
+    end = time.monotonic() + within_s
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        time.sleep(_SAMPLED_S)
+    return True

@@ -1,0 +1,114 @@
+"""The victim as the suite sees it: its process, its reports, and what its times come to."""
+
+import contextlib
+import json
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.attack.server import ENGINES, PACE_MS, VICTIM_KEY, Server, Spec
+
+_MODEL_PACE_MS = 60.0
+"""Of the embedded model, about."""
+_ANSWER_S = 90.0
+"""The victim gives up on a turn after a minute, and says so."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """The victim's times per event in ms."""
+
+    count: int = 0
+    p50: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+
+    @classmethod
+    def of(cls, waits_ms: Sequence[float], pace_ms: float) -> "Times":
+        """While one event is waited for, the others that were due are late as well, and nobody asked for
+        them: each long wait is counted as all the waits that it stands for."""
+        if not waits_ms:
+            return cls()
+        every = sorted(_expanded(waits_ms, pace_ms))
+        return cls(len(waits_ms), every[len(every) // 2], every[int(len(every) * 0.99)], every[-1])
+
+
+def _expanded(waits_ms: Sequence[float], pace_ms: float) -> Iterator[float]:
+    for wait in waits_ms:
+        while wait > 2 * pace_ms:
+            yield wait
+            wait -= pace_ms
+        yield wait
+
+
+@dataclass
+class Report:
+    """What the victim has seen in some time."""
+
+    times: Times = field(default_factory=Times)
+    model_times: Times | None = None
+    """Of an embedded model, where there is one: without the time that it takes to read."""
+    faults: list[str] = field(default_factory=list)
+    turns: int = 0
+
+
+class Watch:
+    """A running victim."""
+
+    def __init__(self, process: "subprocess.Popen[str]", models: list[str]) -> None:
+        self._process = process
+        self._models = models
+
+    def cut(self) -> Report:
+        """What was seen since the last cut."""
+        told = self._ask("cut")
+        if told is None:
+            return Report(faults=["the victim's process does not answer"])
+        first, *others = (told["waits_ms"][model] for model in self._models)
+        return Report(
+            times=Times.of(first, PACE_MS),
+            model_times=Times.of(others[0], _MODEL_PACE_MS) if others else None,
+            faults=told["faults"],
+            turns=sum(told["turns"].values()),
+        )
+
+    def whole_turns(self, within_s: float) -> bool:
+        """Whether each of its transports has a turn, from its beginning to its end, since the last cut."""
+        end, wanted = time.monotonic() + within_s, 2 + len(self._models)
+        while time.monotonic() < end:
+            turns = self._ask("look")
+            if turns is not None and len(turns) == wanted:
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _ask(self, command: str) -> dict[str, Any] | None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(f"{command}\n")
+            self._process.stdin.flush()
+            if select.select([self._process.stdout], [], [], _ANSWER_S)[0]:
+                return dict(json.loads(self._process.stdout.readline() or "{}")) or None
+        return None
+
+
+@contextlib.contextmanager
+def watching(server: Server, spec: Spec) -> Iterator[Watch]:
+    """A victim of this server, until the block ends."""
+    models = list(ENGINES[spec.engine])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.attack.victim", server.url, VICTIM_KEY, *models],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Watch(process, models)
+    finally:
+        process.kill()
+        process.communicate()
