@@ -2,7 +2,8 @@
 
     cli → {server, chat, keys, openapi, bench} server → {engines, sandbox, stores, core, keys.token}
     keys → stores                              openapi → protocol
-    stores → {core, protocol}                  engines → {sandbox, core.generation, core.head, protocol}
+    stores → {core, protocol}                  engines → {sandbox, prompts, core.{generation, head, limits},
+                                                           protocol}
     chat, bench → nothing                      core → protocol → errors
     sandbox → errors
 

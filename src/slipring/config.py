@@ -284,7 +284,7 @@ def _limit_setting(declared: Field[Any], hint: Any) -> Setting:
         default=declared.default,
         help=declared.metadata["help"],
         rule=NOT_NEGATIVE if may_be_zero else POSITIVE,
-        metavar="SECONDS" if hint is float else "N",
+        metavar="N" if hint is int else "SECONDS" if declared.name.endswith("_s") else "SHARE",
         variable=_PREFIX + declared.name.upper(),
         key=(_LIMITS, declared.name),
     )

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 
 from slipring.core.generation import Job, Settings
@@ -13,7 +15,7 @@ from slipring.core.limits import Limits
 from slipring.engines import tokens
 from slipring.engines.crew import Crew
 from slipring.engines.tokenizing import Tokenizing
-from slipring.engines.vocabularies import AskedVocabulary
+from slipring.engines.vocabularies import AskedVocabulary, apart, starts_of
 from slipring.errors import ContextLengthExceeded, InvalidRequest
 from slipring.prompts.chatml import ChatMl
 from slipring.prompts.folding import FoldingRenderer
@@ -211,6 +213,29 @@ async def test_a_server_is_not_asked_about_what_cannot_fit() -> None:
     with pytest.raises(ContextLengthExceeded):
         await tokens.render(asking(*items), renderer, 500, Tokenizing(LIMITS))
     assert sum(length >= 200 for length in vocabulary.asked) <= 3
+
+
+class Split(Asked):
+    def _pieces(self, text: str) -> list[str]:
+        return apart(text, starts_of(["<s>"]))
+
+
+async def test_a_text_that_spells_very_many_control_tokens_is_not_asked_about() -> None:
+    vocabulary = Split()
+    assert len(vocabulary.encode("<s>" * 4095)) == 3 * 4095
+    assert set(vocabulary.asked) == {1, 2, 3}
+    with pytest.raises(InvalidRequest) as refused:
+        vocabulary.encode("<s>" * 4096)
+    assert refused.value.param == "input"
+
+
+@given(st.lists(st.sampled_from(["<s>", "<", "s", "<<s>", "x"]), max_size=40).map("".join), st.integers(1, 9))
+def test_a_text_that_is_searched_in_steps_is_taken_apart_as_one_that_is_not(text: str, step: int) -> None:
+    starts = starts_of(["<s>", "s>x"])
+    whole = apart(text, starts)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("slipring.engines.vocabularies._STEP_CHARS", step)
+        assert apart(text, starts) == whole
 
 
 class Blocked:

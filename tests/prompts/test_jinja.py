@@ -1,5 +1,6 @@
 """The sandbox: conventions of chat templates, and what they cannot do."""
 
+from collections.abc import Generator
 from datetime import date
 from time import perf_counter
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipring.errors import InvalidRequest
-from slipring.prompts.jinja import Template, TemplateError
+from slipring.prompts.jinja import Template, TemplateError, Yielding
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": " <b>é & 'x'</b> ", "n": {"b": 1, "a": [None]}}]
 
@@ -95,3 +96,29 @@ def test_the_day_is_what_the_renderer_was_given_and_unknown_otherwise() -> None:
     source = "{{ strftime_now('%d %b %Y') if strftime_now is defined else 'some day' }}"
     assert Template(source, today=date(2026, 11, 15)).render([]) == "15 Nov 2026"
     assert Template(source).render([]) == "some day"
+
+
+def test_lists_let_other_threads_in_and_are_lists_to_templates_all_the_same() -> None:
+    fetched: list[str] = []
+
+    class Watched(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            fetched.append(key)
+            return super().__getitem__(key)
+
+    calls = Yielding([{"name": "f"}, {"name": "g"}])
+    messages = [Watched(role="user", content=text, calls=calls) for text in "abc"]
+    source = (
+        "{{ messages|length }}{{ messages[0].content }}{{ messages[-1].content }}{{ messages[1:]|length }}"
+        "{{ messages is sequence }}{% for m in messages %}{{ loop.index }}{{ loop.last }}{{ m.content }}"
+        "{% for c in m.calls %}{{ c.name }}{% endfor %}{% endfor %}{{ messages[0].calls|tojson }}"
+        "{% for m in messages[::-1] %}{{ m.content }}{% endfor %}"
+        "{{ messages|map(attribute='content')|join('-') }}"
+        "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}"
+    )
+    plain = [dict(message, calls=list(calls)) for message in messages]
+    environment = Template(source)
+    assert environment.render(messages) == environment.render(plain)
+    assert "content" in fetched
+    steps = iter(Yielding([1, 2]))
+    assert isinstance(steps, Generator)  # of Python, which other threads can interrupt

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from slipring.errors import InvalidRequest
 from slipring.prompts.lookalikes import Guard, Lookalikes, Piece
+from slipring.prompts.lookalikes import _private_characters as private_characters
 from tests.prompts.templates import everything, odd
 
 VOCABULARIES = {"everything": everything, "odd": odd}
@@ -128,3 +129,20 @@ def test_white_space_is_no_control_token_and_the_longest_comes_first() -> None:
         known.control("[/INST]"),
     ]
     assert looks.split("") == []
+
+
+@EVERY_VOCABULARY
+def test_a_text_that_is_searched_in_steps_is_cut_as_one_that_is_not(
+    vocabulary: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = lookalikes(vocabulary)
+    long = st.lists(HOSTILE | st.text(max_size=5), min_size=5, max_size=30).map("".join)
+
+    @given(long, st.integers(1, 40))
+    def the_same(text: str, step: int) -> None:
+        whole = looks.split(text), looks.breaks(text), private_characters(text)
+        with monkeypatch.context() as patched:
+            patched.setattr("slipring.prompts.lookalikes._STEP_CHARS", step)
+            assert (looks.split(text), looks.breaks(text), private_characters(text)) == whole
+
+    the_same()

@@ -197,3 +197,25 @@ def test_a_search_that_found_nothing_says_so() -> None:
         item("tool_search_call", call_id="c", arguments={}), item("tool_search_output", call_id="c", tools=[])
     )
     assert answered["content"] == "No tools were found."
+
+
+@pytest.mark.parametrize("values", [99_999, 100_000])
+def test_arguments_with_very_many_values_are_given_as_text(values: int) -> None:
+    arguments = '{"a":[' + ",".join(["1"] * values) + "]}"
+    (said,) = read(call("f", arguments))
+    given = said["tool_calls"][0]["function"]["arguments"]
+    assert given == (json.loads(arguments) if values == 99_999 else arguments)
+
+
+def test_a_tool_with_a_very_large_schema_is_refused() -> None:
+    large = {"type": "function", "name": "f", "parameters": {"enum": [1] * 100_000}}
+    with pytest.raises(InvalidRequest, match="too large"):
+        tool_definitions(Toolset.read(Raw(json.dumps([large]).encode())).callables)
+
+
+def test_what_an_assistant_says_over_very_many_items_is_joined_in_one_go() -> None:
+    """To join it item by item would copy all of it each time, and take minutes here."""
+    items = [message("assistant", "x" * 1000), call("f")] * 10_000
+    (said,) = read(*items)
+    assert said["content"] == "\n".join(["x" * 1000] * 10_000)
+    assert len(said["tool_calls"]) == 10_000

@@ -44,6 +44,8 @@ def references(items: tuple[Item, ...]) -> set[str]:
 
 def resolve(items: tuple[Item, ...], found: Mapping[str, Item]) -> tuple[Item, ...]:
     """Put the items in the place of their references."""
+    if "item_reference" not in {item.type for item in items}:
+        return items
     resolved = []
     for index, item in enumerate(items):
         if item.type == "item_reference":

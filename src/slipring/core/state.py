@@ -172,7 +172,7 @@ class ResponseState:
 
     def _measure(self) -> int:
         """What this node adds to its parent's: whatever the two do not share."""
-        own = _NODE_BYTES + sum(item.size_bytes for item in self.input + self.output)
+        own = _NODE_BYTES + sum([item.size_bytes for item in self.input + self.output])
         own += _echoed_bytes(self.response)
         head, carry, parent = self.head, self.carry, self.parent
         if parent is None or parent.head is not head:

@@ -8,12 +8,14 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import pairwise
 
-from slipring.errors import Unavailable
+from slipring.errors import InvalidRequest, Unavailable
 from slipring.prompts.room import BOUNDLESS, Room, TooManyTokens
 from slipring.prompts.tokenizer import Vocabulary
 
 _SHORT = 16
 """What dialects write around texts. Longer ones could tell a tenant, by their speed, what others sent."""
+_MOST_PIECES = 4096
+_STEP_CHARS = 16_384
 _LONGEST_WORD = 256
 """Characters of a token at most, where the words are not known: twice what known vocabularies have. A text
 that could fit only in longer ones is refused unasked."""
@@ -39,7 +41,12 @@ class AskedVocabulary(Vocabulary):
 
     def encode(self, text: str, room: Room = BOUNDLESS) -> list[int]:
         ids: list[int] = []
-        for piece in self._pieces(text):
+        pieces = self._pieces(text)
+        if len(pieces) > _MOST_PIECES:  # the server is asked about each
+            raise InvalidRequest(
+                f"Invalid 'input': a text spells more than {_MOST_PIECES} control tokens.", param="input"
+            )
+        for piece in pieces:
             room.require_splittable(len(piece))  # only the server knows where it could be split
             ids += self._short(piece) if len(piece) <= _SHORT else self._tokenize_text(piece)
             if len(ids) > room.tokens:
@@ -98,5 +105,14 @@ def starts_of(tokens: Iterable[str], *patterns: str) -> "re.Pattern[str]":
 
 def apart(text: str, starts: "re.Pattern[str]") -> list[str]:
     """A text in pieces, cut within every token that it spells."""
-    cuts = [0, *(match.start() + 1 for match in starts.finditer(text)), len(text)]
+    cuts = [0, *(at + 1 for at in _found(text, starts)), len(text)]
     return [text[start:end] for start, end in pairwise(cuts) if start < end]
+
+
+def _found(text: str, starts: "re.Pattern[str]") -> Iterator[int]:
+    """Where tokens are spelled. A long text is searched in steps: while one is done, everybody else waits."""
+    for step in range(0, len(text), _STEP_CHARS):
+        for match in starts.finditer(text, step, step + _STEP_CHARS + _LONGEST_WORD):
+            if match.start() >= step + _STEP_CHARS:
+                break
+            yield match.start()

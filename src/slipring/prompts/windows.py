@@ -136,7 +136,7 @@ class Windows:
     def _grown(self, size: int, room: Room) -> int:
         """The size of a window instead of one without a sure part."""
         room.require_splittable(size + 1)
-        return min(size * 2, max(room.unsplit_chars, self._window_chars))
+        return min(size * 4, max(room.unsplit_chars, self._window_chars))
 
     def _end(self, text: str, start: int, size: int, room: Room) -> int:
         """Where a window ends: behind so many characters, and those that may be composed with its last."""

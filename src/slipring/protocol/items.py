@@ -293,7 +293,8 @@ class Item(Struct, frozen=True, gc=False):
     @property
     def size_bytes(self) -> int:
         """What this item costs in memory: its text and the objects around it."""
-        return len(self.raw) + 200 + sum(item.size_bytes for item in self.opened or ())
+        size = len(self.raw) + 200
+        return size if self.opened is None else size + sum(item.size_bytes for item in self.opened)
 
 
 class _Outline(Struct):
