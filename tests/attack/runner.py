@@ -15,7 +15,7 @@ from tests.attack.watching import Report, Times, Watch, watching
 
 _LONGEST_S = 60.0
 """An attack that takes longer is given up, and has failed."""
-_SETTLE_S = 12.0
+_SETTLE_S = 16.0
 """How long after an attack memory and descriptors may take to come back: longer than every deadline."""
 _TURNS_S = 20.0
 _LOOK_S = 0.1
