@@ -17,7 +17,7 @@ from tests.attack.sockets import (
 )
 from tests.attack.stage import Registry, Stage
 
-attack = Registry("unread")
+attack = Registry("unread", peak_mib=768, event_ms=1000)
 _LARGE = "x" * (15 * MIB)
 _PAUSE_S = 1.5
 """Below `send_timeout_s`, and longer than the second between two looks at deadlines."""
@@ -67,7 +67,7 @@ async def _send_all(stage: Stage, data: bytes, count: int, *, times: int = 1) ->
     return opened
 
 
-@attack(peak_mib=512)
+@attack()
 async def gets(stage: Stage) -> None:
     """60 GETs of a stored response of 15 MiB are left unread: what waits is bounded, and they are closed."""
     response = await stage.stored({"input": "go", "instructions": _LARGE})
@@ -77,7 +77,7 @@ async def gets(stage: Stage) -> None:
         await _let_go(stage, before)
 
 
-@attack(peak_mib=768)
+@attack()
 async def posts(stage: Stage) -> None:
     """The answers of 30 POSTs with 15 MiB of instructions are left unread: bounded, and closed."""
     before = stage.server.descriptors()
@@ -87,7 +87,7 @@ async def posts(stage: Stage) -> None:
         await _let_go(stage, before)
 
 
-@attack(peak_mib=768)
+@attack()
 async def streams(stage: Stage) -> None:
     """20 SSE streams whose events repeat 8 MiB of instructions are left unread: bounded, and closed."""
     before = stage.server.descriptors()
@@ -97,7 +97,7 @@ async def streams(stage: Stage) -> None:
         await _let_go(stage, before)
 
 
-@attack(peak_mib=768)
+@attack()
 async def sockets(stage: Stage) -> None:
     """Twelve WebSockets with two lanes of 8 MiB of instructions each are left unread: bounded, and closed."""
     before = stage.server.descriptors()
@@ -114,7 +114,7 @@ async def sockets(stage: Stage) -> None:
         await _let_go(stage, before)
 
 
-@attack(peak_mib=512)
+@attack()
 async def followed_runs(stage: Stage) -> None:
     """A background run with 15 MiB of instructions is followed by 20 who do not read: bounded, and closed."""
     answer = await stage.post({"input": "go", "instructions": _LARGE, "background": True})
@@ -127,7 +127,7 @@ async def followed_runs(stage: Stage) -> None:
         await _let_go(stage, before)
 
 
-@attack(peak_mib=512)
+@attack()
 async def input_items(stage: Stage) -> None:
     """30 lists of input items with 15 MiB are left unread: bounded, and closed."""
     response = await stage.stored({"input": _LARGE})
@@ -138,7 +138,7 @@ async def input_items(stage: Stage) -> None:
         await _let_go(stage, before)
 
 
-@attack(peak_mib=512)
+@attack()
 async def conversation_items(stage: Stage) -> None:
     """30 lists of a conversation's items with 15 MiB are left unread: bounded, and closed."""
     answer = await stage.post({"items": [{"role": "user", "content": _LARGE}]}, "/conversations")
@@ -152,7 +152,7 @@ async def conversation_items(stage: Stage) -> None:
         await _let_go(stage, before)
 
 
-@attack(peak_mib=512)
+@attack()
 async def pipelined(stage: Stage) -> None:
     """100 GETs of a 15 MiB response are written to each of twelve connections: bounded, and closed."""
     response = await stage.stored({"input": "go", "instructions": _LARGE})
@@ -164,7 +164,7 @@ async def pipelined(stage: Stage) -> None:
         await _let_go(stage, before)
 
 
-@attack(peak_mib=512)
+@attack()
 async def a_byte_a_second(stage: Stage) -> None:
     """Twelve readers of a 15 MiB response take one byte a second: closed as if they did not read."""
     response = await stage.stored({"input": "go", "instructions": _LARGE})
@@ -188,7 +188,7 @@ async def a_byte_a_second(stage: Stage) -> None:
             dripping.cancel()
 
 
-@attack(quick=True, peak_mib=512)
+@attack(quick=True)
 async def slow_stream(stage: Stage) -> None:
     """A healthy client of an SSE stream with 8 MiB of instructions pauses before it reads: it gets all."""
     create = {"input": "go", "instructions": _LARGE[: 8 * MIB], "store": False, "stream": True}
@@ -205,7 +205,7 @@ async def slow_stream(stage: Stage) -> None:
         stage.check(b"response.completed" in received[-50_000_000:], f"cut off after {len(received)} bytes")
 
 
-@attack(quick=True, peak_mib=512)
+@attack(quick=True)
 async def slow_socket(stage: Stage) -> None:
     """A healthy client of a new WebSocket pauses before it reads 8 MiB of instructions: it gets all of it."""
     async with websockets(stage.server, stage.key) as (socket,):
@@ -219,7 +219,7 @@ async def slow_socket(stage: Stage) -> None:
             stage.check(False, f"cut off: {type(error).__name__}")
 
 
-@attack(quick=True, peak_mib=512)
+@attack(quick=True)
 async def slow_get(stage: Stage) -> None:
     """A healthy client pauses before it reads the answers of a GET and a POST of 8 MiB: it gets all."""
     create = {"input": "go", "instructions": _LARGE[: 8 * MIB]}
@@ -237,7 +237,7 @@ async def slow_get(stage: Stage) -> None:
                 stage.check(False, f"cut off: {type(error).__name__}")
 
 
-@attack(peak_mib=512)
+@attack()
 async def steady_slow_reader(stage: Stage) -> None:
     """A healthy client reads a 15 MiB response at 2 MiB a second, for longer than the deadline: not cut."""
     response = await stage.stored({"input": "go", "instructions": _LARGE})
