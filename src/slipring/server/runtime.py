@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+import sys
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+
+_SWITCH_S = 0.0005
 
 
 def set_up_logging(level: str, *, names_process: bool = False) -> None:
@@ -28,6 +31,12 @@ def http_logger() -> logging.Logger:
 def _is_our_fault(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+
+
+def favour_the_loop() -> None:
+    """Let the event loop go on soon while threads compute: it gives way with every call to the system, and
+    would wait for each of them as long as Python lets a thread run, which is 5 ms."""
+    sys.setswitchinterval(_SWITCH_S)
 
 
 def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
