@@ -31,7 +31,7 @@ from slipring.openapi.document import document
 from slipring.progress import Loading
 from slipring.server.orders import Serving
 from slipring.server.run import Server
-from slipring.server.runtime import favour_the_loop, loop_factory, set_up_logging
+from slipring.server.runtime import loop_factory, set_up_logging
 from slipring.server.supervisor import Supervisor, engine_names, refuse_private_store
 
 USAGE_ERROR = 2
@@ -141,7 +141,6 @@ def describe() -> int:
 def serve(config: Config) -> int:
     """Run a server until it is told to stop."""
     set_up_logging(config.log_level, names_process=config.workers > 1)
-    favour_the_loop()
     if config.workers > 1:
         refuse_private_store(config)
         serving = _supervise(Supervisor(config))

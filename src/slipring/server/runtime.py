@@ -7,8 +7,6 @@ import sys
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-_SWITCH_S = 0.0005
-
 
 def set_up_logging(level: str, *, names_process: bool = False) -> None:
     """Log to standard error. ``names_process``: several processes write there."""
@@ -33,15 +31,18 @@ def _is_our_fault(record: logging.LogRecord) -> bool:
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
-def favour_the_loop() -> None:
-    """Let the event loop go on soon while threads compute: it gives way with every call to the system, and
-    would wait for each of them as long as Python lets a thread run, which is 5 ms."""
-    sys.setswitchinterval(_SWITCH_S)
-
-
 def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
     try:
         import uvloop
     except ImportError:  # not to be had on every platform; everything works without it
         return None
     return uvloop.Loop
+
+
+_SWITCH_S = 0.0005
+
+
+def favour_the_loop() -> None:
+    """Let the event loop go on soon while threads compute: it gives way with every call to the system, and
+    would wait for each of them as long as Python lets a thread run, which is 5 ms."""
+    sys.setswitchinterval(_SWITCH_S)

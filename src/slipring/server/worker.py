@@ -30,7 +30,7 @@ from slipring.server.orders import (
     read_order,
 )
 from slipring.server.run import Server
-from slipring.server.runtime import favour_the_loop, loop_factory, set_up_logging
+from slipring.server.runtime import loop_factory, set_up_logging
 from slipring.server.stopping import Stopping
 
 
@@ -45,7 +45,6 @@ def main() -> int:
     assignment = read_order(first)
     assert isinstance(assignment, Assignment)
     set_up_logging(assignment.config.log_level, names_process=True)
-    favour_the_loop()
     worker = Worker(assignment, reports)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
