@@ -25,6 +25,8 @@ def _row(outcome: Outcome) -> str:
     memory = f"{outcome.before_mib:.0f} → {outcome.peak_mib:.0f} → {outcome.after_mib:.0f}"
     descriptors = "{} → {}".format(*outcome.descriptors)
     verdict = "FAILED" if outcome.faults else "held"
+    if not outcome.is_timed:
+        verdict += ", not timed"
     return (
         f"{outcome.attack.group:11} {outcome.attack.name:32} {outcome.seconds:5.1f} {outcome.turns:6}"
         f" {times.p50:6.1f} {times.p99:7.1f} {times.max:8.1f}  {memory:>20}  {descriptors:>10}  {verdict}"
@@ -79,6 +81,8 @@ def main() -> int:
     failed = sum(bool(outcome.faults) for outcome in outcomes)
     held, seconds = len(outcomes) - failed, time.monotonic() - began
     _say(f"{len(outcomes)} attacks in {seconds:.0f} s: {held} held, {failed} failed")
+    if untimed := sum(not outcome.is_timed for outcome in outcomes):
+        _say(f"times of {untimed} are not judged: other processes used the machine meanwhile")
     return 1 if failed or not outcomes else 0
 
 

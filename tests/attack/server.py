@@ -84,10 +84,14 @@ class Server:
 
     def cpu_s(self) -> float:
         """CPU time that the process has used, without those that it has started."""
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return 0.0
+        return _cpu_s(self.pid)
+
+
+def foreign_cpu_s() -> float:
+    """CPU time that all processes of the machine have used but this one and those that it has started."""
+    ticks = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]))
+    busy_s = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+    return busy_s - sum(map(_cpu_s, _family(os.getpid())))
 
 
 def faults_in(log: str) -> list[str]:
@@ -198,6 +202,14 @@ def _family(pid: int) -> list[int]:
             for thread in Path(f"/proc/{parent}/task").iterdir():
                 found += map(int, (thread / "children").read_text().split())
     return found
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process, and of those that it has started and that have ended."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _resident_bytes(pid: int) -> int:

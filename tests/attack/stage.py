@@ -31,6 +31,8 @@ class Attack:
     """Whether it is short enough for `make test`."""
     peak_mib: int = 512
     """How much more memory than before the server may hold meanwhile."""
+    event_ms: float | None = None
+    """The victim's time per event at the 99th percentile, where it is not the usual one."""
     victim_is_cut: bool = False
     """Whether the server itself is told to stop, so that the victim cannot be served to the end."""
 

@@ -187,7 +187,7 @@ async def body_to_every_endpoint(stage: Stage) -> None:
         stage.check(fell, f"{stage.server.descriptors() - before} connections are held")
 
 
-@attack(descriptors=256, limits={"header_timeout_s": 4})
+@attack(descriptors=256, event_ms=4000)
 async def few_descriptors(stage: Stage) -> None:
     """400 silent connections to a server that may open 256 files: the victim gets in, the shortage is logged,
     /health answers, and all is well afterwards."""

@@ -34,7 +34,7 @@ def freed(ledger: Ledger, size_bytes: int) -> None:
 
 async def test_memory_is_given_back_when_it_is_worth_while() -> None:
     ledger, trims = Ledger(2**40, 2**40), Trims()
-    memory = FreedMemory(ledger, trims)
+    memory = FreedMemory([ledger], trims)
     freed(ledger, WORTHWHILE_BYTES - 1)
     await memory.give_back(100.0)
     assert trims.count == 0
@@ -47,17 +47,26 @@ async def test_memory_is_given_back_when_it_is_worth_while() -> None:
 
 async def test_memory_is_not_given_back_all_the_time() -> None:
     ledger, trims = Ledger(2**40, 2**40), Trims()
-    memory = FreedMemory(ledger, trims)
+    memory = FreedMemory([ledger], trims)
     for second in range(20):
         freed(ledger, WORTHWHILE_BYTES)
         await memory.give_back(100.0 + second)
     assert trims.count == 2
 
 
+async def test_requests_and_unread_answers_count_together() -> None:
+    requests, unread, trims = Ledger(2**40, 2**40), Ledger(2**40, 2**40), Trims()
+    memory = FreedMemory([requests, unread], trims)
+    freed(requests, WORTHWHILE_BYTES - 1)
+    freed(unread, 1)
+    await memory.give_back(100.0)
+    assert trims.count == 1
+
+
 async def test_where_the_library_cannot_do_it_nothing_is_done() -> None:
     ledger = Ledger(2**40, 2**40)
     freed(ledger, WORTHWHILE_BYTES)
-    await FreedMemory(ledger, None).give_back(100.0)
+    await FreedMemory([ledger], None).give_back(100.0)
 
 
 def resident_bytes(pid: int) -> int:

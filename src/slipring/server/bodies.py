@@ -48,6 +48,8 @@ class _Reader:
             progress += len(chunk)
             if progress >= PROGRESS_BYTES:
                 deadline, progress = clock() + self._timeout_s, 0
+            # A compressed body may be there at once, all of it: others are served between its parts.
+            await asyncio.sleep(0)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def release(self) -> None:

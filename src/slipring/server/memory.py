@@ -1,4 +1,4 @@
-"""Memory of large requests, given back to the system when they are over.
+"""Memory of large requests and answers, given back to the system when they are over.
 
 glibc keeps large buffers that are freed in its heap, where they stay resident for as long as the process
 lives. To have each of them mapped by itself instead (M_MMAP_THRESHOLD) makes a request of 15 MiB cost two
@@ -7,7 +7,7 @@ thirds more CPU. So free memory is given back now and then, when much has been f
 
 import asyncio
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from slipring.core.ledger import Ledger
 
@@ -29,17 +29,18 @@ def find_trim() -> Trim | None:
 
 
 class FreedMemory:
-    """What requests have freed since it was last given back."""
+    """What requests and unread answers have freed since it was last given back."""
 
-    def __init__(self, requests: Ledger, trim: Trim | None) -> None:
-        self._requests = requests
+    def __init__(self, ledgers: Iterable[Ledger], trim: Trim | None) -> None:
+        """``ledgers``: where their bytes are counted."""
+        self._ledgers = tuple(ledgers)
         self._trim = trim
         self._returned_bytes = 0
         self._not_before = 0.0
 
     async def give_back(self, clock: float) -> None:
         """Give it back, if it is worth while and has not been done just now."""
-        freed_bytes = self._requests.removed_bytes
+        freed_bytes = sum(ledger.removed_bytes for ledger in self._ledgers)
         if self._trim is None or clock < self._not_before:
             return
         if freed_bytes - self._returned_bytes >= WORTHWHILE_BYTES:

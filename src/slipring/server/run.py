@@ -71,7 +71,8 @@ class Server:
             each.compiler = self.service.compiler
         self.background = Background(self.service)
         self._upkeep = Upkeep(self.service)
-        self._freed_memory = FreedMemory(self.service.requests, find_trim())
+        counted = (self.service.requests, self.service.connections.unread)
+        self._freed_memory = FreedMemory(counted, find_trim())
         self._runner: web.AppRunner | None = None
         self._acceptors: list[Acceptor] = []
         self._ticker: asyncio.Task[None] | None = None

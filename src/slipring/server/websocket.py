@@ -130,6 +130,8 @@ class Connection:
                     return
                 else:
                     return
+                # Thousands of small messages may have come at once: the others are served in between.
+                await asyncio.sleep(0)
         except OSError:
             return  # reset by the client
         except Exception:
