@@ -28,7 +28,8 @@ class Compiler:
         self._runner = runner
         self.max_states = max_states
         """Of the parser of a grammar."""
-        self._matchers: OrderedDict[Grammar, Any] = OrderedDict()
+        self._matchers: OrderedDict[tuple[str, Grammar], Any] = OrderedDict()
+        """Per tenant: the time it takes must not tell what others have sent."""
 
     async def run(self, tenant: str, task: str, *arguments: Any) -> Any:
         """What a task of ``sandbox.tasks`` returns; raises what ``Runner.run`` raises."""
@@ -45,14 +46,15 @@ class Compiler:
 
     async def proof(self, tenant: str, grammar: Grammar) -> Proof:
         """What holds a text against a grammar, if that can be done."""
-        if grammar not in self._matchers:
+        key = tenant, grammar
+        if key not in self._matchers:
             passed = await self._complaint(tenant, grammar) is None
             made = await asyncio.to_thread(grammars.matcher, grammar, self.max_states) if passed else None
-            self._matchers[grammar] = made
+            self._matchers[key] = made
             if len(self._matchers) > _KEPT:
                 self._matchers.popitem(last=False)
-        self._matchers.move_to_end(grammar)
-        matcher = self._matchers[grammar]
+        self._matchers.move_to_end(key)
+        matcher = self._matchers[key]
         return Proof(matcher.deep_copy() if matcher is not None else None)
 
     async def _complaint(self, tenant: str, grammar: Grammar) -> str | None:
