@@ -48,8 +48,7 @@ class Limits:
         2.0, "processor time that one grammar or schema may take to be compiled; by the clock, ten times that"
     )
     compile_memory_bytes: int = _bound(
-        256 * _MIB,
-        "memory of a process that compiles what clients send, at least 64 MiB; what needs more is refused",
+        256 * _MIB, "memory of a process that compiles what clients send; below 64 MiB nothing can be"
     )
     compile_processes: int = _bound(1, "such processes, at most, beside each process that serves")
     max_compiles_waiting: int = _bound(
