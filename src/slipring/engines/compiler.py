@@ -29,7 +29,7 @@ class Compiler:
         self.max_states = max_states
         """Of the parser of a grammar."""
         self._matchers: OrderedDict[tuple[str, Grammar], Any] = OrderedDict()
-        """Per tenant: the time it takes must not tell what others have sent."""
+        """By tenant: from its speed nobody may learn what another has sent."""
 
     async def run(self, tenant: str, task: str, *arguments: Any) -> Any:
         """What a task of ``sandbox.tasks`` returns; raises what ``Runner.run`` raises."""
