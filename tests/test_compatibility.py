@@ -42,7 +42,7 @@ from pydantic import BaseModel
 
 import slipring
 from slipring import errors
-from slipring.core.actions import Action, Load, Send, Start, Weigh
+from slipring.core.actions import Action, Check, Load, Send, Start, Weigh
 from slipring.core.betas import Betas
 from slipring.core.cache import ConnectionCache
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
@@ -52,6 +52,7 @@ from slipring.core.loaded import Joined, Loaded
 from slipring.core.means import Means
 from slipring.core.session import Session
 from slipring.engines.catalog import Catalog, open_engine
+from slipring.engines.compiler import IN_THREAD
 from slipring.errors import ApiError, UnsupportedParameter
 from slipring.protocol import events, items, requests, tools, wire
 from slipring.protocol.requests import TextFormat
@@ -455,6 +456,15 @@ def open_session() -> Session:
 ADDITIONS = ("response.steer.", "response.append.", "response.inject.")
 
 
+def checked(session: Session, check: Check) -> list[Action]:
+    """Compile what a request defines."""
+    try:
+        asyncio.run(IN_THREAD.check("tenant", check.grammars))
+    except ApiError as error:
+        return session.failed(check.turn, error, 0.0)
+    return session.checked(check)
+
+
 def send(frame: Json) -> Outcome:
     session = open_session()
     outcome = Outcome()
@@ -465,6 +475,8 @@ def send(frame: Json) -> Outcome:
             stored = {STORED_ITEM.id: STORED_ITEM} if STORED_ITEM.id in action.item_ids else {}
             joined = Joined(action.conversation_id, 1) if action.conversation_id is not None else None
             pending += session.loaded(action.turn, Loaded(items=stored, joined=joined), 0.0)
+        elif isinstance(action, Check):
+            pending += checked(session, action)
         elif isinstance(action, Weigh):
             pending += session.weighed(action, 0)
         elif isinstance(action, Start):

@@ -203,12 +203,12 @@ async def test_a_schema_is_answered_with_a_document_that_fits_it(socket: Socket)
     assert response["usage"]["output_tokens"] == 8
 
 
-async def test_a_schema_that_nothing_fits_fails_the_response(socket: Socket) -> None:
+async def test_a_schema_that_nothing_fits_is_refused(socket: Socket) -> None:
     schema = {"type": "object", "properties": {"a": False}, "required": ["a"]}
     text = {"format": {"type": "json_schema", "name": "none", "schema": schema}}
-    response = await socket.response(input="who?", text=text)
-    assert response["status"] == "failed"
-    assert "finds no value for the schema" in response["error"]["message"]
+    refused = await socket.error(input="who?", text=text)
+    assert refused["status"] == 400
+    assert "finds no value for the schema" in refused["error"]["message"]
 
 
 async def test_a_json_object_is_one(socket: Socket) -> None:

@@ -241,6 +241,18 @@ async def test_a_child_that_is_blocked_is_ended(fifo: Path) -> None:
         assert sandbox.pids == []
 
 
+@pytest.mark.parametrize("executable", ["/bin/false", "/nowhere"])
+async def test_a_child_that_cannot_start_is_told_to_client_and_operator(
+    executable: str, sandbox: Sandbox, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", executable)
+        with pytest.raises(Unavailable):
+            await sandbox.run("t", "echo", 1)
+    assert "cannot be started" in caplog.text
+    assert await sandbox.run("t", "echo", 1) == 1, "that was nobody's refusal"
+
+
 async def test_closing_ends_the_children_and_all_who_wait(fifo: Path) -> None:
     async with opened() as sandbox:
         calls = [asyncio.create_task(sandbox.run("t", "hold", str(fifo)))]

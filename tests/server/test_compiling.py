@@ -157,10 +157,11 @@ async def test_a_compiler_that_crashes_is_a_refusal(held: Path) -> None:
 
 async def test_a_tenant_waits_in_a_queue_of_its_own(held: Path) -> None:
     async with shared(max_compiles_waiting=1) as server, server.connect(key="hers") as hers:
-        await hers.create(input="x", tools=[holding(held)], stream_id="1", store=False)
+        calm = {"input": "x", "tool_choice": "none", "store": False}  # nothing is compiled but the grammars
+        await hers.create(tools=[holding(held)], stream_id="1", **calm)
         async with begun(held):
-            await hers.create(input="x", tools=[tool("b")], stream_id="2", store=False)
-            refused = await hers.error(input="x", tools=[tool("c")], stream_id="3", store=False)
+            await hers.create(tools=[tool("b")], stream_id="2", **calm)
+            refused = await hers.error(tools=[tool("c")], stream_id="3", **calm)
             assert (refused["status"], refused["error"]["code"]) == (429, "rate_limit_exceeded")
             assert (await hers.response(input="x", store=False))["status"] == "completed"
             waiting = asyncio.create_task(server.post(key="mine", input="x", tools=[tool("d")]))

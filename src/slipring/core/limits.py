@@ -52,10 +52,10 @@ class Limits:
         1 * _MIB, "what is compiled at once, and what may come of it, for one request"
     )
     compile_timeout_s: float = _bound(
-        2.0, "processor time that one grammar or schema may take to be compiled"
+        2.0, "processor time that one grammar or schema may take to be compiled; by the clock, ten times that"
     )
     compile_memory_bytes: int = _bound(
-        256 * _MIB, "memory of a process that compiles what clients send; what needs more is refused"
+        256 * _MIB, "memory of a process that compiles what clients send; below 64 MiB nothing can be"
     )
     compile_processes: int = _bound(1, "such processes, at most, beside each process that serves")
     max_compiles_waiting: int = _bound(

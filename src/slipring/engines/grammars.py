@@ -20,9 +20,11 @@ _FOREIGN = re.compile(r"%(?:json|lark|regex|llguidance)\b")
 _DEFINED = re.compile(r"^[ \t]*[?!]?(\w+)(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
 _TERMINAL = re.compile(r"\b_?[A-Z][A-Z0-9_]*\b")
 _TOO_LARGE = re.compile(r"too many|too large|max is|limit|fuel", re.IGNORECASE)
+TOO_LARGE = "it is too large"
 _LONGEST_COMPLAINT = 300
-_STEPS = 32
-"""How far a grammar is followed to see what that takes: ambiguity shows at the first bytes."""
+_CHOICES, _STEPS = 64, 1000
+"""How far a grammar is followed to see what that takes: over so many bytes that are one of several, and so
+many in all."""
 _FUEL_PER_STATE = 20
 """What the compiler counts while it builds the automaton of a grammar's terminals, for each state that is
 allowed. At 10,000 states that is its own default for one step."""
@@ -49,24 +51,30 @@ def invalid(text: str) -> str | None:
 
 def followed(text: str, max_states: int) -> str | None:
     """Compile a grammar in llguidance's form and follow it for some bytes; what was in the way."""
-    reader = _reader(text, max_states)
+    compiled = _reader(text, max_states)
+    for share in (0.0, 0.5, 1.0):
+        if said := _walk(compiled.deep_copy(), share):
+            words = _words(said)
+            return f"{TOO_LARGE}: {words} (max_grammar_states)" if _TOO_LARGE.search(words) else words
+    return None
+
+
+def _walk(reader: Any, share: float) -> str:
+    """Follow a grammar along the first, the middle or the last of the bytes that may come next; the error
+    that ends it, if one does."""
+    choices = 0
     for _ in range(_STEPS):
-        if said := str(reader.get_error()):
-            break
-        allowed = [] if reader.is_stopped() else allowed_bytes(reader)
-        if not allowed:
-            return None
-        reader.consume_token(allowed[len(allowed) // 2])
-    else:
-        return None
-    words = _words(said)
-    return f"it is too large: {words} (max_grammar_states)" if _TOO_LARGE.search(words) else words
-
-
-def allowed_bytes(reader: Any) -> list[int]:
-    """The bytes that may come next."""
-    mask = reader.compute_bitmask()
-    return [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
+        error = str(reader.get_error())
+        if error or reader.is_stopped() or choices == _CHOICES:
+            return error
+        mask = reader.compute_bitmask()
+        allowed = [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
+        if allowed:
+            choices += len(allowed) > 1
+            reader.consume_token(allowed[int(share * (len(allowed) - 1))])
+        elif not reader.get_error():
+            return ""  # it ends here
+    return ""
 
 
 def matcher(grammar: Grammar, max_states: int) -> Any:

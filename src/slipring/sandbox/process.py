@@ -5,6 +5,7 @@ A child that dies is the outcome of the call that it was working on. The next ca
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -14,6 +15,8 @@ from slipring.errors import Unavailable
 from slipring.sandbox import messages
 from slipring.sandbox.bounds import Bounds
 from slipring.sandbox.messages import LENGTH_BYTES, Answer, Exceeded, Orders, Outcome, Report
+
+log = logging.getLogger("slipring")
 
 _START_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 5.0
@@ -80,12 +83,12 @@ class Process:
                 start_new_session=True,
             )
         except OSError as error:
-            raise Unavailable("Nothing can be compiled just now. Try again later.") from error
+            raise _unavailable(str(error)) from None
         orders = Orders(dict(self._tasks), bounds.timeout_s, bounds.memory_bytes, bounds.call_bytes)
         async with asyncio.timeout(_START_TIMEOUT_S):
             if await _ask(child, messages.encode(orders)) is None:
                 await self.end()
-                raise Unavailable("Nothing can be compiled just now. Try again later.")
+                raise _unavailable("it ended at once")
         return child
 
     async def _cause(self) -> Outcome:
@@ -102,6 +105,11 @@ class Process:
             f"takes more than {self._bounds.memory_bytes} bytes of memory to compile (compile_memory_bytes),"
             " or is more than the compiler can take"
         )
+
+
+def _unavailable(why: str) -> Unavailable:
+    log.error("the process that compiles what clients send cannot be started: %s", why)
+    return Unavailable("Nothing can be compiled just now. Try again later.")
 
 
 async def _ask(child: asyncio.subprocess.Process, data: bytes) -> Report | None:

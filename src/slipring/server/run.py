@@ -29,7 +29,7 @@ from slipring.server.http_connection import HttpConnection, connection_factory
 from slipring.server.listening import base_url, join, listen, refuse_open_door
 from slipring.server.memory import FreedMemory, find_trim
 from slipring.server.orders import Serving
-from slipring.server.runtime import http_logger
+from slipring.server.runtime import favour_the_loop, http_logger
 from slipring.server.sealing import open_seal
 from slipring.server.service import Service, shutting_down
 from slipring.server.stopping import Stopping
@@ -85,6 +85,7 @@ class Server:
 
     async def start(self) -> None:
         """Begin to serve, or raise ``StartupError`` with nothing left behind."""
+        favour_the_loop()
         try:
             listener = await self._unlock()
         except BaseException:

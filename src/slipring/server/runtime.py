@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -41,3 +42,12 @@ def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
     except ImportError:  # not to be had on every platform; everything works without it
         return None
     return uvloop.Loop
+
+
+_SWITCH_S = 0.0005
+
+
+def favour_the_loop() -> None:
+    """Let the event loop go on soon while threads compute: it gives way with every call to the system, and
+    would wait for each of them as long as Python lets a thread run, which is 5 ms."""
+    sys.setswitchinterval(_SWITCH_S)

@@ -8,6 +8,7 @@ before the response exists.
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from slipring.protocol.grammars import Grammar
 from slipring.sandbox.client import TooExpensive
 
 _TOKENS = re.compile(r"<\[[0-9,]*\]>")
+"""Tokens of the model. A grammar is tried byte by byte, where one that no text has stands for all of them."""
 _MOST_CALLS = 16
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As chat templates write JSON, which is what models have read."""
@@ -101,8 +103,7 @@ def write_grammar(request: bytes) -> str | None:
         grammar = writer.text_or_calls(form.tools, asked.most_calls)
     else:
         return None
-    # The tokens of the model stand for none of the bytes that it is tried with.
-    complaint = grammars.followed(_TOKENS.sub("<[255]>", grammar), asked.max_states)
+    complaint = _grammar_complaint(grammar, asked.max_states)
     if complaint is not None:
         param = _param(form)
         raise InvalidRequest(f"Invalid '{param}': this cannot be enforced: {complaint}.", param=param)
@@ -116,6 +117,7 @@ class _Writer:
         self._opens_thought = asked.opens_thought
         self._calls = asked.form.calls
         self._control_ids = asked.control_ids
+        self._max_states = asked.max_states
         self._input_rules: dict[int, tuple[str, ...]] = {}
         self._rules = [f"stop: <[{','.join(map(str, asked.stop_ids))}]>"]
 
@@ -132,7 +134,7 @@ class _Writer:
             name = f"input_{number}"
             rules = string_rules(grammar.definition, name) or ()
             lead = ["%llguidance {}", f'start: "\\"" {name} "\\""']
-            is_valid = _grammar_complaint("\n".join([*lead, *rules, ""])) is None
+            is_valid = _grammar_complaint("\n".join([*lead, *rules, ""]), self._max_states) is None
             self._input_rules[number] = rules if is_valid else ()
         return self._input_rules[number]
 
@@ -156,7 +158,7 @@ class _Writer:
         return self._finish(f"{self._thought()}(TEXT | lead rest{_more('one', most)})")
 
     def document(self, schema: bytes, strict: bool) -> str:
-        self._rules.append(f"document: %json {_enforceable(schema, strict, 'text.format.schema')}")
+        self._rules.append(f"document: %json {self._enforceable(schema, strict, 'text.format.schema')}")
         return self._finish(f"{self._thought()}document")
 
     def _write_calls(self, tools: list[CalledTool]) -> None:
@@ -183,9 +185,9 @@ class _Writer:
                 return [f"arguments_{number}: {opening} input_{number} {closing}", *rules]
         # A schema of their own, so that references within it mean what they meant.
         schema = arguments_schema(tool)
-        if grammar is not None and _complaint(schema, False) is not None:
+        if grammar is not None and _complaint(schema, self._max_states) is not None:
             schema = tool.parameters  # an expression that only makes sense outside of JSON
-        enforced = _enforceable(schema, tool.strict, f"tools[{number}].parameters")
+        enforced = self._enforceable(schema, tool.strict, f"tools[{number}].parameters")
         return [f"arguments_{number}: %json {enforced}"]
 
     def _thought(self) -> str:
@@ -209,11 +211,11 @@ class _Writer:
             return f"<[{self._control_ids[token]}]>"
         return _literal(token)
 
+    def _enforceable(self, schema: bytes, strict: bool, param: str) -> str:
+        return _enforceable(schema, strict, param, self._max_states)
+
     def _finish(self, start: str) -> str:
-        grammar = "\n".join(["%llguidance {}", f"start: {start} stop", *self._rules, ""])
-        if (complaint := _grammar_complaint(grammar)) is not None:
-            raise RuntimeError(f"a grammar of our own cannot be compiled: {complaint}")
-        return grammar
+        return "\n".join(["%llguidance {}", f"start: {start} stop", *self._rules, ""])
 
 
 def _escaped(text: str) -> str:
@@ -231,32 +233,55 @@ def _more(rule: str, most: int) -> str:
     return f' ("\\n" {rule}){{0,{most - 1}}}' if most > 1 else ""
 
 
-def _enforceable(schema: bytes, strict: bool, param: str) -> str:
+def _enforceable(schema: bytes, strict: bool, param: str, max_states: int) -> str:
     """A schema as the engine can enforce it. ``strict``: all of it or nothing."""
-    complaint = _complaint(schema, False)
+    complaint = _complaint(schema, max_states)
     if complaint is None:
-        return _laid_out(schema, False)
+        return _laid_out(schema)
     if not strict:
-        return _laid_out(schema, True) if _complaint(schema, True) is None else ANY_OBJECT.decode()
+        is_possible = _complaint(schema, max_states, lenient=True) is None
+        return _laid_out(schema, lenient=True) if is_possible else ANY_OBJECT.decode()
     raise InvalidRequest(f"Invalid '{param}': this schema cannot be enforced: {complaint}", param=param)
 
 
-def _complaint(schema: bytes, lenient: bool) -> str | None:
-    """What keeps a schema from being compiled, if anything does."""
-    said = _grammar_complaint(f"%llguidance {{}}\nstart: %json {_laid_out(schema, lenient)}\n")
-    if said is None:
-        return None
-    return (said.partition("failed to compile JSON schema: ")[2] or said)[:300]
+def _complaint(schema: bytes, max_states: int, *, lenient: bool = False) -> str | None:
+    """What keeps a schema from being compiled and followed, if anything does."""
+    laid_out = _laid_out(schema, lenient=lenient)
+    said = _grammar_complaint(f"%llguidance {{}}\nstart: %json {laid_out}\n", max_states)
+    if said is not None:
+        return (said.partition("failed to compile JSON schema: ")[2] or said)[:300]
+    # A pattern may stand where a short walk does not lead.
+    for pattern in set(_patterns(json.loads(schema))):
+        said = grammars.check_grammar("regex", pattern, max_states)
+        if said is not None and said.startswith(grammars.TOO_LARGE):
+            return said
+    return None
 
 
-def _grammar_complaint(grammar: str) -> str | None:
+def _patterns(schema: Any) -> Iterator[str]:
+    """The regular expressions of a schema."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _patterns(each)
+    elif isinstance(schema, dict):
+        if isinstance(pattern := schema.get("pattern"), str):
+            yield pattern
+        if isinstance(named := schema.get("patternProperties"), dict):
+            yield from named
+        for each in schema.values():
+            yield from _patterns(each)
+
+
+def _grammar_complaint(grammar: str, max_states: int) -> str | None:
     from llguidance import LLMatcher
 
     failed, complaints = LLMatcher.validate_grammar_with_warnings(grammar)
-    return " ".join("".join(complaints[:1]).split("\n   1 |")[0].split()) if failed else None
+    if failed:
+        return " ".join("".join(complaints[:1]).split("\n   1 |")[0].split())
+    return grammars.followed(_TOKENS.sub("<[255]>", grammar), max_states)
 
 
-def _laid_out(schema: bytes, lenient: bool) -> str:
+def _laid_out(schema: bytes, *, lenient: bool = False) -> str:
     document: dict[str, Any] = json.loads(schema)
     layout: dict[str, Any] = {**_LAYOUT, "lenient": True} if lenient else _LAYOUT
     return json.dumps({**document, "x-guidance": layout}, ensure_ascii=False)

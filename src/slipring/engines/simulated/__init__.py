@@ -26,7 +26,7 @@ from slipring.engines.base import Engine, Level
 from slipring.engines.simulated.context import PrefixCache, Tally, position_of, tally_job
 from slipring.engines.simulated.options import Options, read_options
 from slipring.engines.simulated.pace import Pace
-from slipring.engines.simulated.plan import Fail, Say, Stall, Step, plan_answer, prepare
+from slipring.engines.simulated.plan import Fail, Prepared, Say, Stall, Step, plan_answer, prepare
 from slipring.engines.simulated.script import Script, read_script
 from slipring.engines.simulated.trace import Trace, trace_job
 
@@ -61,7 +61,7 @@ class SimulatedEngine(Engine):
         tally = await self.tokenizing.prepare(job, tally_job, job)
         trace = self._trace(job)
         cached = self._prefixes.longest(tally) if self.options.prefix_cache else 0
-        steps = await self._steps(job, tally, trace)
+        prepared = await self._prepare(job, tally)
         yield [Accepted(rendered_tokens=tally.new_tokens), Begun()]
         pace = Pace(self.options.tokens_per_s)
         if rate := self.options.prefill_tokens_per_s:
@@ -74,7 +74,7 @@ class SimulatedEngine(Engine):
         produced = thought = 0
         spoken: list[Delta] = []
         limit = job.settings.max_output_tokens
-        for step in steps:
+        for step in self._plan(job, prepared, trace):
             if type(step) is not Say:
                 await _interrupt(step)
                 continue
@@ -96,13 +96,18 @@ class SimulatedEngine(Engine):
     async def count(self, job: Job, enough: int | None = None) -> int:
         return (await self.tokenizing.prepare(job, tally_job, job)).tokens
 
-    async def _steps(self, job: Job, tally: Tally, trace: Trace | None) -> Iterable[Step]:
+    async def _prepare(self, job: Job, tally: Tally) -> Prepared:
+        """What the answer says, unless it is scripted."""
+        if self._script is not None:
+            return Prepared()
+        return await prepare(job, tally.tool_outputs, self.options, self.compiler)
+
+    def _plan(self, job: Job, prepared: Prepared, trace: Trace | None) -> Iterable[Step]:
         """The answer. A warmup has none."""
         if not job.generate:
             return ()
         if self._script is not None:
             return self._script.next()
-        prepared = await prepare(job, tally.tool_outputs, self.options, self.compiler)
         return plan_answer(job, prepared, self.options, trace.mark if trace is not None else "")
 
     def _trace(self, job: Job) -> Trace | None:

@@ -1,0 +1,61 @@
+"""Grammars that would keep llama.cpp, and all who use it, busy: none of them gets there."""
+
+from typing import Any
+
+import pytest
+
+from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama.options import Options
+from tests.harness import serve
+
+AMBIGUOUS = 'start: ("a"?){20000} "a"{20000}'
+OPTIONAL = "a?" * 2000 + "a" * 2000
+PATTERN = "^(?:a?){2000}a{2000}$"
+
+
+def custom(definition: str, syntax: str) -> dict[str, Any]:
+    format = {"type": "grammar", "syntax": syntax, "definition": definition}
+    return {"type": "custom", "name": "t", "format": format}
+
+
+def pattern(source: str) -> dict[str, Any]:
+    """A pattern that comes late in a document."""
+    return {
+        "type": "object",
+        "properties": {
+            "lead": {"type": "string", "minLength": 80},
+            "a": {"type": "string", "pattern": source},
+        },
+        "required": ["lead", "a"],
+        "additionalProperties": False,
+    }
+
+
+async def test_expensive_grammars_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = LlamaEngine(Options(slots=1, context=512))
+    sent: list[bytes] = []
+    complete = engine._api.complete
+
+    def recorded(body: bytes) -> Any:
+        sent.append(body)
+        return complete(body)
+
+    monkeypatch.setattr(engine._api, "complete", recorded)
+    strict = {"type": "function", "name": "f", "strict": True}
+    schema = {"type": "json_schema", "name": "n", "strict": True}
+    attacks = [
+        ({"tools": [custom(AMBIGUOUS, "lark")], "tool_choice": "required"}, "tools[0].format.definition"),
+        ({"tools": [custom(OPTIONAL, "regex")], "tool_choice": "required"}, "tools[0].format.definition"),
+        ({"tools": [{**strict, "parameters": pattern(PATTERN)}]}, "tools[0].parameters"),
+        ({"text": {"format": {**schema, "schema": pattern(PATTERN)}}}, "text.format.schema"),
+    ]
+    async with serve(engine) as server, server.connect() as socket:
+        for fields, param in attacks:
+            refused = await socket.error(input="x", store=False, **fields)
+            assert (refused["status"], refused["error"]["param"]) == (400, param)
+            assert "max_grammar_states" in refused["error"]["message"]
+        assert not sent
+        small = {"temperature": 0, "max_output_tokens": 16, "store": False}
+        tools = [custom("[a-c]{3}", "regex")]
+        await socket.response(input="x", tools=tools, tool_choice="required", **small)
+        assert len(sent) == 1
