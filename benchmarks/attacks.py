@@ -72,6 +72,7 @@ def _figures(outcomes: list[Outcome]) -> dict[str, Any]:
         "what": attack.sentence,
         "times_ms": [dataclasses.asdict(outcome.times) for outcome in outcomes],
         "model_times_ms": [dataclasses.asdict(each.model_times) for each in outcomes if each.model_times],
+        "foreign_cores": [round(outcome.foreign_cores, 2) for outcome in outcomes],
         "peak_mib_more": [round(outcome.peak_mib - outcome.before_mib, 1) for outcome in outcomes],
         "faults": [fault for outcome in outcomes for fault in outcome.faults],
     }
@@ -86,6 +87,8 @@ def show(found: list[list[Outcome]]) -> None:
         model = max(models, key=lambda times: times.p99) if models else None
         beside = f"   {model.p50:.0f}, {model.p99:.0f}" if model else ""
         verdict = "" if worst.p99 <= EVENT_MS else "  FALLS SHORT"
+        if not all(outcome.is_timed for outcome in outcomes):
+            verdict += "  (the machine was busy)"
         attack = outcomes[0].attack
         print(
             f"  {attack.name:34} {attack.spec.engine:10} {worst.p50:7.1f} {worst.p99:8.1f} {worst.max:8.1f}"

@@ -36,7 +36,7 @@ PATIENCE_S = 4.0
 the machine may be busy."""
 EVENT_MS = 100.0
 """The victim's time per event, at the 99th percentile, while an attack goes on."""
-SLACK_MIB = 64
+SLACK_MIB = 96
 """How much more memory than before a server may hold when an attack is over. Allocators keep some of what
 they are given back; what is attacked with here is several times as much."""
 SLACK_DESCRIPTORS = 8

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,16 +173,8 @@ def _environment() -> dict[str, str]:
 
 
 def _limit_flags(spec: Spec) -> list[str]:
-    known = _known_flags()
-    limits = {f"--{name.replace('_', '-')}": value for name, value in {**LIMITS, **spec.limits}.items()}
-    return [f"{flag}={value:.10g}" for flag, value in limits.items() if flag in known]
-
-
-@functools.cache
-def _known_flags() -> frozenset[str]:
-    command = [sys.executable, "-m", "slipring", "serve", "--help"]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return frozenset(re.findall(r"--[a-z-]+", printed))
+    limits = {**LIMITS, **spec.limits}
+    return [f"--{name.replace('_', '-')}={value:.10g}" for name, value in limits.items()]
 
 
 def _bound_descriptors(most: int | None) -> None:
@@ -238,13 +229,3 @@ class Peak:
     def _sample(self) -> None:
         while not self._ended.wait(_SAMPLED_S):
             self.mib = max(self.mib, self._server.resident_mib())
-
-
-def wait_until(holds: "functools.partial[bool]", within_s: float) -> bool:
-    """Whether something comes to hold in this time."""
-    end = time.monotonic() + within_s
-    while not holds():
-        if time.monotonic() > end:
-            return False
-        time.sleep(_SAMPLED_S)
-    return True

@@ -114,7 +114,7 @@ async def sockets(stage: Stage) -> None:
         await _let_go(stage, before)
 
 
-@attack()
+@attack(peak_mib=1024)
 async def followed_runs(stage: Stage) -> None:
     """A background run with 15 MiB of instructions is followed by 20 who do not read: bounded, and closed."""
     answer = await stage.post({"input": "go", "instructions": _LARGE, "background": True})
