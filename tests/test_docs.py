@@ -14,6 +14,7 @@ import pytest
 from slipring import __version__
 from slipring.cli import build_parser
 from slipring.config import from_namespace
+from slipring.core.limits import Limits
 from slipring.engines import chat, responses, tokenserver
 from slipring.engines.catalog import open_engine
 from slipring.engines.llama import LlamaEngine
@@ -109,6 +110,21 @@ def test_links_within_the_project_lead_somewhere() -> None:
 def test_nothing_was_left_to_be_filled_in() -> None:
     for page in PAGES:
         assert "@@" not in page.read_text(), page
+
+
+def test_the_security_page_names_limits_with_their_defaults() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    named = re.findall(r"`([a-z_]+)` \(([^)]+)\)", page)
+    assert named
+    for name, told in named:
+        assert told == _told(name, getattr(Limits(), name)), name
+
+
+def _told(name: str, default: float) -> str:
+    if name.endswith("_bytes"):
+        unit, size = ("MiB", 2**20) if default >= 2**20 else ("KiB", 2**10)
+        return f"{default / size:g} {unit}"
+    return f"{default:g} s" if name.endswith("_s") else str(default)
 
 
 def test_the_readme_is_short() -> None:
