@@ -252,9 +252,9 @@ async def grammars_through_other_endpoints(stage: Stage) -> None:
 
 @attack()
 async def many_small_grammars(stage: Stage) -> None:
-    """200 different small grammars, one after the other on a WebSocket, are served; none is kept for ever."""
+    """100 different small grammars, one after the other on a WebSocket, are served; none is kept for ever."""
     socket = await stage.websocket()
-    for number in range(200):
+    for number in range(100):
         create = with_grammars(custom_tool(f"[a-z]{{{number % 7 + 1}}}x{number}"))
         event = await stage.turn(socket, **create)
         stage.check(event and event["type"] != "error", f"grammar {number} was not served: {event}")
