@@ -1227,7 +1227,7 @@ def test_the_limits_are_as_the_page_says() -> None:
     defaults = {field.name: field.default for field in fields(Limits)}
     for name, row in rows.items():
         amount, _, unit = row.status.partition(" ")
-        assert int(amount) * UNITS[unit] == defaults[name], name
+        assert float(amount) * UNITS[unit] == defaults[name], name
     assert rows.keys() == defaults.keys()
 
 

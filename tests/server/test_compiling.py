@@ -45,7 +45,7 @@ ATTACKS: dict[str, tuple[Json, str, str]] = {
         "max_grammar_states",
     ),
     "many grammars": (
-        {"tools": [tool("a", name=f"t{n}") for n in range(6000)]},
+        {"tools": [tool("a", name=f"t{n}") for n in range(1000)]},
         "tools[64].format.definition",
         "max_grammars",
     ),

@@ -36,14 +36,15 @@ def room_for_connections(descriptors: int | None, max_connections: int) -> int:
     if descriptors is None:
         return max_connections
     reserved = max(_RESERVED, int(descriptors * _RESERVED_SHARE))
-    room = max(1, min(max_connections, descriptors - reserved))
+    return max(1, min(max_connections, descriptors - reserved))
+
+
+def tell_room(room: int, max_connections: int) -> None:
+    """Say so where fewer connections are served than are configured."""
     if room < max_connections:
-        level = logging.WARNING if room < _FEW else logging.INFO
         log.log(
-            level,
-            "at most %d connections are served at once, not %d: the process may open %d file descriptors",
+            logging.WARNING if room < _FEW else logging.INFO,
+            "at most %d connections are served at once, not %d: the process may not open more files",
             room,
             max_connections,
-            descriptors,
         )
-    return room

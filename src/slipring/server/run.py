@@ -25,6 +25,7 @@ from slipring.server.acceptor import Acceptor
 from slipring.server.app import build_app
 from slipring.server.background import Background
 from slipring.server.clock import now
+from slipring.server.descriptors import tell_room
 from slipring.server.http_connection import HttpConnection, connection_factory
 from slipring.server.listening import base_url, join, listen, refuse_open_door
 from slipring.server.memory import FreedMemory, find_trim
@@ -112,6 +113,7 @@ class Server:
             await self._let_go()
             raise
         self._runner = runner
+        tell_room(self.service.connections.room, self.config.limits.max_connections)
         self.port = listener.getsockname()[1]
         self._ticker = asyncio.create_task(self._tick())
         self._upkeep.start()
