@@ -189,7 +189,6 @@ async def large_steers(stage: Stage) -> None:
 async def large_appends(stage: Stage) -> None:
     """Results of 4 MiB are appended to a rollout again and again: what is held is bounded."""
     socket = await stage.websocket(_ROLLOUT)
-    refused = 0
     try:
         async with asyncio.timeout(20):
             await socket.create(
@@ -210,7 +209,6 @@ async def large_appends(stage: Stage) -> None:
         stage.note(f"closed: {type(error).__name__}")
     finally:
         socket.reset()
-    stage.note(f"{refused} refused")
 
 
 @attack()

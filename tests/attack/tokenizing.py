@@ -9,7 +9,7 @@ attack = Registry("tokenizing")
 _LONG = 5 * MIB
 
 
-def _text(kind: str, length: int, random: object = None) -> str:
+def _text(kind: str, length: int) -> str:
     unit = {
         "digits": "0123456789",
         "word": "a",

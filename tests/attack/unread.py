@@ -37,7 +37,7 @@ async def _let_go(stage: Stage, before: int) -> None:
 
 
 @asynccontextmanager
-async def _held(stage: Stage, sockets: list[Socket]) -> AsyncIterator[None]:
+async def _held(sockets: list[Socket]) -> AsyncIterator[None]:
     try:
         yield
     finally:
@@ -73,7 +73,7 @@ async def gets(stage: Stage) -> None:
     response = await stage.stored({"input": "go", "instructions": _LARGE})
     before = stage.server.descriptors()
     opened = await _send_all(stage, request_head("GET", f"/responses/{response}", key=stage.key), 60)
-    async with _held(stage, opened):
+    async with _held(opened):
         await _let_go(stage, before)
 
 
@@ -83,7 +83,7 @@ async def posts(stage: Stage) -> None:
     before = stage.server.descriptors()
     body = json.dumps({"input": "go", "instructions": _LARGE, "store": False}).encode()
     opened = await _send_all(stage, _post(stage, body), 30)
-    async with _held(stage, opened):
+    async with _held(opened):
         await _let_go(stage, before)
 
 
@@ -93,7 +93,7 @@ async def streams(stage: Stage) -> None:
     before = stage.server.descriptors()
     create = {"input": "go", "instructions": _LARGE[: 8 * MIB], "store": False, "stream": True}
     opened = await _send_all(stage, _post(stage, json.dumps(create).encode()), 20)
-    async with _held(stage, opened):
+    async with _held(opened):
         await _let_go(stage, before)
 
 
@@ -123,7 +123,7 @@ async def followed_runs(stage: Stage) -> None:
         return
     path = f"/responses/{json.loads(answer.body)['id']}?stream=true"
     before = stage.server.descriptors()
-    async with _held(stage, await _send_all(stage, request_head("GET", path, key=stage.key), 20)):
+    async with _held(await _send_all(stage, request_head("GET", path, key=stage.key), 20)):
         await _let_go(stage, before)
 
 
@@ -134,7 +134,7 @@ async def input_items(stage: Stage) -> None:
     before = stage.server.descriptors()
     path = f"/responses/{response}/input_items"
     opened = await _send_all(stage, request_head("GET", path, key=stage.key), 30)
-    async with _held(stage, opened):
+    async with _held(opened):
         await _let_go(stage, before)
 
 
@@ -148,7 +148,7 @@ async def conversation_items(stage: Stage) -> None:
     before = stage.server.descriptors()
     path = f"/conversations/{json.loads(answer.body)['id']}/items"
     opened = await _send_all(stage, request_head("GET", path, key=stage.key), 30)
-    async with _held(stage, opened):
+    async with _held(opened):
         await _let_go(stage, before)
 
 
@@ -160,7 +160,7 @@ async def pipelined(stage: Stage) -> None:
     opened = await _send_all(
         stage, request_head("GET", f"/responses/{response}", key=stage.key), 12, times=100
     )
-    async with _held(stage, opened):
+    async with _held(opened):
         await _let_go(stage, before)
 
 
@@ -181,7 +181,7 @@ async def a_byte_a_second(stage: Stage) -> None:
                     continue
 
     dripping = asyncio.ensure_future(drip())
-    async with _held(stage, opened):
+    async with _held(opened):
         try:
             await _let_go(stage, before)
         finally:

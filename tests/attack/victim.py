@@ -1,6 +1,6 @@
 """The second tenant: a process of its own that takes turns all the time, checks every answer and takes times.
 
-    python -m tests.attack.victim URL KEY PACE_MS MODEL…
+    python -m tests.attack.victim URL KEY MODEL…
 
 It continues chains over a WebSocket, over SSE and by plain POSTs, each on a task of its own; connections are
 opened anew again and again, so that whoever shuts new clients out is noticed. A line on its standard input
