@@ -99,7 +99,7 @@ class Limits:
     )
     max_runs: int = _bound(256, "background responses made at once by one process")
     tenant_retrievals: int = _bound(
-        4, "answers from the store that are made at once for one tenant; further ones wait"
+        2, "answers from the store that are made at once for one tenant; further ones wait"
     )
     run_tail_bytes: int = _bound(
         256 * _KIB, "latest events of a background response kept in memory for those who follow it"

@@ -233,7 +233,9 @@ class _Lengths:
     def least_tokens(self, text: str) -> int:
         if not self._is_sure:
             return 0
-        silent = sum(map(text.count, self._silent))
+        silent = 0
+        for character in self._silent:  # a loop of its own lets other threads in between two counts
+            silent += text.count(character)
         return -((silent - len(text)) // self._longest)
 
 

@@ -18,7 +18,7 @@ from slipring.server.http_connection import HttpConnection
 log = logging.getLogger("slipring")
 
 _BACKLOG = 1024
-_AT_ONCE = 64
+_AT_ONCE = 16
 """Connections that are accepted before others have their turn."""
 _NO_ROOM_S = 0.05
 """How long nothing is accepted while there is no room for another connection."""

@@ -5,7 +5,6 @@ import asyncio
 from aiohttp import web
 
 from slipring.errors import ApiError, InvalidJson, InvalidRequest, RateLimited, Unavailable
-from slipring.protocol import requests
 from slipring.server.auth import Caller
 from slipring.server.connections import PROGRESS_BYTES
 from slipring.server.http_connection import RequestTimeout
@@ -13,13 +12,13 @@ from slipring.server.service import Service
 
 
 async def read_body(service: Service, request: web.Request, caller: Caller) -> bytes:
-    """The body of a request: text, and not nothing."""
+    """The body of a request, whatever is in it."""
     most = service.config.limits.max_frame_bytes
     if request.content_length is not None and request.content_length > most:
         raise _too_large()
     reader = _Reader(service, request, caller.tenant)
     try:
-        return requests.require_body(await reader.read(most))
+        return await reader.read(most)
     except web.RequestPayloadError:
         raise InvalidJson("The request's body cannot be decompressed.") from None
     finally:

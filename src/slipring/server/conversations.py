@@ -57,7 +57,8 @@ async def retrieve(service: Service, request: web.Request, caller: Caller) -> we
 
 async def update(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id = _id(request)
-    asked = read_update(await read_body(service, request, caller))
+    body = await read_body(service, request, caller)
+    asked = await service.reading.body(caller.tenant, body, read_update)
     conversation = await service.store.conversations.update(
         caller.tenant, conversation_id, asked.metadata or {}
     )

@@ -12,6 +12,7 @@ from slipring.core import frames
 from slipring.core.betas import Betas
 from slipring.core.ledger import Ledger
 from slipring.engines.crew import Crew
+from slipring.protocol import requests
 from slipring.protocol.requests import CreateRequest
 
 T = TypeVar("T")
@@ -41,9 +42,9 @@ class Reading:
     async def body(self, tenant: str, body: bytes, read: Callable[[bytes], T]) -> T:
         """What a body asks for."""
         if len(body) <= _LARGE_BYTES:
-            return read(body)
+            return read(requests.require_body(body))
         with self._counted(tenant, len(body)):
-            return await self.aside(tenant, read, body)
+            return await self.aside(tenant, _of_text, read, body)
 
     async def aside(self, tenant: str, work: Callable[..., T], *given: object) -> T:
         """Do work that may take long off the event loop."""
@@ -56,6 +57,10 @@ class Reading:
             yield
         finally:
             self._requests.remove(tenant, size_bytes)
+
+
+def _of_text(read: Callable[[bytes], T], body: bytes) -> T:
+    return read(requests.require_body(body))
 
 
 def _with_items(read: Callable[[bytes], CreateRequest], body: bytes) -> CreateRequest:
