@@ -5,7 +5,7 @@ import functools
 import gzip
 import zlib
 
-from tests.attack.limits import MIB
+from tests.attack.limits import LARGE_EVENT_MS, MIB
 from tests.attack.sockets import CLOSE, CONTINUATION, GONE, TEXT, frame, json_lines, request_head
 from tests.attack.stage import Registry, Stage
 
@@ -42,7 +42,7 @@ async def _send(stage: Stage, encoding: str, data: bytes) -> object:
     return await stage.exchange(head + data)
 
 
-@attack(quick=True)
+@attack(quick=True, event_ms=LARGE_EVENT_MS)
 async def bodies(stage: Stage) -> None:
     """Bodies of 40 KiB that unpack to 40 MiB, by gzip and by deflate, are refused."""
     for encoding in ("gzip", "deflate"):
@@ -84,7 +84,7 @@ async def _burst(stage: Stage, *frames: bytes, codes: tuple[int, ...]) -> None:
         socket.reset()
 
 
-@attack(flags=("--compression",))
+@attack(flags=("--compression",), event_ms=LARGE_EVENT_MS)
 async def messages(stage: Stage) -> None:
     """Messages of 400 KiB that unpack to 400 MiB are closed with 1009, whole and in fragments."""
     packed = _bomb("raw", 400 * MIB)

@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import suppress
 
-from tests.attack.limits import MIB
+from tests.attack.limits import LARGE_EVENT_MS, MIB, STORM_EVENT_MS
 from tests.attack.server import VICTIM_KEY
 from tests.attack.sockets import GONE, PING, TEXT, Socket, connect, frame, request_head, upgrade
 from tests.attack.stage import Registry, Stage
@@ -21,7 +21,7 @@ _WEATHER = {
 }
 
 
-@attack(quick=True)
+@attack(quick=True, event_ms=LARGE_EVENT_MS)
 async def connect_and_close(stage: Stage) -> None:
     """1,500 connections are opened and reset at once, some in the middle of a request: nothing is left."""
     starts = [b"", b"GET", upgrade(stage.key)[:50], upgrade(stage.key), request_head("GET", "/models")]
@@ -68,7 +68,7 @@ async def unread_pings(stage: Stage) -> None:
     await asyncio.gather(*(flood() for _ in range(10)))
 
 
-@attack(peak_mib=1024)
+@attack(peak_mib=1024, event_ms=STORM_EVENT_MS)
 async def sockets_cut_at_once(stage: Stage) -> None:
     """3,000 WebSockets with a response each are cut at once: that costs little CPU, and others go on."""
     count = min(3000, (os.sysconf("SC_OPEN_MAX") - 500) // 2)

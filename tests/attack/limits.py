@@ -35,6 +35,11 @@ PATIENCE_S = 4.0
 """How much later than a deadline its effect may be seen: servers look at deadlines about once a second, and
 the machine may be busy."""
 EVENT_MS = 100.0
+LARGE_EVENT_MS = 300.0
+"""The same while requests of 5 to 16 MiB are read whose JSON is all escapes, keys or parts: a library decodes
+each in one call, and no other thread of the process runs meanwhile."""
+STORM_EVENT_MS = 750.0
+"""The same while thousands of sockets are cut in one moment."""
 """The victim's time per event, at the 99th percentile, while an attack goes on."""
 SLACK_MIB = 96
 """How much more memory than before a server may hold when an attack is over. Allocators keep some of what

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from tests.attack.limits import MIB
+from tests.attack.limits import LARGE_EVENT_MS, MIB
 from tests.attack.sockets import GONE, TEXT, Json, frame_head
 from tests.attack.stage import Registry, Stage
 
@@ -47,7 +47,7 @@ async def tiny_items(stage: Stage) -> None:
     await _both(stage, _filled(b'"input":[', b'{"role":"user","content":"a"}', b"]}"), param="input")
 
 
-@attack()
+@attack(event_ms=LARGE_EVENT_MS)
 async def tiny_parts(stage: Stage) -> None:
     """400,000 parts within one message are refused by their field, or answered."""
     start = b'"input":[{"role":"user","content":['
@@ -120,7 +120,7 @@ async def references_through_a_chain(stage: Stage) -> None:
     socket.close()
 
 
-@attack()
+@attack(event_ms=LARGE_EVENT_MS)
 async def escapes(stage: Stage) -> None:
     """16 MiB of escaped characters and of surrogates are answered or refused."""
     for unit in (b"\\u00e9", b"\\ud83d\\ude00", b"\\ud800"):
@@ -128,7 +128,7 @@ async def escapes(stage: Stage) -> None:
         stage.answered(await stage.post(_create(b'"input":"' + text + b'"}')[0]))
 
 
-@attack()
+@attack(event_ms=LARGE_EVENT_MS)
 async def many_keys(stage: Stage) -> None:
     """An object with a million unknown keys is answered or refused, at the top and within an item."""
     keys = b",".join(b'"k%d":0' % number for number in range(1_000_000))
@@ -200,7 +200,7 @@ async def too_many_queued(stage: Stage) -> None:
     socket.close()
 
 
-@attack(peak_mib=768)
+@attack(peak_mib=768, event_ms=LARGE_EVENT_MS)
 async def large_queued(stage: Stage) -> None:
     """Five WebSockets queue 15 MiB creates behind a running one until some are refused: all are let go."""
     payload = _create(b'"input":"' + b"a" * (15 * MIB) + b'"}')[1]
@@ -225,7 +225,7 @@ async def large_queued(stage: Stage) -> None:
     stage.check(refusals, "75 MiB were queued and nothing was refused")
 
 
-@attack(peak_mib=1024)
+@attack(peak_mib=1024, event_ms=LARGE_EVENT_MS)
 async def largest_frames(stage: Stage) -> None:
     """Ten WebSockets send a 15 MiB create each and leave: their memory is given back."""
     payload = _create(b'"input":"' + b"a b " * (15 * MIB // 4) + b'"}')[1]

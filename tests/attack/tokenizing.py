@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.attack.limits import MIB
+from tests.attack.limits import LARGE_EVENT_MS, MIB
 from tests.attack.stage import Registry, Stage
 
 attack = Registry("tokenizing")
@@ -43,7 +43,7 @@ async def digits(stage: Stage) -> None:
     await _too_long(stage, "simulated", _text("digits", _LONG), count=4)
 
 
-@attack(engine="tokens")
+@attack(engine="tokens", event_ms=LARGE_EVENT_MS)
 async def one_word(stage: Stage) -> None:
     """5 MiB of one endless word, and of nothing but spaces, are refused from their bytes."""
     for kind in ("word", "spaces", "newlines", "mixed"):
@@ -88,7 +88,7 @@ async def digits_on_llama(stage: Stage) -> None:
     await _too_long(stage, "llama", _text("digits", _LONG), count=4)
 
 
-@attack(engine="llama", peak_mib=768)
+@attack(engine="llama", peak_mib=768, event_ms=LARGE_EVENT_MS)
 async def one_word_on_llama(stage: Stage) -> None:
     """5 MiB of one endless word, and of nothing but spaces, to the embedded model are refused."""
     for kind in ("word", "spaces", "mixed"):

@@ -25,6 +25,8 @@ _SHORT = 16
 """What dialects write around texts. Longer ones could tell a tenant, by their speed, what others sent."""
 _MOST_COMPOSED = 4
 """Characters that become one where they are composed."""
+_COUNTED_AT_ONCE = 65_536
+"""Characters that are counted before other threads have their turn."""
 _LONGEST_SPELLING = 48
 """Bytes. What is to be spelled is a character or two, of which one token is known."""
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
@@ -234,8 +236,9 @@ class _Lengths:
         if not self._is_sure:
             return 0
         silent = 0
-        for character in self._silent:  # a loop of its own lets other threads in between two counts
-            silent += text.count(character)
+        for start in range(0, len(text), _COUNTED_AT_ONCE):
+            piece = text[start : start + _COUNTED_AT_ONCE]
+            silent += sum(map(piece.count, self._silent))
         return -((silent - len(text)) // self._longest)
 
 

@@ -44,7 +44,7 @@ def tell_room(room: int, max_connections: int) -> None:
     if room < max_connections:
         log.log(
             logging.WARNING if room < _FEW else logging.INFO,
-            "at most %d connections are served at once, not %d: the process may not open more file descriptors",
+            "at most %d connections are served at once, not %d: the process has too few file descriptors",
             room,
             max_connections,
         )

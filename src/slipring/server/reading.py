@@ -17,7 +17,8 @@ from slipring.protocol.requests import CreateRequest
 
 T = TypeVar("T")
 _LARGE_BYTES = 64 * 1024
-_AT_ONCE = 2
+_AT_ONCE = 1
+"""Reading holds the interpreter most of the time: a second thread would only keep the event loop waiting."""
 
 
 class Reading:
