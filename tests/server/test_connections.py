@@ -166,6 +166,22 @@ async def test_an_answer_on_a_connection_that_is_closing_is_given_up_too() -> No
             await until(lambda: server.service.connections.open <= 1)
 
 
+async def test_the_last_bytes_of_an_answer_are_given_up_too() -> None:
+    """They are too few to hold up whoever writes, and closing a connection waits for them."""
+    async with serve() as server:
+        clock = Clock(server)
+        async with open_tcp(server, small_buffers=True) as raw:
+            await until(lambda: any(each._wire for each in server.service.connections._known))
+            (connection,) = server.service.connections._known
+            connection._wire.set_write_buffer_limits(high=2**30)  # so that writing is never paused
+            connection._wire.write(b"x" * 4 * MIB)
+            await raw.send(request("GET", "/health", "Connection: close\r\n"))
+            await until(lambda: connection.transport is None or connection.transport.is_closing())
+            assert connection.unsent_bytes
+            clock.pass_by(31)
+            await until(lambda: not server.service.connections.open)
+
+
 @pytest.mark.parametrize("bounds", [{"tenant_unread_bytes": 5 * MIB}, {"unread_bytes": 5 * MIB}])
 async def test_unread_answers_are_bounded(bounds: dict[str, int]) -> None:
     """Past the bound, the client that has not read for longest is cut; another tenant's is not, where it has

@@ -6,9 +6,9 @@ connections at rest:
 - *Waiting*: connections whose next request has not come. Its head must be complete in ``header_timeout_s``.
   Those who have not shown a key are *anonymous*: they share a part of all connections, and the one that has
   waited longest is closed to make room for the next.
-- *Unread*: connections with bytes that their client has not taken. The client must take some in every
-  ``send_timeout_s``. The bytes are counted per tenant and in all; past a bound the connection that has waited
-  longest is closed.
+- *Unread*: connections with bytes that their client has not taken: more than a few KiB, or the last of an
+  answer. The client must take some in every ``send_timeout_s``. The bytes are counted per tenant and in all;
+  past a bound the connection that has waited longest is closed.
 - *Unfinished*: WebSocket messages of which a part has come. The rest must come in, likewise by progress in
   every ``body_timeout_s``, and the bytes are counted with those of other requests.
 """
@@ -262,13 +262,15 @@ class Connections:
 
     # Those whose client does not read.
 
-    def paused(self, connection: Connection) -> None:
-        """Something was written that the client has not taken."""
-        if connection not in self._known:
-            return
-        if connection not in self._unread:
+    def watch(self, connection: Connection) -> None:
+        """Look from time to time whether the client takes what was written."""
+        if connection in self._known and connection not in self._unread:
             tenant = connection.tenant or _NO_TENANT
             self._unread[connection] = _Unread(tenant, connection.unsent_bytes, self._clock())
+
+    def paused(self, connection: Connection) -> None:
+        """More was written than the client has taken so far."""
+        self.watch(connection)
         self.measure(connection)
 
     def resumed(self, connection: Connection) -> None:
@@ -347,6 +349,9 @@ class Connections:
     def _look_at_unread(self, connection: Connection, clock: float) -> None:
         # What waits to be written is left out: it grows while the client reads.
         unread, size = self._unread[connection], connection.unsent_bytes
+        if not size:
+            self.resumed(connection)
+            return
         unread.drained += max(0, unread.size - size)
         unread.size = size
         if unread.drained >= PROGRESS_BYTES:

@@ -20,6 +20,7 @@ from slipring.server.signature import sign
 
 _MOST_HEAD_BYTES = 128 * 1024
 """Of a request's line and headers. aiohttp bounds each of them and their number, but not the sum."""
+_TOGETHER_BYTES = 16 * 1024
 _CONTROL_HEAD_BYTES = 6
 """The head of a client's control frame: two bytes and a mask."""
 
@@ -96,8 +97,8 @@ class HttpConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._wire = wire = cast(asyncio.Transport, transport)
-        # Writing counts as paused while a single byte is unsent: that is what deadlines are about.
-        wire.set_write_buffer_limits(high=0)
+        # Small writes of one moment go out together; what is more is unread until the client takes it.
+        wire.set_write_buffer_limits(high=_TOGETHER_BYTES)
         super().connection_made(transport)
         if self._is_doomed:
             wire.abort()
@@ -156,6 +157,16 @@ class HttpConnection(web.RequestHandler):
         """More waits to be written than should."""
         self._connections.measure(self)
 
+    def force_close(self) -> None:
+        super().force_close()
+        self._watch_unsent()
+
+    def _watch_unsent(self) -> None:
+        """An answer is over, or the connection is to be closed: nothing more will be written that would show
+        whether the client reads, and closing waits until everything is sent."""
+        if self.unsent_bytes:
+            self._connections.watch(self)
+
     # Requests.
 
     def head_complete(self) -> None:
@@ -174,6 +185,7 @@ class HttpConnection(web.RequestHandler):
             self._lingering_time = 0.0
         answered = await super().finish_response(request, resp, start_time)
         self._connections.served(self)
+        self._watch_unsent()
         return answered
 
     def handle_error(
