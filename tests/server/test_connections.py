@@ -420,6 +420,7 @@ async def test_one_tenant_gets_its_share_of_the_connections() -> None:
             async with open_tcp(server) as raw:
                 await raw.send(request("GET", "/v1/models", KEY_OF_A))
                 assert await read_error(raw) == (429, "rate_limit_exceeded")
+                assert await raw.ended() == b"", "it is not kept open"
             async with open_raw(server, more=KEY_OF_B) as other:
                 await other.create(input="hello")
                 assert (await other.receive_event())["type"] == "response.created"

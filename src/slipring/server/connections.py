@@ -145,6 +145,8 @@ class Connections:
             return False
         if self.open < self.room or self._close_anonymous() or self._close_idle():
             return True
+        if any(self._waiting[stage, True] for stage in (Stage.HEAD, Stage.REQUEST)):
+            return False  # one of these makes room in a moment
         return self.open < self.room + _SURPLUS
 
     def opened(self, connection: Connection) -> None:
@@ -175,6 +177,7 @@ class Connections:
         if connection.tenant == tenant or connection not in self._known:
             return
         if not alone and self._by_tenant[tenant] >= self._tenant_room and not self._close_idle(tenant):
+            connection.is_surplus = True
             raise RateLimited(
                 f"Too many connections: one tenant may hold {self._tenant_room} at once on this server."
             )
