@@ -1,7 +1,7 @@
 """Runs the commands of a guide in the order of the page.
 
-A page is followed in an empty directory. ``sh`` blocks run in a shell, ``python`` blocks in an interpreter, and
-a ``text`` block right after either is what it must print (``…`` matches anything). A ``sh`` block that begins
+A page is followed in an empty directory. ``sh`` blocks run in a shell, ``python`` blocks in an interpreter. A
+``text`` block right after either is what it must print (``…`` matches anything). A ``sh`` block that begins
 with ``slipring serve`` keeps running until the page ends. Ports of the page are replaced by free ones.
 """
 
