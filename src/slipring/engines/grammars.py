@@ -54,8 +54,7 @@ def followed(text: str, max_states: int) -> str | None:
     compiled = _reader(text, max_states)
     for share in (0.0, 0.5, 1.0):
         if said := _walk(compiled.deep_copy(), share):
-            words = _words(said)
-            return f"{TOO_LARGE}: {words} (max_grammar_states)" if _TOO_LARGE.search(words) else words
+            return _explained(said)
     return None
 
 
@@ -83,6 +82,29 @@ def matcher(grammar: Grammar, max_states: int) -> Any:
         return None
     reader = _reader(_compilable(grammar.syntax, grammar.definition), max_states)
     return None if reader.get_error() else reader
+
+
+def schema_matcher(schema: bytes, max_states: int, *, lenient: bool = False) -> Any:
+    """llguidance's matcher for JSON without white space that fits a schema, which must be an object.
+
+    Its ``get_error`` is not empty if the schema cannot be compiled. Raises ``ValueError`` if llguidance
+    cannot parse the schema. ``lenient``: keywords that llguidance does not support are ignored.
+    """
+    options = {
+        "whitespace_flexible": False,
+        "item_separator": ",",
+        "key_separator": ":",
+        "lenient": lenient,
+        "coerce_one_of": lenient,
+    }
+    text = _library().LLMatcher.grammar_from_json_schema(schema.decode(), overrides=options)
+    return _reader(text, max_states)
+
+
+def error_of(matcher: Any) -> str:
+    """The error of a matcher on one line, without a full stop; empty if it has none. If a limit was exceeded,
+    it begins with ``TOO_LARGE``."""
+    return _explained(str(matcher.get_error()))
 
 
 class Proof:
@@ -149,6 +171,11 @@ def _compilable(syntax: str, definition: str) -> str:
 def _words(said: str) -> str:
     """What the compiler says, on one line and not at the length that a client chose."""
     return " ".join(said.replace("<non-verbose/>", "").split())[:_LONGEST_COMPLAINT].rstrip(".")
+
+
+def _explained(error: str) -> str:
+    words = _words(error)
+    return f"{TOO_LARGE}: {words} (max_grammar_states)" if _TOO_LARGE.search(words) else words
 
 
 def _excess(definition: str) -> str | None:
