@@ -1,8 +1,7 @@
 """Grammars of custom tools, compiled: whether one can be followed, and whether a text follows it.
 
-They are compiled by llguidance where it is installed. Without it regular expressions are looked at by Python,
-and other grammars are taken as they are. ``check_grammar`` runs in a sandbox, since a short grammar can take
-for ever; whatever has passed it may be compiled in the process that serves, in a thread.
+llguidance compiles them. ``check_grammar`` runs in a sandbox, since a short grammar can take for ever. A
+grammar that has passed it may be compiled in the serving process, in a thread.
 """
 
 import re
@@ -34,9 +33,6 @@ def check_grammar(syntax: str, definition: str, max_states: int) -> str | None:
     """What keeps a grammar from being compiled and followed, if anything is known to."""
     if syntax == "lark" and (excess := _excess(definition)) is not None:
         return excess
-    library = _library()
-    if library is None:
-        return _complaint_of_python(definition) if syntax == "regex" else None
     text = _compilable(syntax, definition)
     return invalid(text) or followed(text, max_states)
 
@@ -77,9 +73,7 @@ def _walk(reader: Any, share: float) -> str:
 
 
 def matcher(grammar: Grammar, max_states: int) -> Any:
-    """What reads texts of a grammar byte by byte, as llguidance has it; None where there is nothing."""
-    if _library() is None:
-        return None
+    """llguidance's matcher, which reads texts of a grammar byte by byte; None if it cannot be compiled."""
     reader = _reader(_compilable(grammar.syntax, grammar.definition), max_states)
     return None if reader.get_error() else reader
 
@@ -137,11 +131,8 @@ class Proof:
 
 @lru_cache(maxsize=1)
 def _library() -> Any:
-    """llguidance, which comes with the llama engine; loaded by the first grammar."""
-    try:
-        return import_module("llguidance")
-    except ImportError:
-        return None
+    """llguidance, imported when the first grammar or schema is compiled."""
+    return import_module("llguidance")
 
 
 @lru_cache(maxsize=1)
@@ -204,11 +195,3 @@ def _expanded(definition: str) -> int:
         return sizes[name]
 
     return sum(size(name) for name in named)
-
-
-def _complaint_of_python(definition: str) -> str | None:
-    try:
-        re.compile(definition)
-    except (re.error, RecursionError, OverflowError) as error:
-        return str(error)[:_LONGEST_COMPLAINT]
-    return None
