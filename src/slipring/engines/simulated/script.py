@@ -102,7 +102,7 @@ def read_script(path: str) -> Script:
 
 
 def _steps(line: _Line) -> Iterator[Step]:
-    """The steps that one entry of an answer stands for. Raises ``ValueError`` unless it has one key."""
+    """The steps of one entry of an answer. Raises ``ValueError`` unless it has one key."""
     given = {name: value for name in line.__struct_fields__ if (value := getattr(line, name)) is not None}
     if len(given) != 1:
         raise ValueError(f"a step has exactly one key, this one has {len(given)}")
