@@ -9,13 +9,13 @@ from itertools import cycle, islice, pairwise
 from msgspec import Struct
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text
-from slipring.engines.compiler import Compiler
-from slipring.engines.constraint import CalledTool
+from slipring.engines.constraints.compiler import Compiler
+from slipring.engines.constraints.constraint import CalledTool
 from slipring.engines.simulated.drafts import EMPTY_OBJECT, Draft, draft, input_for
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.errors import ApiError, InvalidRequest
 from slipring.protocol.tools import CallableTool
-from slipring.sandbox.client import TooExpensive
+from slipring.sandbox.sandbox import TooExpensive
 
 WORDS = (
     "this is a simulated answer made of plain words that no model chose and that mean nothing beyond"

@@ -20,13 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipring.core.generation import (
-    CallStarted,
-    Refused,
-    Text,
-    Thought,
-    ThoughtSummary,
-)
+from slipring.core.generation import CallStarted, Refused, Text, Thought, ThoughtSummary
 from slipring.engines.simulated.plan import Emit, Fail, Stall, Step, call_steps
 from slipring.errors import RateLimited, ServerError, StartupError
 from slipring.protocol import wire

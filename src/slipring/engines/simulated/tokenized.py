@@ -10,18 +10,18 @@ from msgspec import structs
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.gguf import manner_of, packaged_model, read_gguf
-from slipring.engines.renderers import make_renderer, read_tokenizer
 from slipring.engines.simulated.blocks import BlockCache, Blocks
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.pace import Pace
 from slipring.engines.simulated.plan import Content, prepare
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
-from slipring.engines.tokens import Answer, Piece, count, render
+from slipring.engines.tokens.gguf_models import manner_of, packaged_model, read_gguf
+from slipring.engines.tokens.renderers import make_renderer, read_tokenizer
+from slipring.engines.tokens.token_answer import Answer, Piece, count, render
 from slipring.errors import StartupError
 from slipring.prompts.rendering import Rendered, Renderer, Rendering, Step
-from slipring.prompts.tokenizer import Tokenizer, UnknownVocabulary
+from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from slipring.protocol.items import Item
 
 _PACKAGED = "smollm2"
