@@ -1,11 +1,9 @@
-"""The values made for JSON Schemas: valid, natural, the same every time, and found soon."""
+"""Values for JSON schemas: valid, natural, deterministic, found within bounds, with a place for a text."""
 
-import copy
 import datetime
 import ipaddress
 import json
 import re
-import time
 import uuid
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,15 +13,29 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from slipring.engines.simulated.schemas import patterns
-from slipring.engines.simulated.schemas.instances import Unsatisfiable, instance
+from slipring.engines.simulated.drafts import Draft, draft_document
+from slipring.errors import InvalidRequest
+from slipring.sandbox.compile_limits import Bounds
+from slipring.sandbox.sandbox import Sandbox
+from tests.engines.fitting import STATES
 
-# Far more than any schema takes (well below one second), as the machine may be busy.
-SOON_S = 10.0
+Json = dict[str, Any]
+
+
+def encoded(schema: Json) -> bytes:
+    return json.dumps(schema).encode()
+
+
+def drafted(schema: Json, *, strict: bool = True) -> Draft:
+    return Draft(*draft_document(encoded(schema), strict, STATES))
+
+
+def value_for(schema: Json, *, strict: bool = True) -> Any:
+    return json.loads(drafted(schema, strict=strict).plain)
 
 
 def obj(required: list[str] | None = None, **properties: Any) -> dict[str, Any]:
-    """An object schema, strict in the sense of function tools unless told what is required."""
+    """An object schema that allows no other properties. All are required, unless ``required`` names some."""
     names = list(properties) if required is None else required
     base = {"type": "object", "properties": properties, "required": names}
     return {**base, "additionalProperties": False}
@@ -315,86 +327,49 @@ OUTPUTS: dict[str, Any] = {
 }
 
 KEYWORDS: dict[str, Any] = {
-    "true": True,
     "empty": {},
     "only a description": {"description": "anything"},
-    "const": {"const": {"deep": [1, None, {"x": False}]}},
+    "const": {"const": {"deep": [1, None, {"x": False}], "quote": 'a"b\\'}},
     "const null": {"const": None},
     "enum and type": {"enum": [1, "one", None], "type": "string"},
     "enum of booleans that look like numbers": {"enum": [1, True], "type": "boolean"},
     "type list": {"type": ["null", "integer"]},
     "untyped properties": {"properties": {"a": INTEGER}, "required": ["a"]},
     "untyped items": {"items": INTEGER, "minItems": 2},
-    "untyped pattern": {"type": "object", "properties": {"p": {"pattern": "^x+$"}}},
+    "untyped pattern": obj(p={"pattern": "^x+$"}),
     "default that is wrong": {"type": "integer", "default": "no", "examples": ["neither"]},
     "lengths": {"type": "string", "minLength": 7, "maxLength": 9},
+    "one length": {"type": "string", "minLength": 77, "maxLength": 77},
     "empty string": {"type": "string", "maxLength": 0},
     "long string": {"type": "string", "minLength": 5000},
     "pattern and length": {"type": "string", "pattern": "^[a-z]+(-[a-z]+)*$", "minLength": 30},
     "pattern not anchored": {"type": "string", "pattern": "ab", "minLength": 12},
     "two patterns": {"allOf": [{"pattern": "^[a-z]"}, {"pattern": "[0-9]$"}], "type": "string"},
     "branch by length": {"type": "string", "pattern": "^(\\d{5}|\\d{9})$", "minLength": 9},
-    "password": {"type": "string", "pattern": "^(?=.*[A-Z])(?=.*\\d)(?=.*[!@#$%]).{8,}$"},
     "named group": {"type": "string", "pattern": "^v(?P<major>\\d+)\\.(?:0|[1-9]\\d*)$"},
     "other script": {"type": "string", "pattern": "^[\\u4e00-\\u9fff]{2}$"},
     "pattern ignoring case": {"enum": ["ABC"], "pattern": "(?i)^abc$"},
+    "pattern that accepts quotes and backslashes only": {"type": "string", "pattern": '^["\\\\]{4}$'},
     "format and length": {"type": "string", "format": "uri", "minLength": 60},
-    "format unknown": {"type": "string", "format": "phone"},
     "minimum": {"type": "integer", "minimum": 18},
     "maximum": {"type": "integer", "maximum": -3},
     "exclusive": {"type": "integer", "exclusiveMinimum": 4, "exclusiveMaximum": 6},
     "exclusive fraction": {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
     "fractional bounds of an integer": {"type": "integer", "minimum": 1.5, "maximum": 2.5},
     "multiple": {"type": "integer", "multipleOf": 7, "minimum": 50},
-    "multiple of a tenth": {"type": "number", "multipleOf": 0.1, "minimum": 5.1},
+    "multiple of a hundredth": obj(price={"type": "number", "multipleOf": 0.01, "exclusiveMinimum": 0}),
     "multiples of both": {"allOf": [{"multipleOf": 4}, {"multipleOf": 6}], "type": "integer"},
     "multiple below": {"type": "number", "multipleOf": 2.5, "maximum": -1},
-    "enormous": {"type": "number", "minimum": 1e300},
-    "more enormous than a float": {"type": "integer", "minimum": 10**400},
+    "enormous": {"type": "integer", "minimum": 10**17},
     "minItems of objects": arr(obj(x=NUMBER), minItems=3, maxItems=3),
-    "unique integers": arr({"type": "integer", "minimum": 5}, minItems=4, uniqueItems=True),
-    "unique strings": arr({"type": "string", "maxLength": 2}, minItems=8, uniqueItems=True),
-    "unique enum": arr({"enum": ["a", "b", "c"]}, minItems=3, uniqueItems=True),
-    "unique dates": arr({"type": "string", "format": "date"}, minItems=9, uniqueItems=True),
-    "unique patterns": arr({"type": "string", "pattern": "^\\d{2}$"}, minItems=9, uniqueItems=True),
-    "unique pairs": arr(arr(BOOLEAN, minItems=2), minItems=2, uniqueItems=True),
-    "unique objects": arr(obj(id=INTEGER), minItems=3, uniqueItems=True),
-    "unique true is not one": {
-        "prefixItems": [{"const": 1}, {"const": True}],
-        "minItems": 2,
-        "uniqueItems": True,
-        "type": "array",
-    },
-    "contains": {"type": "array", "contains": {"const": 7}, "minContains": 2},
-    "contains beyond a prefix": {
-        "type": "array",
-        "prefixItems": [STRING],
-        "items": INTEGER,
-        "contains": {"type": "integer", "minimum": 9},
-    },
-    "contains two things": {
-        "type": "array",
-        "allOf": [{"contains": {"const": "x"}}, {"contains": {"const": "y"}}],
-    },
     "tuple and no more": {"type": "array", "prefixItems": [STRING, NUMBER], "items": False},
     "no items": {"type": "array", "items": STRING, "maxItems": 0},
     "items that cannot be": {"type": "array", "items": False},
-    "minProperties": {
-        "type": "object",
-        "properties": {"a": STRING, "b": STRING},
-        "minProperties": 2,
-    },
-    "minProperties, made up": {"type": "object", "minProperties": 3},
+    "minProperties": {"type": "object", "minProperties": 3},
     "patternProperties": {
         "type": "object",
         "patternProperties": {"^x-[a-z]+$": INTEGER},
         "additionalProperties": False,
-        "minProperties": 2,
-    },
-    "propertyNames": {
-        "type": "object",
-        "propertyNames": {"pattern": "^[A-Z]{3}$"},
-        "additionalProperties": BOOLEAN,
         "minProperties": 2,
     },
     "pattern on a declared property": {
@@ -405,31 +380,13 @@ KEYWORDS: dict[str, Any] = {
     },
     "required, undeclared": {"type": "object", "required": ["anything", "at all"]},
     "first property cannot be": {"type": "object", "properties": {"a": False, "b": STRING}},
-    "maxProperties": {"type": "object", "properties": {"a": STRING}, "maxProperties": 0},
-    "dependentRequired": {
-        "type": "object",
-        "properties": {"card": STRING, "address": STRING},
-        "required": ["card"],
-        "dependentRequired": {"card": ["address"]},
-    },
-    "dependentSchemas": {
-        "type": "object",
-        "required": ["a"],
-        "dependentSchemas": {"a": {"required": ["b"], "properties": {"b": INTEGER}}},
-    },
     "anyOf with a sibling": {"type": "string", "anyOf": [INTEGER, {"minLength": 6}]},
     "anyOf of required": {
         "type": "object",
         "properties": {"a": STRING, "b": STRING},
         "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
     },
-    "oneOf that overlaps": {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}], "type": "integer"},
-    "oneOf of required": {
-        "type": "object",
-        "properties": {"a": STRING, "b": STRING},
-        "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
-    },
-    "allOf of bounds": {"allOf": [NUMBER, {"minimum": 2}, {"maximum": 3}, {"not": {"const": 2}}]},
+    "oneOf with disjoint branches": {"oneOf": [obj(a=STRING), obj(b=STRING)]},
     "allOf, number and integer": {"allOf": [NUMBER, INTEGER]},
     "allOf on one property": {
         "allOf": [
@@ -437,171 +394,252 @@ KEYWORDS: dict[str, Any] = {
             {"properties": {"n": {"minimum": 10}}},
         ]
     },
-    "if and then": {
-        "type": "object",
-        "properties": {"country": {"enum": ["US", "NL"]}, "postal_code": STRING},
-        "required": ["country", "postal_code"],
-        "if": {"properties": {"country": {"const": "US"}}},
-        "then": {"properties": {"postal_code": {"pattern": "^\\d{5}$"}}},
-        "else": {"properties": {"postal_code": {"pattern": "^\\d{4} [A-Z]{2}$"}}},
+    "a discriminator whose first value leads nowhere": {
+        "anyOf": [
+            obj(kind={"const": "a"}, next={"$ref": "#/$defs/endless"}),
+            obj(kind={"const": "b"}, value=STRING),
+        ],
+        "$defs": {"endless": obj(again={"$ref": "#/$defs/endless"})},
     },
-    "if, then impossible": {
-        "type": "object",
-        "properties": {"kind": STRING},
-        "required": ["kind"],
-        "if": {"properties": {"kind": {"const": "a"}}, "required": ["kind"]},
-        "then": False,
-        "else": {"required": ["b"]},
+    "ten operators and a literal": {
+        "$ref": "#/$defs/expr",
+        "$defs": {
+            "expr": {
+                "anyOf": [
+                    *(
+                        obj(op={"const": name}, left={"$ref": "#/$defs/expr"}, right={"$ref": "#/$defs/expr"})
+                        for name in "abcdefghij"
+                    ),
+                    obj(op={"const": "literal"}, value=NUMBER),
+                ]
+            }
+        },
     },
-    "not a type": {"not": {"type": ["object", "string"]}},
-    "not some values": {"type": "string", "not": {"enum": ["text", "text2"]}},
-    "not required": {"type": "object", "properties": {"a": STRING}, "not": {"required": ["a"]}},
-    "not empty": {"type": "object", "not": {"maxProperties": 0}, "properties": {"a": STRING}},
 }
 
 SCHEMAS = {**TOOLS, **OUTPUTS, **KEYWORDS}
 
 
-def keys_of(schema: Any) -> list[str]:
-    return list(schema) if isinstance(schema, dict) else []
-
-
-def assert_valid(schema: Any, value: Any) -> None:
+def assert_valid(schema: Json, value: Any) -> None:
     Draft202012Validator.check_schema(schema)
     Draft202012Validator(schema).validate(value)
 
 
-def test_the_table_is_as_long_as_it_should_be() -> None:
-    assert len(SCHEMAS) == len(TOOLS) + len(OUTPUTS) + len(KEYWORDS) >= 60
+def test_no_name_of_the_tables_is_used_twice() -> None:
+    assert len(SCHEMAS) == len(TOOLS) + len(OUTPUTS) + len(KEYWORDS)
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_values_are_valid_and_the_same_every_time(name: str) -> None:
+def test_values_and_filled_documents_are_valid(name: str) -> None:
     schema = SCHEMAS[name]
-    before = copy.deepcopy(schema)
-    value = instance(schema)
-    assert_valid(schema, value)
-    assert json.loads(json.dumps(value)) == value
-    assert instance(json.loads(json.dumps(schema))) == value
-    assert schema == before
+    made = drafted(schema)
+    assert_valid(schema, json.loads(made.plain))
+    assert_valid(schema, json.loads(made.filled("digest=0123456789abcdef This is a simulated answer")))
+    assert drafted(schema, strict=False) == made
+
+
+async def test_another_process_makes_the_same_values() -> None:
+    """The hash seed of a process, and what it did before, change nothing."""
+    sandbox = Sandbox(Bounds())
+    try:
+        for name, schema in reversed(SCHEMAS.items()):
+            fields = await sandbox.run("t", "draft_document", encoded(schema), True, STATES)
+            assert Draft(*fields) == drafted(schema), name
+    finally:
+        await sandbox.close()
 
 
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
-        (None, {}),
         ({}, {}),
         (STRING, "text"),
-        (INTEGER, 1),
-        (NUMBER, 1),
-        (BOOLEAN, True),
-        (NULL, None),
-        ({"type": "integer", "minimum": 18}, 18),
+        (obj(n=INTEGER, x=NUMBER, b=BOOLEAN, z=NULL), {"n": 1, "x": 1, "b": True, "z": None}),
+        (obj(age={"type": "integer", "minimum": 18}), {"age": 18}),
+        (obj(share={"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}), {"share": 0.5}),
         (TOOLS["exec_command"], {"cmd": "cmd"}),
         (TOOLS["shell"], {"command": ["command"]}),
         (TOOLS["weather"], {"location": "location", "units": "celsius"}),
-        (TOOLS["weather, nothing required"], {"city": "city"}),
+        (TOOLS["weather, nothing required"], {}),
         (TOOLS["no parameters"], {}),
         (TOOLS["labels of any name"], {"labels": {}}),
         (OUTPUTS["linked list, recursive by $defs"], {"linked_list": {"value": 1, "next": None}}),
         (OUTPUTS["tree"], {"name": "name", "children": []}),
-        (OUTPUTS["tree of two children or more"], {"leaf": "leaf"}),
-        (OUTPUTS["optional recursion only"], {"name": "name"}),
+        (OUTPUTS["tree of two children or more"], {"children": [{"leaf": "leaf"}] * 2}),
+        (OUTPUTS["optional recursion only"], {}),
+        (KEYWORDS["minProperties"], {"key1": "key1", "key2": "key2", "key3": "key3"}),
         (KEYWORDS["type list"], 1),
-        (KEYWORDS["multiple of a tenth"], 5.2),
-        (KEYWORDS["not required"], {}),
+        ({"type": ["null", "string"]}, "text"),
     ],
 )
-def test_values_look_natural(schema: Any, value: Any) -> None:
-    made = instance(schema)
+def test_values_are_short_and_natural(schema: Json, value: Any) -> None:
+    made = value_for(schema)
     assert made == value
     assert type(made) is type(value)
 
 
-def test_what_is_made_shares_nothing_with_the_schema() -> None:
-    schema = {"const": {"list": [1]}}
-    made: Any = instance(schema)
-    made["list"].append(2)
-    assert schema == {"const": {"list": [1]}}
-
-
 @pytest.mark.parametrize(
-    ("format_name", "read"),
+    ("name", "read"),
     [
         ("date", datetime.date.fromisoformat),
         ("time", datetime.time.fromisoformat),
         ("date-time", datetime.datetime.fromisoformat),
+        ("duration", re.compile("P[0-9]+D").fullmatch),
         ("uuid", uuid.UUID),
         ("ipv4", ipaddress.IPv4Address),
         ("ipv6", ipaddress.IPv6Address),
         ("uri", lambda text: urlsplit(text).hostname.index("example.com")),
-        ("hostname", lambda text: re.fullmatch(r"([a-z0-9]+\.)+[a-z]+", text).group()),
-        ("email", lambda text: re.fullmatch(r"[a-z0-9]+@([a-z0-9]+\.)+[a-z]+", text).group()),
+        ("hostname", re.compile(r"[a-z]+(\.[a-z]+)*").fullmatch),
+        ("email", re.compile(r"[a-z]+@([a-z]+\.)+[a-z]+").fullmatch),
     ],
 )
-def test_formats(format_name: str, read: Any) -> None:
-    one = {"type": "string", "format": format_name}
-    made: Any = instance(arr(one, minItems=20, uniqueItems=True))
-    for text in made:
-        read(text)
-        Draft202012Validator(one, format_checker=Draft202012Validator.FORMAT_CHECKER).validate(text)
+def test_strings_fit_their_format(name: str, read: Any) -> None:
+    schema = {"type": "string", "format": name}
+    made = value_for(schema)
+    assert read(made) is not None
+    Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).validate(made)
 
 
-# --- what cannot be satisfied ---------------------------------------------------------------
+def test_a_date_of_a_pattern_is_a_date() -> None:
+    """A digit is chosen so that it makes a valid month, day and hour."""
+    pattern = r"^\d{4}/(0[1-9]|1[0-2])/(0[1-9]|[12]\d|3[01]) ([01]\d|2[0-3]):[0-5]\d$"
+    made = value_for({"type": "string", "pattern": pattern})
+    datetime.datetime.strptime(made, "%Y/%m/%d %H:%M")
 
 
 @pytest.mark.parametrize(
+    "pattern",
+    [
+        "^[A-Z]{2}\\d{2}[A-Z0-9]{11,30}$",
+        "^(?:[0-9]{1,3}\\.){3}[0-9]{1,3}$",
+        "^#(?:[0-9a-fA-F]{3}){1,2}$",
+        "^\\+?[1-9]\\d{1,14}$",
+        "^https?://[^\\s/$.?#].[^\\s]*$",
+        "^[a-z0-9]+(?:-[a-z0-9]+)*$",
+        "^(0|[1-9]\\d*)\\.(0|[1-9]\\d*)\\.(0|[1-9]\\d*)(?:-[0-9A-Za-z-]+)?$",
+        "^([01]\\d|2[0-3]):[0-5]\\d$",
+        '^[^<>:"/\\\\|?*]+$',
+        "^arn:aws:iam::\\d{12}:role/[\\w+=,.@-]+$",
+        "^[\\x00-\\x08]$",
+        "",
+    ],
+)
+def test_patterns_in_use_are_matched(pattern: str) -> None:
+    made = value_for({"type": "string", "pattern": pattern})
+    assert re.search(pattern, made)
+
+
+# --- a place for a text ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("properties", "required", "carrier"),
+    [
+        ({"a": STRING}, [], "a"),
+        ({"a": STRING, "b": STRING}, ["b"], "a"),
+        ({"n": INTEGER, "a": {"type": ["null", "string"]}}, [], "a"),
+        ({"n": INTEGER, "a": STRING, "m": INTEGER}, ["n", "m"], "a"),
+        ({"e": {"type": "string", "enum": ["x"]}, "a": STRING}, ["e"], "a"),
+        ({"a": {"$ref": "#/$defs/text"}}, [], "a"),
+        ({"s": {"type": "string", "maxLength": 9}, "p": {"type": "string", "pattern": "^x*$"}}, [], ""),
+        ({"o": obj(a=STRING)}, ["o"], ""),
+        ({"n": INTEGER}, [], ""),
+    ],
+)
+def test_the_first_string_that_accepts_any_text_carries_it(
+    properties: Json, required: list[str], carrier: str
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+        "$defs": {"text": STRING},
+    }
+    made = drafted(schema)
+    assert made.carries is bool(carrier)
+    filled = json.loads(made.filled('digest=1 "quoted"'))
+    assert_valid(schema, filled)
+    assert (filled.get(carrier) == 'digest=1 "quoted"') is bool(carrier)
+    assert set(filled) == {*required, carrier} - {""}
+
+
+def test_an_empty_text_leaves_the_document_as_it_is() -> None:
+    made = drafted(obj(a=STRING, n=INTEGER))
+    assert json.loads(made.filled("")) == json.loads(made.plain) == {"a": "a", "n": 1}
+
+
+# --- schemas that are refused ----------------------------------------------------------------
+
+UNSUPPORTED: dict[str, Json] = {
+    "not": {"type": "string", "not": {"enum": ["other"]}},
+    "uniqueItems": arr(INTEGER, minItems=1, uniqueItems=True),
+    "contains": {"type": "array", "contains": STRING},
+    "propertyNames": {"type": "object", "propertyNames": {"pattern": "^[a-z]"}},
+    "dependentRequired": {"type": "object", "dependentRequired": {"card": ["address"]}},
+    "dependentSchemas": {"type": "object", "dependentSchemas": {"a": {"required": ["b"]}}},
+    "unevaluatedProperties": {"type": "object", "unevaluatedProperties": False},
+    "if": {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}},
+    "oneOf": {"oneOf": [{"minimum": 1}, {"maximum": -1}], "type": "integer"},
+    "format: phone": {"type": "string", "format": "phone"},
+    "min/maxProperties": {"type": "object", "properties": {"a": STRING}, "maxProperties": 1},
+}
+
+
+@pytest.mark.parametrize("keyword", UNSUPPORTED)
+def test_unsupported_keywords_are_refused_if_strict_and_ignored_otherwise(keyword: str) -> None:
+    schema = UNSUPPORTED[keyword]
+    with pytest.raises(InvalidRequest, match=f"cannot use this schema: .*{keyword}") as refused:
+        drafted(schema)
+    assert "Enable" not in refused.value.message
+    assert_valid(schema, value_for(schema, strict=False))
+
+
+def test_an_ignored_keyword_may_be_violated() -> None:
+    schema = arr(INTEGER, minItems=3, uniqueItems=True)
+    assert value_for(schema, strict=False) == [1, 1, 1]
+
+
+def test_a_schema_cannot_choose_the_options_of_the_compiler() -> None:
+    options = {"lenient": True, "item_separator": " , ", "whitespace_flexible": True}
+    schema = {**obj(a=INTEGER, b=INTEGER), "x-guidance": options}
+    assert drafted(schema).plain == '{"a":1,"b":1}'
+    with pytest.raises(InvalidRequest, match="not"):
+        drafted({**schema, "not": {}})
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
     "schema",
     [
-        5,
-        "string",
-        [],
         {"type": "strin"},
         {"type": 5},
-        {"type": []},
-        {"type": [["string"]]},
         {"enum": "abc"},
         {"properties": []},
         {"properties": {"a": 3}, "required": ["a"]},
         {"required": "a"},
-        {"required": [1]},
-        {"required": [["a"]]},
-        {"anyOf": []},
         {"anyOf": {}},
         {"allOf": [3]},
-        {"items": [{"type": "string"}]},
-        {"not": "this"},
-        {"pattern": 3},
         {"pattern": "("},
-        {"pattern": "\\p{Greek}"},
         {"type": "string", "pattern": "(a)\\1"},
+        {"type": "string", "pattern": "^(?=.*\\d).{8,}$"},
         {"minimum": "3"},
-        {"minimum": float("nan")},
-        {"maximum": float("inf")},
-        {"exclusiveMinimum": True},
-        {"multipleOf": 0},
+        {"type": "integer", "minimum": 10**400},
+        {"type": "number", "multipleOf": 0},
         {"minLength": -1},
-        {"minLength": 1.5},
-        {"$ref": 3},
         {"$ref": "#/$defs/missing"},
-        {"$ref": "#/enum/x", "enum": [1]},
-        {"$ref": "#/enum/7", "enum": [1]},
-        {"$ref": "#anchor"},
         {"$ref": "https://example.com/schema.json"},
-        {"$ref": "#/title", "title": "not a schema"},
     ],
     ids=repr,
 )
-def test_malformed_schemas_are_refused(schema: Any) -> None:
-    with pytest.raises(Unsatisfiable, match=r"\w"):
-        instance(schema)
+def test_malformed_schemas_are_refused(schema: Json, strict: bool) -> None:
+    with pytest.raises(InvalidRequest, match=r"cannot use this schema: .*\w\W?\.$"):
+        drafted(schema, strict=strict)
 
 
 @pytest.mark.parametrize(
     "schema",
     [
-        False,
-        {"not": {}},
         {"enum": []},
         {"type": "string", "enum": [1, 2]},
         {"type": "string", "const": "abc", "maxLength": 2},
@@ -612,103 +650,91 @@ def test_malformed_schemas_are_refused(schema: Any) -> None:
         {"type": "string", "pattern": "^a$", "minLength": 2},
         {"allOf": [STRING, INTEGER]},
         {"anyOf": [False, {"allOf": [BOOLEAN, NULL]}]},
-        {"oneOf": [STRING, STRING], "type": "string"},
         {"type": "array", "items": False, "minItems": 1},
         {"type": "array", "minItems": 2, "maxItems": 1},
-        {"type": "array", "items": BOOLEAN, "uniqueItems": True, "minItems": 3},
-        {"type": "array", "items": STRING, "contains": INTEGER},
         {"type": "object", "required": ["a"], "additionalProperties": False},
-        {"type": "object", "required": ["a"], "properties": {"a": {"not": {}}}},
-        {"type": "object", "required": ["a", "b"], "maxProperties": 1},
-        {"type": "object", "propertyNames": False, "minProperties": 1},
+        {"type": "object", "required": ["a"], "properties": {"a": False}},
         {"type": "object", "properties": {"n": {"$ref": "#"}}, "required": ["n"]},
         {"type": "object", "properties": {k: {"$ref": "#"} for k in "abc"}, "required": [*"abc"]},
         {"type": "array", "items": {"$ref": "#"}, "minItems": 2},
+        {"$ref": "#"},
     ],
     ids=repr,
 )
-def test_contradictory_schemas_are_refused(schema: Any) -> None:
-    with pytest.raises(Unsatisfiable, match="no value was found"):
-        instance(schema)
+def test_schemas_without_a_value_are_refused(schema: Json) -> None:
+    with pytest.raises(InvalidRequest, match=r"the simulated engine (cannot|finds no)"):
+        drafted(schema)
 
 
-def nested(innermost: Any, levels: int, wrap: Any) -> Any:
-    for _ in range(levels):
-        innermost = wrap(innermost)
-    return innermost
+# --- bounds ----------------------------------------------------------------------------------
 
 
-def chain(levels: int, link: Any, last: Any) -> dict[str, Any]:
-    """A schema of references, each to the next, that a naive search walks many times over."""
+def nested(innermost: str, levels: int, before: str, after: str) -> bytes:
+    return (before * levels + innermost + after * levels).encode()
+
+
+def linked(levels: int, link: Any, last: Any) -> bytes:
+    """A chain of references, each definition made by ``link`` from the next."""
     defs = {f"d{n}": link({"$ref": f"#/$defs/d{n + 1}"}) for n in range(levels)}
-    return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{levels}": last}}
+    return encoded({"$ref": "#/$defs/d0", "$defs": {**defs, f"d{levels}": last}})
 
 
-EXPLOSIVE: dict[str, Any] = {
-    "a reference to itself": {"$ref": "#"},
-    "references in a circle": {
-        "$ref": "#/$defs/a",
-        "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}},
-    },
-    "nested anyOf": nested(False, 24, lambda it: {"anyOf": [it, {"allOf": [it]}]}),
-    "nested anyOf by reference": chain(60, lambda it: {"anyOf": [it, it]}, False),
-    "nested oneOf by reference": chain(60, lambda it: {"oneOf": [it, it]}, STRING),
-    "nested anyOf of objects": chain(40, lambda it: {"anyOf": [obj(a=it), obj(b=it)]}, False),
-    "many choices": {"allOf": [{"anyOf": [{"const": n}, {"const": n + 1}]} for n in range(99)]},
-    "wide and deep": chain(30, lambda it: obj(a=it, b=it, c=it), STRING),
-    "deep anyOf": nested(False, 5000, lambda it: {"anyOf": [it]}),
-    "deep allOf": nested(False, 30000, lambda it: {"allOf": [it]}),
-    "deep not": nested({}, 5000, lambda it: {"not": it}),
-    "deep arrays": nested({}, 5000, lambda it: arr(it, minItems=1)),
-    "many items": {"type": "array", "minItems": 10**9},
-    "many unique items": arr(STRING, minItems=10**5, uniqueItems=True),
-    "much contained": {"type": "array", "contains": STRING, "minContains": 10**9},
-    "many properties": {"type": "object", "minProperties": 10**9},
-    "long string": {"type": "string", "minLength": 10**9},
-    "long enum": {"enum": list(range(10**5)), "not": {"type": "number"}},
-    "many required": {"type": "string", "required": [str(n) for n in range(10**5)], "not": {}},
-    "long pattern": {"type": "string", "pattern": "((((a{999}){999}){999}){999})"},
-    "empty repeats": {"type": "string", "pattern": "^((){999999999}){999999999}b{0}$", "not": {}},
-    "backtracking pattern": {"enum": ["x" * 5000], "pattern": "^(x+x+)+y$"},
-    "nested repeats": {"enum": ["x" * 50], "pattern": "^" + "(" * 30 + "x*" + ")*" * 30 + "y$"},
-    "long text": {"enum": ["x" * 10**5], "pattern": "^(x{2,3}){9,}y"},
-    "long text looked back at": {"enum": ["x" * 10**5], "pattern": "(?<!x)(?<=y)y"},
-    "wide class": {"type": "string", "pattern": "[" + "\\x00" * 1000 + "z]{10000}y", "not": {}},
-    "pattern too long": {"type": "string", "pattern": "a?" * 10**5},
-    "deep pattern": {"type": "string", "pattern": "(" * 5000 + ")" * 5000},
+HOSTILE: dict[str, bytes] = {
+    "references in a circle": encoded(
+        {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"allOf": [{"$ref": "#/$defs/a"}]}}}
+    ),
+    "nested anyOf by reference": linked(60, lambda it: {"anyOf": [it, it]}, False),
+    "nested anyOf of objects": linked(40, lambda it: {"anyOf": [obj(a=it), obj(b=it)]}, False),
+    "many choices": encoded({"allOf": [{"anyOf": [{"const": n}, {"const": n + 1}]} for n in range(99)]}),
+    "wide and deep": linked(30, lambda it: obj(a=it, b=it, c=it), STRING),
+    "deep allOf": nested("false", 30_000, '{"allOf":[', "]}"),
+    "deep arrays": nested("{}", 5000, '{"type":"array","minItems":1,"items":', "}"),
+    "many items": encoded({"type": "array", "minItems": 10**9}),
+    "many properties": encoded({"type": "object", "minProperties": 10**9}),
+    "long string": encoded({"type": "string", "minLength": 10**9}),
+    "long enum": encoded({"enum": list(range(10**5))}),
+    "long pattern": encoded({"type": "string", "pattern": "((((a{999}){999}){999}){999})"}),
+    "nested repeats": encoded({"enum": ["x" * 50], "pattern": "^" + "(" * 30 + "x*" + ")*" * 30 + "y$"}),
+    "pattern too long": encoded({"type": "string", "pattern": "a?" * 10**5}),
+    "deep pattern": encoded({"type": "string", "pattern": "(" * 5000 + ")" * 5000}),
 }
 
 
-@pytest.mark.parametrize("name", EXPLOSIVE)
-def test_explosive_schemas_are_refused_soon(name: str) -> None:
-    started = time.monotonic()
-    with pytest.raises(Unsatisfiable, match=r"\w"):
-        instance(EXPLOSIVE[name])
-    assert time.monotonic() - started < SOON_S
+async def test_hostile_schemas_are_refused_and_the_sandbox_serves_on() -> None:
+    sandbox = Sandbox(Bounds(timeout_s=0.5))
+    try:
+        for schema in HOSTILE.values():
+            with pytest.raises(InvalidRequest, match=r"\w"):
+                await sandbox.run("t", "draft_document", schema, True, STATES)
+            fields = await sandbox.run("t", "draft_document", encoded(obj(name=STRING)), True, STATES)
+            assert json.loads(fields[0]) == {"name": "name"}
+    finally:
+        await sandbox.close()
 
 
 @pytest.mark.parametrize(
     "schema",
     [
         obj(**{f"p{n}": obj(a=STRING, b=arr(INTEGER), c=MAYBE_STRING) for n in range(200)}),
-        {"type": "object", "properties": {f"p{n}": STRING for n in range(1000)}},
+        obj(**{f"p{n}": STRING for n in range(1000)}),
+        {"type": "object", "properties": {f"p{n}": STRING for n in range(300)}},
         {"anyOf": [obj(kind={"const": n}, value=STRING) for n in range(500)]},
-        {"enum": list(range(10**5))},
-        nested(STRING, 14, lambda it: obj(child=it, other=STRING)),
-        chain(40, lambda it: {"allOf": [it]}, STRING),
+        {"enum": list(range(10**4))},
+        json.loads(linked(14, lambda it: obj(child=it, other=STRING), STRING)),
+        json.loads(linked(40, lambda it: {"allOf": [it]}, STRING)),
         arr(INTEGER, minItems=1000),
     ],
-    ids=["objects", "properties", "branches", "enum", "deep", "references", "items"],
+    ids=["objects", "required", "optional", "branches", "enum", "deep", "references", "items"],
 )
-def test_large_schemas_are_within_the_bounds(schema: Any) -> None:
-    assert_valid(schema, instance(schema))
+def test_large_schemas_are_within_the_bounds(schema: Json) -> None:
+    assert_valid(schema, value_for(schema))
 
 
-# --- any schema -----------------------------------------------------------------------------
+# --- any schema ------------------------------------------------------------------------------
 
-NAMES = st.sampled_from(["a", "b_c", "city", "ünï", "x-y", ""])
+NAMES = st.sampled_from(["a", "b_c", "city", "ünï", "x-y", "", 'quo"te', "back\\slash"])
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-9, 9) | st.text(max_size=4),
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-9, 9, width=16) | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=6,
 )
@@ -716,7 +742,7 @@ REF_NAMES = {"leaf": "leaf", "sl/ash": "sl~1ash", "til~de": "til~0de"}
 
 
 @st.composite
-def string_schemas(draw: st.DrawFn) -> dict[str, Any]:
+def string_schemas(draw: st.DrawFn) -> Json:
     shortest = draw(st.integers(0, 12))
     return draw(
         st.sampled_from(
@@ -726,35 +752,32 @@ def string_schemas(draw: st.DrawFn) -> dict[str, Any]:
                 {"pattern": "^(?:GET|POST) /\\w*$"},
                 {"pattern": "[^\\s]{3}$", "maxLength": 3 + shortest},
                 {"format": draw(st.sampled_from(["date", "email", "uuid", "ipv4", "uri"]))},
-                {"not": {"enum": ["text", "a", "city"]}},
             ]
         ).map(lambda more: {"type": "string", **more})
     )
 
 
 @st.composite
-def number_schemas(draw: st.DrawFn) -> dict[str, Any]:
+def number_schemas(draw: st.DrawFn) -> Json:
     low, width = draw(st.integers(-1000, 1000)), draw(st.integers(2, 50))
-    kind = draw(st.sampled_from(["integer", "number"]))
-    step = draw(st.sampled_from([1, 2, 0.5, 0.25])) if kind == "number" else 1
     bounds = draw(
         st.sampled_from(
             [
                 {"minimum": low, "maximum": low + width},
                 {"exclusiveMinimum": low, "exclusiveMaximum": low + width},
                 {"minimum": low, "multipleOf": width},
-                {"exclusiveMaximum": low, "multipleOf": width * step},
+                {"exclusiveMaximum": low, "multipleOf": width},
                 {"minimum": low / 4, "maximum": low / 4 + width},
             ]
         )
     )
-    return {"type": kind, **bounds}
+    return {"type": draw(st.sampled_from(["integer", "number"])), **bounds}
 
 
 LEAVES = st.one_of(
     string_schemas(),
     number_schemas(),
-    st.sampled_from([True, {}, BOOLEAN, NULL, STRING, INTEGER, NUMBER, MAYBE_STRING]),
+    st.sampled_from([{}, BOOLEAN, NULL, STRING, INTEGER, NUMBER, MAYBE_STRING]),
     JSON_VALUES.map(lambda value: {"const": value}),
     st.lists(JSON_VALUES, min_size=1, max_size=4).map(lambda values: {"enum": values}),
     st.sampled_from(sorted(REF_NAMES.values())).map(lambda name: {"$ref": f"#/$defs/{name}"}),
@@ -762,7 +785,7 @@ LEAVES = st.one_of(
 
 
 @st.composite
-def object_schemas(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
+def object_schemas(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> Json:
     properties = draw(st.dictionaries(NAMES, inner, max_size=4))
     names = sorted(properties)
     required = draw(st.lists(st.sampled_from(names), unique=True)) if names else []
@@ -770,17 +793,13 @@ def object_schemas(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, 
         "type": "object",
         "properties": properties,
         "required": required,
-        "minProperties": draw(st.integers(0, len(properties))),
         "additionalProperties": draw(st.booleans() | inner),
     }
-    # Half of the properties in a schema of their own must come to the same.
-    half = {name: properties[name] for name in names[::2]}
-    split = [{"properties": half}, {"required": required}, schema]
-    return draw(st.sampled_from([schema, {"allOf": split}, {"anyOf": [False, schema]}]))
+    return draw(st.sampled_from([schema, {"allOf": [{"required": required}, schema]}, {"anyOf": [schema]}]))
 
 
 @st.composite
-def array_schemas(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
+def array_schemas(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> Json:
     items, fewest = draw(inner), draw(st.integers(0, 3))
     prefix = draw(st.lists(inner, min_size=1, max_size=3))
     return draw(
@@ -788,33 +807,22 @@ def array_schemas(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, A
             [
                 arr(items, minItems=fewest, maxItems=fewest + 1),
                 arr(False, prefixItems=prefix, minItems=min(fewest, len(prefix))),
-                arr(items, contains=items, minContains=fewest),
-                arr(True, contains=items, minItems=fewest),
-                arr(INTEGER, minItems=fewest, uniqueItems=True),
-                arr(obj(key=STRING, value=items), minItems=fewest, uniqueItems=True),
+                arr(obj(key=STRING, value=items), minItems=fewest),
             ]
         )
     )
 
 
 @st.composite
-def branching_schemas(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
+def branching_schemas(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> Json:
     one, other = draw(inner), draw(inner)
     tagged = [obj(kind={"const": "one"}, value=one), obj(kind={"const": "other"}, value=other)]
-    is_one = {"properties": {"kind": {"const": "one"}}}
-    conditional = {
-        **{"if": is_one, "then": {"properties": {"value": one}}},
-        **{"else": {"properties": {"value": other}}},
-    }
     return draw(
         st.sampled_from(
             [
                 {"anyOf": draw(st.permutations([one, NULL]))},
                 {"anyOf": [one, other]},
-                {"allOf": [one, {"description": "the same"}, one]},
-                {"oneOf": tagged},
-                {**obj(kind={"enum": ["other", "one"]}, value=True), **conditional},
-                {"not": {"not": one}, "allOf": [one]},
+                {"anyOf": tagged},
             ]
         )
     )
@@ -828,8 +836,8 @@ SUBSCHEMAS = st.recursive(
 
 
 @st.composite
-def schemas(draw: st.DrawFn) -> dict[str, Any]:
-    """Schemas for which there is a value, by how they are put together."""
+def schemas(draw: st.DrawFn) -> Json:
+    """Schemas of supported keywords for which there is a value, by how they are put together."""
     recursive = {"anyOf": [obj(next={"$ref": "#/$defs/sl~1ash"}), draw(number_schemas())]}
     defs = {"leaf": draw(string_schemas()), "sl/ash": recursive, "til~de": {"$ref": "#/$defs/leaf"}}
     return {"allOf": [draw(SUBSCHEMAS)], "$defs": defs}
@@ -840,17 +848,16 @@ DETERMINISTIC = settings(
 )
 
 
-@settings(DETERMINISTIC, max_examples=250)
+@settings(DETERMINISTIC, max_examples=120)
 @given(schemas())
-def test_any_satisfiable_schema_has_a_value(schema: Any) -> None:
-    value = instance(schema)
-    assert_valid(schema, value)
-    assert instance(schema) == value
+def test_any_satisfiable_schema_has_a_value(schema: Json) -> None:
+    made = drafted(schema)
+    assert_valid(schema, json.loads(made.plain))
+    assert_valid(schema, json.loads(made.filled("digest=1")))
+    assert drafted(schema) == made
 
 
-KEYWORD_NAMES = sorted({key for schema in KEYWORDS.values() for key in keys_of(schema)})
-
-
+KEYWORD_NAMES = sorted({key for schema in (*KEYWORDS.values(), *UNSUPPORTED.values()) for key in schema})
 NONSENSE = st.recursive(
     JSON_VALUES,
     lambda inner: st.dictionaries(st.sampled_from(KEYWORD_NAMES), inner, max_size=5),
@@ -858,82 +865,11 @@ NONSENSE = st.recursive(
 )
 
 
-@settings(DETERMINISTIC, max_examples=200)
-@given(NONSENSE)
-def test_nonsense_is_refused_or_satisfied_but_never_crashes(schema: Any) -> None:
+@settings(DETERMINISTIC, max_examples=100)
+@given(st.dictionaries(st.sampled_from(KEYWORD_NAMES), NONSENSE, max_size=5), st.booleans())
+def test_nonsense_is_refused_or_has_a_value(schema: Json, strict: bool) -> None:
     try:
-        value = instance(schema)
-    except Unsatisfiable:
+        made = drafted(schema, strict=strict)
+    except InvalidRequest:
         return
-    if isinstance(schema, bool | dict):
-        Draft202012Validator(schema).validate(value)
-
-
-# --- patterns -------------------------------------------------------------------------------
-
-
-@st.composite
-def regexes(draw: st.DrawFn) -> str:
-    atom = st.sampled_from(
-        [*"abc1-", ".", "\\d", "\\w", "\\s", "\\W", "[a-c]", "[^ab]", "[\\d-]", "\\.", "\\b"]
-    )
-    quantifier = st.sampled_from(["", "", "*", "+", "?", "{2}", "{1,3}", "{2,}", "*?"])
-
-    def combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-        group = st.sampled_from(["(?:{})", "({})", "(?={})", "(?!{})", "(?:{}|b)"])
-        grouped = st.builds(lambda form, it: form.format(it), group, inner)
-        several = st.lists(inner, min_size=2, max_size=3).map("".join)
-        repeated = st.builds(lambda it, count: f"(?:{it}){count}", inner, quantifier)
-        return grouped | several | repeated
-
-    body = draw(st.recursive(atom, combined, max_leaves=6))
-    return draw(st.sampled_from(["", "^"])) + body + draw(st.sampled_from(["", "$"]))
-
-
-def free(_: int) -> None:
-    """No meter."""
-
-
-@settings(DETERMINISTIC, max_examples=300)
-@given(regexes(), st.text("aabc1-_. ", max_size=6))
-def test_patterns_match_as_those_of_python_do(pattern: str, text: str) -> None:
-    assert patterns.matches(pattern, text, free) == bool(re.search(pattern, text))
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "^[A-Z]{2}\\d{2}[A-Z0-9]{11,30}$",
-        "^(?:[0-9]{1,3}\\.){3}[0-9]{1,3}$",
-        "^#(?:[0-9a-fA-F]{3}){1,2}$",
-        "^\\+?[1-9]\\d{1,14}$",
-        "^https?://[^\\s/$.?#].[^\\s]*$",
-        "^[a-z0-9]+(?:-[a-z0-9]+)*$",
-        "^(0|[1-9]\\d*)\\.(0|[1-9]\\d*)\\.(0|[1-9]\\d*)(?:-[0-9A-Za-z-]+)?$",
-        "^\\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\\d|3[01])$",
-        "^([01]\\d|2[0-3]):[0-5]\\d$",
-        "^/(?!.*\\.\\.)[\\w./-]+$",
-        "^(?!-)[a-z-]{1,63}(?<!-)$",
-        "\\bword\\b",
-        '^[^<>:"/\\\\|?*]+$',
-        "^arn:aws:iam::\\d{12}:role/[\\w+=,.@-]+$",
-        "^[\\x00-\\x08]$",
-        "",
-    ],
-)
-def test_patterns_in_use_are_sampled(pattern: str) -> None:
-    made: Any = instance({"type": "string", "pattern": pattern, "not": {"const": "text"}})
-    assert re.search(pattern, made)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "python"),
-    [
-        ("^(?<year>\\d{4})$", "^(?P<year>\\d{4})$"),
-        ("^[\\w-.]+@([\\w-]+\\.)+[\\w-]{2,4}$", "^[\\w\\-.]+@([\\w-]+\\.)+[\\w-]{2,4}$"),
-        ("^\\(?<\\d$", "^\\(?<\\d$"),
-    ],
-)
-def test_patterns_may_be_spelled_as_in_javascript(pattern: str, python: str) -> None:
-    made: Any = instance({"type": "string", "pattern": pattern})
-    assert re.search(python, made)
+    json.loads(made.plain)
