@@ -1,13 +1,7 @@
-"""The arrows between the parts, read from the imports.
+"""Import rules, read from the source.
 
-    cli → {server, chat, keys, openapi, bench} server → {engines, sandbox, stores, core, keys.token}
-    keys → stores                              openapi → protocol
-    stores → {core, protocol}                  engines → {sandbox, prompts, core.{generation, chain.head, limits},
-                                                           protocol}
-    chat, bench → nothing                      core → protocol → errors
-    sandbox → errors
-
-``protocol``, ``core`` and ``prompts`` are pure: no I/O, no clock, no randomness.
+``ALLOWED`` lists what each package may import. ``protocol``, ``core`` and ``prompts`` are pure: no I/O, no
+clock, no randomness.
 """
 
 import ast
