@@ -1,7 +1,4 @@
-"""What the value of a setting must satisfy, as a test and as words for a message.
-
-Owns the rules. It must not know which setting follows which of them, nor where a value came from.
-"""
+"""Rules that values of settings must satisfy, each with a check and the text for an error message."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +10,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value of the right type must also satisfy."""
+    """A condition for a value that already has the right type."""
 
     demand: str
     holds: Callable[[Any], bool]

@@ -1,6 +1,6 @@
 """The vocabulary that the simulated engine is given, and how contexts are written with it."""
 
-from slipring.engines.gguf import manner_of, packaged_model, read_gguf
+from slipring.engines.gguf import MODEL_COMMAND, manner_of, packaged_model, read_gguf
 from slipring.engines.renderers import make_renderer, read_tokenizer
 from slipring.engines.simulated.options import Options
 from slipring.errors import StartupError
@@ -28,7 +28,6 @@ def _packaged() -> str:
     path = packaged_model()
     if path is None:
         raise StartupError(
-            f"--engine simulated: the model of vocabulary={_PACKAGED} is not installed"
-            " (pip install 'slipring[llama]')"
+            f"--engine simulated: the model of vocabulary={_PACKAGED} is not installed ({MODEL_COMMAND})"
         )
     return path
