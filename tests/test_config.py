@@ -1,7 +1,9 @@
 """`Config` from flags, environment variables and a TOML file, and the errors for invalid values."""
 
 import argparse
+import contextlib
 import dataclasses
+import io
 import re
 import tomllib
 from collections.abc import Callable
@@ -11,7 +13,8 @@ from typing import Any
 import pytest
 
 from slipring import config
-from slipring.config import Config, ConfigError, add_flags, from_namespace, load
+from slipring.cli import build_parser
+from slipring.config import Config, ConfigError, add_flags, from_namespace
 from slipring.core.limits import Limits
 from slipring.reference import reference
 
@@ -34,10 +37,17 @@ def toml(tmp_path: Path) -> WriteToml:
     return write
 
 
+def load(argv: list[str], environ: dict[str, str]) -> Config:
+    """The configuration of `slipring serve` with these flags and environment variables."""
+    return from_namespace(build_parser().parse_args(["serve", *argv]), environ)
+
+
 def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
-    with pytest.raises(ConfigError) as caught:
+    """The error message for these flags and environment variables."""
+    errors = io.StringIO()
+    with pytest.raises((ConfigError, SystemExit)) as caught, contextlib.redirect_stderr(errors):
         load(argv, environ or {})
-    message = str(caught.value)
+    message = errors.getvalue() or str(caught.value)
     assert message
     assert len(message.splitlines()) == 1
     return message
@@ -447,9 +457,9 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
-        (["--prot", "1"], "--prot"),
-        (["--prot=1"], "--prot"),
-        (["--por", "1"], "--por: unknown: did you mean --port?"),
+        (["--prot", "1"], "unknown flag --prot: did you mean --port?"),
+        (["--prot=1"], "unknown flag --prot: did you mean --port?"),
+        (["--por", "1"], "unknown flag --por: did you mean --port?"),
         (["--port"], "--port"),
         (["--compression=yes"], "--compression"),
         (["stray"], "unexpected argument"),

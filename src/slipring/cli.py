@@ -282,13 +282,21 @@ def _is_simulated(engines: Sequence[str]) -> bool:
 
 
 def _next_steps(url: str, serving: Serving) -> list[str]:
-    command = "slipring" if shutil.which("slipring") else shlex.quote(sys.argv[0])
     key = "" if serving.is_open else "OPENAI_API_KEY=YOUR_KEY "
     where = "" if url == chat_options.ChatOptions().url else f" --url {url}"
     header = "" if serving.is_open else "-H 'Authorization: Bearer YOUR_KEY' "
     body = '{"input": "Say hello.", "max_output_tokens": 40}'
     return [
-        f"{key}{command} chat{where}",
+        f"{key}{_command_name()} chat{where}",
         f"curl {url}/responses {header}-H 'Content-Type: application/json' -d '{body}'",
         "docs/clients.md shows how to connect Codex, the SDKs and other clients",
     ]
+
+
+def _command_name() -> str:
+    """Return the shell command for slipring: by name if it is on the path, else as it was started."""
+    if shutil.which("slipring"):
+        return "slipring"
+    if os.path.basename(sys.argv[0]) == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m slipring"
+    return shlex.quote(sys.argv[0])

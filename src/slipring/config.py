@@ -11,25 +11,12 @@ The message of a `ConfigError` never contains a value, because any value may be 
 import argparse
 import math
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, NoReturn, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from slipring.core.limits import Limits
 from slipring.models import ModelEntry, ModelsError, read_models
-from slipring.rules import (
-    ANY,
-    API_KEYS,
-    AT_LEAST_ONE,
-    LOG_LEVEL,
-    LOG_LEVELS,
-    NO_EMPTY_ENTRY,
-    NOT_EMPTY,
-    NOT_NEGATIVE,
-    PORT,
-    POSITIVE,
-    Rule,
-)
 from slipring.spelling import suggestion
 
 __all__ = [
@@ -40,16 +27,15 @@ __all__ = [
     "Setting",
     "add_flags",
     "from_namespace",
-    "load",
     "split_api_key",
 ]
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
 _PREFIX = "SLIPRING_"
 _FILE_FLAG = "--config"
 _FILE_VARIABLE = f"{_PREFIX}CONFIG"
 _LIMITS = "limits"
 _MODELS = "models"
-_RULES = {str: NOT_EMPTY, bool: ANY, tuple: NO_EMPTY_ENTRY}
 _LIMITS_THAT_MAY_BE_ZERO = (
     "idle_timeout_s",
     "ping_interval_s",
@@ -61,6 +47,43 @@ _LIMITS_THAT_MAY_BE_ZERO = (
 
 class ConfigError(ValueError):
     """A setting is invalid. The message is one line that names the flag, variable or key."""
+
+
+# --- Rules for values ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A condition for a value that already has the right type."""
+
+    demand: str
+    holds: Callable[[Any], bool]
+
+
+def _is_api_key(entry: object) -> bool:
+    return isinstance(entry, str) and all(part.strip() for part in entry.split(":", 1))
+
+
+_ANY = Rule("", lambda value: True)
+_NOT_EMPTY = Rule("must not be empty", bool)
+_NO_EMPTY_ENTRY = Rule(
+    "every entry must be a string and not empty",
+    lambda entries: all(isinstance(entry, str) and entry for entry in entries),
+)
+_API_KEYS = Rule(
+    "every entry must be [TENANT:]KEY with neither part empty",
+    lambda entries: all(_is_api_key(entry) for entry in entries),
+)
+_PORT = Rule("must be from 0 to 65535", lambda number: 0 <= number <= 65535)
+_LOG_LEVEL = Rule(f"must be one of {', '.join(LOG_LEVELS)}", lambda name: name in LOG_LEVELS)
+_AT_LEAST_ONE = Rule("must be 1 or more", lambda number: number >= 1)
+_POSITIVE = Rule("must be finite and above 0", lambda number: 0 < number < math.inf)
+_NOT_NEGATIVE = Rule("must be finite and not below 0", lambda number: 0 <= number < math.inf)
+_RULES = {str: _NOT_EMPTY, bool: _ANY, tuple: _NO_EMPTY_ENTRY}
+"""The rule for each type, unless the field names another one."""
+
+
+# --- The fields -----------------------------------------------------------------------------------
 
 
 def split_api_key(entry: str) -> tuple[str, str]:
@@ -80,7 +103,7 @@ class Config:
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
     port: int = field(
         default=8000,
-        metadata={"help": "port to listen on; 0 chooses a free port", "rule": PORT},
+        metadata={"help": "port to listen on; 0 chooses a free port", "rule": _PORT},
     )
     engine: str = field(
         default="llama",
@@ -100,7 +123,7 @@ class Config:
         default=30.0,
         metadata={
             "help": "delete stored responses after this time; 0 keeps them for ever",
-            "rule": NOT_NEGATIVE,
+            "rule": _NOT_NEGATIVE,
             "metavar": "DAYS",
         },
     )
@@ -108,7 +131,7 @@ class Config:
         default="",
         metadata={
             "help": "URL at which other nodes on the same store reach this one; empty: they do not connect",
-            "rule": ANY,
+            "rule": _ANY,
             "metavar": "URL",
         },
     )
@@ -116,7 +139,7 @@ class Config:
         default=1,
         metadata={
             "help": "number of processes that serve the port; more than one need a store other than memory",
-            "rule": AT_LEAST_ONE,
+            "rule": _AT_LEAST_ONE,
             "metavar": "N",
         },
     )
@@ -129,7 +152,7 @@ class Config:
         repr=False,
         metadata={
             "help": "API key that clients may use, as [TENANT:]KEY",
-            "rule": API_KEYS,
+            "rule": _API_KEYS,
             "metavar": "KEY",
             "plural": "api_keys",
         },
@@ -147,7 +170,7 @@ class Config:
         metadata={
             "help": "file with the keys that encrypt content held by clients, 32 bytes in base64 per line,"
             " newest first; empty: a key kept in the store",
-            "rule": ANY,
+            "rule": _ANY,
             "metavar": "FILE",
         },
     )
@@ -168,7 +191,7 @@ class Config:
         default="info",
         metadata={
             "help": f"lowest level of messages to log: {', '.join(LOG_LEVELS)}",
-            "rule": LOG_LEVEL,
+            "rule": _LOG_LEVEL,
             "metavar": "LEVEL",
         },
     )
@@ -288,7 +311,7 @@ def _limit_setting(declared: Field[Any], hint: Any) -> Setting:
         kind=hint,
         default=declared.default,
         help=declared.metadata["help"],
-        rule=NOT_NEGATIVE if may_be_zero else POSITIVE,
+        rule=_NOT_NEGATIVE if may_be_zero else _POSITIVE,
         metavar="N" if hint is int else "SECONDS" if declared.name.endswith("_s") else "SHARE",
         variable=_PREFIX + declared.name.upper(),
         key=(_LIMITS, declared.name),
@@ -309,13 +332,6 @@ SETTINGS = tuple(_all_settings())
 
 
 # --- Flags -----------------------------------------------------------------------------------
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that raises `ConfigError` instead of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
 
 
 def _flag_options(setting: Setting) -> dict[str, Any]:
@@ -339,25 +355,6 @@ def add_flags(parser: argparse.ArgumentParser, *, only: Collection[str] = ()) ->
     for setting in (setting for setting in SETTINGS if not only or setting.name in only):
         group = limits if setting.is_limit else plain
         group.add_argument(setting.flag, help=_flag_help(setting), **_flag_options(setting))
-
-
-def load(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
-    """Read the configuration from flags without a sub-command, and from environment variables."""
-    parser = _Parser(prog="slipring", allow_abbrev=False)
-    add_flags(parser)
-    namespace, unknown = parser.parse_known_args(argv)
-    if unknown:
-        raise ConfigError(_unknown_flag(unknown))
-    return from_namespace(namespace, environ)
-
-
-def _unknown_flag(arguments: Sequence[str]) -> str:
-    """Name the unknown flag, but no other argument: it may be the secret value of a misspelt flag."""
-    for argument in arguments:
-        if argument.startswith("--"):
-            name = argument.partition("=")[0]
-            return f"flag {name}: unknown{suggestion(name, (setting.flag for setting in SETTINGS))}"
-    return "unexpected argument"
 
 
 # --- Sources: flags, environment variables and the file ---------------------------------------

@@ -22,8 +22,8 @@ class Options:
     digest: bool = option(False, "whether planned answers carry a digest of the context")
     vocabulary: str = option(
         "",
-        "contexts and answers are real token ids: of `smollm2`, which comes with `slipring[llama]`, or of a"
-        " `.gguf`, a `tokenizer.json` or a directory that holds it",
+        "contexts and answers are real token ids: of `smollm2`, the packaged model, or of a `.gguf`, a"
+        " `tokenizer.json` or a directory that holds it",
     )
     dialect: str = option(
         "", "how contexts are written: chatml, llama3 or template; empty: as the model's template asks"
