@@ -29,7 +29,7 @@ class Stream(io.StringIO):
     ("is_terminal", "shown"),
     [
         (False, "slipring: starting the engine llama …\n"),
-        (True, "\r\x1b[Kloading small … 0 s\r\x1b[K"),
+        (True, "\r\x1b[Kloading small … 0 s\r\r\x1b[K"),
     ],
 )
 async def test_a_slow_start_is_shown_and_erased_from_a_terminal(is_terminal: bool, shown: str) -> None:
@@ -46,7 +46,7 @@ async def test_a_failure_erases_the_line_too() -> None:
     with contextlib.suppress(RuntimeError), loading:
         await asyncio.wait_for(stream.written.wait(), 60)
         raise RuntimeError
-    assert stream.getvalue().endswith(" s\r\x1b[K")
+    assert stream.getvalue().endswith(" s\r\r\x1b[K")
 
 
 async def test_nothing_is_shown_for_a_fast_start() -> None:

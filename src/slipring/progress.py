@@ -45,7 +45,8 @@ class Loading:
             return
         self._is_shown = True
         while True:
-            self._write(f"{_CLEAR}loading {self._model} … {clock() - started_at:.0f} s")
+            # The final return makes a log message overwrite this line instead of continuing it.
+            self._write(f"{_CLEAR}loading {self._model} … {clock() - started_at:.0f} s\r")
             await asyncio.sleep(_TICK_S)
 
     def _write(self, text: str) -> None:
