@@ -173,7 +173,7 @@ async def test_a_recording_and_a_load_from_the_command_line(tmp_path: Path) -> N
         (["--server-pid", "1"], "--server-pid is for a server that is named with --url"),
         (["--api-key-env", "NO_SUCH_VARIABLE"], "NO_SUCH_VARIABLE is not set"),
         (["load", "--hold-s", "0"], "must be a number from 0.1 on"),
-        (["load", "--mode", "websocket-lanes"], "unknown command 'loud': did you mean load?"),
+        (["load", "--mode", "websocket-lanes"], "invalid choice"),
         (["load", "--json", "/nowhere/load.json"], "there is no directory /nowhere"),
         (["loud"], "unknown command 'loud': did you mean load?"),
     ],
