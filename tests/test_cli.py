@@ -314,6 +314,7 @@ def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
             "slipring bench load: unknown flag --ulr: did you mean --url? (see slipring bench load --help)",
         ),
         (["serve", "--frobnicate"], "slipring serve: unknown flag --frobnicate (see slipring serve --help)"),
+        (["serve", "-ksecret"], "slipring serve: unknown flag -k (see slipring serve --help)"),
         (["serve", "sk-secret"], "slipring serve: unexpected argument (see slipring serve --help)"),
         (["sevre"], "slipring: unknown command 'sevre': did you mean serve? (see slipring --help)"),
         (["dance"], "slipring: unknown command 'dance' (see slipring --help)"),

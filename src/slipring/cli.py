@@ -98,7 +98,11 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unknown command '{first}'{suggestion(first, self._command_names())}")
 
     def _refuse(self, arguments: Sequence[str]) -> NoReturn:
-        flags = [argument.partition("=")[0] for argument in arguments if argument.startswith("-")]
+        flags = [
+            argument.partition("=")[0] if argument.startswith("--") else argument[:2]
+            for argument in arguments
+            if argument.startswith("-")
+        ]
         if not flags:
             self.error("unexpected argument")
         for name, command in self._command_names().items():
