@@ -19,7 +19,7 @@ from slipring import __version__
 from slipring.cli import ENGINES, announce, main
 from slipring.config import Config
 from slipring.engines.catalog import KINDS
-from slipring.server.orders import Serving
+from slipring.server.process.worker_messages import Serving
 
 ROOT = Path(__file__).parent.parent
 COMMAND = (sys.executable, "-m", "slipring")

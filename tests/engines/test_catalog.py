@@ -11,7 +11,7 @@ from slipring.config import ConfigError
 from slipring.core.generation import Defaults
 from slipring.engines.catalog import Catalog, Entry, open_engine
 from slipring.errors import ModelNotFound, StartupError
-from slipring.server.run import Server
+from slipring.server.process.server import Server
 from tests.harness import PuppetEngine, Running, serve
 from tests.test_config import load
 

@@ -8,14 +8,14 @@ from typing import Any
 from msgspec import Struct
 
 from slipring.openapi.schemas import Schema
-from slipring.protocol.compact import CompactRequest, Window
-from slipring.protocol.conversations import (
+from slipring.protocol.endpoints.compact import CompactRequest, Window
+from slipring.protocol.endpoints.conversations import (
     AddItems,
     ConversationObject,
     CreateConversation,
     UpdateConversation,
 )
-from slipring.protocol.objects import (
+from slipring.protocol.endpoints.small_objects import (
     DeletedConversation,
     DeletedResponse,
     Health,
