@@ -175,7 +175,7 @@ async def test_a_recording_and_a_load_from_the_command_line(tmp_path: Path) -> N
         (["load", "--hold-s", "0"], "must be a number from 0.1 on"),
         (["load", "--mode", "websocket-lanes"], "invalid choice"),
         (["load", "--json", "/nowhere/load.json"], "there is no directory /nowhere"),
-        (["loud"], "invalid choice"),
+        (["loud"], "unknown command 'loud': did you mean load?"),
     ],
 )
 def test_what_does_not_go_together_is_told_in_one_line(

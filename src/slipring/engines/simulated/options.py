@@ -22,7 +22,7 @@ class SimulatedOptions:
     digest: bool = option(False, "whether planned answers carry a digest of the context")
     vocabulary: str = option(
         "",
-        "use real token ids: of `smollm2`, which comes with `slipring[llama]`, or of a `.gguf`, a"
+        "use real token ids: of `smollm2`, the packaged model, or of a `.gguf`, a"
         " `tokenizer.json` or a directory that contains one",
     )
     dialect: str = option("", "chatml, llama3 or template; empty: the dialect of the model's template")

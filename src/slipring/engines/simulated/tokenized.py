@@ -16,7 +16,7 @@ from slipring.engines.simulated.pace import Pace
 from slipring.engines.simulated.plan import Content, prepare
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
-from slipring.engines.tokens.gguf_models import manner_of, packaged_model, read_gguf
+from slipring.engines.tokens.gguf_models import MODEL_COMMAND, manner_of, packaged_model, read_gguf
 from slipring.engines.tokens.renderers import make_renderer, read_tokenizer
 from slipring.engines.tokens.token_answer import Answer, Piece, count, render
 from slipring.errors import StartupError
@@ -175,7 +175,6 @@ def _packaged_path() -> str:
     path = packaged_model()
     if path is None:
         raise StartupError(
-            f"--engine simulated: the model of vocabulary={_PACKAGED} is not installed"
-            " (pip install 'slipring[llama]')"
+            f"--engine simulated: the model of vocabulary={_PACKAGED} is not installed ({MODEL_COMMAND})"
         )
     return path
