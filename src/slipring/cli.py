@@ -16,12 +16,8 @@ import msgspec
 
 from slipring import __version__
 from slipring.bench import options as bench_options
+from slipring.bench.errors import BadRecording, CannotMeasure, CannotStart, UnreadableRecord, UsageError
 from slipring.bench.load import options as load_options
-from slipring.bench.options import UsageError
-from slipring.bench.probes import Unmeasurable
-from slipring.bench.results import Unreadable
-from slipring.bench.server import CannotStart
-from slipring.bench.workloads.replay import BadRecording
 from slipring.chat import options as chat_options
 from slipring.chat.connection import Unreachable
 from slipring.chat.run import chat
@@ -83,16 +79,16 @@ def build_parser() -> argparse.ArgumentParser:
     measure = commands.add_parser(
         "bench",
         help="measure agent loops against any Responses endpoint, mode by mode",
-        description="Run agent loops against a Responses endpoint in several modes, side by side, check every"
-        " answer, and tell where the time goes. Without --url, against a slipring that is started for it.",
+        description="Run agent loops against a Responses endpoint in several modes, check every answer, and"
+        " show where the time goes. Without --url, start a slipring server and measure that.",
         allow_abbrev=False,
     )
     bench_options.add_flags(measure)
     load = measure.add_subparsers(dest="bench_command", metavar="COMMAND", parser_class=_Parser).add_parser(
         "load",
-        help="many connections at once, until a service level breaks",
-        description="Chat over many connections at once, more and more of them, until a service level breaks."
-        " Without --url, against a slipring that is started for it.",
+        help="add concurrent connections until a service level is violated",
+        description="Chat over a growing number of concurrent connections, until a service level is violated."
+        " Without --url, start a slipring server and measure that.",
         argument_default=argparse.SUPPRESS,  # so that what was given before "load" stays
         allow_abbrev=False,
     )
@@ -114,10 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "keys":
             return asyncio.run(keys.run(arguments, config))
         return serve(config)
-    except (ConfigError, UsageError, BadRecording, Unreadable) as error:
+    except (ConfigError, UsageError, BadRecording, UnreadableRecord) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except (StartupError, Unreachable, Unmeasurable, CannotStart) as error:
+    except (StartupError, Unreachable, CannotMeasure, CannotStart) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return STARTUP_ERROR
 

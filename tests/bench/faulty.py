@@ -44,10 +44,10 @@ class Made:
 class Faulty:
     """The server. ``fault`` names what it does wrong; each is a branch below."""
 
-    def __init__(self, fault: str = "", *, calls: int = 2, gives_digests: bool = True) -> None:
+    def __init__(self, fault: str = "", *, calls: int = 2, has_digests: bool = True) -> None:
         self.fault = fault
         self.calls = calls
-        self.gives_digests = gives_digests
+        self.has_digests = has_digests
         self.requests: list[Json] = []
         self.connections = 0
         self._contexts: dict[str, list[Json]] = {}
@@ -130,7 +130,7 @@ class Faulty:
         is_call = choice == "required" or (is_call and choice == "auto")
         if self.fault == "answers instead of calling" and outputs == 1:
             is_call = False
-        mark = f"digest={digest(create.get('instructions', ''), context)}" if self.gives_digests else "hello"
+        mark = f"digest={digest(create.get('instructions', ''), context)}" if self.has_digests else "hello"
         if self.fault == "stops giving digests" and outputs == 1:
             mark = "hello"
         if is_call:

@@ -15,7 +15,7 @@ import pytest
 
 from slipring.bench import results
 from tests.bench.faulty import Faulty, running
-from tests.bench.stage import measured, wrongs
+from tests.bench.stage import faults, measured
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -43,7 +43,7 @@ def program(name: str) -> ModuleType:
 
 
 @pytest.mark.usefixtures("programs")
-def test_a_server_that_cannot_be_measured_gets_no_record_of_another(tmp_path: Path) -> None:
+def test_a_failed_measurement_leaves_no_old_record(tmp_path: Path) -> None:
     run, servers = program("run"), program("servers")
     path = tmp_path / "record.json"
     path.write_text("what another has left")
@@ -65,13 +65,13 @@ def test_a_server_that_cannot_be_measured_gets_no_record_of_another(tmp_path: Pa
         ("ends twice", False),
     ],
 )
-async def test_only_the_form_of_events_is_forgiven(fault: str, is_only_form: bool) -> None:
+async def test_only_deviations_in_form_are_tolerated(fault: str, is_only_form: bool) -> None:
     table = program("table")
     async with running(Faulty(fault)) as url:
         record = await measured(url, modes=("http-full",))
-    assert wrongs(record), "the bench itself has nothing to say"
-    faults = [fault for loop in record.loops for fault in table.faults_of(loop)]
-    assert (faults == []) is is_only_form
+    assert faults(record), "the bench itself found no fault"
+    found = [fault for loop in record.loops for fault in table.faults_of(loop)]
+    assert (found == []) is is_only_form
 
 
 @pytest.mark.usefixtures("programs")
@@ -86,9 +86,9 @@ async def test_only_the_form_of_events_is_forgiven(fault: str, is_only_form: boo
         ("history was lost: 3 input tokens after 400", True),
     ],
 )
-def test_sentences_are_told_apart_as_a_whole(said: str, is_fault: bool) -> None:
-    turn = results.Turn(number=1, wrong=f"{said}; events without a sequence_number")
-    loop = results.Loop(workload="w", mode="m", repeat=0, turns=[turn])
+def test_deviations_in_form_are_matched_as_whole_sentences(said: str, is_fault: bool) -> None:
+    turn = results.TurnResult(number=1, wrong=f"{said}; events without a sequence_number")
+    loop = results.LoopResult(workload="w", mode="m", repeat=0, turns=[turn])
     assert program("table").faults_of(loop) == ([said] if is_fault else [])
 
 
@@ -110,7 +110,7 @@ os.rename(sys.argv[1] + ".part", sys.argv[1])
 @pytest.mark.parametrize(
     "then", ["signal.pause()", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()"]
 )
-def test_a_part_that_takes_too_long_leaves_nothing(
+def test_a_part_that_takes_too_long_is_ended_with_its_children(
     then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standard = program("standard")
@@ -137,12 +137,12 @@ def test_a_part_that_takes_too_long_leaves_nothing(
 
 
 @pytest.mark.usefixtures("programs")
-def test_the_exit_code_of_a_part_is_told() -> None:
+def test_the_exit_code_of_a_part_is_returned() -> None:
     assert program("standard").run(["-c", "raise SystemExit(3)"], 60) == 3
     assert program("standard").run(["-c", ""], 60) == 0
 
 
-def test_idle_connections_need_no_more_than_the_hard_limit_of_files(tmp_path: Path) -> None:
+def test_idle_connections_within_the_hard_limit_of_files(tmp_path: Path) -> None:
     """Run where its soft limit is too low for it, in a copy that keeps its figures elsewhere."""
     for name in ("idle_connections.py", "common.py"):
         (tmp_path / name).write_text((BENCHMARKS / name).read_text())

@@ -1,4 +1,4 @@
-"""What a load shows: a line for each level as it is measured, a table and a verdict at the end."""
+"""Shows a load: progress of each level on standard error, then a table and the result."""
 
 import sys
 
@@ -6,66 +6,69 @@ from rich.markup import escape
 from rich.table import Table
 
 from slipring.bench.load.results import Level, LoadRecord, Percentiles
-from slipring.bench.screen import bystander_remarks, simulation, wide_console
+from slipring.bench.report.conditions import busy_warning, simulation
+from slipring.bench.report.terminal import wide_console
 
 _BUSY_CORES = 0.85
 _RANKS = "p50 / p95 / p99"
 
 
-class Climbing:
-    """Tells on standard error how far a load has come."""
+class LoadProgress:
+    """Prints the progress of a load to standard error."""
 
-    def climbing(self, connections: int, seconds: float) -> None:
+    def level_started(self, connections: int, seconds: float) -> None:
         print(f"{connections} connections, {seconds:g} s …", file=sys.stderr, flush=True)
 
-    def measured(self, level: Level) -> None:
+    def level_finished(self, level: Level) -> None:
         if level.broken is not None:
             print(f"{level.connections} connections: {level.broken}", file=sys.stderr, flush=True)
 
 
 def show(record: LoadRecord) -> None:
+    """Print the record to standard output."""
     console = wide_console()
     if record.levels:
         console.print(_table(record))
     endpoint = record.endpoint
-    what = endpoint.url or f"a slipring of its own, {endpoint.engine}"
+    what = endpoint.url or f"a slipring server started by the bench, engine {endpoint.engine}"
     console.print(escape(f"Measured: {what}; model {endpoint.model}."))
-    if endpoint.tokens_per_s is not None:
-        console.print(simulation(endpoint))
+    if simulated := simulation(endpoint):
+        console.print(escape(f"Simulated. {simulated}"))
     for line in verdict(record):
         console.print(line)
 
 
 def verdict(record: LoadRecord) -> list[str]:
-    """At which load the service level breaks, and what makes that doubtful."""
+    """The highest level that held, the one that did not, warnings, and errors."""
     lines = []
     held = [level for level in record.levels if level.broken is None]
     broken = next((level for level in record.levels if level.broken is not None), None)
     most = f"{held[-1].connections} connections ({held[-1].turns_per_s:.1f} turns/s)" if held else "no level"
     if broken is not None:
         lines.append(
-            f"The service level holds with {most} and breaks with {broken.connections}:"
+            f"The service level holds with {most} and is violated with {broken.connections}:"
             f" {escape(broken.broken or '')}."
         )
     elif held:
         lines.append(f"The service level holds with {most}; more were not tried.")
     if any(level.client_cores > _BUSY_CORES for level in record.levels):
         lines.append(
-            "[yellow]The bench itself was at its limit: part of what looks slow is its own doing.[/yellow]"
+            "[yellow]The bench used a whole core: it may have slowed down the measurement itself.[/yellow]"
         )
     others_cores = max((level.others_cores or 0.0 for level in record.levels), default=0.0)
-    lines += bystander_remarks(others_cores, record.machine)
+    if busy := busy_warning(others_cores, record.machine):
+        lines.append(f"[yellow]Busy machine. {busy}[/yellow]")
     limit_ms = record.service_level.first_token_ms
     for level in record.levels:
         if level.waiting_late:
             lines.append(
                 f"[red]{level.connections} connections, still waiting: {level.waiting_late}[/red] without a"
-                f" first token for more than {limit_ms:,.0f} ms at the end; they count as that late"
+                f" first token after more than {limit_ms:,.0f} ms; counted with the time they have waited"
             )
         if level.stalled:
             lines.append(
                 f"[red]{level.connections} connections, still waiting: {level.stalled}[/red] in the middle of"
-                f" an answer, for more than {limit_ms:,.0f} ms at the end"
+                f" an answer, without an event for more than {limit_ms:,.0f} ms"
             )
         for reason, count in level.errors.items():
             lines.append(f"[red]{level.connections} connections, {count} ×[/red] {escape(reason)}")
