@@ -10,7 +10,7 @@ FAST = ("--engine", "simulated:tokens_per_s=0,output_tokens=4,digest=true")
 
 
 async def run(*arguments: str, **variables: str) -> tuple[int | None, str, str]:
-    """Run it to its end: exit code, standard output and standard error."""
+    """Run it; returns exit code, standard output and standard error."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")}
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *arguments, env={**clean, **variables}, stdout=-1, stderr=-1

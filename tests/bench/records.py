@@ -1,4 +1,4 @@
-"""Records for tests of the report: made up, plausible, and the same on every run."""
+"""Invented records for tests of the reports, the same in every run."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -16,7 +16,9 @@ from slipring.bench.results import (
 )
 
 MODES = (
-    ModeDescription(name="http-full", title="HTTP, full history", about="every turn sends all that was said"),
+    ModeDescription(
+        name="http-full", title="HTTP, full history", about="every turn sends the whole conversation"
+    ),
     ModeDescription(
         name="http-chained", title="HTTP, chained", about="every turn names the stored response before it"
     ),
@@ -42,7 +44,7 @@ def record(
     has_stages: bool = True,
     has_cpu: bool = True,
 ) -> BenchRecord:
-    """Five modes in three workloads, unless less is asked for."""
+    """Five modes in three workloads by default."""
     dice = random.Random(seed)
     made = BenchRecord(
         when="2026-11-15T12:00:00Z",
@@ -77,7 +79,7 @@ def one_turn() -> BenchRecord:
 
 
 def bare() -> BenchRecord:
-    """What another server tells: no stages, no tokens, and no CPU time either."""
+    """A record of a server without stage times, token counts and CPU times."""
     made = record([CODING], MODES[:3], repeats=3, has_stages=False, has_cpu=False)
     made.endpoint = Endpoint(model="gpt-6.1-mini", url="https://models.example/v1")
     for loop in made.loops:
@@ -88,7 +90,7 @@ def bare() -> BenchRecord:
 
 
 def wrong() -> BenchRecord:
-    """One mode answers wrongly in some turns, another breaks off; one was not run."""
+    """One mode has faulty answers, another a broken connection, and one was skipped."""
     made = record([CODING, SHORT], MODES[:4], repeats=3)
     made.skipped = {"rollout": "the endpoint refused the header OpenAI-Beta: slipring_rollout=v1"}
     for loop in made.loops:
@@ -110,7 +112,7 @@ def all_wrong() -> BenchRecord:
 
 
 def hostile() -> BenchRecord:
-    """Texts that try to become markup, wherever a text may be."""
+    """Every text of the record contains markup."""
     evil = "\"'><script>alert(1)</script>&<b x='\x00"
     made = wrong()
     made.endpoint = Endpoint(model=evil, url=f"http://127.0.0.1/{evil}", engine=evil, tokens_per_s=9.5)

@@ -1,4 +1,4 @@
-"""A bench in this process, against a server of the test's choosing."""
+"""Runs benches in this process."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ TOOL = {
 
 
 class Watching:
-    """An observer that only remembers the order."""
+    """An observer that records the order of loops."""
 
     def __init__(self) -> None:
         self.order: list[tuple[int, str]] = []
@@ -32,10 +32,10 @@ class Watching:
         pass
 
 
-def tiny(calls: int = 2, task: str = "Mend it.", **fields: Any) -> Plan:
-    """A few calls and an answer."""
+def tiny(calls: int = 2, task: str = "Fix it.", **fields: Any) -> Plan:
+    """A plan with a few calls and an answer."""
     return Plan(
-        workload=Workload(name="tiny", title="Tiny", about="next to nothing", turns=calls + 1),
+        workload=Workload(name="tiny", title="Tiny", about="a few turns", turns=calls + 1),
         instructions="Be brief.",
         tools=[TOOL],
         steps=[
@@ -58,7 +58,7 @@ async def measured(
     max_output_tokens: int | None = None,
     **settings: Any,
 ) -> BenchRecord:
-    """The record of a bench against a URL."""
+    """Run a bench against a URL; returns its record."""
     options = BenchOptions(
         target=Target(url=url, timeout_s=20, max_output_tokens=max_output_tokens),
         modes=modes,

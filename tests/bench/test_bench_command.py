@@ -125,12 +125,12 @@ def test_the_record_is_written_after_an_unexpected_error(
 ) -> None:
     async def run(self: Bench) -> None:
         self.record.loops.append(results.LoopResult(workload="short", mode="http-full", repeat=0))
-        raise RuntimeError("an end that nobody has foreseen")
+        raise RuntimeError("an unexpected error")
 
     monkeypatch.setattr(Bench, "run", run)
     options = BenchOptions(
         target=Target(), workloads=("short",), outputs=Outputs(json=tmp_path / "record.json")
     )
-    with pytest.raises(RuntimeError, match="nobody has foreseen"):
+    with pytest.raises(RuntimeError, match="an unexpected error"):
         command.bench(options)
     assert len(results.read(tmp_path / "record.json").loops) == 1

@@ -47,7 +47,7 @@ def test_invalid_flags_are_reported_in_one_line(
     arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit:
-        raise SystemExit(main(["bench", *arguments]))  # as the command does; the parser does it by itself
+        raise SystemExit(main(["bench", *arguments]))  # argparse exits by itself
     out, err = capsys.readouterr()
     assert (exit.value.code, out) == (2, "")
     assert reason in err

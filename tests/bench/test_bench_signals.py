@@ -33,14 +33,14 @@ async def test_a_signal_stops_the_bench_and_writes_the_record(tmp_path: Path, nu
     assert not any(is_running(child) for child in children)
 
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what others run")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and pidfds")
 ENDLESS = ("--repeats", "100000", "--workload", "short", "--mode", "websocket")
 PATIENCE_S = 60
 Start = Callable[..., Awaitable[Process]]
 
 
 class Watched:
-    """A process that is nobody's child here, so that nobody can wait for it in the usual way."""
+    """A process that is not a child of this one: waits for its end with a pidfd."""
 
     def __init__(self, pid: int) -> None:
         self._file = os.pidfd_open(pid)
@@ -62,7 +62,7 @@ def ignores(pid: int, number: signal.Signals) -> bool:
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
-    """Starts benches that would never end; they end with the test, whatever becomes of it."""
+    """Starts benches that never finish, and kills them after the test."""
     processes: list[Process] = []
 
     async def start(*arguments: str, to: int = PIPE) -> Process:
@@ -79,7 +79,7 @@ async def start() -> AsyncIterator[Start]:
 
 
 async def measuring(process: Process) -> list[Watched]:
-    """Wait until a bench is in the middle of its measurement; its server, with its workers."""
+    """Wait until a bench is measuring; returns its server and the server's workers."""
     assert process.stderr is not None
     async with asyncio.timeout(PATIENCE_S):
         while not (line := await process.stderr.readline()).startswith(b"short: 100000 "):
@@ -128,8 +128,8 @@ async def test_the_record_is_written_after_the_terminal_is_closed(start: Start, 
     while b"websocket" not in seen:
         seen += await asyncio.wait_for(asyncio.to_thread(os.read, ours, 4096), PATIENCE_S)
     servers = servers_of(process)
-    os.close(ours)  # from now on whatever is written there fails
-    process.send_signal(signal.SIGHUP)  # a terminal does so itself to those whom it controls
+    os.close(ours)  # from now on, writing to the terminal fails
+    process.send_signal(signal.SIGHUP)  # as the system does for a controlling terminal
     assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 130
     assert results.read(path).endpoint.engine == FAST[1]
     for server in servers:
@@ -137,7 +137,7 @@ async def test_the_record_is_written_after_the_terminal_is_closed(start: Start, 
 
 
 async def test_an_ignored_sighup_stays_ignored(start: Start) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does, for what it starts
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
         process = await start()
     finally:

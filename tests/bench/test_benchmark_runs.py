@@ -1,4 +1,4 @@
-"""The programs below ``benchmarks``: whose record is whose, what is a fault, that nothing stays behind."""
+"""The programs in ``benchmarks``: records of peers, tolerated deviations, and processes they start."""
 
 import importlib
 import os
@@ -26,7 +26,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has pidfd
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """They can be imported, and are forgotten again, because their names are quite common."""
+    """Makes the programs importable; removes them afterwards, because their module names are common."""
     before = set(sys.modules)
     signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), str(PEERS), *sys.path])
@@ -47,9 +47,9 @@ def test_a_failed_measurement_leaves_no_old_record(tmp_path: Path) -> None:
     run, servers = program("run"), program("servers")
     path = tmp_path / "record.json"
     path.write_text("what another has left")
-    nobody = servers.Server("ogx", "http://127.0.0.1:9/v1", os.getpid(), "instant")
+    unreachable = servers.Server("ogx", "http://127.0.0.1:9/v1", os.getpid(), "instant")
     with pytest.raises(run.Unmeasured, match=r"^ogx: slipring bench ended with 3: slipring: "):
-        run.measure(nobody, "short", "", path)
+        run.measure(unreachable, "short", "", path)
     assert not path.exists()
 
 
@@ -76,7 +76,7 @@ async def test_only_deviations_in_form_are_tolerated(fault: str, is_only_form: b
 
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
-    ("said", "is_fault"),
+    ("sentence", "is_fault"),
     [
         ("sequence_number 3 comes after 4", True),
         ("events without a sequence_number", False),
@@ -86,10 +86,10 @@ async def test_only_deviations_in_form_are_tolerated(fault: str, is_only_form: b
         ("history was lost: 3 input tokens after 400", True),
     ],
 )
-def test_deviations_in_form_are_matched_as_whole_sentences(said: str, is_fault: bool) -> None:
-    turn = results.TurnResult(number=1, wrong=f"{said}; events without a sequence_number")
+def test_deviations_in_form_are_matched_as_whole_sentences(sentence: str, is_fault: bool) -> None:
+    turn = results.TurnResult(number=1, wrong=f"{sentence}; events without a sequence_number")
     loop = results.LoopResult(workload="w", mode="m", repeat=0, turns=[turn])
-    assert program("table").faults_of(loop) == ([said] if is_fault else [])
+    assert program("table").faults_of(loop) == ([sentence] if is_fault else [])
 
 
 PART = """
@@ -102,7 +102,7 @@ import os
 os.rename(sys.argv[1] + ".part", sys.argv[1])
 {then}
 """
-"""Starts a process as a part starts its server, says which, and goes on for ever."""
+"""Starts a child process, writes its id to a file, and never ends."""
 
 
 @linux
@@ -114,24 +114,24 @@ def test_a_part_that_takes_too_long_is_ended_with_its_children(
     then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standard = program("standard")
-    told = tmp_path / "pid"
+    pid_file = tmp_path / "pid"
     files: list[int] = []
 
     class Patient(subprocess.Popen[bytes]):
-        """Takes too long as soon as its server is there."""
+        """Times out as soon as the child process has started."""
 
         def wait(self, timeout: float | None = None) -> int:
             if timeout != LONGEST_S:
                 return super().wait(timeout)
-            while not told.exists():
+            while not pid_file.exists():
                 os.sched_yield()
-            files.append(os.pidfd_open(int(told.read_text())))
+            files.append(os.pidfd_open(int(pid_file.read_text())))
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     LONGEST_S = 12345.0
     monkeypatch.setattr(standard, "ENDING_S", 1)
     monkeypatch.setattr(standard.subprocess, "Popen", Patient)
-    assert standard.run(["-c", PART.format(then=then), str(told)], LONGEST_S) == -1
+    assert standard.run(["-c", PART.format(then=then), str(pid_file)], LONGEST_S) == -1
     assert select.select(files, [], [], PATIENCE_S)[0] == files, "the server of the part is still there"
     os.close(files[0])
 
@@ -143,7 +143,7 @@ def test_the_exit_code_of_a_part_is_returned() -> None:
 
 
 def test_idle_connections_within_the_hard_limit_of_files(tmp_path: Path) -> None:
-    """Run where its soft limit is too low for it, in a copy that keeps its figures elsewhere."""
+    """Run a copy of the program, which writes its results elsewhere, with a low soft limit of open files."""
     for name in ("idle_connections.py", "common.py"):
         (tmp_path / name).write_text((BENCHMARKS / name).read_text())
 

@@ -23,7 +23,7 @@ def test_parsing_of_server_timing(header: str, stages: list[dict[str, float]]) -
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ({"error": {"message": "No.", "code": "no"}}, "No. (no)"),
         ({"detail": "Too many requests"}, "Too many requests"),
@@ -32,8 +32,8 @@ def test_parsing_of_server_timing(header: str, stages: list[dict[str, float]]) -
         ({}, "the server gave no reason"),
     ],
 )
-def test_error_messages_in_different_formats(body: Json, said: str) -> None:
-    assert str(refusal(body)) == said
+def test_error_messages_in_different_formats(body: Json, message: str) -> None:
+    assert str(refusal(body)) == message
 
 
 async def test_the_terminal_event_has_its_own_time() -> None:

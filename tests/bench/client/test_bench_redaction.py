@@ -15,21 +15,21 @@ KEY = "sk-SECRET-0123456789"
 
 
 def test_keys_and_escapes_are_redacted() -> None:
-    tell = Redactor(KEY)
-    assert tell(f"Incorrect key: Bearer {KEY}.") == "Incorrect key: Bearer …."
-    assert "\x1b" not in tell("\x1b]0;owned\x07a\x1b[2Jb")
+    redact = Redactor(KEY)
+    assert redact(f"Incorrect key: Bearer {KEY}.") == "Incorrect key: Bearer …."
+    assert "\x1b" not in redact("\x1b]0;owned\x07a\x1b[2Jb")
     assert Redactor("")("as it is") == "as it is"
-    assert Redactor("x")("exit x") == "exit …"  # a key that is no secret is no reason to spoil words
+    assert Redactor("x")("exit x") == "exit …"  # short keys are redacted as whole words only
 
 
 class Echo(Faulty):
-    """Repeats the key in its errors: at once where something is stored, else after a while."""
+    """Repeats the key in its errors: at once for stored responses, else after a few turns."""
 
     async def post(self, request: web.Request) -> web.StreamResponse:
         is_stored = (await request.json())["store"]
         if is_stored or len(self.requests) > 3:
-            said = f"Invalid token: {request.headers['Authorization']}\x1b[2J"
-            return web.json_response({"error": {"message": said}}, status=401)
+            message = f"Invalid token: {request.headers['Authorization']}\x1b[2J"
+            return web.json_response({"error": {"message": message}}, status=401)
         return await super().post(request)
 
 

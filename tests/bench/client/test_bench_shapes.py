@@ -9,22 +9,22 @@ from slipring.bench.errors import CannotMeasure
 from tests.bench.faulty import Faulty, Json, running
 from tests.bench.stage import faults, measured
 
-Spoil = Callable[[Json], None]
+Change = Callable[[Json], None]
 
 
-class Odd(Faulty):
-    """Spoils every event once the probe is over."""
+class Malformed(Faulty):
+    """Changes every event after the probe."""
 
-    def __init__(self, spoil: Spoil, mode: str) -> None:
+    def __init__(self, change: Change, mode: str) -> None:
         super().__init__()
-        self._odd = spoil
+        self._change = change
         self._probes = 3 if mode == "rollout" else 2
 
     def events(self, frame: Json) -> list[Json]:
         events = json.loads(json.dumps(super().events(frame)))
         if len(self.requests) > self._probes:
             for event in events:
-                self._odd(event)
+                self._change(event)
         return events  # type: ignore[no-any-return]
 
 
@@ -73,7 +73,7 @@ def without_open_id(event: Json) -> None:
         del event["response_id"]
 
 
-ODDITIES = {
+CHANGES = {
     without_call_id: ("http-full", "websocket", "rollout"),
     without_role: ("http-full", "websocket"),
     without_name: ("http-full", "http-chained"),
@@ -87,10 +87,10 @@ ODDITIES = {
 
 
 @pytest.mark.parametrize(
-    ("spoil", "mode"), [(spoil, mode) for spoil, modes in ODDITIES.items() for mode in modes]
+    ("change", "mode"), [(change, mode) for change, modes in CHANGES.items() for mode in modes]
 )
-async def test_malformed_answers_are_errors_of_their_loop(spoil: Spoil, mode: str) -> None:
-    async with running(Odd(spoil, mode)) as url:
+async def test_malformed_answers_are_errors_of_their_loop(change: Change, mode: str) -> None:
+    async with running(Malformed(change, mode)) as url:
         record = await measured(url, modes=(mode,))
     (loop,) = record.loops
     assert loop.error is not None
@@ -98,7 +98,7 @@ async def test_malformed_answers_are_errors_of_their_loop(spoil: Spoil, mode: st
 
 
 async def test_an_endpoint_with_malformed_answers_cannot_be_measured() -> None:
-    faulty = Odd(with_words_for_tokens, "")
+    faulty = Malformed(with_words_for_tokens, "")
     faulty._probes = 0
     async with running(faulty) as url:
         with pytest.raises(
@@ -108,21 +108,21 @@ async def test_an_endpoint_with_malformed_answers_cannot_be_measured() -> None:
 
 
 async def test_events_with_an_invalid_stream_id_reach_all_lanes() -> None:
-    def spoil(event: Json) -> None:
+    def change(event: Json) -> None:
         event["stream_id"] = ["lane-0"]
 
-    async with running(Odd(spoil, "")) as url:
+    async with running(Malformed(change, "")) as url:
         record = await measured(url, modes=("websocket-lanes",), lanes=1)
     assert "on the lane ['lane-0']" in faults(record)[0]
 
 
 async def test_a_failed_response_is_an_error() -> None:
-    def spoil(event: Json) -> None:
+    def change(event: Json) -> None:
         if event["type"] == "response.completed":
             event["type"] = "response.failed"
-            event["response"] |= {"status": "failed", "error": {"message": "The engine is gone."}}
+            event["response"] |= {"status": "failed", "error": {"message": "The engine has stopped."}}
 
-    async with running(Odd(spoil, "")) as url:
+    async with running(Malformed(change, "")) as url:
         record = await measured(url, modes=("websocket",))
-    assert record.loops[0].error == "turn 1: the response failed: The engine is gone."
+    assert record.loops[0].error == "turn 1: the response failed: The engine has stopped."
     assert faults(record) == []

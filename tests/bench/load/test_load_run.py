@@ -24,7 +24,7 @@ async def test_levels_are_measured_one_after_the_other(mode: str) -> None:
         assert level.gap_ms is not None
     assert "more were not tried" in verdict(record)[0]
     if mode == "websocket":
-        assert faulty.connections == 5  # and the one of the probe
+        assert faulty.connections == 5  # one of them for the probe
 
 
 async def test_the_load_ends_when_the_service_level_is_violated() -> None:

@@ -26,7 +26,7 @@ TRYING = 1
 
 
 class Hanging(Faulty):
-    """Connections of users get no further than ``at``: all of them, or every second."""
+    """Stops answering at ``at``: on every connection of a user, or on every ``every``-th."""
 
     def __init__(self, at: str, *, every: int = 1) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ async def test_stalled_answers_are_counted() -> None:
     assert any("still waiting: 4" in line and "in the middle" in line for line in verdict(record))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 async def test_memory_is_divided_by_open_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes_bytes = iter([1000, 9000])
     monkeypatch.setattr(Meter, "resident_bytes", lambda meter: next(sizes_bytes))
@@ -149,7 +149,7 @@ async def test_connections_closed_by_the_server_are_not_open() -> None:
 
 async def test_lost_history_is_an_error() -> None:
     class Forgetful(Faulty):
-        """Tokens are counted as if all were there."""
+        """Reports no token counts."""
 
         def _response(self, made: object) -> dict[str, object]:
             return {**super()._response(made), "usage": None}  # type: ignore[arg-type]

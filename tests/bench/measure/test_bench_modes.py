@@ -22,14 +22,16 @@ async def test_what_each_mode_sends() -> None:
         assert len(creates) == (1 if mode == "rollout" else 3)
         assert all(create["tools"] == tiny().tools for create in creates)
         assert all(create["store"] is (mode == "http-chained") for create in creates)
-        assert faulty.connections == (0 if mode.startswith("http") else 2)  # the probe's and the loop's
+        assert faulty.connections == (
+            0 if mode.startswith("http") else 2
+        )  # one of the probe, one of the loop
     assert sent["http-full"] == sent["http-full-newconn"] == [1, 3, 5]
     for mode in ("http-chained", "websocket", "websocket-lanes", "rollout"):
         assert sent[mode] == [1, 1, 1]
 
 
 class Reasons(Faulty):
-    """Reasons before each answer, and gives it in a form that can be sent back where it is asked to."""
+    """Adds reasoning to each answer, encrypted if the request asks for it."""
 
     refuses = False
 

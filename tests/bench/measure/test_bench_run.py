@@ -16,7 +16,9 @@ async def test_after_a_broken_connection_the_next_repeat_runs(mode: str) -> None
         original = faulty.events
 
         def events(create: dict[str, object]) -> list[dict[str, object]]:
-            faulty.fault = "breaks off" if len(faulty.requests) == 4 else ""  # two of the probe, two before
+            faulty.fault = (
+                "breaks off" if len(faulty.requests) == 4 else ""
+            )  # after two of the probe and two of the loop
             return original(create)
 
         faulty.events = events  # type: ignore[method-assign]
@@ -61,14 +63,14 @@ async def test_modes_are_shuffled_in_the_same_order_in_every_run() -> None:
     by_repeat = [tuple(name for at, name in orders[0] if at == repeat) for repeat in range(20)]
     assert all(sorted(order) == sorted(modes) for order in by_repeat)
     followed = {(before, after) for order in by_repeat for before, after in pairwise(order)}
-    assert len(followed) == 6  # each comes after each other one
+    assert len(followed) == 6  # every ordered pair occurs
 
 
 async def test_tool_choice_forces_calls_by_default() -> None:
     faulty = Faulty(calls=0)
     async with running(faulty) as url:
         record = await measured(url, modes=("websocket", "rollout"), tool_choice=None)
-        assert faults(record) == []  # what is named by a URL is forced by itself
+        assert faults(record) == []  # calls are forced by default with --url
         choices = [create["tool_choice"] for create in faulty.requests[-3:]]
         assert choices == ["required", "required", "none"]
         assert "cannot force a call" in record.skipped["rollout"]

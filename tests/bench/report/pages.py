@@ -16,7 +16,7 @@ NAMES = tuple(RECORDS)
 
 
 def page(made: BenchRecord) -> ET.Element:
-    """Parsed as XML, which is stricter than what browsers do."""
+    """The page, parsed as XML, which is stricter than HTML."""
     return ET.fromstring(html.render(made).removeprefix("<!DOCTYPE html>"))
 
 

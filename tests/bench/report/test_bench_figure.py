@@ -1,6 +1,5 @@
 """The SVG figure."""
 
-import itertools
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from slipring.bench.report import figure
-from slipring.bench.report.figure import spaced
 from tests.bench.records import RECORDS
 from tests.bench.report.pages import NAMES, SVG
 
@@ -26,10 +24,3 @@ def test_the_figure_is_self_contained(name: str, tmp_path: Path) -> None:
     assert "url(" not in written
     assert not list(parsed.iter(f"{SVG}script"))
     assert not re.search(r"\b(nan|None|inf)\b", written)
-
-
-def test_labels_do_not_overlap() -> None:
-    places = spaced([10.0, 11.0, 12.0, 99.0, 100.0], 20.0, 0.0, 100.0)
-    assert all(after - before >= 20 - 1e-9 for before, after in itertools.pairwise(places))
-    assert min(places) >= 0
-    assert max(places) <= 100

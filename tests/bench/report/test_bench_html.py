@@ -90,8 +90,8 @@ def test_the_table_shows_the_summaries(name: str) -> None:
                 ("To created", summary.created_ms),
                 ("To first token", summary.first_token_ms),
             ):
-                told = "–" if figures is None else units.duration(figures.median)
-                assert cells[label].startswith(told)
+                median = "–" if figures is None else units.duration(figures.median)
+                assert cells[label].startswith(median)
             assert cells["Server CPU"] == (
                 "–" if summary.cpu_ms is None else units.duration(summary.cpu_ms.median)
             )
@@ -112,11 +112,11 @@ def test_texts_are_escaped() -> None:
 
 
 def test_the_page_states_the_conditions() -> None:
-    said = text(page(RECORDS["all"]()))
-    assert "simulated at 100 tokens per second" in said
-    assert "No model was run: tokens come at 100 per second" in said
+    shown = text(page(RECORDS["all"]()))
+    assert "simulated at 100 tokens per second" in shown
+    assert "No model was run: tokens come at 100 per second" in shown
     for part in ("Intel(R) Xeon(R) Processor, 2 cores", "aiohttp 3.14.5", "2026-11-15, 12:00 UTC"):
-        assert part in said
+        assert part in shown
     unlimited = record([CODING], MODES[:1], repeats=1)
     unlimited.endpoint.tokens_per_s = 0
     assert "tokens come without delay" in text(page(unlimited))
@@ -154,9 +154,9 @@ def test_stage_bars_show_the_summaries() -> None:
     made = record([CODING])
     titles = [text(title) for title in plots(sections(page(made))[0])["stages"].iter("title")]
     for summary, mode in zip(summarise(made), made.modes, strict=True):
-        told = dict(summary.stages_ms)
-        assert f"{mode.title}, generate: {units.duration(told['generate'])}" in titles
-        assert f"{mode.title}, prefill: {units.duration(told['prefill'])}" in titles
+        stages_ms = dict(summary.stages_ms)
+        assert f"{mode.title}, generate: {units.duration(stages_ms['generate'])}" in titles
+        assert f"{mode.title}, prefill: {units.duration(stages_ms['prefill'])}" in titles
     details = next(sections(page(made))[0].iter("details"))
     for row in details.iter("tr"):
         if text(row.findall("th")[0]) in ("decode", "terminal"):
@@ -165,7 +165,7 @@ def test_stage_bars_show_the_summaries() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "speed", "said", "decoding"),
+    ("engine", "speed", "notice", "decoding"),
     [
         ("simulated:vocabulary=x", 50, "tokens come at 50 per second", "simulated at 50 tokens per second"),
         (
@@ -179,7 +179,7 @@ def test_stage_bars_show_the_summaries() -> None:
     ],
 )
 def test_reports_state_what_was_simulated(
-    engine: str | None, speed: float | None, said: str | None, decoding: str
+    engine: str | None, speed: float | None, notice: str | None, decoding: str
 ) -> None:
     made = record([CODING], MODES[:1])
     made.endpoint = Endpoint(
@@ -187,10 +187,10 @@ def test_reports_state_what_was_simulated(
     )
     shown = text(page(made))
     assert decoding in shown
-    assert ("Simulated. " in shown) is (said is not None)
-    assert said is None or said in shown
-    assert ("Nothing was tokenized" in shown) is (said is not None and "vocabulary" not in (engine or ""))
-    assert ("no model" in figure.render(made)) is (said is not None)
+    assert ("Simulated. " in shown) is (notice is not None)
+    assert notice is None or notice in shown
+    assert ("Nothing was tokenized" in shown) is (notice is not None and "vocabulary" not in (engine or ""))
+    assert ("no model" in figure.render(made)) is (notice is not None)
 
 
 def test_reports_show_the_finished_repeats() -> None:
@@ -202,15 +202,15 @@ def test_reports_show_the_finished_repeats() -> None:
 
 
 @pytest.mark.parametrize(
-    ("checked", "said"),
+    ("checked", "words"),
     [("digest", "verified by digest"), ("tokens", "verified by token counts"), (None, "")],
 )
-def test_reports_show_how_history_was_verified(checked: Checked | None, said: str) -> None:
+def test_reports_show_how_history_was_verified(checked: Checked | None, words: str) -> None:
     made = checked_by(checked)
-    told = verdict(made, summarise(made), SHORT)
-    assert told.figure.replace(units.SPACE, " ") == "50 % less time"
-    assert ("History was" in told.sentence) is (checked is not None)
-    assert said in told.sentence
+    result = verdict(made, summarise(made), SHORT)
+    assert result.figure.replace(units.SPACE, " ") == "50 % less time"
+    assert ("History was" in result.sentence) is (checked is not None)
+    assert words in result.sentence
     wide = StringIO()
     Console(file=wide, width=140).print(terminal.render(made, is_wide=True))
     if checked is not None:

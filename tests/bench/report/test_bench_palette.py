@@ -18,7 +18,7 @@ def test_modes_differ_in_colour_and_in_dash_or_marker() -> None:
             assert (light + 0.05) / (dark + 0.05) >= 3, colour
 
 
-# As what a colour is seen where cones of one kind do not work, in linear RGB (Machado et al. 2009).
+# Linear RGB as seen with no, or with one kind of colour blindness (Machado et al. 2009).
 BLINDNESSES = (
     ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
     ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
@@ -28,7 +28,7 @@ BLINDNESSES = (
 
 
 def seen(colour: str, blindness: tuple[tuple[float, ...], ...]) -> tuple[float, float, float]:
-    """In CIELAB, where distances are about those that people see."""
+    """The colour in CIELAB, where distances correspond to visible differences."""
     shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
     red, green, blue = (sum(a * b for a, b in zip(row, linear, strict=True)) for row in blindness)

@@ -6,7 +6,7 @@ from slipring.bench.report import units
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("text", "expected"),
     [
         (units.duration(0), "0 ms"),
         (units.duration(0.0423), "0.04 ms"),
@@ -33,5 +33,5 @@ from slipring.bench.report import units
         (units.span(4100, 4101, units.duration), "4.10 s"),
     ],
 )
-def test_formatting_of_figures(told: str, expected: str) -> None:
-    assert told.replace(units.SPACE, " ") == expected
+def test_formatting_of_figures(text: str, expected: str) -> None:
+    assert text.replace(units.SPACE, " ") == expected

@@ -14,7 +14,7 @@ from tests.bench.report.pages import page, printed, sections, text
 
 
 @pytest.mark.parametrize(
-    ("full", "socket", "figure", "said"),
+    ("full", "socket", "figure", "words"),
     [
         ([100, 110, 120] * 2, [50, 55, 66] * 2, "50 % less time", "45–50 % less over 6 repeats"),
         ([100, 110, 120] * 2, [120, 132, 180] * 2, "20 % more time", "20–50 % more over 6 repeats"),
@@ -34,23 +34,23 @@ from tests.bench.report.pages import page, printed, sections, text
     ],
 )
 def test_the_verdict_follows_the_figures(
-    full: list[float], socket: list[float], figure: str, said: str
+    full: list[float], socket: list[float], figure: str, words: str
 ) -> None:
     made = compared(full, socket)
-    told = verdict(made, summarise(made), SHORT)
-    assert told.figure.replace(units.SPACE, " ") == figure
-    assert said in told.sentence.replace(units.SPACE, " ")
-    assert told.figure in text(page(made))
-    assert told.sentence in text(page(made))
-    assert told.sentence.split(" (")[0].split()[-1] in printed(made)
+    result = verdict(made, summarise(made), SHORT)
+    assert result.figure.replace(units.SPACE, " ") == figure
+    assert words in result.sentence.replace(units.SPACE, " ")
+    assert result.figure in text(page(made))
+    assert result.sentence in text(page(made))
+    assert result.sentence.split(" (")[0].split()[-1] in printed(made)
 
 
 def test_faulty_modes_are_not_compared() -> None:
     made = compared([100, 110], [50, 55])
     made.loops[0].turns[0].wrong = "no call"
-    told = verdict(made, summarise(made), SHORT)
-    assert "nothing to compare it with" in told.sentence
-    assert "Wrong answers, so no times: HTTP, full history." in told.sentence
+    result = verdict(made, summarise(made), SHORT)
+    assert "nothing to compare it with" in result.sentence
+    assert "Wrong answers, so no times: HTTP, full history." in result.sentence
     made.loops[-1].turns[0].wrong = "no answer"
     assert verdict(made, summarise(made), SHORT).figure == "no figure"
 
@@ -58,12 +58,12 @@ def test_faulty_modes_are_not_compared() -> None:
 def test_failed_repeats_are_left_out_of_comparisons() -> None:
     made = compared([100, 110, 90, 100, 100, 100], [50, 55, 1, 50, 50, 50])
     made.loops[8].error = "turn 1: 429: Too many requests"
-    told = verdict(made, summarise(made), SHORT)
-    assert told.figure.replace(units.SPACE, " ") == "50 % less time"
-    assert "Some repeats failed: WebSocket (failed in 1 of 6)." in told.sentence
-    assert "Wrong" not in told.sentence
-    for said in (" ".join(printed(made, 120).split()), text(page(made))):
-        assert "failed in 1 of 6 repeats: turn 1: 429: Too many requests" in said
+    result = verdict(made, summarise(made), SHORT)
+    assert result.figure.replace(units.SPACE, " ") == "50 % less time"
+    assert "Some repeats failed: WebSocket (failed in 1 of 6)." in result.sentence
+    assert "Wrong" not in result.sentence
+    for report in (" ".join(printed(made, 120).split()), text(page(made))):
+        assert "failed in 1 of 6 repeats: turn 1: 429: Too many requests" in report
     assert "5 to 6 repeats" in text(page(made))
     for loop in made.loops[6:]:
         loop.error = "turn 1: 429: Too many requests"
@@ -72,7 +72,7 @@ def test_failed_repeats_are_left_out_of_comparisons() -> None:
     assert "Failed, so no times" in text(page(made))
     assert "Failed, so not shown: WebSocket" in figure.render(made)
     for loop in made.loops:
-        loop.error = "gone"
+        loop.error = "connection closed"
     assert verdict(made, summarise(made), SHORT).sentence.startswith("No mode finished.")
 
 
@@ -87,10 +87,10 @@ def test_a_difference_needs_five_repeats(repeats: int, is_clear: bool) -> None:
 
 def test_no_saving_is_claimed_without_verified_history() -> None:
     made = checked_by("none")
-    told = verdict(made, summarise(made), SHORT)
-    assert "no saving is claimed" in told.sentence
-    assert "less" not in told.sentence + told.title + told.figure
-    assert "History was not verified." in told.sentence
+    result = verdict(made, summarise(made), SHORT)
+    assert "no saving is claimed" in result.sentence
+    assert "less" not in result.sentence + result.title + result.figure
+    assert "History was not verified." in result.sentence
     assert "not claimedhistory not verified" in text(page(made))
     assert "0.50×" not in printed(made, 140)
 

@@ -8,7 +8,7 @@ import pytest
 
 from slipring.bench.subject.processes import Meter, OtherProcesses
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 @linux

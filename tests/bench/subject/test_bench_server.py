@@ -10,7 +10,7 @@ from slipring.bench.errors import CannotStart
 from slipring.bench.subject.server import start_server
 from tests.bench.process import FAST, run
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 @linux

@@ -20,7 +20,7 @@ FAULTS = {
     "swaps deltas": "do not add up",
     "speaks before the item": "before it is added",
     "ends twice": "2 terminal events",
-    "goes on after the end": "comes after the terminal event",
+    "sends events after the end": "comes after the terminal event",
     "begins in the middle": "begins with response.in_progress",
     "changes its id": "the response changes its id",
     "changes the item at the end": "other items than those that were done",
@@ -31,7 +31,7 @@ FAULTS = {
     **PART_FAULTS,
     "reorders events": "sequence_number 4 comes after 2",
 }
-AFTER_THE_END = ("ends twice", "goes on after the end")
+AFTER_THE_END = ("ends twice", "sends events after the end")
 """Over a WebSocket, the client reads these events as the beginning of the next turn."""
 
 
@@ -59,19 +59,19 @@ async def test_each_fault_is_found(fault: str, mode: str) -> None:
     assert summary.wall_ms is None
 
 
-def summary_events(told: str, kept: str, order: tuple[str, ...]) -> list[dict[str, Any]]:
-    """A response that reasons in a summary, and answers."""
+def summary_events(streamed: str, kept: str, order: tuple[str, ...]) -> list[dict[str, Any]]:
+    """A response with a reasoning summary and an answer."""
     place = {"output_index": 0, "item_id": "rs_1", "summary_index": 0}
     item = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": kept}]}
-    said = {"type": "message", "id": "msg_1", "role": "assistant", "content": []}
+    answer = {"type": "message", "id": "msg_1", "role": "assistant", "content": []}
     part = "response.reasoning_summary_part"
     pieces: dict[str, dict[str, Any]] = {
         "open": {"type": f"{part}.added", "part": {"type": "summary_text", "text": ""}, **place},
-        "delta": {"type": "response.reasoning_summary_text.delta", "delta": told, **place},
-        "text": {"type": "response.reasoning_summary_text.done", "text": told, **place},
-        "close": {"type": f"{part}.done", "part": {"type": "summary_text", "text": told}, **place},
+        "delta": {"type": "response.reasoning_summary_text.delta", "delta": streamed, **place},
+        "text": {"type": "response.reasoning_summary_text.done", "text": streamed, **place},
+        "close": {"type": f"{part}.done", "part": {"type": "summary_text", "text": streamed}, **place},
     }
-    response = {"id": "resp_1", "status": "completed", "output": [item, said]}
+    response = {"id": "resp_1", "status": "completed", "output": [item, answer]}
     events = [
         {"type": "response.created", "response": response},
         {"type": "response.in_progress", "response": response},
@@ -79,7 +79,7 @@ def summary_events(told: str, kept: str, order: tuple[str, ...]) -> list[dict[st
         *(pieces[name] for name in order),
         {"type": "response.output_item.done", "output_index": 0, "item": item},
         {"type": "response.output_item.added", "output_index": 1, "item": {"id": "msg_1"}},
-        {"type": "response.output_item.done", "output_index": 1, "item": said},
+        {"type": "response.output_item.done", "output_index": 1, "item": answer},
         {"type": "response.completed", "response": response},
     ]
     return [{**event, "sequence_number": number} for number, event in enumerate(events)]

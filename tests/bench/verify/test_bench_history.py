@@ -16,14 +16,14 @@ PLANS = {"tiny": tiny, "coding": coding, "short": short}
 
 
 class Uncounted(Faulty):
-    """Says nothing of tokens."""
+    """Reports no token counts."""
 
     def _response(self, made: Any) -> Json:
         return {**super()._response(made), "usage": None}
 
 
 class HeadHeavy(Faulty):
-    """Forgets everything, and counts a long head that hides what is missing."""
+    """Loses the history, but counts a large constant number of tokens on top."""
 
     def _response(self, made: Any) -> Json:
         response = super()._response(made)
@@ -57,7 +57,7 @@ async def test_loops_record_how_history_was_checked() -> None:
         assert {summary.history_checked for summary in summarise(record)} == {"digest"}
     async with running(Faulty(has_digests=False)) as url:
         checked = {each.mode: each.history_checked for each in summarise(await measured(url))}
-        assert checked.pop("rollout") == "none"  # counted once for all turns
+        assert checked.pop("rollout") == "none"  # tokens are reported once for all turns
         assert set(checked.values()) == {"tokens"}
         (rollout,) = summarise(await measured(url, modes=("rollout",), plan=short()))
         assert rollout.history_checked == "tokens"  # without calls each turn is a response
@@ -68,7 +68,7 @@ async def test_loops_record_how_history_was_checked() -> None:
 
 
 class Beheaded(Faulty):
-    """Reads, in a chain, less than was sent; and always the same, so that nothing shrinks."""
+    """Counts 2000 tokens too few in stored chains: the counts still grow from turn to turn."""
 
     def _response(self, made: Any) -> Json:
         response = super()._response(made)
@@ -93,8 +93,8 @@ def loop(mode: str, *turns: tuple[int, int, int | None]) -> LoopResult:
         repeat=0,
         history_checked="tokens",
         turns=[
-            TurnResult(number=number, input_tokens=read, output_tokens=said, reasoning_tokens=reasoned)
-            for number, (read, said, reasoned) in enumerate(turns, start=1)
+            TurnResult(number=number, input_tokens=read, output_tokens=written, reasoning_tokens=reasoned)
+            for number, (read, written, reasoned) in enumerate(turns, start=1)
         ],
     )
 
@@ -103,9 +103,9 @@ def loop(mode: str, *turns: tuple[int, int, int | None]) -> LoopResult:
     ("chained", "is_wrong"),
     [
         ([(1000, 50, 0), (2050, 50, 0)], False),
-        ([(1000, 400, 0), (2400, 50, 0)], False),  # the model has said more, and read it again
-        ([(1000, 450, 400), (2450, 50, 0)], False),  # what was thought stays, or does not
-        ([(1000, 450, None), (9999, 50, 0)], False),  # nobody says how much was thought
+        ([(1000, 400, 0), (2400, 50, 0)], False),  # the model wrote more, which is input later
+        ([(1000, 450, 400), (2450, 50, 0)], False),  # reasoning may be kept or dropped
+        ([(1000, 450, None), (9999, 50, 0)], False),  # reasoning tokens are not counted
         ([(1000, 50, 0), (1900, 50, 0)], True),
         ([(1000, 50, 0), (2200, 50, 0)], True),
         ([(900, 50, 0), (1950, 50, 0)], True),
@@ -123,10 +123,10 @@ def test_contexts_may_differ_by_the_output_of_the_model(
 
 def test_token_floor() -> None:
     floor = TokenFloor()
-    assert floor.with_items([message("a word " * 1000)]) == 0  # nothing is known yet
+    assert floor.with_items([message("a word " * 1000)]) == 0  # no turn was added yet
     floor.add(TurnResult(number=1, input_tokens=1000, output_tokens=100, reasoning_tokens=20))
     assert floor.with_items([]) == 1000 + 60 - 8
     assert floor.with_items([message("abc" * 400)]) == 1000 + 60 + 100 - 8
-    assert floor.with_items([message(" " * 9000)]) == 1000 + 60 - 8  # runs of one sign may be one token
+    assert floor.with_items([message(" " * 9000)]) == 1000 + 60 - 8  # a run of one character may be one token
     floor.add(TurnResult(number=2, input_tokens=2000, output_tokens=500, reasoning_tokens=None))
     assert floor.with_items([]) == 2000 - 8

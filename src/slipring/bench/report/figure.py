@@ -96,16 +96,17 @@ def _plot(modes: list[DrawnMode]) -> Markup:
 
 
 def _line_ends(series: list[Series], across: scales.Scale, up: scales.Scale) -> Markup:
-    """Name and last value at the end of each line, spread out vertically where the ends are close."""
-    order = sorted(series, key=lambda one: up(one.points[-1].value))
-    ends = [up(one.points[-1].value) for one in order]
+    """Name and last value of each line on the right, in the order of the values, connected to its end."""
+    rows = sorted(series, key=lambda one: up(one.points[-1].value))
     parts = []
-    for one, y, end in zip(order, spaced(ends, _ROW, 94.0, 286.0), ends, strict=True):
-        x = across(one.points[-1].at) + 6
-        lead = f"M{number(x)} {number(end)}L{number(_FRAME.right + 18)} {number(y)}"
+    for row, one in enumerate(rows):
+        end, y = one.points[-1], _FRAME.top + 6 + _ROW * row
+        lead = (
+            f"M{number(across(end.at) + 6)} {number(up(end.value))}L{number(_FRAME.right + 18)} {number(y)}"
+        )
         sample, start = _FRAME.right + 24, _FRAME.right + 60
         css, dash = f"line {one.style.css}", one.style.dash
-        value = units.duration(one.points[-1].value)
+        value = units.duration(end.value)
         parts += [
             tag("path", d=lead, class_="lead"),
             tag("path", d=f"M{number(sample)} {number(y)}h30", class_=css, stroke_dasharray=dash),
@@ -114,19 +115,6 @@ def _line_ends(series: list[Series], across: scales.Scale, up: scales.Scale) -> 
             plots.label(start, y + 21, plots.shortened(one.name, WIDTH - start - 10, 13), css="name"),
         ]
     return join(*parts)
-
-
-def spaced(wanted: list[float], gap: float, top: float, bottom: float) -> list[float]:
-    """Positions in the same order, near the wanted ones, at least ``gap`` apart if there is room."""
-    gap = min(gap, (bottom - top) / max(1, len(wanted) - 1))
-    places: list[float] = []
-    for place in wanted:
-        places.append(max(place, top if not places else places[-1] + gap))
-    limit = bottom
-    for index in reversed(range(len(places))):
-        places[index] = min(places[index], limit)
-        limit = places[index] - gap
-    return places
 
 
 def _conditions(record: BenchRecord) -> Markup:
