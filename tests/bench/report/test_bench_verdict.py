@@ -139,7 +139,7 @@ def test_ratios_follow_from_the_figures_that_are_shown(seed: int) -> None:
 
 def test_the_baseline_is_named() -> None:
     made = compared([100] * 5, [50] * 5)
-    note = "ratios are to the baseline, HTTP, full history (http-full)"
+    note = "ratios are to the baseline: HTTP, full history (http-full)"
     assert note in text(page(made))
     assert note in " ".join(printed(made, 200).split())
     made.loops = [loop for loop in made.loops if loop.mode != "http-full"]

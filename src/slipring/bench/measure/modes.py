@@ -135,7 +135,7 @@ MODES = {
     for mode in (
         Mode(
             name="http-full",
-            title="HTTP, full history",
+            title="HTTP with full history",
             about="each turn is a POST with the whole conversation, over one kept-alive connection",
             open=HttpTransport,
             context=FullHistory,
@@ -143,7 +143,7 @@ MODES = {
         ),
         Mode(
             name="http-full-newconn",
-            title="HTTP, full history, new connections",
+            title="HTTP with full history, new connections",
             about="each turn is a POST with the whole conversation, over a new connection",
             open=lambda access: HttpTransport(access, new_connections=True),
             context=FullHistory,

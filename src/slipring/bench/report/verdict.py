@@ -77,7 +77,7 @@ def baseline_note(record: BenchRecord, baseline: Summary | None) -> str:
     if baseline is None:
         return f"no ratios: the baseline, {BASELINE}, has no figures here"
     title = next((mode.title for mode in record.modes if mode.name == BASELINE), BASELINE)
-    return f"ratios are to the baseline, {title} ({BASELINE})"
+    return f"ratios are to the baseline: {title} ({BASELINE})"
 
 
 def is_unverified(record: BenchRecord, summary: Summary) -> bool:
