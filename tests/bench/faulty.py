@@ -5,10 +5,13 @@ numbers its events, calls a tool until enough outputs were sent, and reports a d
 shares no code with the bench, so a misreading of the protocol in one of them makes tests fail.
 """
 
+import asyncio
 import hashlib
 import json
+import queue
+import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -328,3 +331,24 @@ async def running(faulty: Faulty) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def serving(faulty: Faulty) -> Iterator[str]:
+    """Serve it from a thread, for a test that runs an event loop itself; yields its URL."""
+    started: queue.Queue[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        async with running(faulty) as url:
+            started.put((url, asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    url, loop, stop = started.get()
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()

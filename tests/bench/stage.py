@@ -5,8 +5,9 @@ from typing import Any
 
 from slipring.bench.measure.modes import MODES, Mode
 from slipring.bench.measure.run import Bench
-from slipring.bench.options import BenchOptions, Target
+from slipring.bench.options import BenchOptions
 from slipring.bench.results import BenchRecord, LoopResult, Workload
+from slipring.bench.subject.endpoint import Target
 from slipring.bench.workloads.plan import Plan, Step, message
 
 TOOL = {

@@ -1,4 +1,4 @@
-"""``slipring bench`` as a process: its output files and exit codes."""
+"""``slipring bench``: its output, its files and its exit codes."""
 
 import json
 import sys
@@ -10,10 +10,11 @@ from aiohttp import web
 from slipring.bench import command, results
 from slipring.bench.measure.modes import MODES
 from slipring.bench.measure.run import Bench
-from slipring.bench.options import BenchOptions, Outputs, Target
+from slipring.bench.options import BenchOptions, Outputs
+from slipring.bench.subject.endpoint import Target
 from slipring.bench.workloads.catalogue import CODING_CALLS
 from slipring.cli import main
-from tests.bench.faulty import Faulty, running
+from tests.bench.faulty import Faulty, serving
 from tests.bench.process import FAST, run
 from tests.bench.stage import recording
 
@@ -52,17 +53,17 @@ async def test_bench_with_a_started_server_writes_all_outputs(tmp_path: Path) ->
     assert "<svg" in figure.read_text()
 
 
-async def test_faulty_answers_give_exit_code_1(tmp_path: Path) -> None:
-    async with running(Faulty("swaps deltas")) as url:
-        code, out, err = await run("--url", url, "--workload", "short", "--repeats", "1")
-    assert code == 1
+def test_faulty_answers_give_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Faulty("swaps deltas")) as url:
+        assert main(["bench", "--url", url, "--workload", "short", "--repeats", "1"]) == 1
+    out, err = capsys.readouterr()
     assert "WRONG" in out
     assert "FAILED" not in out
     assert "http-full: turn 1: the deltas of item 0 do not add up" in " ".join(out.split())
     assert "do not add up" in err
 
 
-async def test_failed_repeats_give_exit_code_1(tmp_path: Path) -> None:
+def test_failed_repeats_give_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
     class Limited(Faulty):
         async def post(self, request: web.Request) -> web.StreamResponse:
             if len(self.requests) == 10 and self.fault != "is over":
@@ -70,23 +71,22 @@ async def test_failed_repeats_give_exit_code_1(tmp_path: Path) -> None:
                 return web.json_response({"detail": "Too many requests"}, status=429)
             return await super().post(request)
 
-    async with running(Limited()) as url:
-        code, out, err = await run("--url", url, *("--workload", "short", "--mode", "http-full"))
-    assert code == 1
+    with serving(Limited()) as url:
+        assert main(["bench", "--url", url, "--workload", "short", "--mode", "http-full"]) == 1
+    out, err = capsys.readouterr()
     assert "http-full failed in 1 of 5 repeats: turn 3: 429: Too many requests" in out
     assert "Medians of 4 repeats of 5 requested" in out
     assert "WRONG" not in out
     assert "429: Too many requests" in err
 
 
-async def test_an_unsupported_mode_fails_only_if_it_was_requested() -> None:
-    async with running(Faulty("has no websocket")) as url:
-        arguments = ("--url", url, "--workload", "short", "--repeats", "1")
-        code, out, _ = await run(*arguments)
-        assert code == 0
-        assert "websocket was not measured: the WebSocket upgrade was answered with 404" in out
-        code, _, _ = await run(*arguments, "--mode", "http-full,websocket")
-        assert code == 1
+def test_an_unsupported_mode_fails_only_if_it_was_requested(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Faulty("has no websocket")) as url:
+        command = ["bench", "--url", url, "--workload", "short", "--repeats", "1"]
+        assert main(command) == 0
+        reason = "websocket was not measured: the WebSocket upgrade was answered with 404"
+        assert reason in capsys.readouterr().out
+        assert main([*command, "--mode", "http-full,websocket"]) == 1
 
 
 async def test_replay_and_load_commands(tmp_path: Path) -> None:
@@ -114,10 +114,12 @@ def test_checking_outputs_leaves_existing_files_unchanged(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "arguments", [(), ("--model", "small"), ("--model", "small", "--rtt-ms", "2"), ("load",)]
 )
-async def test_an_unreachable_endpoint_is_reported_in_one_line(arguments: tuple[str, ...]) -> None:
-    code, out, err = await run("--url", "http://127.0.0.1:9/v1", *arguments)
-    assert (code, out) == (3, "")
-    assert err == "slipring: cannot reach http://127.0.0.1:9/v1: Connection refused\n"
+def test_an_unreachable_endpoint_is_reported_in_one_line(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "--url", "http://127.0.0.1:9/v1", *arguments]) == 3
+    line = "slipring: cannot reach http://127.0.0.1:9/v1: Connection refused\n"
+    assert capsys.readouterr() == ("", line)
 
 
 def test_the_record_is_written_after_an_unexpected_error(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from slipring.bench.options import Target, from_namespace
+from slipring.bench.options import from_namespace
+from slipring.bench.subject.endpoint import Target
 from slipring.cli import build_parser, main
 
 

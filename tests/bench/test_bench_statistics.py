@@ -102,7 +102,8 @@ def test_comparison_of_repeats_with_lanes() -> None:
     slow, fast = loops("a", [100, 200]), loops("b", [80, 80]) + loops("b", [100, 120])
     found = compare(slow, fast)
     assert found is not None
-    assert (found.low, found.high, found.repeats) == (pytest.approx(0.1), pytest.approx(0.5), 2)
+    assert (found.low, found.high) == pytest.approx((0.1, 0.5))
+    assert found.repeats == 2
     assert compare(slow, []) is None
     assert compare(loops("a", [0]), loops("b", [1])) is None
     assert compare(slow[:1], fast[1:2]) is None

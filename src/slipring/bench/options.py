@@ -6,13 +6,14 @@ API keys are read from the environment only: other users can see flags in the pr
 import argparse
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from slipring.bench.errors import UsageError
 from slipring.bench.measure.modes import MODES
+from slipring.bench.subject.endpoint import Target
 from slipring.bench.subject.engines import BadEngine, simulated_speed
 from slipring.bench.workloads.catalogue import DEPTHS, WORKLOADS
 
@@ -36,23 +37,6 @@ _LOOP_FLAGS = {
     "--from": "record_path",
 }
 """Flags that ``slipring bench load`` lacks, or defines differently."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The endpoint to measure. Its repr does not show the key."""
-
-    url: str | None = None
-    """None: the bench starts a server."""
-    key: str = field(default="", repr=False)
-    model: str | None = None
-    engine: str | None = None
-    """Engine of the server that the bench starts; None: the simulated one."""
-    tokens_per_s: float = 1000.0
-    serve_flags: tuple[str, ...] = ()
-    server_pid: int | None = None
-    timeout_s: float = 300.0
-    max_output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

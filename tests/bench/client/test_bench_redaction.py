@@ -7,7 +7,8 @@ from aiohttp import web
 from slipring.bench import results
 from slipring.bench.client.redaction import Redactor
 from slipring.bench.measure.run import Bench
-from slipring.bench.options import BenchOptions, Target
+from slipring.bench.options import BenchOptions
+from slipring.bench.subject.endpoint import Target
 from tests.bench.faulty import Faulty, running
 from tests.bench.stage import Watching, tiny
 

@@ -5,7 +5,7 @@ from typing import Any
 from slipring.bench.load.options import LoadOptions
 from slipring.bench.load.results import Level, LoadRecord, ServiceLevel
 from slipring.bench.load.run import Load
-from slipring.bench.options import Target
+from slipring.bench.subject.endpoint import Target
 
 EASY = ServiceLevel(first_token_ms=60_000, errors=0.0)
 

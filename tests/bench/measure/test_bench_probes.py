@@ -9,7 +9,8 @@ from slipring.bench.client.transports import Access
 from slipring.bench.errors import CannotMeasure
 from slipring.bench.measure.probes import first_model
 from slipring.bench.measure.run import Bench
-from slipring.bench.options import BenchOptions, Target
+from slipring.bench.options import BenchOptions
+from slipring.bench.subject.endpoint import Target
 from tests.bench.faulty import Faulty, Json, running
 from tests.bench.stage import Watching, faults, measured, tiny
 
@@ -51,16 +52,12 @@ class Refusing(Faulty):
 
     def __init__(self, status: int, text: str, content_type: str = "application/json") -> None:
         super().__init__()
-        self._answer_with = {"status": status, "text": text, "content_type": content_type}
+        self._status, self._text, self._content_type = status, text, content_type
 
     async def models(self, request: web.Request) -> web.Response:
-        return web.Response(**self._answer_with)
+        return web.Response(status=self._status, text=self._text, content_type=self._content_type)
 
-    async def post(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(**self._answer_with)
-
-    async def socket(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(**self._answer_with)
+    post = socket = models
 
 
 WRONG_KEY = Refusing(401, '{"error": {"message": "Incorrect API key provided."}}')
@@ -105,14 +102,17 @@ async def test_a_list_without_models() -> None:
 
 
 async def test_a_server_that_does_not_answer() -> None:
+    released = asyncio.Event()
+
     class Silent(Faulty):
         async def models(self, request: web.Request) -> web.Response:
-            await asyncio.Event().wait()
-            raise AssertionError
+            await released.wait()
+            return await super().models(request)
 
     async with running(Silent()) as url:
         with pytest.raises(CannotMeasure, match=r"cannot reach http://.*: no answer in 0\.01 s"):
             await first_model(Access(url, "", timeout_s=0.01))
+        released.set()
 
 
 async def test_messages_name_the_endpoint_and_not_the_proxy() -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from slipring.bench.statistics import summarise
-from tests.bench.faulty import Faulty, running
+from tests.bench.faulty import Faulty, Json, running
 from tests.bench.stage import Watching, faults, measured
 
 
@@ -15,11 +15,11 @@ async def test_after_a_broken_connection_the_next_repeat_runs(mode: str) -> None
     async with running(faulty) as url:
         original = faulty.events
 
-        def events(create: dict[str, object]) -> list[dict[str, object]]:
+        def events(frame: Json) -> list[Json]:
             faulty.fault = (
                 "breaks off" if len(faulty.requests) == 4 else ""
             )  # after two of the probe and two of the loop
-            return original(create)
+            return original(frame)
 
         faulty.events = events  # type: ignore[method-assign]
         record = await measured(url, modes=(mode,), repeats=3)
@@ -40,9 +40,9 @@ async def test_a_mode_is_dropped_after_three_failures_in_a_row() -> None:
     async with running(faulty) as url:
         original = faulty.events
 
-        def events(create: dict[str, object]) -> list[dict[str, object]]:
+        def events(frame: Json) -> list[Json]:
             faulty.fault = "breaks off" if len(faulty.requests) >= 2 else ""
-            return original(create)
+            return original(frame)
 
         faulty.events = events  # type: ignore[method-assign]
         record = await measured(url, modes=("websocket",), repeats=20, observer=observer)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from slipring.bench.report import html
+from slipring.bench.report import figure, html
 from tests.bench.browser import NAMES, VARIABLE, Tab, chromium, tab
 from tests.bench.records import RECORDS
 
@@ -106,9 +106,9 @@ async def test_the_page_prints(browser: Tab, tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_the_figure_is_drawn_without_collisions(browser: Tab, tmp_path: Path, scheme: str) -> None:
     for name, made in RECORDS.items():
-        figure = tmp_path / f"{name}.svg"
-        figure.write(made(), figure)
-        await browser.open(figure.as_uri(), width=900, scheme=scheme)
+        path = tmp_path / f"{name}.svg"
+        figure.write(made(), path)
+        await browser.open(path.as_uri(), width=900, scheme=scheme)
         lines = await browser.ask("document.querySelectorAll('path.line').length")
         assert bool(lines) == (name != "all_wrong"), name
         assert await browser.ask(COLLISIONS) == [], name

@@ -72,7 +72,7 @@ def summary_events(streamed: str, kept: str, order: tuple[str, ...]) -> list[dic
         "close": {"type": f"{part}.done", "part": {"type": "summary_text", "text": streamed}, **place},
     }
     response = {"id": "resp_1", "status": "completed", "output": [item, answer]}
-    events = [
+    events: list[dict[str, Any]] = [
         {"type": "response.created", "response": response},
         {"type": "response.in_progress", "response": response},
         {"type": "response.output_item.added", "output_index": 0, "item": {"id": "rs_1"}},

@@ -9,7 +9,6 @@ from slipring.bench.errors import UsageError
 from slipring.bench.load.results import ServiceLevel
 from slipring.bench.measure.modes import MODES
 from slipring.bench.options import (
-    Target,
     add_target_flags,
     loop_flags,
     number,
@@ -17,6 +16,7 @@ from slipring.bench.options import (
     target_from_namespace,
     whole,
 )
+from slipring.bench.subject.endpoint import Target
 
 _MODES = tuple(name for name, mode in MODES.items() if not (mode.has_lanes or mode.is_rollout))
 

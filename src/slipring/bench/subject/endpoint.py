@@ -6,12 +6,12 @@ Can also put a proxy in front of it that adds a round trip.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 from slipring.bench.client.transports import system_reason
 from slipring.bench.errors import CannotMeasure
-from slipring.bench.options import Target
 from slipring.bench.results import Endpoint
 from slipring.bench.subject.engines import default_engine, simulated_speed
 from slipring.bench.subject.processes import Meter
@@ -19,6 +19,23 @@ from slipring.bench.subject.proxy import delaying_proxy
 from slipring.bench.subject.server import start_server
 
 _HTTP_PORT = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The endpoint to measure. Its repr does not show the key."""
+
+    url: str | None = None
+    """None: the bench starts a server."""
+    key: str = field(default="", repr=False)
+    model: str | None = None
+    engine: str | None = None
+    """Engine of the server that the bench starts; None: the simulated one."""
+    tokens_per_s: float = 1000.0
+    serve_flags: tuple[str, ...] = ()
+    server_pid: int | None = None
+    timeout_s: float = 300.0
+    max_output_tokens: int | None = None
 
 
 class OpenEndpoint(NamedTuple):
