@@ -15,14 +15,17 @@ from slipring.bench.subject.endpoint import Target
 from slipring.bench.workloads.catalogue import CODING_CALLS
 from slipring.cli import main
 from tests.bench.faulty import Faulty, serving
-from tests.bench.process import FAST, run
+from tests.bench.process import FAST
 from tests.bench.stage import recording
 
 
-async def test_bench_with_a_started_server_writes_all_outputs(tmp_path: Path) -> None:
+def test_bench_with_a_started_server_writes_all_outputs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "record.json"
     arguments = ("--workload", "coding,short", "--repeats", "1", "--lanes", "2", "--json", str(path))
-    code, out, err = await run(*arguments, *FAST)
+    code = main(["bench", *arguments, *FAST])
+    out, err = capsys.readouterr()
     assert code == 0, out + err
     record = results.read(path)
     assert [workload.name for workload in record.workloads] == ["coding", "short"]
@@ -46,8 +49,8 @@ async def test_bench_with_a_started_server_writes_all_outputs(tmp_path: Path) ->
     again = tmp_path / "again.json"
     page, figure = tmp_path / "page.html", tmp_path / "figure.svg"
     files = ("--json", str(again), "--html", str(page), "--svg", str(figure))
-    code, shown, _ = await run("--from", str(path), *files)
-    assert (code, shown) == (0, out)
+    assert main(["bench", "--from", str(path), *files]) == 0
+    assert capsys.readouterr().out == out
     assert again.read_bytes() == path.read_bytes()
     assert "A coding agent" in page.read_text()
     assert "<svg" in figure.read_text()
@@ -89,16 +92,15 @@ def test_an_unsupported_mode_fails_only_if_it_was_requested(capsys: pytest.Captu
         assert main([*command, "--mode", "http-full,websocket"]) == 1
 
 
-async def test_replay_and_load_commands(tmp_path: Path) -> None:
+def test_replay_and_load_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recording(tmp_path / "loop.jsonl", '{"input": "Hello."}', '{"input": "Again."}')
-    code, out, err = await run("--replay", str(path), "--repeats", "1", "--rtt-ms", "2", *FAST)
-    assert code == 0, out + err
-    assert "A recorded loop, loop.jsonl" in out
+    assert main(["bench", "--replay", str(path), "--repeats", "1", "--rtt-ms", "2", *FAST]) == 0
+    assert "A recorded loop, loop.jsonl" in capsys.readouterr().out
     kept = tmp_path / "load.json"
     arguments = ("--connections", "2", "--ramp-s", "0", "--hold-s", "0.5", "--think-ms", "5")
-    code, out, err = await run("load", *arguments, "--slo-ttft-ms", "60000", "--json", str(kept), *FAST)
-    assert code == 0, out + err
-    assert "holds with 2 connections" in out
+    files = ("--json", str(kept))
+    assert main(["bench", "load", *arguments, "--slo-ttft-ms", "60000", *files, *FAST]) == 0
+    assert "holds with 2 connections" in capsys.readouterr().out
     (level,) = json.loads(kept.read_text())["levels"]
     assert level["turns"] > 0
 

@@ -5,7 +5,7 @@ import pytest
 from slipring.bench.errors import CannotMeasure, UsageError
 from slipring.bench.load.file_limit import raise_file_limit
 from slipring.bench.load.results import ServiceLevel
-from slipring.bench.load.screen import verdict
+from slipring.bench.load.terminal import verdict
 from tests.bench.faulty import Faulty, running
 from tests.bench.load.loads import loaded, options
 

@@ -14,7 +14,7 @@ from aiohttp import WSMsgType, web
 
 from slipring.bench.client.exchange import Exchange
 from slipring.bench.load.results import LoadRecord, ServiceLevel
-from slipring.bench.load.screen import verdict
+from slipring.bench.load.terminal import verdict
 from slipring.bench.load.users import TurnTally
 from slipring.bench.subject.processes import Meter
 from tests.bench.faulty import Faulty, running

@@ -1,5 +1,4 @@
-"""Transports: send a request and receive its events, over HTTP with SSE or over a WebSocket with or without
-lanes.
+"""Transports: HTTP with server-sent events, and a WebSocket with or without lanes.
 
 Each takes the fields of a ``response.create`` (on a WebSocket also of a ``response.append``) and returns an
 ``Exchange``. The clock of a turn starts before its JSON is encoded. A transport opens its connection in its
@@ -71,6 +70,10 @@ class Access:
         self.redact = Redactor(key)
         """Makes a text of the endpoint safe to show and to store."""
         self._key = key
+
+    @property
+    def has_key(self) -> bool:
+        return bool(self._key)
 
     def headers(self, *betas: str) -> dict[str, str]:
         headers = {"Accept-Encoding": "identity"}  # compression would distort the byte counts

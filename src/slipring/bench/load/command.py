@@ -5,7 +5,7 @@ from slipring.bench.load import results
 from slipring.bench.load.file_limit import raise_file_limit
 from slipring.bench.load.options import LoadOptions
 from slipring.bench.load.run import Load
-from slipring.bench.load.screen import LoadProgress, show
+from slipring.bench.load.terminal import LoadProgress, show
 
 
 def load(options: LoadOptions) -> int:

@@ -128,8 +128,8 @@ def nothing_to_measure(access: Access, found: Capabilities) -> CannotMeasure:
 
 
 def _key_refused(access: Access, reason: str) -> CannotMeasure:
-    reason = access.redact(reason)
-    return CannotMeasure(f"{access.name} refused the API key ({reason}): see --api-key-env")
+    verdict = "refused the API key" if access.has_key else "requires an API key"
+    return CannotMeasure(f"{access.name} {verdict} ({access.redact(reason)}): see --api-key-env")
 
 
 async def _try(access: Access, head: Fields, mode: Mode, found: Capabilities) -> Exchange:

@@ -104,13 +104,10 @@ def _line_ends(series: list[Series], across: scales.Scale, up: scales.Scale) -> 
         lead = (
             f"M{number(across(end.at) + 6)} {number(up(end.value))}L{number(_FRAME.right + 18)} {number(y)}"
         )
-        sample, start = _FRAME.right + 24, _FRAME.right + 60
-        css, dash = f"line {one.style.css}", one.style.dash
-        value = units.duration(end.value)
+        start, value = _FRAME.right + 60, units.duration(end.value)
         parts += [
             tag("path", d=lead, class_="lead"),
-            tag("path", d=f"M{number(sample)} {number(y)}h30", class_=css, stroke_dasharray=dash),
-            plots.marks([(sample + 15, y)], one.style),
+            plots.swatch(one.style, _FRAME.right + 24, y - 6),
             plots.label(start, y + 5, value, css="figure"),
             plots.label(start, y + 21, plots.shortened(one.name, WIDTH - start - 10, 13), css="name"),
         ]

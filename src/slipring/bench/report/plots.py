@@ -177,11 +177,11 @@ def _line(series: Series, across: Scale, up: Scale) -> Markup:
     marked = places[::-1][::every]
     return join(
         tag("path", d=_path(places), class_=f"line {series.style.css}", stroke_dasharray=series.style.dash),
-        marks(marked, series.style),
+        _marks(marked, series.style),
     )
 
 
-def marks(places: Sequence[tuple[float, float]], style: Style) -> Markup:
+def _marks(places: Sequence[tuple[float, float]], style: Style) -> Markup:
     return tag("path", d="".join(_SHAPES[style.mark](x, y) for x, y in places), class_=f"mark {style.css}")
 
 
@@ -235,13 +235,17 @@ def _segments(bar: Bar, scale: Scale, y: float, thickness: float) -> Markup:
     return join(*parts)
 
 
-def swatch(style: Style) -> Markup:
-    """A sample of a line, for a legend."""
+def swatch(style: Style, x: float | None = None, y: float | None = None) -> Markup:
+    """A sample of a line, for a legend; at a position within an SVG."""
     return tag(
         "svg",
         tag("path", d="M1 6H29", class_=f"line {style.css}", stroke_dasharray=style.dash),
-        marks([(15.0, 6.0)], style),
+        _marks([(15.0, 6.0)], style),
         viewBox="0 0 30 12",
+        x=x,
+        y=y,
+        width=30,
+        height=12,
         class_="swatch",
         aria_hidden="true",
     )

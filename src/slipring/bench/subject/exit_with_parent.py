@@ -1,5 +1,4 @@
-"""``python -m slipring.bench.subject.exit_with_parent …``: runs ``slipring …`` until its parent process
-exits.
+"""Runs ``slipring …`` until its parent process exits: ``python -m`` this module, with the same arguments.
 
 A killed process cannot stop its children, but the system closes its end of their standard input. The parent
 keeps it open and never writes to it; when it is closed, this process terminates itself.

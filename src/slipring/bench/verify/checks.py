@@ -1,5 +1,4 @@
-"""Checks one answer: the order of its events, whether deltas add up, and whether the loop can continue with
-it.
+"""Checks one answer: order of events, sums of deltas, and the call or text that the loop needs.
 
 A server that loses history or drops deltas must not appear fast. Faults are returned as texts, in the order
 in which they were found; nothing is raised.

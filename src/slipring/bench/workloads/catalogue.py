@@ -1,5 +1,4 @@
-"""The workloads by name: a coding agent, a long one, a short chat, and loops that start with a long
-history."""
+"""The workloads by name: a coding agent, a long one, a short chat, and loops after a long history."""
 
 from collections.abc import Callable
 
