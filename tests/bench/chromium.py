@@ -1,7 +1,7 @@
 """``python -m tests.bench.chromium DIRECTORY``: prints the path of a Chromium.
 
-The machine's own, where it has one. Otherwise one that comes whole in a package, for Linux on x86-64, with
-the libraries and fonts that it needs: of the machine nothing is asked but Python and the package registries.
+Uses an installed Chromium if there is one. Otherwise installs one from a package for Linux on x86-64, which
+includes the libraries and fonts that it needs; only Python and access to package registries are required.
 """
 
 import io
