@@ -15,13 +15,14 @@ from slipring import __version__
 from slipring.cli import build_parser
 from slipring.config import from_namespace
 from slipring.core.limits import Limits
-from slipring.engines import chat, responses, tokenserver
+from slipring.engines import chat, responses
 from slipring.engines.catalog import open_engine
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.options import Options, read_options
 from slipring.engines.options import reference
 from slipring.engines.simulated.options import Options as SimulatedOptions
 from slipring.engines.simulated.script import read_script
+from slipring.engines.tokens import token_server
 from tests.harness import serve
 
 ROOT = Path(__file__).parent.parent
@@ -30,8 +31,8 @@ READERS: dict[str, Callable[[str], Any]] = {
     "chat": chat.options.read_options,
     "llama": read_options,
     "responses": responses.options.read_options,
-    "sglang": partial(tokenserver.read_options, "sglang"),
-    "vllm": partial(tokenserver.read_options, "vllm"),
+    "sglang": partial(token_server.read_options, "sglang"),
+    "vllm": partial(token_server.read_options, "vllm"),
 }
 """Of engines whose models and servers need not be here for an example of them."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -136,7 +137,7 @@ def test_the_changelog_knows_this_version() -> None:
 
 
 OPTIONS = [
-    *(Options, SimulatedOptions, tokenserver.Options),
+    *(Options, SimulatedOptions, token_server.Options),
     *(responses.options.Options, chat.options.Options),
 ]
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 
-from slipring.engines.tokenserver import Options, TokenServer
+from slipring.engines.tokens.token_server import Options, TokenServer
 from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
 from tests.prompts.vocabulary import smollm2
 

@@ -6,9 +6,7 @@ from io import StringIO
 from rich.console import Console
 
 from slipring.bench.report import html, terminal
-from slipring.bench.results import (
-    BenchRecord,
-)
+from slipring.bench.results import BenchRecord
 from tests.bench.records import RECORDS
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -10,12 +10,7 @@ from rich.console import Console
 from slipring.bench.report import figure, html, terminal, units
 from slipring.bench.report.markup import Markup, tag
 from slipring.bench.report.verdict import verdict
-from slipring.bench.results import (
-    Checked,
-    Endpoint,
-    read,
-    write,
-)
+from slipring.bench.results import Checked, Endpoint, read, write
 from slipring.bench.statistics import summarise
 from tests.bench.records import CODING, MODES, RECORDS, SHORT, checked_by, compared, record
 from tests.bench.report.pages import NAMES, page, plots, printed, sections, text

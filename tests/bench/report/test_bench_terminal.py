@@ -6,9 +6,7 @@ import pytest
 from rich.console import Console
 
 from slipring.bench.report import terminal, units
-from slipring.bench.results import (
-    ModeDescription,
-)
+from slipring.bench.results import ModeDescription
 from slipring.bench.statistics import compare, summarise
 from tests.bench.records import CODING, MODES, RECORDS, record
 from tests.bench.report.pages import printed

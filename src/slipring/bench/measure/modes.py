@@ -11,13 +11,7 @@ from msgspec import Struct
 
 from slipring.bench import results
 from slipring.bench.client.exchange import PAUSE, Exchange, Fields
-from slipring.bench.client.transports import (
-    Access,
-    HttpTransport,
-    LanesTransport,
-    SocketTransport,
-    Transport,
-)
+from slipring.bench.client.transports import Access, HttpTransport, LanesTransport, SocketTransport, Transport
 from slipring.bench.workloads.plan import Item
 
 KEEP_REASONING: Fields = {"include": ["reasoning.encrypted_content"]}
