@@ -18,12 +18,8 @@ import msgspec
 
 from slipring import __version__
 from slipring.bench import options as bench_options
+from slipring.bench.errors import BadRecording, CannotMeasure, CannotStart, UnreadableRecord, UsageError
 from slipring.bench.load import options as load_options
-from slipring.bench.options import UsageError
-from slipring.bench.probes import Unmeasurable
-from slipring.bench.results import Unreadable
-from slipring.bench.server import CannotStart
-from slipring.bench.workloads.replay import BadRecording
 from slipring.chat import options as chat_options
 from slipring.chat.connection import Unreachable
 from slipring.chat.run import chat
@@ -190,10 +186,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "keys":
             return asyncio.run(keys.run(arguments, config))
         return serve(config)
-    except (ConfigError, UsageError, BadRecording, Unreadable) as error:
+    except (ConfigError, UsageError, BadRecording, UnreadableRecord) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except (StartupError, Unreachable, Unmeasurable, CannotStart) as error:
+    except (StartupError, Unreachable, CannotMeasure, CannotStart) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return STARTUP_ERROR
 
