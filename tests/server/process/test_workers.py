@@ -17,7 +17,7 @@ from slipring.config import Config
 from slipring.core.limits import Limits
 from slipring.engines.sharing import Share
 from slipring.models import ModelEntry
-from slipring.server.cluster.ids import node_of
+from slipring.server.id_minting import node_of
 from slipring.server.process import worker_messages
 from slipring.server.process.listener import reserve
 from slipring.server.process.supervisor import Supervisor

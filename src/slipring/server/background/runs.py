@@ -20,7 +20,7 @@ from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
-from slipring.server.background import endings
+from slipring.server.background import termination
 from slipring.server.background.recent_events import Tail
 from slipring.server.clock import now, shared_now
 from slipring.server.cluster.state_lookup import StoredStates
@@ -255,7 +255,7 @@ class Background:
         run = await self.service.store.runs.read(tenant, response_id)
         if run is None:
             return None
-        response = await endings.cancel(self.service.store, run, self._claim())
+        response = await termination.cancel(self.service.store, run, self._claim())
         await self.stop(tenant, response_id)
         return response
 
@@ -330,10 +330,10 @@ class Background:
         """End what lost its owner."""
         runs = self.service.store.runs
         for run in await runs.abandoned(shared_now(), _MANY):
-            await endings.give_up(self.service.store, run, self._claim())
+            await termination.give_up(self.service.store, run, self._claim())
 
-    def _claim(self) -> endings.Claim:
-        return endings.Claim(self.service.node_id, shared_now() + self.service.config.limits.run_lease_s)
+    def _claim(self) -> termination.Claim:
+        return termination.Claim(self.service.node_id, shared_now() + self.service.config.limits.run_lease_s)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

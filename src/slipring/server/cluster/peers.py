@@ -18,7 +18,7 @@ from aiohttp import ClientTimeout
 from slipring.core.chain.state import Positions, ResponseState
 from slipring.errors import ApiError
 from slipring.server.clock import shared_now
-from slipring.server.cluster.ids import node_of
+from slipring.server.id_minting import node_of
 from slipring.stores.base import Cluster, Node
 from slipring.stores.chain_transfer import pack_chain, unpack_chain
 

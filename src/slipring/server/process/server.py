@@ -24,7 +24,7 @@ from slipring.protocol.items import Effort
 from slipring.server.access.seal_keys import open_seal
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
-from slipring.server.cluster.maintenance import Upkeep
+from slipring.server.cluster.store_maintenance import Upkeep
 from slipring.server.connections.acceptor import Acceptor
 from slipring.server.connections.file_descriptors import tell_room
 from slipring.server.connections.http_connection import HttpConnection, connection_factory

@@ -17,7 +17,6 @@ from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server.access.auth import Caller
-from slipring.server.access.beta_header import of_exchange
 from slipring.server.background import event_stream
 from slipring.server.background.runs import Background, Refused
 from slipring.server.clock import clock, now
@@ -28,6 +27,7 @@ from slipring.server.driver import Driver
 from slipring.server.endpoints.replies import error_response, json_response, refusal
 from slipring.server.service import Service
 from slipring.server.transports import sse
+from slipring.server.transports.beta_header import of_exchange
 from slipring.server.transports.outbox import Outbox
 
 _EOF = b""
