@@ -32,7 +32,7 @@ from slipring.openapi.document import document
 from slipring.progress import Loading
 from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.server import Server
-from slipring.server.process.shutdown import MEANINGLESS, ignore
+from slipring.server.process.shutdown import IGNORED_SIGNALS, ignore
 from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
 from slipring.server.process.worker_messages import Serving
 
@@ -142,7 +142,7 @@ def describe() -> int:
 
 def serve(config: Config) -> int:
     """Run a server until it is told to stop."""
-    ignore(*MEANINGLESS)
+    ignore(*IGNORED_SIGNALS)
     set_up_logging(config.log_level, names_process=config.workers > 1)
     if config.workers > 1:
         refuse_private_store(config)

@@ -52,6 +52,10 @@ def shutting_down() -> ApiError:
 class Client(Protocol):
     """Somebody who is being served, over whatever transport."""
 
+    @property
+    def in_flight(self) -> int:
+        """Responses that are running for it."""
+
     def tick(self) -> float | None:
         """Look after deadlines. Returns in how many seconds the next one is, if nothing happens before; None:
         with the next tick, as long as something is being done."""

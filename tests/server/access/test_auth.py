@@ -144,7 +144,7 @@ async def test_other_addresses_are_not_served_without_keys(host: str) -> None:
         await server.start()
     assert str(refused.value) == (
         f"refusing to serve on {host} without API keys: configure one with --api-key or"
-        " SLIPRING_API_KEYS, make one in the store with slipring keys create, or say --insecure-no-auth"
+        " SLIPRING_API_KEYS, create one with slipring keys create, or set --insecure-no-auth"
     )
 
 

@@ -14,7 +14,7 @@ from slipring.errors import StartupError, Unavailable
 from slipring.keys.token import Token
 from slipring.models import ModelEntry
 from slipring.server.access import auth
-from slipring.server.cluster import maintenance
+from slipring.server.cluster import store_maintenance
 from slipring.server.process.server import Server
 from tests import wire
 from tests.harness import FAST, TERMINAL, PuppetEngine, Running, serve
@@ -331,7 +331,7 @@ async def test_no_secret_is_logged_or_told(tmp_path: Path, caplog: pytest.LogCap
 async def test_a_server_compares_notes_by_itself_and_after_a_failure_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(maintenance, "_NOTES_S", 0.01)
+    monkeypatch.setattr(store_maintenance, "_EXCHANGE_INTERVAL_S", 0.01)
     async with serve(store=stored(tmp_path)) as server:
         await issue(server)
         compared: asyncio.Queue[None] = asyncio.Queue()
@@ -345,7 +345,7 @@ async def test_a_server_compares_notes_by_itself_and_after_a_failure_again(
             for _ in range(2):
                 await asyncio.wait_for(compared.get(), 60)
         assert (await models(server, "any"))[0] == 401
-    assert "notes about keys could not be compared" in caplog.text
+    assert "exchanging key usage with the store failed unexpectedly" in caplog.text
 
 
 async def test_a_store_that_is_lost_keeps_the_door_as_it_is(

@@ -7,7 +7,7 @@ import pytest
 
 from slipring.core.limits import Limits
 from slipring.errors import Unavailable
-from slipring.server.background.recent_events import Tail
+from slipring.server.background.recent_events import RecentEvents
 from slipring.stores.base import RunEvent
 from tests.server.background.test_runs import running, written
 from tests.server.raw import until
@@ -22,7 +22,7 @@ def numbers_of(found: list[RunEvent] | None) -> list[int] | None:
 
 
 def test_what_is_new_is_found() -> None:
-    tail = Tail(1000)
+    tail = RecentEvents(1000)
     tail.add(events(0, 1, 2))
     assert numbers_of(tail.after(-1)) == [0, 1, 2]
     assert numbers_of(tail.after(1)) == [2]
@@ -39,7 +39,7 @@ def test_what_has_been_told_is_not_looked_at_again() -> None:
             looked += name == "sequence_number"
             return super().__getattribute__(name)
 
-    tail = Tail(2**30)
+    tail = RecentEvents(2**30)
     tail.add([Watched(number, b"x") for number in range(10_000)])
     looked = 0
     assert len(tail.after(9_998) or []) == 1
@@ -47,7 +47,7 @@ def test_what_has_been_told_is_not_looked_at_again() -> None:
 
 
 def test_at_the_bound_all_are_there_and_past_it_the_oldest_are_dropped() -> None:
-    tail = Tail(30)
+    tail = RecentEvents(30)
     tail.add(events(0, 1, 2))
     assert (numbers_of(tail.after(-1)), tail.used_bytes) == ([0, 1, 2], 30)
     tail.add(events(3, size_bytes=11))
@@ -59,7 +59,7 @@ def test_at_the_bound_all_are_there_and_past_it_the_oldest_are_dropped() -> None
 
 
 def test_the_newest_is_always_there() -> None:
-    tail = Tail(5)
+    tail = RecentEvents(5)
     tail.add(events(0, 1))
     assert numbers_of(tail.after(0)) == [1]
 
@@ -72,7 +72,7 @@ async def test_a_run_is_followed_from_its_beginning_though_only_its_end_is_in_me
         performance.say("a", "b", "c")
         await written(api, begun["id"], 8)
         (live,) = api.server.server.background._runs.values()
-        assert live.tail.used_bytes < 1000
+        assert live.recent_events.used_bytes < 1000
         late = asyncio.create_task(api.events(begun["id"]))
         performance.say("d", "e")
         performance.finish()
@@ -126,7 +126,7 @@ async def test_one_tenant_has_only_its_share_of_the_runs() -> None:
             (await engine.next()).finish()
         background = api.server.server.background
         await until(lambda: not background._runs)
-        assert not background._made_for
+        assert not background._running_of
         assert (await begin("our-key"))[0] == 200
         (await engine.next()).finish()
 
@@ -152,6 +152,6 @@ async def test_a_run_that_the_store_does_not_take_ends_however_much_it_has_said(
         status, error = await posting
         assert (status, error["error"]["message"]) == (503, "gone")
         await until(lambda: not api.server.service.clients)
-        await until(lambda: not api.server.server.background._made_for)
+        await until(lambda: not api.server.server.background._running_of)
         assert api.server.service.requests.used_bytes == 0
-        await until(lambda: len(api.server.server.background._tasks) == 2)
+        await until(lambda: not api.server.server.background._tasks)

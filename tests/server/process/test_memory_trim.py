@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from slipring.core.byte_ledger import Ledger
-from slipring.server.process.memory_trim import WORTHWHILE_BYTES, FreedMemory, find_trim
+from slipring.server.process.memory_trim import MIN_FREED_BYTES, MemoryTrimmer, find_malloc_trim
 from tests.test_cli import FAST, launched
 
 MIB = 2**20
@@ -34,46 +34,48 @@ def freed(ledger: Ledger, size_bytes: int) -> None:
 
 async def test_memory_is_given_back_when_it_is_worth_while() -> None:
     ledger, trims = Ledger(2**40, 2**40), Trims()
-    memory = FreedMemory([ledger], trims)
-    freed(ledger, WORTHWHILE_BYTES - 1)
-    await memory.give_back(100.0)
+    memory = MemoryTrimmer([ledger], trims)
+    freed(ledger, MIN_FREED_BYTES - 1)
+    await memory.trim(100.0)
     assert trims.count == 0
     freed(ledger, 1)
-    await memory.give_back(101.0)
+    await memory.trim(101.0)
     assert trims.count == 1
-    await memory.give_back(200.0)
+    await memory.trim(200.0)
     assert trims.count == 1, "nothing was freed since"
 
 
 async def test_memory_is_not_given_back_all_the_time() -> None:
     ledger, trims = Ledger(2**40, 2**40), Trims()
-    memory = FreedMemory([ledger], trims)
+    memory = MemoryTrimmer([ledger], trims)
     for second in range(20):
-        freed(ledger, WORTHWHILE_BYTES)
-        await memory.give_back(100.0 + second)
+        freed(ledger, MIN_FREED_BYTES)
+        await memory.trim(100.0 + second)
     assert trims.count == 2
 
 
 async def test_requests_and_unread_answers_count_together() -> None:
     requests, unread, trims = Ledger(2**40, 2**40), Ledger(2**40, 2**40), Trims()
-    memory = FreedMemory([requests, unread], trims)
-    freed(requests, WORTHWHILE_BYTES - 1)
+    memory = MemoryTrimmer([requests, unread], trims)
+    freed(requests, MIN_FREED_BYTES - 1)
     freed(unread, 1)
-    await memory.give_back(100.0)
+    await memory.trim(100.0)
     assert trims.count == 1
 
 
 async def test_where_the_library_cannot_do_it_nothing_is_done() -> None:
     ledger = Ledger(2**40, 2**40)
-    freed(ledger, WORTHWHILE_BYTES)
-    await FreedMemory([ledger], None).give_back(100.0)
+    freed(ledger, MIN_FREED_BYTES)
+    await MemoryTrimmer([ledger], None).trim(100.0)
 
 
 def resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.skipif(sys.platform != "linux" or find_trim() is None, reason="the C library has no malloc_trim")
+@pytest.mark.skipif(
+    sys.platform != "linux" or find_malloc_trim() is None, reason="the C library has no malloc_trim"
+)
 async def test_a_server_gives_the_memory_of_large_requests_back() -> None:
     body = json.dumps({"input": "x" * (15 * MIB), "model": "nobody", "store": False}).encode()
     async with launched(*FAST) as server, aiohttp.ClientSession() as http:

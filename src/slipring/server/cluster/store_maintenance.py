@@ -1,63 +1,38 @@
-"""What a server does beside serving: it prunes its store, and compares notes with the other nodes on it."""
+"""Periodic work on the store: pruning it, announcing this node, exchanging key usage with other nodes."""
 
 import asyncio
-import contextlib
-import logging
 
-from slipring.errors import ApiError
 from slipring.server.clock import shared_now
+from slipring.server.periodic_tasks import PeriodicTasks
 from slipring.server.service import Service
 
-log = logging.getLogger("slipring")
-
 _PRUNE_INTERVAL_S, _PRUNE_PAUSE_S = 60.0, 0.1
-_NOTES_S = 1.0
-_LAST_NOTES_S = 2.0
+_EXCHANGE_INTERVAL_S = 1.0
 
 
-class Upkeep:
-    """Tasks that go on for as long as a server serves."""
+class StoreMaintenance:
+    """Maintains the store from ``start`` to ``stop``."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._stopped = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = PeriodicTasks()
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._compare_notes()), asyncio.create_task(self._prune())]
+        # Not part of the server's tick, which must not wait for a slow store.
+        self._tasks.start(
+            "exchanging key usage with the store",
+            self._service.compare_notes,
+            _EXCHANGE_INTERVAL_S,
+            at_stop=True,
+        )
+        self._tasks.start("pruning the store", self._prune, _PRUNE_INTERVAL_S)
 
     async def stop(self) -> None:
-        """Nobody is served any more: compare notes once more, and end."""
-        self._stopped.set()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_LAST_NOTES_S)
-        for task in self._tasks:
-            task.cancel()
+        """Stop, after writing the last key usage. Call this when no client is served any more."""
+        await self._tasks.stop()
 
     async def _prune(self) -> None:
-        """Remove what has expired, little by little, and let other nodes know that this one is alive."""
-        removed = 0
-        while not await self._is_stopped(_PRUNE_PAUSE_S if removed else _PRUNE_INTERVAL_S):
-            removed = 0
-            try:
-                await self._service.peers.announce()
-                removed = await self._service.store.prune(shared_now())
-            except ApiError as error:
-                log.warning("the store could not be looked after: %s", error.message)
-            except Exception:
-                log.exception("looking after the store failed unexpectedly")
-
-    async def _compare_notes(self) -> None:
-        """Now and then, and once more at the end. Beside the ticks, since a store may take its time."""
-        stopped = False
-        while not stopped:
-            stopped = await self._is_stopped(_NOTES_S)
-            try:
-                await self._service.compare_notes()
-            except Exception:
-                log.exception("notes about keys could not be compared with the store")
-
-    async def _is_stopped(self, within_s: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopped.wait(), within_s)
-        return self._stopped.is_set()
+        """Announce this node, then delete expired rows in small steps."""
+        await self._service.peers.announce()
+        while await self._service.store.prune(shared_now()):  # noqa: ASYNC110 - a pause, not a wait
+            await asyncio.sleep(_PRUNE_PAUSE_S)

@@ -177,6 +177,10 @@ class Connection:
     def wind_down(self, error: ApiError, grace_s: float) -> None:
         self._run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
 
+    @property
+    def in_flight(self) -> int:
+        return self.driver.in_flight
+
     def abort(self) -> None:
         """Drop the connection without waiting for the client."""
         self._http.abort()
