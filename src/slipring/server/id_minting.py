@@ -1,4 +1,4 @@
-"""New ids. An id of a response also tells which node made it, to the nodes."""
+"""Mints ids. Response ids contain the id of the node that made the response."""
 
 import re
 import secrets
@@ -7,21 +7,21 @@ from collections.abc import Callable
 from slipring.core.chain.item_ids import RESPONSE
 
 _NODE_DIGITS = 8
-_MADE_BY_A_NODE = re.compile(RESPONSE + "[0-9a-f]{32}")
+_NODE_RESPONSE_ID = re.compile(RESPONSE + "[0-9a-f]{32}")
 
 
 def mint(prefix: str) -> str:
-    """A new id: 128 random bits, so that ids can be neither guessed nor met twice."""
+    """A new id with 128 random bits, which can be neither guessed nor repeated."""
     return f"{prefix}_{secrets.token_hex(16)}"
 
 
 def new_node_id() -> str:
-    """A name for this process. It is part of the ids that it makes, and says nothing about it."""
+    """A random id for this process."""
     return secrets.token_hex(_NODE_DIGITS // 2)
 
 
 def minter(node_id: str) -> Callable[[str], str]:
-    """Mint ids as a node: those of responses begin with its name, and 96 bits of them are random."""
+    """A function that mints ids; response ids contain the node's id and 96 random bits."""
 
     def mint_here(prefix: str) -> str:
         if f"{prefix}_" == RESPONSE:
@@ -32,6 +32,6 @@ def minter(node_id: str) -> Callable[[str], str]:
 
 
 def node_of(response_id: str) -> str | None:
-    """The node that made a response, if the id is one that a node has made."""
-    # Exactly such an id: it becomes part of a URL at which the node is asked.
-    return response_id[len(RESPONSE) :][:_NODE_DIGITS] if _MADE_BY_A_NODE.fullmatch(response_id) else None
+    """The id of the node that made a response; None if the response id does not have that form."""
+    # The whole id must match: it becomes part of a URL.
+    return response_id[len(RESPONSE) :][:_NODE_DIGITS] if _NODE_RESPONSE_ID.fullmatch(response_id) else None

@@ -180,7 +180,7 @@ async def test_without_the_store_a_quota_goes_on_with_what_is_known_here(
             unmet = await issue(server, requests_per_minute=1)
             assert [(await post(server, unmet))[0] for _ in range(2)] == [200, 429]
         warnings = [record.message for record in caplog.records if "quotas" in record.message]
-        assert warnings == ["quotas go on with what is known here: The store cannot be reached."]
+        assert warnings == ["quotas use the last known counts: The store cannot be reached."]
         await server.service.quotas.exchange()
         async with serve_stored(tmp_path) as other:
             assert (await post(other, key))[0] == 429

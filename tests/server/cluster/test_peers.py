@@ -85,12 +85,12 @@ async def test_without_peers_there_is_no_secret_to_know() -> None:
 async def test_a_node_is_told_what_its_own_tenant_left(tmp_path: Path) -> None:
     async with node(tmp_path) as (server, parked, secret):
         peers = server.service.peers
-        question = peers.question(peers.node_id, "owners", parked)
+        question = peers.sign_request(peers.node_id, "owners", parked)
         answer = await told(server, "GET", f"{PATH}/{parked}", question)
         assert answer.status == 200
         assert b"secret" in answer.body
-        attackers = peers.question(peers.node_id, "attackers", parked)
-        elsewhere = peers.question("00000000", "owners", parked)
+        attackers = peers.sign_request(peers.node_id, "attackers", parked)
+        elsewhere = peers.sign_request("00000000", "owners", parked)
         old = str(int(question[ASKED_AT]) - 61)
         for wrong in (
             attackers,
