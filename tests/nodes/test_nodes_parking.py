@@ -15,7 +15,7 @@ from tests.harness import FAST, PuppetEngine, Running, serve
 from tests.nodes.pairs import node_of, pair
 from tests.server.cluster.test_parking import TWO_TENANTS, chain, cut
 from tests.server.issuing import bearer
-from tests.server.process.test_workers import look
+from tests.server.process.test_workers import health_by_pid
 from tests.test_cli import FAST as FAST_FLAGS
 from tests.test_cli import Process, launched
 
@@ -177,7 +177,7 @@ async def left_at_a_worker(server: Process, http: aiohttp.ClientSession, **heade
     ws = await http.ws_connect(f"{server.url}/responses", headers={**bearer("our-key"), **headers})
     tip = await made(ws, (await made(ws, None))["id"])
     reset(ws)
-    await look(server.url, lambda said: len(said) == 2 and not any(map(is_connected, said.values())))
+    await health_by_pid(server.url, lambda said: len(said) == 2 and not any(map(is_connected, said.values())))
     return tip
 
 
