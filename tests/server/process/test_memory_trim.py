@@ -1,4 +1,4 @@
-"""Memory of large requests: given back when much has been freed, and not all the time."""
+"""Trimming the heap: after enough bytes were freed, and not too often."""
 
 import asyncio
 import io
@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 class Trims:
-    """Counts how often memory was given back."""
+    """Counts the calls of ``malloc_trim``."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -27,45 +27,45 @@ class Trims:
         self.count += 1
 
 
-def freed(ledger: Ledger, size_bytes: int) -> None:
+def add_and_remove(ledger: Ledger, size_bytes: int) -> None:
     ledger.add("t", size_bytes)
     ledger.remove("t", size_bytes)
 
 
-async def test_memory_is_given_back_when_it_is_worth_while() -> None:
+async def test_memory_is_trimmed_after_enough_bytes_were_freed() -> None:
     ledger, trims = Ledger(2**40, 2**40), Trims()
-    memory = MemoryTrimmer([ledger], trims)
-    freed(ledger, MIN_FREED_BYTES - 1)
-    await memory.trim(100.0)
+    trimmer = MemoryTrimmer([ledger], trims)
+    add_and_remove(ledger, MIN_FREED_BYTES - 1)
+    await trimmer.trim(100.0)
     assert trims.count == 0
-    freed(ledger, 1)
-    await memory.trim(101.0)
+    add_and_remove(ledger, 1)
+    await trimmer.trim(101.0)
     assert trims.count == 1
-    await memory.trim(200.0)
+    await trimmer.trim(200.0)
     assert trims.count == 1, "nothing was freed since"
 
 
-async def test_memory_is_not_given_back_all_the_time() -> None:
+async def test_memory_is_trimmed_at_most_every_ten_seconds() -> None:
     ledger, trims = Ledger(2**40, 2**40), Trims()
-    memory = MemoryTrimmer([ledger], trims)
+    trimmer = MemoryTrimmer([ledger], trims)
     for second in range(20):
-        freed(ledger, MIN_FREED_BYTES)
-        await memory.trim(100.0 + second)
+        add_and_remove(ledger, MIN_FREED_BYTES)
+        await trimmer.trim(100.0 + second)
     assert trims.count == 2
 
 
-async def test_requests_and_unread_answers_count_together() -> None:
+async def test_all_ledgers_count_together() -> None:
     requests, unread, trims = Ledger(2**40, 2**40), Ledger(2**40, 2**40), Trims()
-    memory = MemoryTrimmer([requests, unread], trims)
-    freed(requests, MIN_FREED_BYTES - 1)
-    freed(unread, 1)
-    await memory.trim(100.0)
+    trimmer = MemoryTrimmer([requests, unread], trims)
+    add_and_remove(requests, MIN_FREED_BYTES - 1)
+    add_and_remove(unread, 1)
+    await trimmer.trim(100.0)
     assert trims.count == 1
 
 
-async def test_where_the_library_cannot_do_it_nothing_is_done() -> None:
+async def test_without_malloc_trim_nothing_happens() -> None:
     ledger = Ledger(2**40, 2**40)
-    freed(ledger, MIN_FREED_BYTES)
+    add_and_remove(ledger, MIN_FREED_BYTES)
     await MemoryTrimmer([ledger], None).trim(100.0)
 
 
@@ -76,8 +76,8 @@ def resident_bytes(pid: int) -> int:
 @pytest.mark.skipif(
     sys.platform != "linux" or find_malloc_trim() is None, reason="the C library has no malloc_trim"
 )
-async def test_a_server_gives_the_memory_of_large_requests_back() -> None:
-    body = json.dumps({"input": "x" * (15 * MIB), "model": "nobody", "store": False}).encode()
+async def test_a_server_returns_the_memory_of_large_requests() -> None:
+    body = json.dumps({"input": "x" * (15 * MIB), "model": "unknown", "store": False}).encode()
     async with launched(*FAST) as server, aiohttp.ClientSession() as http:
 
         async def post() -> None:
