@@ -103,3 +103,21 @@ async def test_a_follower_that_is_behind_reads_pages_from_the_store_and_then_fro
         numbers = await asyncio.wait_for(following, 60)
         assert numbers == list(range(len(numbers)))
         assert len(set(reads.events)) == len(reads.events)
+
+
+async def test_a_run_is_streamed_from_its_start_even_if_only_its_end_is_in_memory() -> None:
+    async with running(limits=Limits(run_tail_bytes=1)) as (engine, api):
+        begun = await api.begin()
+        early = asyncio.create_task(api.events(begun["id"]))
+        performance = await engine.next()
+        performance.say("a", "b", "c")
+        await written(api, begun["id"], 8)
+        (live,) = api.server.server.background._runs.values()
+        assert live.recent_events.used_bytes < 1000
+        late = asyncio.create_task(api.events(begun["id"]))
+        performance.say("d", "e")
+        performance.finish()
+        events = await early
+        assert events[-1]["type"] == "response.completed"
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert await late == events == await api.events(begun["id"])
