@@ -32,7 +32,7 @@ from slipring.openapi.document import document
 from slipring.progress import Loading
 from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.server import Server
-from slipring.server.process.shutdown import IGNORED_SIGNALS, ignore
+from slipring.server.process.shutdown import IGNORED_SIGNALS, block_stop_signals, ignore
 from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
 from slipring.server.process.worker_messages import Serving
 
@@ -151,6 +151,7 @@ def serve(config: Config) -> int:
         serving = _serve(Server(config))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serving)
+        block_stop_signals()
     with contextlib.suppress(OSError):  # the terminal may be gone
         print("slipring: stopped", flush=True)
     return 0

@@ -252,3 +252,17 @@ async def test_a_server_without_running_responses_stops_without_a_line(arguments
         assert await server.stop(signal.SIGINT) == 0
         assert await server.errors() == ""
         await ws.close()
+
+
+async def test_further_signals_do_not_disturb_the_stop() -> None:
+    """As from an operator who keeps pressing Ctrl-C."""
+    async with launched(*ENDLESS) as server, aiohttp.ClientSession() as http:
+        ws = await running_response(http, server)
+        async with asyncio.timeout(60):
+            while server.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(server.process.pid, signal.SIGINT)  # send_signal would reap the process itself
+                await asyncio.sleep(0.002)
+        assert server.process.returncode == 0
+        assert "Traceback" not in await server.errors()
+        await ws.close()

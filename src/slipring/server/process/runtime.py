@@ -8,11 +8,11 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 _CLOSED = "Connection closed."
-"""aiohttp raises it if a client disconnects while the rest of a rejected body is read."""
+"""What aiohttp raises where a client leaves while the rest of its refused body is read."""
 
 
 def set_up_logging(level: str, *, names_process: bool = False) -> None:
-    """Log to standard error. ``names_process`` adds the process id to each line."""
+    """Log to standard error. ``names_process``: several processes write there."""
     process = "[%(process)d] " if names_process else ""
     logging.basicConfig(
         level=level.upper(), format=f"%(asctime)s %(levelname)s {process}%(name)s %(message)s", force=True
@@ -25,11 +25,11 @@ def http_logger() -> logging.Logger:
     Malformed HTTP would otherwise fill the log with tracebacks and with text chosen by the client.
     """
     logger = logging.getLogger("slipring.http")
-    logger.addFilter(_is_server_error)
+    logger.addFilter(_is_our_fault)
     return logger
 
 
-def _is_server_error(record: logging.LogRecord) -> bool:
+def _is_our_fault(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if isinstance(error, RuntimeError) and str(error) == _CLOSED:
         return False

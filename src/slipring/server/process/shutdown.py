@@ -28,6 +28,11 @@ def ignore(*numbers: signal.Signals) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
+def block_stop_signals() -> None:
+    """Block SIGINT and SIGTERM until the process has exited. A further Ctrl-C would print a traceback."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+
+
 def log_ignored_signals() -> None:
     """Log each of ``IGNORED_SIGNALS`` that arrives."""
     loop = asyncio.get_running_loop()
