@@ -13,7 +13,7 @@ import pytest
 from slipring.core.limits import Limits
 from slipring.engines.constraints import tool_grammars
 from slipring.engines.simulated import drafts
-from slipring.sandbox.tasks import TASKS
+from slipring.sandbox.sandbox import TASKS
 from tests.harness import FAST, PuppetEngine, Running, serve
 from tests.sandbox.holding import HOLD
 

@@ -104,6 +104,11 @@ class Driver:
         self._tenure = tenure
         self._tasks: dict[Turn | CheckAppended, asyncio.Task[None]] = {}
 
+    @property
+    def in_flight(self) -> int:
+        """Responses that are running."""
+        return self.session.in_flight
+
     def run(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):

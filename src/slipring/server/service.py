@@ -22,20 +22,19 @@ from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.compiler import Compiler
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.timing import TurnReport
-from slipring.sandbox.compile_limits import Bounds
-from slipring.sandbox.sandbox import Sandbox
+from slipring.sandbox.sandbox import Sandbox, SandboxLimits
 from slipring.server.access.auth import Caller, Keyring
 from slipring.server.access.model_permissions import Permitted, Selection
 from slipring.server.access.quotas import Quotas
 from slipring.server.access.seal_keys import KeyedSeal, new_key
 from slipring.server.client_timers import Alarms
 from slipring.server.clock import clock, now, shared_now
-from slipring.server.cluster.ids import minter, new_node_id
 from slipring.server.cluster.parking import Parking
 from slipring.server.cluster.peers import Peers
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
 from slipring.server.connections.registry import Connections
 from slipring.server.endpoints.retrieval_slots import Retrieving
+from slipring.server.id_minting import minter, new_node_id
 from slipring.server.request_decoding import Reading
 from slipring.stores.base import Store
 
@@ -52,6 +51,10 @@ def shutting_down() -> ApiError:
 
 class Client(Protocol):
     """Somebody who is being served, over whatever transport."""
+
+    @property
+    def in_flight(self) -> int:
+        """Responses that are running for it."""
 
     def tick(self) -> float | None:
         """Look after deadlines. Returns in how many seconds the next one is, if nothing happens before; None:
@@ -102,7 +105,7 @@ class Service:
         requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
         room = room_for_connections(raise_limit(), limits.max_connections)
         sandbox = Sandbox(
-            Bounds(
+            SandboxLimits(
                 timeout_s=limits.compile_timeout_s,
                 memory_bytes=limits.compile_memory_bytes,
                 processes=limits.compile_processes,

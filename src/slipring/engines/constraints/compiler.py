@@ -32,7 +32,7 @@ class Compiler:
         """By tenant: from its speed nobody may learn what another has sent."""
 
     async def run(self, tenant: str, task: str, *arguments: Any) -> Any:
-        """What a task of ``sandbox.tasks`` returns; raises what ``Runner.run`` raises."""
+        """What a task of ``sandbox.TASKS`` returns; raises what ``Runner.run`` raises."""
         return await self._runner.run(tenant, task, *arguments)
 
     async def check(self, tenant: str, found: Iterable[Compilable]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import MutableMapping
 
-from slipring.server.cluster.ids import mint
+from slipring.server.id_minting import mint
 
 
 def sign(headers: MutableMapping[str, str]) -> None:

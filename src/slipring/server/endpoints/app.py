@@ -177,7 +177,7 @@ async def _create(
 def _show_parked(service: Service, request: web.Request) -> web.Response:
     """To another node: what a socket that was cut has left here. To everybody else, there is no such path."""
     response_id = request.match_info["response_id"]
-    tenant = service.peers.asked_for(request.headers, response_id) if request.method == "GET" else None
+    tenant = service.peers.verify_request(request.headers, response_id) if request.method == "GET" else None
     state = service.parking.find(tenant, response_id, now()) if tenant is not None else None
     if state is None or tenant is None:
         raise web.HTTPNotFound

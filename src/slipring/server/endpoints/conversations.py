@@ -30,10 +30,10 @@ from slipring.protocol.requests import read_format
 from slipring.protocol.tools import Toolset
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now
-from slipring.server.cluster.ids import mint
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.endpoints import paging
 from slipring.server.endpoints.replies import json_response
+from slipring.server.id_minting import mint
 from slipring.server.service import Service
 from slipring.stores.base import Conversation
 

@@ -17,8 +17,8 @@ from slipring.protocol.items import Item, Reasoning, read_item
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller
 from slipring.server.background import event_stream
-from slipring.server.background.endings import read_response
 from slipring.server.background.runs import Background
+from slipring.server.background.termination import read_response
 from slipring.server.endpoints import paging
 from slipring.server.endpoints.replies import json_response
 from slipring.server.service import Service

@@ -17,9 +17,8 @@ from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server.access.auth import Caller
-from slipring.server.access.beta_header import of_exchange
 from slipring.server.background import event_stream
-from slipring.server.background.runs import Background, Refused
+from slipring.server.background.runs import Background, RunRefused
 from slipring.server.clock import clock, now
 from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.connections.http_connection import connection_of
@@ -28,6 +27,7 @@ from slipring.server.driver import Driver
 from slipring.server.endpoints.replies import error_response, json_response, refusal
 from slipring.server.service import Service
 from slipring.server.transports import sse
+from slipring.server.transports.beta_header import of_exchange
 from slipring.server.transports.outbox import Outbox
 
 _EOF = b""
@@ -79,7 +79,7 @@ async def _create_in_background(
     """Begin a response that goes on by itself; answer with it as it is now, or tell how it goes."""
     try:
         run = await background.begin(caller, create, stages, size_bytes)
-    except Refused as refused:
+    except RunRefused as refused:
         return refusal(refused.error)
     if create.stream:
         return await event_stream.follow(background, request, caller.tenant, run.promised.id, after=-1)
@@ -101,6 +101,10 @@ class _Exchange:
     def __init__(self, driver: Driver, reply: "JsonReply | _SseReply") -> None:
         self.driver = driver
         self.reply = reply
+
+    @property
+    def in_flight(self) -> int:
+        return self.driver.in_flight
 
     def tick(self) -> None:
         if self.driver.service.draining:

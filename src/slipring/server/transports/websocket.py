@@ -20,12 +20,12 @@ from slipring.protocol.events import Event
 from slipring.protocol.timing import TurnReport
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
-from slipring.server.access.beta_header import of_socket, wants_no_retention
 from slipring.server.clock import now
 from slipring.server.cluster.state_lookup import SocketStates
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.driver import Driver
 from slipring.server.service import Service
+from slipring.server.transports.beta_header import of_socket, wants_no_retention
 from slipring.server.transports.framing import text_frame
 from slipring.server.transports.outbox import Outbox
 from slipring.server.transports.websocket_io import FrameWriter, answer_close, new_socket
@@ -176,6 +176,10 @@ class Connection:
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
         self._run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
+
+    @property
+    def in_flight(self) -> int:
+        return self.driver.in_flight
 
     def abort(self) -> None:
         """Drop the connection without waiting for the client."""

@@ -1,4 +1,4 @@
-"""Additions that a client asks for by name, in ``OpenAI-Beta: name=version, …``."""
+"""Reads the ``OpenAI-Beta: name=version, …`` header: the beta features that a client enables."""
 
 from multidict import CIMultiDictProxy
 
@@ -11,18 +11,18 @@ _NO_RETENTION = "slipring_zero_retention=v1"
 
 
 def of_exchange(headers: CIMultiDictProxy[str]) -> Betas:
-    """What there is for a single request: nothing can be added to it."""
+    """Betas of a single HTTP request, which cannot be steered or appended to."""
     return Betas(timing=_TIMING in _named(headers))
 
 
 def of_socket(headers: CIMultiDictProxy[str]) -> Betas:
-    """What there is for a connection that stays."""
+    """Betas of a WebSocket connection."""
     named = _named(headers)
     return Betas(timing=_TIMING in named, rollout=_ROLLOUT in named, inject=_INJECT in named)
 
 
 def wants_no_retention(headers: CIMultiDictProxy[str]) -> bool:
-    """Whether nothing of a connection may be kept once it is gone, not even for a moment."""
+    """Whether the connection's responses must be dropped, and not parked, when it closes."""
     return _NO_RETENTION in _named(headers)
 
 

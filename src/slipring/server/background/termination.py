@@ -1,7 +1,7 @@
-"""How a background run ends that its owner does not end itself: by a cancel, or because the owner is gone.
+"""Ends a background run in place of its owner: cancelled by a client, or failed because the owner died.
 
-The last object is made from what the store has. It is written only if the run has not changed meanwhile, and
-takes the run away from its owner: exactly one end is told.
+The run is first taken over from its owner. The final response is built from the store, and written only if
+the run has not changed meanwhile: every run has exactly one terminal event.
 """
 
 from msgspec import Raw, Struct, json, structs
@@ -12,7 +12,7 @@ from slipring.protocol.wire import NULL, encode
 from slipring.stores.base import Run, RunEvent, Store
 
 _PAGE = 500
-_GONE = "The server that made this response went away before it was finished."
+_OWNER_DIED = "The server that made this response went away before it was finished."
 
 
 class _Outline(Struct):
@@ -29,24 +29,24 @@ def read_response(data: bytes) -> Response:
 
 
 class Claim(Struct, frozen=True):
-    """Who ends a run in its owner's place, and how long that may take."""
+    """The node that takes a run over, and the lease that it takes."""
 
     owner: str
     lease_until: float
 
 
 async def cancel(store: Store, run: Run, claim: Claim) -> Response | None:
-    """End a run because its client wants it to end; a run that is over stays as it is."""
+    """Cancel a run, unless it is over, and return its final response; None if it does not exist."""
     return await _end(store, run, claim, cancelled=True)
 
 
-async def give_up(store: Store, run: Run, claim: Claim) -> None:
-    """End a run whose owner is gone."""
+async def fail_abandoned(store: Store, run: Run, claim: Claim) -> None:
+    """Fail a run whose owner has died."""
     await _end(store, run, claim, cancelled=False)
 
 
 async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Response | None:
-    # First it is taken away: whoever makes it may say more every moment, and would never be caught up with.
+    # Taken over first: otherwise the owner could add events faster than the end can be written.
     current: Run | None = run
     while current is not None and current.is_open:
         taken = await store.runs.seize(current, owner=claim.owner, lease_until=claim.lease_until)
@@ -57,25 +57,25 @@ async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Resp
                 return event.response
         current = await store.runs.read(run.tenant, run.response_id)
         if current is not None and not cancelled and current.epoch != run.epoch:
-            return None  # somebody else is at it
+            return None  # another node has taken it over
     return read_response(current.response) if current is not None else None
 
 
 async def _last_event(store: Store, run: Run, number: int, *, cancelled: bool) -> ResponseEvent:
     saved = await store.responses.retrieve(run.tenant, run.response_id)
-    if saved is not None:  # its owner had finished it, and could not say so any more
+    if saved is not None:  # the owner saved the response, and died before it wrote the last event
         kind = Completed if saved.status == "completed" else Incomplete
         return kind(sequence_number=number, response=saved)
     response = structs.replace(read_response(run.response), output=await _output(store, run))
     if cancelled:
-        # The API has no event of its own for this; the status says what it was.
+        # The API has no event for cancelled responses; the status distinguishes them.
         return Incomplete(sequence_number=number, response=structs.replace(response, status="cancelled"))
-    error = ResponseError(code="server_error", message=_GONE)
+    error = ResponseError(code="server_error", message=_OWNER_DIED)
     return Failed(sequence_number=number, response=structs.replace(response, status="failed", error=error))
 
 
 async def _output(store: Store, run: Run) -> list[Raw]:
-    """The items that were finished."""
+    """The finished output items, from the events."""
     items: list[Raw] = []
     after = -1
     while events := await store.runs.events(run.tenant, run.response_id, after=after, limit=_PAGE):

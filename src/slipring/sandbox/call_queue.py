@@ -1,4 +1,4 @@
-"""Which call is next: tenants take turns, and no tenant has more than one call running."""
+"""Fair queue of calls: tenants take turns, and each has at most one call running."""
 
 from collections import OrderedDict, deque
 from typing import Generic, TypeVar
@@ -9,25 +9,26 @@ T = TypeVar("T")
 
 
 class FairQueue(Generic[T]):
-    """Calls that wait. Whoever takes one says when it is over."""
+    """Waiting calls by tenant. After ``take``, the caller must report the end of the call with ``finish``."""
 
-    def __init__(self, most_waiting: int) -> None:
-        self._most_waiting = most_waiting
+    def __init__(self, max_waiting: int) -> None:
+        """``max_waiting``: calls of one tenant that may wait."""
+        self._max_waiting = max_waiting
         self._waiting: OrderedDict[str, deque[T]] = OrderedDict()
-        """By tenant; the one that has waited longest for its turn comes first."""
+        """By tenant, in the order of their next turns."""
         self._running: set[str] = set()
 
     def put(self, tenant: str, call: T) -> None:
-        """Raises ``RateLimited`` where too many calls of the tenant wait already."""
+        """Add a call. Raises ``RateLimited`` if too many calls of the tenant are waiting."""
         calls = self._waiting.setdefault(tenant, deque())
-        if len(calls) >= self._most_waiting:
+        if len(calls) >= self._max_waiting:
             raise RateLimited(
                 f"{len(calls)} grammars or schemas of yours wait to be compiled. Try again later."
             )
         calls.append(call)
 
     def take(self) -> tuple[str, T] | None:
-        """The next call, of a tenant that has none running; None: there is none just now."""
+        """Remove and return the next call of a tenant that has none running; None if there is none."""
         for tenant, calls in self._waiting.items():
             if tenant not in self._running:
                 call = calls.popleft()
@@ -39,12 +40,12 @@ class FairQueue(Generic[T]):
                 return tenant, call
         return None
 
-    def over(self, tenant: str) -> None:
-        """The tenant's call is not running any more."""
+    def finish(self, tenant: str) -> None:
+        """The running call of a tenant has ended."""
         self._running.discard(tenant)
 
     def remove(self, tenant: str, call: T) -> bool:
-        """Forget a call that waits; whether there was one."""
+        """Remove a waiting call; returns whether it was waiting."""
         calls = self._waiting.get(tenant)
         if calls is None or call not in calls:
             return False
@@ -54,7 +55,7 @@ class FairQueue(Generic[T]):
         return True
 
     def clear(self) -> list[T]:
-        """Forget all calls that wait; returns them."""
+        """Remove and return all waiting calls."""
         waiting = [call for calls in self._waiting.values() for call in calls]
         self._waiting.clear()
         return waiting
