@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from slipring.server.transports.websocket import Connection
+from slipring.server.transports.websocket import WebSocketConnection
 from tests.harness import Running
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
@@ -156,7 +156,7 @@ async def open_raw(
 def transport_of(server: Running) -> asyncio.Transport:
     """The server's end of its one connection."""
     client = only_client(server)
-    request = client._request if isinstance(client, Connection) else client.reply._request
+    request = client._request if isinstance(client, WebSocketConnection) else client.reply._request
     return request.transport  # type: ignore[no-any-return]
 
 
@@ -183,15 +183,15 @@ def only_client(server: Running) -> Any:
     return client
 
 
-def connection_of(server: Running) -> Connection:
+def connection_of(server: Running) -> WebSocketConnection:
     client = only_client(server)
-    assert isinstance(client, Connection)
+    assert isinstance(client, WebSocketConnection)
     return client
 
 
 async def gone(server: Running) -> None:
     """Wait until nobody is being served."""
-    await asyncio.wait_for(server.service.quiet(), 60)
+    await asyncio.wait_for(server.service.wait_until_idle(), 60)
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -7,49 +7,49 @@ from contextlib import ExitStack
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.server.client_timers import Alarms
+from slipring.server.client_timers import ClientTimers
 from tests.harness import PuppetEngine, Running, serve
 from tests.server.raw import PING, PONG, connection_of, only_client, open_raw, stop_clock, until
 
 
 def test_nothing_is_due_before_its_time() -> None:
-    alarms: Alarms[str] = Alarms()
-    alarms.set("a", 10.5)
-    assert alarms.take_due(10.9) == []
-    assert alarms.take_due(11.0) == ["a"]
-    assert alarms.take_due(12.0) == [], "once"
-    assert len(alarms) == 0
+    timers: ClientTimers[str] = ClientTimers()
+    timers.set("a", 10.5)
+    assert timers.take_due(10.9) == []
+    assert timers.take_due(11.0) == ["a"]
+    assert timers.take_due(12.0) == [], "once"
+    assert len(timers) == 0
 
 
 def test_what_is_set_last_counts() -> None:
-    alarms: Alarms[str] = Alarms()
-    alarms.set("a", 10.0)
-    alarms.set("a", 20.0)
-    assert alarms.take_due(19.9) == []
-    alarms.set("a", 5.0)
-    assert alarms.take_due(19.9) == ["a"]
-    alarms.set("a", 30.0)
-    alarms.set("a", math.inf)
-    assert len(alarms) == 0
+    timers: ClientTimers[str] = ClientTimers()
+    timers.set("a", 10.0)
+    timers.set("a", 20.0)
+    assert timers.take_due(19.9) == []
+    timers.set("a", 5.0)
+    assert timers.take_due(19.9) == ["a"]
+    timers.set("a", 30.0)
+    timers.set("a", math.inf)
+    assert len(timers) == 0
 
 
 def test_an_alarm_is_advanced_and_never_put_off() -> None:
-    alarms: Alarms[str] = Alarms()
-    alarms.advance("a", 20.0)
-    alarms.advance("a", 10.0)
-    alarms.advance("a", 15.0)
-    assert alarms.take_due(10.0) == ["a"]
-    assert alarms.take_due(100.0) == []
+    timers: ClientTimers[str] = ClientTimers()
+    timers.advance("a", 20.0)
+    timers.advance("a", 10.0)
+    timers.advance("a", 15.0)
+    assert timers.take_due(10.0) == ["a"]
+    assert timers.take_due(100.0) == []
 
 
 def test_the_earliest_comes_first_and_what_is_removed_does_not_come() -> None:
-    alarms: Alarms[str] = Alarms()
+    timers: ClientTimers[str] = ClientTimers()
     for client, due in (("c", 3.0), ("a", 1.0), ("b", 2.0), ("d", 4.0)):
-        alarms.set(client, due)
-    alarms.remove("b")
-    alarms.remove("nobody")
-    assert alarms.take_due(3.0) == ["a", "c"]
-    assert len(alarms) == 1
+        timers.set(client, due)
+    timers.remove("b")
+    timers.remove("nobody")
+    assert timers.take_due(3.0) == ["a", "c"]
+    assert len(timers) == 1
 
 
 # Connections.
@@ -88,10 +88,10 @@ async def test_a_connection_that_does_something_is_looked_at_every_second() -> N
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         stop_clock(server)
-        server.service.alarms.take_due(math.inf)
+        server.service.timers.take_due(math.inf)
         await socket.create(input="hello")
         performance = await engine.next()
-        assert len(server.service.alarms.take_due(math.inf)) == 1, "the frame has woken it"
+        assert len(server.service.timers.take_due(math.inf)) == 1, "the frame has woken it"
         assert due_in(server) == 0
         performance.finish()
         await socket.until("response.completed")
@@ -115,9 +115,9 @@ async def test_a_client_that_does_not_answer_pings_is_looked_at_when_its_time_is
 async def test_who_has_left_is_looked_at_no_more() -> None:
     async with serve() as server:
         async with server.connect():
-            assert len(server.service.alarms) == 1
+            assert len(server.service.timers) == 1
         await until(lambda: not server.service.sockets)
-        assert len(server.service.alarms) == 0
+        assert len(server.service.timers) == 0
 
 
 async def test_a_client_whose_deadlines_cannot_be_looked_after_does_not_stop_the_others(
@@ -140,11 +140,11 @@ async def test_a_client_whose_deadlines_cannot_be_looked_after_does_not_stop_the
         stop_clock(server)
         service, broken, sound = server.service, Broken(), Sound()
         with service.serving(broken), service.serving(sound):
-            service.alarms.set(broken, 0.0)
-            service.alarms.set(sound, 1.0)
+            service.timers.set(broken, 0.0)
+            service.timers.set(sound, 1.0)
             await service.tick()
             assert looked == [sound]
-            assert len(service.alarms) == 2
+            assert len(service.timers) == 2
     assert "broken" in caplog.text
 
 
@@ -164,7 +164,7 @@ async def test_other_work_has_its_turn_while_many_clients_are_looked_at() -> Non
             for _ in range(250):
                 client = Client()
                 stack.enter_context(server.service.serving(client))
-                server.service.alarms.set(client, 0.0)
+                server.service.timers.set(client, 0.0)
             ticking = asyncio.create_task(server.service.tick())
             await asyncio.sleep(0)
             assert 0 < len(looked) < 250
@@ -188,13 +188,13 @@ async def test_who_leaves_while_others_are_looked_at_is_not_looked_at() -> None:
             clients = [Client() for _ in range(150)]
             for client in clients[:100]:
                 stack.enter_context(server.service.serving(client))
-                server.service.alarms.set(client, 0.0)
+                server.service.timers.set(client, 0.0)
             for client in clients[100:]:
                 leaving.enter_context(server.service.serving(client))
-                server.service.alarms.set(client, 1.0)
+                server.service.timers.set(client, 1.0)
             ticking = asyncio.create_task(server.service.tick())
             await asyncio.sleep(0)
             leaving.close()
             await ticking
             assert looked == clients[:100]
-            assert len(server.service.alarms) == 100
+            assert len(server.service.timers) == 100

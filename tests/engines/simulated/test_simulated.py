@@ -481,4 +481,4 @@ async def test_a_stalled_engine_stops_with_its_client() -> None:
         async with server.connect(abandoned=True) as socket:
             await socket.create(input="hello")
             await socket.until("response.in_progress")
-        await asyncio.wait_for(server.service.quiet(), 60)
+        await asyncio.wait_for(server.service.wait_until_idle(), 60)

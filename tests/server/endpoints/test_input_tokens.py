@@ -72,6 +72,16 @@ async def test_an_engine_may_refuse() -> None:
         assert (status, error["error"]["code"]) == (400, "context_length_exceeded")
 
 
+async def test_a_context_to_be_compacted_counts_as_its_compaction_is_charged() -> None:
+    """The summary's own prompt is part of the count, and no threshold shortens it."""
+    items = [{"role": "user", "content": "word " * 50}, {"type": "compaction_trigger"}]
+    async with serve() as server:
+        status, counted = await Api(server).call("POST", "/responses/input_tokens", json={"input": items})
+        assert status == 200
+        _, response = await server.post(input=items)
+        assert counted["input_tokens"] == response["usage"]["input_tokens"]
+
+
 async def test_the_sdk_counts() -> None:
     async with serve() as server, AsyncOpenAI(base_url=server.url, api_key="any") as client:
         counted = await client.responses.input_tokens.count(input="hello", model="simulated")

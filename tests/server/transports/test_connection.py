@@ -382,7 +382,7 @@ async def test_a_connection_that_must_end_ends_although_its_client_does_not_read
 async def test_an_idle_connection_ends_although_its_client_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(websocket, "_CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT_S", 0.1)
     async with serve(limits=Limits(send_timeout_s=0.2, max_age_s=AT_ONCE)) as server:
         stop_clock(server)
         async with open_raw(server, small_buffers=True):

@@ -498,6 +498,35 @@ async def test_an_unknown_path_is_told_so(path: str) -> None:
         assert f"POST {path}" in body["error"]["message"]
 
 
+@pytest.mark.parametrize("method", ["POST", "GET"])
+@pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("/v1/chat/completions", "/v1/responses"),
+        ("/chat/completions", "/v1/responses"),
+        ("/v1/chat/completions/chatcmpl-1/messages", "/v1/responses"),
+        ("/v1/completions", "/v1/responses"),
+        ("/v1/messages", "/v1/responses"),
+        ("/v1/messages/batches", "/v1/responses"),
+        ("/v1/messages/count_tokens", "/v1/responses/input_tokens"),
+    ],
+)
+async def test_a_path_of_another_api_gets_the_path_to_use(method: str, path: str, instead: str) -> None:
+    async with serve() as server:
+        status, body = await send(server, method, path, json={"model": "simulated", "messages": []})
+        assert (status, body["error"]["type"]) == (404, "invalid_request_error")
+        assert body["error"]["code"] == "unknown_url"
+        assert body["error"]["message"].startswith(f"Unknown path: {method} {path}. ")
+        assert body["error"]["message"].endswith(f": use POST {instead}.")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat", "/v1/chat/completions2", "/v1/messages2", "/v1/v1/messages"])
+async def test_other_unknown_paths_get_no_hint(path: str) -> None:
+    async with serve() as server:
+        _, body = await send(server, "POST", path, json={})
+        assert body["error"]["message"] == f"Unknown path: POST {path}"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
     [

@@ -1,9 +1,6 @@
 """Stage timings as clients and operators see them."""
 
-import logging
 from typing import Any
-
-import pytest
 
 from slipring.core.generation import Accepted
 from tests.harness import PuppetEngine, Running, read_sse, serve
@@ -91,22 +88,6 @@ async def recent(server: Running, key: str) -> list[dict[str, Any]]:
         body: dict[str, Any] = await answer.json()
         turns: list[dict[str, Any]] = body["data"]
         return turns
-
-
-async def test_each_turn_is_one_line_in_the_log_without_a_word_of_content(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, logger="slipring.turns")
-    async with serve() as server, server.connect() as socket:
-        response = await socket.response(input="my secret", stream_id="lane-1")
-        await socket.error(input="my secret", model="nobody", previous_response_id=None)
-        await socket.error(input="my secret", previous_response_id="x\nresponse=forged y")
-    done, refused, forged = [each.getMessage() for each in caplog.records if each.name == "slipring.turns"]
-    assert done.startswith(f"response={response['id']} lane=lane-1 status=completed model=simulated bytes=")
-    assert "prefill_ms=" in done
-    assert "status=refused error=model_not_found" in refused
-    assert "secret" not in done + refused + forged
-    assert "previous='x\\nresponse=forged_y' status=refused" in forged
 
 
 async def test_a_client_that_reads_is_not_waited_for() -> None:

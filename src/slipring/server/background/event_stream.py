@@ -117,7 +117,7 @@ async def _batches(
         run = None
         if events is None or (is_over and not events):
             # Not in memory here, or not any more: the store has everything.
-            async with background.service.retrieving.place(tenant):
+            async with background.service.retrieval_slots.hold(tenant):
                 run = await runs.read(tenant, response_id)
                 events = await runs.events(tenant, response_id, after=after, limit=_PAGE)
         if events:

@@ -17,14 +17,13 @@ from slipring.errors import ApiError, RateLimited
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
-from slipring.protocol.timing import TurnReport
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
 from slipring.server.background import endings
 from slipring.server.background.recent_events import Tail
 from slipring.server.clock import now, shared_now
 from slipring.server.cluster.state_lookup import StoredStates
-from slipring.server.driver import Driver
+from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.service import Service, shutting_down
 from slipring.stores.base import LeaseLost, RunEvent, Tenure
 
@@ -32,7 +31,6 @@ log = logging.getLogger("slipring")
 
 _BATCH_S = 0.1
 """How long events wait for others before they are written together."""
-_GOING_AWAY = 1001
 _MANY = 100
 
 
@@ -61,7 +59,7 @@ class Refused(Exception):
         self.error = error
 
 
-class LiveRun:
+class LiveRun(Sink):
     """A run of this node, in the making. The sink that its driver sends to, and a client of the server."""
 
     def __init__(self, service: Service, caller: Caller) -> None:
@@ -109,21 +107,6 @@ class LiveRun:
     def flush(self) -> Awaitable[None] | None:
         """Wait while the store does not keep up: meanwhile the engine is not pulled."""
         return self._room() if self._is_full else None
-
-    def close(self, code: int, reason: str) -> None:
-        return
-
-    def record(self, report: TurnReport) -> None:
-        return
-
-    # A client of the server.
-
-    def tick(self) -> None:
-        if self._service.draining:
-            self.driver.run(self.driver.session.tick(now()))
-
-    def wind_down(self, error: ApiError, grace_s: float) -> None:
-        self.driver.run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
 
     # Its life.
 
@@ -277,7 +260,7 @@ class Background:
         """A run's whole life; ``opened`` when the store knows it, or with what was in the way."""
         key: tuple[str, str] | None = None
         try:
-            with self.service.serving(run):
+            with self.service.serving(Exchange(run.driver)):
                 response = await run.open(request, stages, size_bytes)
                 key = run.driver.session.tenant, response.id
                 self._runs[key] = run

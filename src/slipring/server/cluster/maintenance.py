@@ -53,7 +53,7 @@ class Upkeep:
         while not stopped:
             stopped = await self._is_stopped(_NOTES_S)
             try:
-                await self._service.compare_notes()
+                await self._service.sync_keys()
             except Exception:
                 log.exception("notes about keys could not be compared with the store")
 

@@ -39,7 +39,7 @@ def room_for_connections(descriptors: int | None, max_connections: int) -> int:
     return max(1, min(max_connections, descriptors - reserved))
 
 
-def tell_room(room: int, max_connections: int) -> None:
+def log_reduced_room(room: int, max_connections: int) -> None:
     """Say so where fewer connections are served than are configured."""
     if room < max_connections:
         log.log(

@@ -33,7 +33,7 @@ from slipring.server.clock import now
 from slipring.server.cluster.ids import mint
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.endpoints import paging
-from slipring.server.endpoints.replies import json_response
+from slipring.server.replies import json_response
 from slipring.server.service import Service
 from slipring.stores.base import Conversation
 
@@ -42,7 +42,7 @@ async def create(service: Service, request: web.Request, caller: Caller) -> web.
     asked = CreateConversation()
     if request.can_read_body:
         body = await read_body(service, request, caller)
-        asked = await service.reading.body(caller.tenant, body, read_creation)
+        asked = await service.decoder.body(caller.tenant, body, read_creation)
     conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
     items, _ = await _read_items(service, caller.tenant, asked.items or [])
     await service.store.conversations.create(caller.tenant, conversation, items)
@@ -58,7 +58,7 @@ async def retrieve(service: Service, request: web.Request, caller: Caller) -> we
 async def update(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id = _id(request)
     body = await read_body(service, request, caller)
-    asked = await service.reading.body(caller.tenant, body, read_update)
+    asked = await service.decoder.body(caller.tenant, body, read_update)
     conversation = await service.store.conversations.update(
         caller.tenant, conversation_id, asked.metadata or {}
     )
@@ -76,7 +76,7 @@ async def list_items(service: Service, request: web.Request, caller: Caller) -> 
     conversation_id = _id(request)
     _read_include(request)
     page = paging.read_page(request.query)
-    async with service.retrieving.place(caller.tenant):
+    async with service.retrieval_slots.hold(caller.tenant):
         found = await service.store.conversations.items(caller.tenant, conversation_id, page)
         if found is None:
             raise conversation_not_found(conversation_id)
@@ -88,7 +88,7 @@ async def add_items(service: Service, request: web.Request, caller: Caller) -> w
     conversation_id = _id(request)
     _read_include(request)
     body = await read_body(service, request, caller)
-    asked = await service.reading.body(caller.tenant, body, read_addition)
+    asked = await service.decoder.body(caller.tenant, body, read_addition)
     items, chosen = await _read_items(service, caller.tenant, asked.items)
     conversations = service.store.conversations
     for item in items:
@@ -103,7 +103,7 @@ async def add_items(service: Service, request: web.Request, caller: Caller) -> w
 async def retrieve_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id, item_id = _id(request), request.match_info["item_id"]
     _read_include(request)
-    async with service.retrieving.place(caller.tenant):
+    async with service.retrieval_slots.hold(caller.tenant):
         item = await service.store.conversations.item(caller.tenant, conversation_id, item_id)
         if item is None:
             raise await _missing(service, caller.tenant, conversation_id, item_id)

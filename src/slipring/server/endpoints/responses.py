@@ -20,7 +20,7 @@ from slipring.server.background import event_stream
 from slipring.server.background.endings import read_response
 from slipring.server.background.runs import Background
 from slipring.server.endpoints import paging
-from slipring.server.endpoints.replies import json_response
+from slipring.server.replies import json_response
 from slipring.server.service import Service
 from slipring.stores.base import Page
 
@@ -37,7 +37,7 @@ class StoredResponses:
         response_id = request.match_info["response_id"]
         include = read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
         streams = _streams(request)
-        async with service.retrieving.place(caller.tenant):
+        async with service.retrieval_slots.hold(caller.tenant):
             response = await _find(service, caller.tenant, response_id)
             if ENCRYPTED_REASONING in include:
                 response.output = [_sealed(raw, service.seal, caller.tenant) for raw in response.output]
@@ -76,7 +76,7 @@ class StoredResponses:
     async def input_items(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
         page = paging.read_page(request.query)
-        async with service.retrieving.place(caller.tenant):
+        async with service.retrieval_slots.hold(caller.tenant):
             state = await service.store.responses.load(caller.tenant, response_id)
             if state is None:
                 await _find(service, caller.tenant, response_id)
@@ -85,7 +85,7 @@ class StoredResponses:
                     param="response_id",
                 )
             # A chain may have any number of items, and all are looked at for a page of them.
-            found, has_more = await service.reading.aside(caller.tenant, _input_page, state, page)
+            found, has_more = await service.decoder.in_thread(caller.tenant, _input_page, state, page)
             return json_response(paging.as_list(found, "response", has_more=has_more))
 
 

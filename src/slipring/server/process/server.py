@@ -26,7 +26,7 @@ from slipring.server.background.runs import Background
 from slipring.server.clock import now
 from slipring.server.cluster.maintenance import Upkeep
 from slipring.server.connections.acceptor import Acceptor
-from slipring.server.connections.file_descriptors import tell_room
+from slipring.server.connections.file_descriptors import log_reduced_room
 from slipring.server.connections.http_connection import HttpConnection, connection_factory
 from slipring.server.endpoints.app import build_app
 from slipring.server.process.listener import base_url, join, listen, refuse_open_door
@@ -113,7 +113,7 @@ class Server:
             await self._let_go()
             raise
         self._runner = runner
-        tell_room(self.service.connections.room, self.config.limits.max_connections)
+        log_reduced_room(self.service.connections.room, self.config.limits.max_connections)
         self.port = listener.getsockname()[1]
         self._ticker = asyncio.create_task(self._tick())
         self._upkeep.start()
@@ -200,7 +200,10 @@ class Server:
             last.push_async_callback(self.service.peers.close)
 
     async def _until_quiet(self, timeout_s: float) -> None:
-        waits = [asyncio.create_task(self.service.quiet()), asyncio.create_task(self.stopping.hurried.wait())]
+        waits = [
+            asyncio.create_task(self.service.wait_until_idle()),
+            asyncio.create_task(self.stopping.hurried.wait()),
+        ]
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()

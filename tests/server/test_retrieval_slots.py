@@ -6,7 +6,7 @@ import json
 from contextlib import AsyncExitStack
 
 from slipring.core.limits import Limits
-from slipring.server.endpoints.retrieval_slots import Retrieving
+from slipring.server.retrieval_slots import RetrievalSlots
 from tests.harness import serve
 from tests.server.connections.test_registry import Clock, request
 from tests.server.raw import open_tcp, until
@@ -15,35 +15,35 @@ MIB = 2**20
 
 
 async def test_one_more_than_the_places_of_a_tenant_waits() -> None:
-    retrieving = Retrieving(2)
+    slots = RetrievalSlots(2)
     entered = asyncio.Event()
 
     async def third() -> None:
-        async with retrieving.place("a"):
+        async with slots.hold("a"):
             entered.set()
 
     async with AsyncExitStack() as first:
-        await first.enter_async_context(retrieving.place("a"))
-        async with retrieving.place("a"):
+        await first.enter_async_context(slots.hold("a"))
+        async with slots.hold("a"):
             waiting = asyncio.create_task(third())
-            async with retrieving.place("b"):  # another tenant has its own
+            async with slots.hold("b"):  # another tenant has its own
                 await asyncio.sleep(0)
                 assert not entered.is_set()
         await waiting
         assert entered.is_set()
-    assert not retrieving._tenants
+    assert not slots._tenants
 
 
 async def test_whoever_leaves_while_waiting_takes_no_place() -> None:
-    retrieving = Retrieving(1)
-    async with retrieving.place("a"):
-        waiting = asyncio.create_task(retrieving.place("a").__aenter__())
+    slots = RetrievalSlots(1)
+    async with slots.hold("a"):
+        waiting = asyncio.create_task(slots.hold("a").__aenter__())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
-    async with retrieving.place("a"):
+    async with slots.hold("a"):
         pass
-    assert not retrieving._tenants
+    assert not slots._tenants
 
 
 async def test_events_that_a_follower_has_not_been_told_count_as_unread() -> None:

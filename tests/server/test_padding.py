@@ -8,7 +8,7 @@ import pytest
 from slipring.protocol import wire
 from slipring.protocol.events import PADDED, Event, OutputTextDelta, RefusalDone
 from slipring.protocol.requests import CreateRequest, StreamOptions
-from slipring.server.transports.padding import STEP, telling
+from slipring.server.padding import STEP, padded_send
 from tests.harness import WEATHER, serve
 
 
@@ -23,16 +23,16 @@ def ask(value: bool | None) -> CreateRequest:
 
 
 @pytest.mark.parametrize("request_", [CreateRequest(), ask(None), ask(False)])
-def test_whoever_does_not_ask_is_told_by_the_same_function(request_: CreateRequest) -> None:
-    told: list[list[Event]] = []
-    assert telling(request_, told.append) == told.append
+def test_whoever_does_not_ask_is_sent_events_by_the_same_function(request_: CreateRequest) -> None:
+    sent_events: list[list[Event]] = []
+    assert padded_send(request_, sent_events.append) == sent_events.append
 
 
 @pytest.mark.parametrize("text", ["", "a", "é\n", "x" * 31, "x" * 100])
 def test_a_delta_is_filled_up_and_otherwise_the_same(text: str) -> None:
-    told: list[Event] = []
-    telling(ask(True), told.extend)([delta(text)])
-    sent = json.loads(wire.encode(told[0]))
+    sent_events: list[Event] = []
+    padded_send(ask(True), sent_events.extend)([delta(text)])
+    sent = json.loads(wire.encode(sent_events[0]))
     padding = sent.pop("obfuscation")
     assert sent == json.loads(wire.encode(delta(text)))
     assert (len(wire.encode(text)) + len(padding)) % STEP == 0
@@ -40,9 +40,9 @@ def test_a_delta_is_filled_up_and_otherwise_the_same(text: str) -> None:
 
 def test_what_is_no_delta_is_left_alone() -> None:
     done = RefusalDone(sequence_number=1, output_index=0, item_id="m", content_index=0, refusal="no")
-    told: list[Event] = []
-    telling(ask(True), told.extend)([done])
-    assert told == [done]
+    sent_events: list[Event] = []
+    padded_send(ask(True), sent_events.extend)([done])
+    assert sent_events == [done]
 
 
 def test_every_kind_of_delta_can_be_padded() -> None:
