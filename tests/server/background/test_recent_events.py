@@ -146,8 +146,8 @@ async def test_a_run_that_the_store_does_not_take_ends_however_much_it_has_said(
         posting = asyncio.create_task(api.call("POST", "/responses", json=body))
         performance = await engine.next()
         performance.finish()
-        (live,) = api.server.service.clients
-        await until(lambda: live._is_full or performance.cues.empty())
+        (exchange,) = api.server.service.clients
+        await until(lambda: exchange.driver.sink._is_full or performance.cues.empty())
         finished.set()
         status, error = await posting
         assert (status, error["error"]["message"]) == (503, "gone")

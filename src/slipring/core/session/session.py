@@ -320,7 +320,9 @@ class Session:
                 actions.append(Record(turn.lane, turn.report()))
             elif turn.phase is not Phase.ENDED:
                 turn.stages.lap("terminal")
-                actions += [Cancel(turn), Record(turn.lane, turn.report(cancelled=True))]
+                is_queued = turn.phase is Phase.WAITING
+                actions += [] if is_queued else [Cancel(turn)]
+                actions.append(Record(turn.lane, turn.report(cancelled=True)))
             turn.phase = Phase.ENDED
         self._finished.clear()
         self._cache.clear()
