@@ -92,15 +92,18 @@ class Service:
     clients: set[Client] = field(default_factory=set)
     timers: ClientTimers[Client] = field(default_factory=ClientTimers)
     sockets: int = 0
+    """Number of open WebSockets."""
     render_fallbacks: Counter[str] = field(default_factory=Counter)
     """How often a context was rendered in full although its parent was in memory, by reason."""
     draining: bool = False
+    """Whether the server is shutting down: new requests are refused."""
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
     def assemble(
         cls, config: Config, catalog: Catalog, store: Store, positions: Positions | None = None
     ) -> "Service":
+        """Create the service of a server from its configuration, engines and store."""
         limits = config.limits
         node_id = new_node_id()
         requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)

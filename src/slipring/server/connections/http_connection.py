@@ -13,7 +13,7 @@ from aiohttp import web
 from slipring.aiohttp_internals import ServerProtocol, observe_requests, protocol_of
 from slipring.errors import ApiError, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
-from slipring.server.connections.registry import Connections, Stage
+from slipring.server.connections.registry import Connections, ConnectionState
 from slipring.server.replies import add_standard_headers, error_response
 
 _MAX_HEAD_BYTES = 128 * 1024
@@ -48,7 +48,7 @@ class HttpConnection(ServerProtocol):
         "close_socket",
         "is_surplus",
         "queued_bytes",
-        "stage",
+        "state",
         "tenant",
         "unfinished_bytes",
     )
@@ -56,7 +56,7 @@ class HttpConnection(ServerProtocol):
     def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:
         super().__init__(server, **options)
         self.tenant: str | None = None
-        self.stage = Stage.SERVED
+        self.state = ConnectionState.SERVING
         self.is_surplus = False
         self.unfinished_bytes = 0
         self.queued_bytes: Callable[[], int] | None = None
@@ -122,7 +122,7 @@ class HttpConnection(ServerProtocol):
         if self.close_socket is not None:
             self.unfinished_bytes += len(data)
             self._connections.received(self)
-        elif self.stage is not Stage.SERVED and data:
+        elif self.state is not ConnectionState.SERVING and data:
             self._head_received(len(data))
 
     def _head_received(self, size_bytes: int) -> None:

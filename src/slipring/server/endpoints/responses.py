@@ -1,6 +1,6 @@
-"""What can be done with a response once it exists: read it, list its input, cancel it, delete it.
+"""``/v1/responses/{response_id}``: retrieve, stream, list input items, cancel and delete.
 
-A response of somebody else and one that never was get the same answer.
+A response of another tenant is answered like one that does not exist.
 """
 
 from aiohttp import web
@@ -28,7 +28,7 @@ _fields = json.Decoder(dict[str, Raw])
 
 
 class StoredResponses:
-    """The endpoints below ``/responses/{response_id}``."""
+    """The endpoints of stored and background responses."""
 
     def __init__(self, background: Background) -> None:
         self._background = background
@@ -84,7 +84,7 @@ class StoredResponses:
                     "The input of a background response can be listed when it has finished.",
                     param="response_id",
                 )
-            # A chain may have any number of items, and all are looked at for a page of them.
+            # In a thread: a chain may have any number of items, and all are read for one page.
             found, has_more = await service.decoder.in_thread(caller.tenant, _input_page, state, page)
             return json_response(paging.as_list(found, "response", has_more=has_more))
 
@@ -94,10 +94,10 @@ def _input_page(state: ResponseState, page: Page) -> tuple[list[Item], bool]:
 
 
 def _input_of(state: ResponseState) -> list[Item]:
-    """All that a response was made from, oldest first, each item with an id that no other here has.
+    """All input items of a response and its ancestors, oldest first, each with a unique id.
 
-    A client may send an item twice; a page that ends with the second must not be followed by what comes after
-    the first.
+    A client may send an item twice. With equal ids, the page after the second one would begin after the
+    first.
     """
     items: dict[str, Item] = {}
     for node in reversed(list(state.chain())):
@@ -111,7 +111,7 @@ def _input_of(state: ResponseState) -> list[Item]:
 
 
 async def _find(service: Service, tenant: str, response_id: str) -> Response:
-    """A response in whatever state it is."""
+    """A stored or running response. Raises ``NotFound``."""
     response = await service.store.responses.retrieve(tenant, response_id)
     if response is not None:
         return response
@@ -129,7 +129,7 @@ def _streams(request: web.Request) -> bool:
 
 
 def _sealed(raw: Raw, seal: Seal, tenant: str) -> Raw:
-    """An output item; if it is reasoning, with what a client may keep of it."""
+    """An output item; if it is reasoning, with its encrypted content."""
     item = read_item(bytes(raw), "output")
     body = item.body()
     if not isinstance(body, Reasoning) or body.encrypted_content:
