@@ -1,4 +1,4 @@
-"""What an outbox writes together, and what it keeps while nobody reads."""
+"""The outbox: which messages it writes together, and which it keeps for a slow client."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ async def written_by(outbox: Outbox) -> None:
         await waiting
 
 
-async def test_what_is_queued_is_written_together_up_to_a_bound() -> None:
+async def test_queued_messages_are_written_together_up_to_a_limit() -> None:
     written: list[bytes] = []
     reads = asyncio.Event()
     reads.set()
@@ -34,7 +34,7 @@ async def test_what_is_queued_is_written_together_up_to_a_bound() -> None:
     assert len(written[0]) < 64 * 1024 + len(LIFE)
 
 
-async def test_without_a_way_to_join_each_is_written_by_itself() -> None:
+async def test_without_framing_each_message_is_written_by_itself() -> None:
     written: list[bytes] = []
     reads = asyncio.Event()
     reads.set()
@@ -45,7 +45,7 @@ async def test_without_a_way_to_join_each_is_written_by_itself() -> None:
     assert written == [LIFE, LIFE]
 
 
-async def test_a_writer_that_is_cancelled_leaves_the_rest_to_another() -> None:
+async def test_after_a_cancelled_write_another_task_writes_the_rest() -> None:
     written: list[bytes] = []
     reads = asyncio.Event()
     outbox = box(written, reads)
@@ -54,7 +54,7 @@ async def test_a_writer_that_is_cancelled_leaves_the_rest_to_another() -> None:
     assert outbox.full
     writer = asyncio.create_task(written_by(outbox))
     await asyncio.sleep(0)
-    assert not outbox.full, "what is being written is not queued"
+    assert not outbox.full, "a message that is being written is not queued"
     writer.cancel()
     await asyncio.wait([writer])
     reads.set()
