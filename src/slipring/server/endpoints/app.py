@@ -6,7 +6,6 @@
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -23,11 +22,10 @@ from slipring.server.connections.http_connection import connection_of
 from slipring.server.endpoints import conversations
 from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.input_tokens import count_tokens
-from slipring.server.endpoints.responses import StoredResponses
+from slipring.server.endpoints.responses import Responses
 from slipring.server.replies import add_standard_headers, error_response, json_response
 from slipring.server.service import Service, shutting_down
 from slipring.server.transports import echo
-from slipring.server.transports.http import create_response
 from slipring.server.transports.websocket import WebSocketConnection, serve_websocket
 
 log = logging.getLogger("slipring")
@@ -52,17 +50,16 @@ class UpgradeRequired(InvalidRequest):
 def build_app(service: Service, background: Background) -> web.Application:
     """The application with all endpoints of a server."""
     app = web.Application(middlewares=[_answer_errors])
-    stored = StoredResponses(background)
-    create = partial(_create, background)
+    responses = Responses(background)
     endpoints: list[tuple[str, str, _Endpoint]] = [
         ("GET", "/responses", _open_socket),
-        ("POST", "/responses", create),
+        ("POST", "/responses", responses.create),
         ("POST", "/responses/compact", compact),
         ("POST", "/responses/input_tokens", count_tokens),
-        ("GET", "/responses/{response_id}", stored.retrieve),
-        ("DELETE", "/responses/{response_id}", stored.delete),
-        ("POST", "/responses/{response_id}/cancel", stored.cancel),
-        ("GET", "/responses/{response_id}/input_items", stored.input_items),
+        ("GET", "/responses/{response_id}", responses.retrieve),
+        ("DELETE", "/responses/{response_id}", responses.delete),
+        ("POST", "/responses/{response_id}/cancel", responses.cancel),
+        ("GET", "/responses/{response_id}/input_items", responses.input_items),
         ("POST", "/conversations", conversations.create),
         ("GET", "/conversations/{conversation_id}", conversations.retrieve),
         ("POST", "/conversations/{conversation_id}", conversations.update),
@@ -184,12 +181,6 @@ async def _open_echo(service: Service, request: web.Request, caller: Caller) -> 
 
 def _asks_for_socket(request: web.Request) -> bool:
     return request.headers.get("Upgrade", "").lower() == "websocket"
-
-
-async def _create(
-    background: Background, service: Service, request: web.Request, caller: Caller
-) -> web.StreamResponse:
-    return await create_response(service, background, request, caller)
 
 
 def _show_parked(service: Service, request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""``/v1/responses/{response_id}``: retrieve, stream, list input items, cancel and delete.
+"""``/v1/responses`` over HTTP: create, retrieve, stream, list input items, cancel and delete.
 
 A response of another tenant is answered like one that does not exist.
 """
@@ -10,28 +10,47 @@ from slipring.core.chain import item_ids
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_include
+from slipring.core.turn.stages import Stages
 from slipring.errors import InvalidRequest, response_not_found
 from slipring.protocol import wire
 from slipring.protocol.endpoints.small_objects import DeletedResponse
 from slipring.protocol.items import Item, Reasoning, read_item
+from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller
+from slipring.server.access.beta_header import of_exchange
 from slipring.server.background import event_stream
 from slipring.server.background.endings import read_response
-from slipring.server.background.runs import Background
+from slipring.server.background.runs import Background, Refused
+from slipring.server.clock import clock
+from slipring.server.cluster.state_lookup import StoredStates
+from slipring.server.connections.request_bodies import read_body
+from slipring.server.driver import Driver
 from slipring.server.endpoints import paging
-from slipring.server.replies import json_response
+from slipring.server.replies import error_event_response, json_response
 from slipring.server.service import Service
+from slipring.server.transports.http import JsonReply, SseReply, answer, decode_create, read_create
 from slipring.stores.base import Page
 
 _fields = json.Decoder(dict[str, Raw])
 
 
-class StoredResponses:
-    """The endpoints of stored and background responses."""
+class Responses:
+    """The endpoints of responses, those in the background included."""
 
     def __init__(self, background: Background) -> None:
         self._background = background
+
+    async def create(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+        body = await read_body(service, request, caller)
+        stages = Stages(clock)
+        create = await decode_create(service, caller, body, stages, read_create)
+        if create.background is True:
+            return await self._create_in_background(request, caller, create, stages, len(body))
+        reply: JsonReply | SseReply = SseReply(service, request, stages) if create.stream else JsonReply()
+        session = service.open_exchange(caller, of_exchange(request.headers))
+        driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
+        return await answer(driver, reply, create, stages, len(body))
 
     async def retrieve(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
@@ -87,6 +106,19 @@ class StoredResponses:
             # In a thread: a chain may have any number of items, and all are read for one page.
             found, has_more = await service.decoder.in_thread(caller.tenant, _input_page, state, page)
             return json_response(paging.as_list(found, "response", has_more=has_more))
+
+    async def _create_in_background(
+        self, request: web.Request, caller: Caller, create: CreateRequest, stages: Stages, size_bytes: int
+    ) -> web.StreamResponse:
+        """Start a background run; answer with its queued response, or with a stream of its events."""
+        background = self._background
+        try:
+            run = await background.begin(caller, create, stages, size_bytes)
+        except Refused as refused:
+            return error_event_response(refused.error)
+        if create.stream:
+            return await event_stream.follow(background, request, caller.tenant, run.promised.id, after=-1)
+        return json_response(run.promised)
 
 
 def _input_page(state: ResponseState, page: Page) -> tuple[list[Item], bool]:

@@ -1,6 +1,6 @@
-"""``POST /v1/responses``: one response as a JSON body, as an SSE stream, or in the background.
+"""Responses over HTTP: a session with a single create, answered with a JSON body or an SSE stream.
 
-Each request has its own session with a single create; what it continues is loaded from the store.
+A response that it continues is loaded from the store.
 """
 
 import asyncio
@@ -20,13 +20,8 @@ from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport, server_timing
 from slipring.server import turn_log
 from slipring.server.access.auth import Caller
-from slipring.server.access.beta_header import of_exchange
-from slipring.server.background import event_stream
-from slipring.server.background.runs import Background, Refused
-from slipring.server.clock import clock, now
-from slipring.server.cluster.state_lookup import StoredStates
+from slipring.server.clock import now
 from slipring.server.connections.http_connection import connection_of
-from slipring.server.connections.request_bodies import read_body
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.replies import error_event_response, error_response, json_response
 from slipring.server.service import Service
@@ -35,21 +30,6 @@ from slipring.server.transports.outbox import Outbox
 
 _EOF = b""
 _FAILURES: dict[str, type[ApiError]] = {"rate_limit_exceeded": RateLimited, "invalid_prompt": InvalidRequest}
-
-
-async def create_response(
-    service: Service, background: Background, request: web.Request, caller: Caller
-) -> web.StreamResponse:
-    """Run one turn and answer with its response."""
-    body = await read_body(service, request, caller)
-    stages = Stages(clock)
-    create = await decode_create(service, caller, body, stages, read_create)
-    if create.background is True:
-        return await _create_in_background(background, request, caller, create, stages, len(body))
-    reply: JsonReply | SseReply = SseReply(service, request, stages) if create.stream else JsonReply()
-    session = service.open_exchange(caller, of_exchange(request.headers))
-    driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
-    return await answer(driver, reply, create, stages, len(body))
 
 
 async def decode_create(
@@ -86,24 +66,6 @@ async def answer(
             return await reply.finished()
         finally:
             await driver.stop()
-
-
-async def _create_in_background(
-    background: Background,
-    request: web.Request,
-    caller: Caller,
-    create: CreateRequest,
-    stages: Stages,
-    size_bytes: int,
-) -> web.StreamResponse:
-    """Start a background run; answer with its queued response, or with a stream of its events."""
-    try:
-        run = await background.begin(caller, create, stages, size_bytes)
-    except Refused as refused:
-        return error_event_response(refused.error)
-    if create.stream:
-        return await event_stream.follow(background, request, caller.tenant, run.promised.id, after=-1)
-    return json_response(run.promised)
 
 
 def read_create(body: bytes) -> CreateRequest:
