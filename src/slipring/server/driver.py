@@ -79,7 +79,17 @@ class Sink:
 class Driver:
     """Carries out the actions of one session."""
 
-    __slots__ = ("__weakref__", "_tasks", "_tenure", "caller", "service", "session", "sink", "states")
+    __slots__ = (
+        "__weakref__",
+        "_flushes",
+        "_tasks",
+        "_tenure",
+        "caller",
+        "service",
+        "session",
+        "sink",
+        "states",
+    )
 
     def __init__(
         self,
@@ -100,6 +110,7 @@ class Driver:
         self.states = states
         self._tenure = tenure
         self._tasks: dict[Turn | CheckAppended, asyncio.Task[None]] = {}
+        self._flushes: set[asyncio.Future[None]] = set()
 
     def run(self, actions: list[Action]) -> None:
         """Carry out actions in order; those that take time are started and not waited for."""
@@ -155,8 +166,20 @@ class Driver:
         while work is not None:
             actions = await self._do(work)
             work = self._run_after(first.turn, actions)
-            if (waiting := self.sink.flush()) is not None:
+            waiting = self.sink.flush()
+            if waiting is None:
+                continue
+            if work is None:
                 await waiting
+            else:
+                self._flush_aside(waiting)
+
+    def _flush_aside(self, waiting: Awaitable[None]) -> None:
+        """Wait for a slow client in another task, so that it does not delay the turn's next piece of work: a
+        finished response must be saved even if its client never reads the end."""
+        task = asyncio.ensure_future(waiting)
+        self._flushes.add(task)
+        task.add_done_callback(self._flushes.discard)
 
     def _run_after(self, turn: Turn, actions: list[Action]) -> Work | None:
         """Carry out actions from within the task of a turn; returns the turn's own next piece of work, which

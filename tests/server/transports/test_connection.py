@@ -4,11 +4,13 @@ import asyncio
 import json
 from collections import Counter
 from itertools import count
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
+from slipring.core.chain.state import ResponseState
 from slipring.core.limits import Limits
 from slipring.core.session.session import Session
 from slipring.server.transports import websocket
@@ -259,6 +261,42 @@ async def test_a_save_completes_although_the_client_disconnects() -> None:
             await socket.until(*TERMINAL)
         await gone(server)
         assert await server.service.store.responses.load("default", created) is not None
+
+
+@pytest.mark.parametrize("ends", ["client drops", "send timeout", "shutdown"])
+async def test_a_finished_response_is_saved_although_its_client_does_not_read_the_end(ends: str) -> None:
+    """The last events repeat the whole text: they fill all buffers before the response is saved."""
+    engine = PuppetEngine()
+    limits = Limits(send_buffer_bytes=1024, send_timeout_s=1e-9 if ends == "send timeout" else 60)
+    saved: list[str] = []
+    async with serve(engine, limits=limits) as server:
+        save = server.service.store.responses.save
+
+        async def record_save(tenant: str, state: ResponseState, **options: Any) -> None:
+            await save(tenant, state, **options)
+            saved.append(state.id)
+
+        server.service.store.responses.save = record_save
+        async with open_raw(server, small_buffers=True) as raw:
+            stop_clock(server)
+            await raw.create(input="hello", store=True)
+            performance = await engine.next()
+            narrow(server)
+            for text in PLENTY:
+                performance.say(text)
+                while (await raw.receive_event())["type"] != "response.output_text.delta":
+                    pass
+            performance.finish()
+            await until(lambda: only_client(server)._http.unsent_bytes > 0)
+            if ends == "client drops":
+                raw.drop()
+                await gone(server)
+            elif ends == "send timeout":
+                await ticked_away(server)
+            else:
+                server.server.stopping.hurried.set()
+                await server.server.stop()
+        assert saved == [performance.job.response_id]
 
 
 # Clients that do not read.

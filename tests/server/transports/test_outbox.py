@@ -2,7 +2,9 @@
 
 import asyncio
 
-from slipring.server.transports.outbox import Outbox
+import pytest
+
+from slipring.server.transports.outbox import Outbox, run_until_waiting
 
 LIFE = b": keepalive\n\n"
 MANY = 10_000
@@ -60,3 +62,70 @@ async def test_after_a_cancelled_write_another_task_writes_the_rest() -> None:
     reads.set()
     await outbox.settle()
     assert b"".join(written) == LIFE * MANY
+
+
+async def test_a_coroutine_that_does_not_wait_is_run_at_once() -> None:
+    done = []
+
+    async def write() -> None:
+        done.append(True)
+
+    assert run_until_waiting(write()) is None
+    assert done
+
+
+async def test_a_coroutine_that_waits_is_run_to_its_end_by_awaiting_the_rest() -> None:
+    first, second = asyncio.Event(), asyncio.Event()
+    steps = []
+
+    async def write() -> None:
+        steps.append("begun")
+        await first.wait()
+        steps.append("first")
+        await second.wait()
+        steps.append("second")
+
+    rest = run_until_waiting(write())
+    assert rest is not None
+    assert steps == ["begun"]
+    task = asyncio.ensure_future(rest)
+    for event in (first, second):
+        await asyncio.sleep(0)
+        event.set()
+    await task
+    assert steps == ["begun", "first", "second"]
+
+
+async def test_a_coroutine_whose_rest_is_cancelled_is_cancelled() -> None:
+    cleaned = []
+
+    async def write() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+
+    rest = run_until_waiting(write())
+    assert rest is not None
+    task = asyncio.ensure_future(rest)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cleaned
+
+
+async def test_errors_of_a_coroutine_are_raised_before_and_after_its_first_wait() -> None:
+    async def fail(event: asyncio.Event | None) -> None:
+        if event is not None:
+            await event.wait()
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        run_until_waiting(fail(None))
+    event = asyncio.Event()
+    rest = run_until_waiting(fail(event))
+    assert rest is not None
+    event.set()
+    with pytest.raises(ConnectionResetError):
+        await rest

@@ -26,7 +26,7 @@ from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.replies import error_event_response, error_response, json_response
 from slipring.server.service import Service
 from slipring.server.transports import sse
-from slipring.server.transports.outbox import Outbox
+from slipring.server.transports.outbox import Outbox, run_until_waiting
 
 _EOF = b""
 _FAILURES: dict[str, type[ApiError]] = {"rate_limit_exceeded": RateLimited, "invalid_prompt": InvalidRequest}
@@ -184,9 +184,9 @@ class SseReply(Sink):
             self._connection.queued_bytes = None
         return self._stream
 
-    async def _write(self, block: bytes) -> None:
+    def _write(self, block: bytes) -> Awaitable[None] | None:
         self._written_at = asyncio.get_running_loop().time()
-        await (self._stream.write(block) if block else self._stream.write_eof())
+        return run_until_waiting(self._stream.write(block) if block else self._stream.write_eof())
 
 
 class _HttpExchange(Exchange):

@@ -8,7 +8,8 @@ client may take is decided by ``connections.registry``, not here.
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any
 
 Write = Callable[[bytes], Awaitable[None] | None]
 """Writes bytes; returns an awaitable if the caller has to wait before the next write."""
@@ -171,3 +172,36 @@ class Outbox:
         if self._room is not None:
             self._room.set()
             self._room = None
+
+
+def run_until_waiting(coroutine: Coroutine[Any, None, None]) -> Awaitable[None] | None:
+    """Run a coroutine up to its first wait. Returns None if it has ended, as a write does while the client
+    keeps up, and otherwise an awaitable for the rest."""
+    try:
+        awaited = coroutine.send(None)
+    except StopIteration:
+        return None
+    return _Rest(coroutine, awaited)
+
+
+class _Rest:
+    """Awaits the rest of a coroutine that waits for ``awaited``."""
+
+    __slots__ = ("_awaited", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, None, None], awaited: Any) -> None:
+        self._coroutine = coroutine
+        self._awaited = awaited
+
+    def __await__(self) -> Generator[Any, None, None]:
+        awaited = self._awaited
+        while True:
+            try:
+                try:
+                    yield awaited
+                except BaseException as error:
+                    awaited = self._coroutine.throw(error)
+                else:
+                    awaited = self._coroutine.send(None)
+            except StopIteration:
+                return
