@@ -13,6 +13,7 @@ SRC = Path(__file__).parent.parent / "src" / "slipring"
 
 ALLOWED: dict[str, tuple[str, ...]] = {
     "errors": (),
+    "aiohttp_internals": (),
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
     "models": (),
@@ -22,13 +23,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "prompts": ("errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "sandbox": ("errors", "sandbox"),
     "engines": (
-        *("errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
+        *("aiohttp_internals", "errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
         *("prompts", "sandbox", "engines", "spelling"),
     ),
     "stores": ("errors", "protocol", "core", "stores"),
     "keys": ("errors", "config", "protocol.wire", "stores", "keys"),
     "server": (
-        *("", "errors", "config", "models", "protocol"),
+        *("", "aiohttp_internals", "errors", "config", "models", "protocol"),
         *("core", "engines", "sandbox", "stores", "keys.token", "server"),
     ),
     "chat": ("chat",),

@@ -25,8 +25,8 @@ def stored(path: Path) -> Store:
 
 @asynccontextmanager
 async def serve_stored(path: Path, engine: str | Engine = FAST, **settings: Any) -> AsyncIterator[Running]:
-    """A server on the store of this directory. For its quotas, time stands still, and it compares notes with
-    the store only when it is told to, and when it stops."""
+    """A server on the store of this directory. The clock of its quotas does not advance, and it exchanges key
+    usage with the store only when a test calls ``sync_keys``, and when it stops."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_maintenance, "_EXCHANGE_INTERVAL_S", 3600.0)
         async with serve(engine, store=stored(path), **settings) as server:

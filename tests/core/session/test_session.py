@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Text
+from slipring.core.session.actions import Counted
 from slipring.core.session.session import Loaded
 from slipring.core.turn.phase import Phase
 from slipring.errors import ApiError, AuthenticationFailed, InvalidRequest, RateLimited, ServerError
@@ -772,3 +773,23 @@ def test_leave_that_comes_after_the_end_starts_nothing():
     (turn,) = stage.loads
     stage.hang_up()
     assert stage.session.loaded(turn, Loaded(), stage.world.now) == []
+
+
+def test_a_session_that_only_counts_ends_a_turn_with_its_number_of_tokens():
+    stage = Stage()
+    stage.session.counts_only = True
+    assert stage.create() == []
+    (weigh,) = stage.weighs.values()
+    assert weigh.enough is None
+    assert stage.session.weighed(weigh, 42) == [Counted(42)]
+    assert stage.session.in_flight == 0
+    assert stage.session.closed() == []
+
+
+def test_a_create_without_room_in_its_queue_is_reported():
+    stage = Stage(World(max_queued=0))
+    stage.create()
+    only_error(stage.create())
+    (record,) = stage.reports
+    assert (record.report.status, record.report.error_code) == ("refused", "rate_limit_exceeded")
+    assert [lap.name for lap in record.report.stages] == ["decode", "terminal"]

@@ -1,6 +1,7 @@
 """How a connection ends: by age, idleness, shutdown, or because the client is gone."""
 
 import pytest
+from msgspec import UNSET
 
 from slipring.core.generation import Finished, Text
 from slipring.core.session.actions import Close
@@ -261,10 +262,15 @@ def test_when_the_client_is_gone_work_is_cancelled_but_not_what_is_being_saved()
     stage.hang_up()
     assert stage.cancelled == [running, loading]
     assert stage.saves
-    # What is finished counts, whether somebody reads of it or not.
-    (record,) = stage.reports
-    assert (record.lane, record.report.status) == ("c", "completed")
-    assert record.report.tokens
+    # A finished response counts, whether its client reads it or not.
+    reports = {record.lane: record.report for record in stage.reports}
+    assert {lane: report.status for lane, report in reports.items()} == {
+        "a": "cancelled",
+        "b": "cancelled",
+        "c": "completed",
+    }
+    assert reports["c"].tokens
+    assert reports["a"].tokens is UNSET
 
 
 def test_reports_after_the_client_is_gone_are_ignored():
@@ -294,6 +300,14 @@ def test_waiting_creates_are_not_begun_for_a_client_that_is_gone():
     stage.hang_up()
     assert len(stage.cancelled) == 1
     assert not stage.starts
+    assert [record.report.status for record in stage.reports] == ["cancelled", "cancelled"]
+
+
+def test_a_closed_session_reports_each_turn_once():
+    stage = Stage()
+    stage.create()
+    stage.hang_up()
+    assert stage.session.closed() == []
 
 
 def test_the_memory_of_a_connection_goes_with_it():

@@ -468,9 +468,6 @@ def test_where_the_time_goes_is_told_step_by_step():
     waited = next(stage for stage in timing["stages"] if stage["name"] == "client")
     assert waited["duration_ms"] == 5000
     assert timing["tokens"]["output"] == 6
-    line = stage.reports[-1].report.as_line(None)
-    assert " client_ms=5000.0 " in line
-    assert line.count("render_ms=") == 1
 
 
 def test_what_rollouts_hold_is_bounded_over_all_lanes():

@@ -96,7 +96,7 @@ async def test_configured_and_stored_keys_are_accepted_side_by_side(tmp_path: Pa
 async def test_a_malformed_or_unknown_key_is_rejected(tmp_path: Path, key: str) -> None:
     async with serve_stored(tmp_path) as server:
         await issue(server)
-        await server.service.compare_notes()
+        await server.service.sync_keys()
         status, body = await models(server, key)
         assert status == 401
         assert wire.check_http_error(body)["error"]["code"] == "invalid_api_key"
@@ -107,7 +107,7 @@ async def test_a_malformed_or_unknown_key_is_rejected(tmp_path: Path, key: str) 
 async def test_variations_of_a_real_key_are_rejected(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as server:
         key, other = await issue(server), await issue(server)
-        await server.service.compare_notes()
+        await server.service.sync_keys()
         last = "A" if key[-1] != "A" else "B"
         for wrong in (key[:-1], key[:-1] + last, key + "A", key.upper(), key[:24] + other[24:], key[8:]):
             assert (await models(server, wrong))[0] == 401
@@ -137,7 +137,7 @@ async def test_an_unknown_id_is_compared_like_a_known_one(
 
     async with serve_stored(tmp_path) as server:
         await issue(server)
-        await server.service.compare_notes()
+        await server.service.sync_keys()
         monkeypatch.setattr(auth.hmac, "compare_digest", spy)
         unknown = Token.generate()
         assert (await models(server, unknown.reveal()))[0] == 401
@@ -154,12 +154,12 @@ async def test_guests_are_served_until_there_is_a_key(tmp_path: Path) -> None:
         assert (await models(server, Token.generate().reveal()))[0] == 200
         first = await guest.response(input="hello")
         key = await issue(server)
-        await server.service.compare_notes()
+        await server.service.sync_keys()
         assert (await models(server, "any"))[0] == 401
         error = await guest.error(input="more", stream_id="a", previous_response_id=first["id"])
         assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
         await revoke(server, key)
-        await server.service.compare_notes()
+        await server.service.sync_keys()
         assert (await models(server, "any"))[0] == 401
 
 
@@ -356,7 +356,7 @@ async def test_without_the_store_guests_stay_and_a_start_fails(
 
     async with serve_stored(tmp_path) as server:
         monkeypatch.setattr(server.service.store.keys, "exist", exist)
-        await server.service.compare_notes()
+        await server.service.sync_keys()
         assert (await models(server, "any"))[0] == 200
     store = stored(tmp_path)
     monkeypatch.setattr(store.keys, "exist", exist)

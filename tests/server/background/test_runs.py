@@ -433,8 +433,8 @@ async def test_a_run_that_cannot_be_stored_ends(buffer_bytes: int) -> None:
         posting = asyncio.create_task(api.call("POST", "/responses", json=body))
         performance = await engine.next()
         performance.finish()
-        (live,) = api.server.service.clients
-        await until(lambda: live._is_full or performance.cues.empty())
+        (exchange,) = api.server.service.clients
+        await until(lambda: exchange.driver.sink._is_full or performance.cues.empty())
         finished.set()
         status, error = await posting
         assert (status, error["error"]["message"]) == (503, "gone")

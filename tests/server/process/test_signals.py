@@ -19,7 +19,7 @@ from slipring.server.process.server import Server
 from slipring.server.process.shutdown import DUPLICATE_S
 from tests.server.process.test_server import LoadingEngine
 from tests.server.process.test_workers import children_of, is_alive, pids_of, running_response, until, workers
-from tests.test_cli import FAST, Process, complaints, environment, launched
+from tests.test_cli import FAST, Process, environment, error_lines, launched
 
 SLOW = ("--engine", "simulated:tokens_per_s=50,output_tokens=100")
 ENDLESS = ("--engine", "simulated:tokens_per_s=1,output_tokens=10000", "--drain-timeout-s", "600")
@@ -51,8 +51,8 @@ async def first_complaint(server: Process) -> str:
         while True:
             line = await server.process.stderr.readline()
             assert line, "standard error was closed"
-            if complaints(line):
-                return complaints(line)[0]
+            if error_lines(line):
+                return error_lines(line)[0]
 
 
 async def test_repeated_hangups_stop_gracefully() -> None:

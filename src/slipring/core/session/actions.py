@@ -53,17 +53,23 @@ class CheckAppended(Struct, frozen=True, eq=False):
 
 
 class Weigh(Struct, frozen=True):
-    """Count the tokens of a job that may have to be compacted; answer with ``session.weighed`` or
-    ``session.failed``."""
+    """Count the tokens of a job; answer with ``session.weighed`` or ``session.failed``."""
 
     turn: "Turn"
     job: Job
 
     @property
     def enough(self) -> int | None:
-        """The tokens from which on the context is compacted: more need not be counted."""
+        """The number of tokens at which counting may stop, because the context is compacted from there on;
+        None: count all of them."""
         compaction = self.turn.compaction
-        return compaction.plan.threshold if compaction is not None else None
+        return compaction.plan.threshold if compaction is not None and not compaction.plan.alone else None
+
+
+class Counted(Struct, frozen=True):
+    """Report the size of a context to the client, in a session that only counts tokens."""
+
+    tokens: int
 
 
 class Start(Struct, frozen=True):
@@ -101,4 +107,4 @@ class Record(Struct, frozen=True):
     report: TurnReport
 
 
-Action = Send | Load | Check | CheckAppended | Weigh | Start | Save | Cancel | Close | Record
+Action = Send | Load | Check | CheckAppended | Weigh | Counted | Start | Save | Cancel | Close | Record

@@ -20,6 +20,7 @@ from slipring.core.session.actions import (
     Check,
     CheckAppended,
     Close,
+    Counted,
     Load,
     Record,
     Save,
@@ -42,6 +43,7 @@ from slipring.errors import ApiError, ConnectionLimitReached, ServerError
 from slipring.protocol import requests
 from slipring.protocol.events import Error, Event
 from slipring.protocol.requests import CreateRequest
+from slipring.protocol.timing import TurnReport
 
 _POLICY_VIOLATION = 1008
 _RUNNING = Phase.RUNNING  # looking a member up on its enum costs more than the rest of that line
@@ -65,6 +67,7 @@ class Session:
         "_models",
         "_succession",
         "asks_each_turn",
+        "counts_only",
         "tenant",
     )
 
@@ -82,6 +85,8 @@ class Session:
         self.tenant = tenant
         self.asks_each_turn = False
         """Whether a turn begins with a ``Load`` even if nothing is missing, so that the driver can say no."""
+        self.counts_only = False
+        """Whether turns count the tokens of their context (``Counted``) and generate nothing."""
         self._betas = betas
         self._models = models
         self._limits = limits
@@ -152,7 +157,8 @@ class Session:
                 self._lanes.require_room(size_bytes, self._limits)
             self._charges.require_room(size_bytes)
         except ApiError as refusal:
-            return [_refuse(refusal, lane)]
+            stages.lap("terminal")
+            return [_refuse(refusal, lane), Record(lane, _refused_report(refusal, stages, size_bytes))]
         turn = Turn(
             request,
             tenant=self.tenant,
@@ -192,6 +198,9 @@ class Session:
         if turn.phase is not Phase.PREPARING:
             return []
         turn.stages.lap("weigh")
+        if self.counts_only:
+            self._discard(turn)
+            return [Counted(tokens)]
         return [Start(turn, turn.first_job(weigh.job, tokens))]
 
     def deltas(self, turn: Turn, deltas: list[Delta]) -> list[Event]:
@@ -306,9 +315,14 @@ class Session:
         """The connection is gone: nobody reads what is made. What is being saved is saved, and counts."""
         self._closed = True
         actions: list[Action] = []
-        for turn in list(self._lanes.running()):
-            saves = turn.phase is Phase.SAVING
-            actions.append(Record(turn.lane, turn.report()) if saves else Cancel(turn))
+        for turn in [*self._lanes.running(), *self._lanes.queued()]:
+            if turn.phase is Phase.SAVING:
+                actions.append(Record(turn.lane, turn.report()))
+            elif turn.phase is not Phase.ENDED:
+                turn.stages.lap("terminal")
+                is_queued = turn.phase is Phase.WAITING
+                actions += [] if is_queued else [Cancel(turn)]
+                actions.append(Record(turn.lane, turn.report(cancelled=True)))
             turn.phase = Phase.ENDED
         self._finished.clear()
         self._cache.clear()
@@ -366,6 +380,8 @@ class Session:
         """A request is right: the engine may begin."""
         turn.phase = Phase.PREPARING
         turn.stages.lap("validate")
+        if self.counts_only:
+            return [Weigh(turn, turn.first_job(job))]
         first = Weigh(turn, job) if turn.must_weigh else Start(turn, turn.first_job(job))
         return [Send(turn.enqueue()), first] if turn.detached else [first]
 
@@ -385,11 +401,15 @@ class Session:
         if not turn.follows:
             self._evict_parent(turn)
             told.append(Error.of(error, turn.lane))
+        self._discard(turn)
+        turn.stages.lap("terminal")
+        return [Send(told), Record(turn.lane, turn.report(error))]
+
+    def _discard(self, turn: Turn) -> None:
+        """End a turn that has no response, and let the next one of its lane run."""
         turn.phase = Phase.ENDED
         self._charges.release(turn)
         self._lanes.release(turn)
-        turn.stages.lap("terminal")
-        return [Send(told), Record(turn.lane, turn.report(error))]
 
     def _end(self, turn: Turn, last: list[Event], now: float) -> list[Action]:
         """A response is over, with its last events; others may go on."""
@@ -462,6 +482,11 @@ class Session:
                 actions.append(Cancel(turn))
                 actions += self.failed(turn, error, now)
         return actions
+
+
+def _refused_report(error: ApiError, stages: Stages, size_bytes: int) -> TurnReport:
+    """The report of a create that got no place in its lane."""
+    return TurnReport("refused", size_bytes, stages.laps, stages.total_ms, error_code=error.code)
 
 
 def _refuse(error: ApiError, lane: str | None = None) -> Send:

@@ -425,14 +425,15 @@ class Turn:
         closing.append(self.output.announce(events.Failed, self.response))
         return closing
 
-    def report(self, error: ApiError | None = None) -> TurnReport:
-        """What there is to say about a turn that is over; ``error``: why it was refused."""
+    def report(self, error: ApiError | None = None, *, cancelled: bool = False) -> TurnReport:
+        """The report of a turn that has ended. ``error``: why it was refused. ``cancelled``: its client
+        disconnected before it had ended."""
         accepted, finished, stages = self._accepted, self._finished, self.stages
         if finished is None and self.rollout is not None:
             finished = self.rollout.spent
         previous = self.request.previous_response_id
         report = TurnReport(
-            status="refused",
+            status="cancelled" if cancelled else "refused",
             request_bytes=self.size_bytes,
             stages=stages.laps,
             total_ms=stages.total_ms,
@@ -444,7 +445,7 @@ class Turn:
         failure = self.response.error
         return structs.replace(
             report,
-            status=self.response.status,
+            status="cancelled" if cancelled else self.response.status,
             response_id=self.response.id,
             model=self.response.model,
             input_items=len(self.input),

@@ -4,7 +4,8 @@ at most once on its way, in blocks, and never as a whole."""
 from collections.abc import Iterable, Sequence
 
 from aiohttp.abc import AbstractStreamWriter
-from aiohttp.payload import Payload
+
+from slipring.aiohttp_internals import MemoryPayload
 
 _BLOCK = 100_000
 """Few writes, and memory that allocators have at hand."""
@@ -29,15 +30,13 @@ def spliced(opening: bytes, items: Iterable[bytes], closing: bytes) -> list[byte
     return [*pieces, b",".join(block), closing]
 
 
-class JsonBody(Payload):
+class JsonBody(MemoryPayload):
     """A body in pieces, as the HTTP client takes it. Can be sent again."""
 
-    _autoclose = True
     _value: Sequence[bytes]
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
-        super().__init__(pieces, content_type="application/json")
-        self._size = sum(map(len, pieces))
+        super().__init__(pieces, size_bytes=sum(map(len, pieces)), content_type="application/json")
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         return b"".join(self._value).decode(encoding, errors)

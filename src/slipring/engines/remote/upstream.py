@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from slipring.aiohttp_internals import fail_read
 from slipring.core.generation import Job
 from slipring.engines.options import option
 from slipring.engines.remote.admission import Policy, Retryable, Stumbled
@@ -272,7 +273,7 @@ class _Silence:
         if idle_s is not None and since is not None:
             left_s = since + idle_s - self._clock()
             if left_s <= 0:
-                self._content.set_exception(TimeoutError("silence"))
+                fail_read(self._content, TimeoutError("silence"))
                 return
         self._timer = asyncio.get_running_loop().call_later(max(left_s, 0.001), self._look)
 

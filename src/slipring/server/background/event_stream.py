@@ -118,14 +118,14 @@ async def _batches(
     background: Background, tenant: str, response_id: str, after: int
 ) -> AsyncGenerator[list[RunEvent], None]:
     """Yield all events after a number, in batches, until the run is over. Reads each event once."""
-    runs, places = background.service.store.runs, background.service.retrieving
+    runs, slots = background.service.store.runs, background.service.retrieval_slots
     live = background.find(tenant, response_id)
     has_ended = False
     while True:
         is_over = live is None or live.is_over  # before its events are read: afterwards none are added
         events = live.recent_events.after(after) if live is not None else None
         if events is None or (is_over and not events):
-            async with places.place(tenant):
+            async with slots.hold(tenant):
                 events = await runs.events(tenant, response_id, after=after, limit=_PAGE)
         if events:
             after = events[-1].sequence_number
@@ -138,7 +138,7 @@ async def _batches(
         elif has_ended:
             return  # deleted, or ended before the number that the client gave
         else:
-            async with places.place(tenant):
+            async with slots.hold(tenant):
                 run = await runs.read(tenant, response_id)
             has_ended = run is None or not run.is_open
             if not has_ended:

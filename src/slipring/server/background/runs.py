@@ -16,14 +16,13 @@ from slipring.errors import ApiError, RateLimited
 from slipring.protocol.events import TERMINAL, Error, Event, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
-from slipring.protocol.timing import TurnReport
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
 from slipring.server.background import termination
 from slipring.server.background.recent_events import RecentEvents
 from slipring.server.clock import now, shared_now
 from slipring.server.cluster.state_lookup import StoredStates
-from slipring.server.driver import Driver
+from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.periodic_tasks import PeriodicTasks, cancel_and_wait
 from slipring.server.service import Service, shutting_down
 from slipring.stores.base import LeaseLost, RunEvent, Tenure
@@ -32,7 +31,6 @@ log = logging.getLogger("slipring")
 
 _BATCH_S = 0.1
 """Events that arrive within this time are written to the store together."""
-_GOING_AWAY = 1001
 _ABANDONED_AT_ONCE = 100
 
 
@@ -61,8 +59,8 @@ class RunRefused(Exception):
         self.error = error
 
 
-class LiveRun:
-    """A run that this node makes: the sink of its driver, and a client of the server.
+class LiveRun(Sink):
+    """A run that this node makes: the sink of its driver.
 
     It writes events to the store. Followers see only written events, so that they can continue on any node.
     """
@@ -114,25 +112,6 @@ class LiveRun:
     def flush(self) -> Awaitable[None] | None:
         """Wait while the store does not keep up, so that the engine is not pulled meanwhile."""
         return self._wait_for_room() if self._is_full else None
-
-    def close(self, code: int, reason: str) -> None:
-        return
-
-    def record(self, report: TurnReport) -> None:
-        return
-
-    # A client of the server.
-
-    @property
-    def in_flight(self) -> int:
-        return self.driver.in_flight
-
-    def tick(self) -> None:
-        if self._service.draining:
-            self.driver.run(self.driver.session.tick(now()))
-
-    def wind_down(self, error: ApiError, grace_s: float) -> None:
-        self.driver.run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
 
     # Life cycle.
 
@@ -288,7 +267,7 @@ class Background:
         """Open a run and make it. Resolves ``opened`` when it is in the store, or with the error."""
         key: tuple[str, str] | None = None
         try:
-            with self.service.serving(run):
+            with self.service.serving(Exchange(run.driver)):
                 response = await run.open(request, stages, size_bytes)
                 key = run.driver.session.tenant, response.id
                 self._runs[key] = run

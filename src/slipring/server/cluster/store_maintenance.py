@@ -21,7 +21,7 @@ class StoreMaintenance:
         # Not part of the server's tick, which must not wait for a slow store.
         self._tasks.start(
             "exchanging key usage with the store",
-            self._service.compare_notes,
+            self._service.sync_keys,
             _EXCHANGE_INTERVAL_S,
             at_stop=True,
         )

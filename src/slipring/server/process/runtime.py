@@ -4,19 +4,19 @@ import asyncio
 import logging
 import sys
 
-from aiohttp import web
-from aiohttp.http import HttpProcessingError
-
-_CLOSED = "Connection closed."
-"""What aiohttp raises where a client leaves while the rest of its refused body is read."""
+from slipring.aiohttp_internals import is_client_fault
+from slipring.server import turn_log
 
 
 def set_up_logging(level: str, *, names_process: bool = False) -> None:
-    """Log to standard error. ``names_process``: several processes write there."""
+    """Log to standard error, with short turn lines if that is a terminal. ``names_process``: several
+    processes write there."""
     process = "[%(process)d] " if names_process else ""
-    logging.basicConfig(
-        level=level.upper(), format=f"%(asctime)s %(levelname)s {process}%(name)s %(message)s", force=True
-    )
+    line = f"%(asctime)s %(levelname)s {process}%(name)s %(message)s"
+    handler = logging.StreamHandler(sys.stderr)
+    is_terminal = sys.stderr.isatty()
+    handler.setFormatter(turn_log.TerminalFormatter(line) if is_terminal else logging.Formatter(line))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 def http_logger() -> logging.Logger:
@@ -30,10 +30,7 @@ def http_logger() -> logging.Logger:
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, RuntimeError) and str(error) == _CLOSED:
-        return False
-    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+    return not is_client_fault(record.exc_info[1] if record.exc_info else None)
 
 
 def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":

@@ -26,7 +26,7 @@ from slipring.server.background.runs import Background
 from slipring.server.clock import now
 from slipring.server.cluster.store_maintenance import StoreMaintenance
 from slipring.server.connections.acceptor import Acceptor
-from slipring.server.connections.file_descriptors import tell_room
+from slipring.server.connections.file_descriptors import log_reduced_room
 from slipring.server.connections.http_connection import HttpConnection, connection_factory
 from slipring.server.endpoints.app import build_app
 from slipring.server.periodic_tasks import cancel_and_wait
@@ -113,7 +113,7 @@ class Server:
             await self._close_all()
             raise
         self._runner = runner
-        tell_room(self.service.connections.room, self.config.limits.max_connections)
+        log_reduced_room(self.service.connections.room, self.config.limits.max_connections)
         self.port = listener.getsockname()[1]
         self._ticker = asyncio.create_task(self._tick())
         self._maintenance.start()
@@ -177,7 +177,9 @@ class Server:
             client.wind_down(shutting_down(), grace_s)
         if on_drain is not None:
             on_drain(sum(client.in_flight for client in self.service.clients))
-        await run_until(self.stop_request.immediate, self.service.quiet(), timeout_s=grace_s + 2 * _TICK_S)
+        await run_until(
+            self.stop_request.immediate, self.service.wait_until_idle(), timeout_s=grace_s + 2 * _TICK_S
+        )
         await cancel_and_wait([self._ticker])
         await self.background.close()
         await self._maintenance.stop()

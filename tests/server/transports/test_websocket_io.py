@@ -1,8 +1,8 @@
-"""Frames as they are written, read again by the rules of RFC 6455, 5.2."""
+"""Encoded frames, decoded by the rules of RFC 6455, 5.2."""
 
 import pytest
 
-from slipring.server.transports.framing import text_frame
+from slipring.server.transports.websocket_io import text_frame
 
 
 def read(data: bytes) -> list[bytes]:
@@ -22,6 +22,6 @@ def read(data: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (125, 126), (65535, 1, 65536), (7, 200_000, 7)])
-def test_frames_are_read_as_they_were_meant(sizes: tuple[int, ...]) -> None:
+def test_frames_decode_to_the_messages_that_were_encoded(sizes: tuple[int, ...]) -> None:
     messages = [b"x" * size for size in sizes]
     assert read(b"".join(map(text_frame, messages))) == messages

@@ -1,4 +1,4 @@
-"""Answers from the store: few at once for one tenant, and what is read counts until it is told."""
+"""Limits on concurrent retrievals, and on events that a follower has not read."""
 
 import asyncio
 import io
@@ -6,7 +6,7 @@ import json
 from contextlib import AsyncExitStack
 
 from slipring.core.limits import Limits
-from slipring.server.endpoints.retrieval_slots import Retrieving
+from slipring.server.retrieval_slots import RetrievalSlots
 from tests.harness import serve
 from tests.server.connections.test_registry import Clock, request
 from tests.server.raw import open_tcp, until
@@ -14,40 +14,40 @@ from tests.server.raw import open_tcp, until
 MIB = 2**20
 
 
-async def test_one_more_than_the_places_of_a_tenant_waits() -> None:
-    retrieving = Retrieving(2)
+async def test_a_retrieval_waits_when_all_slots_of_its_tenant_are_held() -> None:
+    slots = RetrievalSlots(2)
     entered = asyncio.Event()
 
     async def third() -> None:
-        async with retrieving.place("a"):
+        async with slots.hold("a"):
             entered.set()
 
     async with AsyncExitStack() as first:
-        await first.enter_async_context(retrieving.place("a"))
-        async with retrieving.place("a"):
+        await first.enter_async_context(slots.hold("a"))
+        async with slots.hold("a"):
             waiting = asyncio.create_task(third())
-            async with retrieving.place("b"):  # another tenant has its own
+            async with slots.hold("b"):  # another tenant has its own slots
                 await asyncio.sleep(0)
                 assert not entered.is_set()
         await waiting
         assert entered.is_set()
-    assert not retrieving._tenants
+    assert not slots._tenants
 
 
-async def test_whoever_leaves_while_waiting_takes_no_place() -> None:
-    retrieving = Retrieving(1)
-    async with retrieving.place("a"):
-        waiting = asyncio.create_task(retrieving.place("a").__aenter__())
+async def test_a_cancelled_waiter_holds_no_slot() -> None:
+    slots = RetrievalSlots(1)
+    async with slots.hold("a"):
+        waiting = asyncio.create_task(slots.hold("a").__aenter__())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
-    async with retrieving.place("a"):
+    async with slots.hold("a"):
         pass
-    assert not retrieving._tenants
+    assert not slots._tenants
 
 
-async def test_events_that_a_follower_has_not_been_told_count_as_unread() -> None:
-    """The first of them fills the connection; the others wait in memory, and are more than may be unread."""
+async def test_unsent_events_of_a_followed_run_count_as_unread() -> None:
+    """The first event fills the connection; those in memory exceed the limit of unread bytes."""
     limits = Limits(tenant_unread_bytes=10 * MIB, run_tail_bytes=1)
     create = {"input": "hello", "instructions": "x" * 4 * MIB, "background": True}
     async with serve(limits=limits) as server:

@@ -1,4 +1,4 @@
-"""Deltas that hide their length."""
+"""Padding of delta events."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from slipring.protocol import wire
 from slipring.protocol.events import PADDED, Event, OutputTextDelta, RefusalDone
 from slipring.protocol.requests import CreateRequest, StreamOptions
-from slipring.server.transports.padding import STEP, telling
+from slipring.server.padding import STEP, padded_send
 from tests.harness import WEATHER, serve
 
 
@@ -23,26 +23,26 @@ def ask(value: bool | None) -> CreateRequest:
 
 
 @pytest.mark.parametrize("request_", [CreateRequest(), ask(None), ask(False)])
-def test_whoever_does_not_ask_is_told_by_the_same_function(request_: CreateRequest) -> None:
-    told: list[list[Event]] = []
-    assert telling(request_, told.append) == told.append
+def test_without_padding_send_itself_is_returned(request_: CreateRequest) -> None:
+    sent_events: list[list[Event]] = []
+    assert padded_send(request_, sent_events.append) == sent_events.append
 
 
 @pytest.mark.parametrize("text", ["", "a", "é\n", "x" * 31, "x" * 100])
-def test_a_delta_is_filled_up_and_otherwise_the_same(text: str) -> None:
-    told: list[Event] = []
-    telling(ask(True), told.extend)([delta(text)])
-    sent = json.loads(wire.encode(told[0]))
+def test_a_delta_is_padded_and_otherwise_unchanged(text: str) -> None:
+    sent_events: list[Event] = []
+    padded_send(ask(True), sent_events.extend)([delta(text)])
+    sent = json.loads(wire.encode(sent_events[0]))
     padding = sent.pop("obfuscation")
     assert sent == json.loads(wire.encode(delta(text)))
     assert (len(wire.encode(text)) + len(padding)) % STEP == 0
 
 
-def test_what_is_no_delta_is_left_alone() -> None:
+def test_other_events_are_not_padded() -> None:
     done = RefusalDone(sequence_number=1, output_index=0, item_id="m", content_index=0, refusal="no")
-    told: list[Event] = []
-    telling(ask(True), told.extend)([done])
-    assert told == [done]
+    sent_events: list[Event] = []
+    padded_send(ask(True), sent_events.extend)([done])
+    assert sent_events == [done]
 
 
 def test_every_kind_of_delta_can_be_padded() -> None:
@@ -54,7 +54,7 @@ def test_every_kind_of_delta_can_be_padded() -> None:
 
 
 @pytest.mark.parametrize("tools", [[], [WEATHER]])
-async def test_over_the_wire(tools: list[Any]) -> None:
+async def test_padding_over_a_socket(tools: list[Any]) -> None:
     create = {"input": "hello", "tools": tools, "store": False}
     engine = "simulated:output_tokens=4,tool_calls=1,tokens_per_s=0"
     async with serve(engine) as server, server.connect() as socket:
