@@ -13,7 +13,6 @@ from typing import Any
 
 from msgspec import Raw, structs
 
-from slipring.core.betas import NONE, Betas
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head
 from slipring.core.chain.sealed_items import BrokenSeal
@@ -21,7 +20,7 @@ from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.limits import Limits
-from slipring.core.ports import Means
+from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session.actions import (
     Action,
     Cancel,
@@ -29,13 +28,13 @@ from slipring.core.session.actions import (
     CheckAppended,
     Close,
     Load,
+    Loaded,
     Record,
     Save,
     Send,
     Start,
     Weigh,
 )
-from slipring.core.session.loaded import Loaded
 from slipring.core.session.session import Session
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, ModelNotFound, ServerError
@@ -91,7 +90,7 @@ class World:
         self.models = Models()
         self.now = 1000.0
         self.requests = Ledger(self.limits.tenant_request_bytes, self.limits.request_bytes)
-        self.means = Means(mint=self.mint, clock=lambda: self.now, seal=Envelopes(), requests=self.requests)
+        self.ports = Ports(mint=self.mint, clock=lambda: self.now, seal=Envelopes(), requests=self.requests)
         self._minted: Counter[str] = Counter()
 
     def mint(self, prefix: str) -> str:
@@ -116,7 +115,7 @@ class Stage:
         on_start: Callable[[Start], None] | None = None,
         accepts: Callable[[Job], bool] = lambda job: True,
         refuses: Callable[[Job], ApiError | None] = lambda job: None,
-        betas: Betas = NONE,
+        betas: Betas = NO_BETAS,
     ) -> None:
         """``accepts``: whether the engine takes a job at once; if not, it waits for a delta or a failure."""
         self.world = world = world or World()
@@ -126,7 +125,7 @@ class Stage:
             tenant=tenant,
             models=world.models,
             limits=world.limits,
-            means=world.means,
+            ports=world.ports,
             cache=self.cache,
             now=world.now,
             betas=betas,

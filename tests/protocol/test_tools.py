@@ -7,7 +7,7 @@ from msgspec import UNSET, Raw
 
 from slipring.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.intake import Intake
+from slipring.protocol.definitions import Definitions
 from slipring.protocol.tools import (
     AUTO,
     HOSTED_TYPES,
@@ -31,13 +31,13 @@ LARGE = {"description": "x" * 256 * 1024}
 SEARCH = {"type": "web_search", "filters": {"allowed_domains": ["a.example"]}}
 
 
-def intake() -> Intake:
+def definitions() -> Definitions:
     """What takes the definitions of a request, with the usual bounds."""
-    return Intake(max_grammars=64, max_grammar_bytes=65_536, max_schema_bytes=256 * 1024)
+    return Definitions(max_grammars=64, max_grammar_bytes=65_536, max_schema_bytes=256 * 1024)
 
 
 def read(*tools: object) -> Toolset:
-    return Toolset.read(Raw(json.dumps(tools).encode()), intake=intake())
+    return Toolset.read(Raw(json.dumps(tools).encode()), definitions=definitions())
 
 
 def echo(toolset: Toolset) -> list:
@@ -309,7 +309,7 @@ def test_allowing_nothing_offers_nothing():
 
 
 def test_requiring_a_call_of_hosted_tools_only_is_refused():
-    with pytest.raises(InvalidRequest, match="no tool that can be called"):
+    with pytest.raises(InvalidRequest, match="no callable tool"):
         choose({"type": "allowed_tools", "mode": "required", "tools": [SEARCH]}, F, SEARCH)
 
 
@@ -384,9 +384,9 @@ def test_grammars_are_refused_that_are_too_large_together():
 
 def test_grammars_are_collected_and_not_compiled():
     """Whether they mean anything is asked elsewhere."""
-    taken = intake()
+    taken = definitions()
     tools = [{**SHELL, "format": {**LARK, "definition": "x"}}, OS]
-    Toolset.read(Raw(json.dumps(tools).encode()), intake=taken)
+    Toolset.read(Raw(json.dumps(tools).encode()), definitions=taken)
     assert [each.param for each in taken.grammars] == ["tools[0].format.definition"]
 
 

@@ -1,7 +1,8 @@
-"""Every bound that a connection or process lives under, in one object.
+"""All limits of a server, its connections and its tenants.
 
-A bound has a name with its unit, a default and a sentence; flags, environment variables, TOML keys and
-the configuration page are derived from these fields. Zero means "no bound" only where the sentence says so.
+Each field has its unit in its name, a default and a description. Command-line flags, environment variables,
+TOML keys and the configuration page are generated from these fields. Zero means "no limit" only where the
+description says so.
 """
 
 from dataclasses import dataclass, field
@@ -11,13 +12,13 @@ _KIB = 1024
 _MIB = 1024 * _KIB
 
 
-def _bound(default: float, sentence: str) -> Any:
-    return field(default=default, metadata={"help": sentence})
+def _bound(default: float, description: str) -> Any:
+    return field(default=default, metadata={"help": description})
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of one server. Immutable, so that every session can share it."""
+    """The limits of one server. Immutable, so that all sessions share one object."""
 
     max_frame_bytes: int = _bound(
         16 * _MIB, "largest WebSocket message or HTTP body; a larger message closes with 1009"

@@ -67,7 +67,7 @@ def test_summaries_are_sealed_too() -> None:
     stage.say(ThoughtSummary("counted"), Text("42"))
     item = stage.finish()[-1]["response"]["output"][0]
     assert item["summary"] == [{"type": "summary_text", "text": "counted"}]
-    (sealed,) = world.means.seal.open("tenant", item["encrypted_content"])
+    (sealed,) = world.ports.seal.open("tenant", item["encrypted_content"])
     assert sealed.type == "reasoning"
 
 

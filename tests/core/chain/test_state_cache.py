@@ -3,7 +3,7 @@
 import pytest
 
 from slipring.core.chain.state import ResponseState
-from slipring.core.chain.state_cache import ConnectionCache, NoMemory, Retention, Scope, SharedScopes
+from slipring.core.chain.state_cache import ConnectionCache, NoCache, Retention, Scope, SharedScopes
 from tests.core.stage import line, node
 
 SIZE = node("n").size_bytes
@@ -283,7 +283,7 @@ def test_holding_a_child_of_a_held_node_costs_one_step():
 
 
 def test_an_exchange_remembers_nothing_and_costs_nothing() -> None:
-    memory = NoMemory()
+    memory = NoCache()
     memory.remember(node("resp_1"), None)
     assert (len(memory), memory.used_bytes) == (0, 0)
     assert memory.find("resp_1") is None

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted
+from slipring.core.ports import Betas
 from slipring.errors import Unavailable
 from tests.core.stage import Json, Stage, World, call_output, only_error, types
 
@@ -128,7 +128,7 @@ def test_a_steer_is_held_to_the_bounds(bound: str) -> None:
     stage, answer = steered(World(**{bound: most}), 201)
     assert answer["type"] == "response.steer.failed"
     assert answer["error"]["code"] == "too_many_pending_steers"
-    assert "too large together" in answer["error"]["message"]
+    assert "too large in total" in answer["error"]["message"]
     stage.complete()
     assert stage.world.requests.used_bytes == 0
 

@@ -7,7 +7,7 @@ import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Text
 from slipring.core.session.session import Loaded
-from slipring.core.turn.phase import Phase
+from slipring.core.turn.turn import Phase
 from slipring.errors import ApiError, AuthenticationFailed, InvalidRequest, RateLimited, ServerError
 from tests.core.stage import Stage, World, call_output, context_of, function, message, only_error, types
 

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text, Thought
+from slipring.core.ports import Betas
 from slipring.core.session.actions import Start
 from slipring.core.turn.steering import Steers
 from slipring.core.turn.turn import Turn
@@ -512,7 +512,7 @@ class Peer:
 
     def _see_compaction(self, item: Json, asked: Asked) -> None:
         """What is left begins anew, and still holds what the client has just said."""
-        meant = self.stage.world.means.seal.open(self.tenant, item["encrypted_content"])
+        meant = self.stage.world.ports.seal.open(self.tenant, item["encrypted_content"])
         asked.left = [json.loads(each.raw) for each in meant]
         assert asked.input[-1] in asked.left
 
@@ -950,7 +950,7 @@ class Connections(RuleBasedStateMachine):
                 taken = turn.size_bytes if not turn.follows or turn.steered_by is None else 0
                 assert held.get(turn, 0) >= taken, "a request is not counted"
             steers = [each for turn in turns for each in (turn.steers, turn.steered_by) if each is not None]
-            steers += session._succession._waiting.values()
+            steers += session._successors._waiting.values()
             assert {each: each.size_bytes for each in steers} == {
                 holder: size for holder, size in held.items() if isinstance(holder, Steers)
             }

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Refused, Text, Thought
+from slipring.core.ports import Betas
 from slipring.core.turn.compaction import is_users
 from slipring.errors import InvalidRequest, ServerError
 from slipring.protocol.items import user_message
@@ -358,9 +358,9 @@ def test_the_state_lists_the_input_though_the_context_begins_behind_it() -> None
     state = stage.world.store["tenant", made["id"]]
     assert [json.loads(item.raw)["content"] for item in state.input] == ["three"]
     assert [item.type for item in state.output] == ["compaction", "message"]
-    assert state.told == state.output[0].opened
-    assert state.said == state.output[1:]
-    assert list(state.context()) == [*state.told, *state.said]
+    assert state.prompt == state.output[0].opened
+    assert state.answer == state.output[1:]
+    assert list(state.context()) == [*state.prompt, *state.answer]
 
 
 def test_the_parent_is_let_go() -> None:
@@ -556,7 +556,7 @@ def test_a_fragment_of_a_call_does_not_come_back_as_one_that_insists() -> None:
 def test_a_summary_is_not_taken_for_a_message_of_the_user() -> None:
     stage = Stage()
     made = stage.respond(input=[message("one"), TRIGGER], says="s")
-    items = stage.world.means.seal.open("tenant", blob_of(made))
+    items = stage.world.ports.seal.open("tenant", blob_of(made))
     assert [is_users(item) for item in items] == [False, True]
     assert not is_users(user_message(json.loads(items[0].raw)["content"]))
 

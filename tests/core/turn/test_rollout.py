@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
+from slipring.core.ports import Betas
 from slipring.core.session.actions import Record, Save
 from slipring.errors import AuthenticationFailed, ContextLengthExceeded, Unavailable
 from tests.core.stage import Stage, World, call_output, context_of, function, message, only_error, types
@@ -95,8 +95,8 @@ def test_it_can_be_continued_like_any_other(store):
     ]
     node = stage.job().parent
     assert node is not None
-    assert [item.type for item in node.told] == ["message", "function_call", "function_call_output"]
-    assert [item.type for item in node.said] == ["message"]
+    assert [item.type for item in node.prompt] == ["message", "function_call", "function_call_output"]
+    assert [item.type for item in node.answer] == ["message"]
     assert node.tokens is None, "its usage counts its context more than once"
     stage.complete()
 
@@ -175,7 +175,7 @@ def test_an_injection_of_what_answers_nothing_is_given_back():
     response_id, (one,) = begin(stage)
     (told,) = stage.append(response_id, message("hi"), kind="inject")
     assert (told["type"], told["input"]) == ("response.inject.failed", [message("hi")])
-    assert "answers no call" in told["error"]["message"]
+    assert "is not the output of a tool call" in told["error"]["message"]
     stage.append(response_id, call_output(one), kind="inject")
     stage.complete()
 

@@ -1,7 +1,7 @@
 """Where a turn's time goes, and who is told."""
 
-from slipring.core.betas import Betas
 from slipring.core.generation import Accepted, Begun, Finished, Prefilled, Text
+from slipring.core.ports import Betas
 from slipring.errors import ContextLengthExceeded, ServerError
 from tests.core.stage import Json, Stage, only_error, types
 from tests.wire import TIMING

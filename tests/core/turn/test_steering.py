@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Refused, Text, Thought, ThoughtSummary
+from slipring.core.ports import Betas
 from slipring.errors import InvalidRequest, ModelNotFound, ServerError, Unavailable
 from tests.core.stage import Json, Stage, World, call_output, context_of, function, message, only_error, types
 

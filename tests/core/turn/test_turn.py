@@ -4,7 +4,7 @@ import pytest
 
 from slipring.core.generation import Accepted, Finished, Text
 from slipring.core.limits import Limits
-from slipring.core.session.turn_setup import intake_of
+from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
 from slipring.errors import ServerError
@@ -18,19 +18,19 @@ DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
 def turn_on(lane: str | None = None, **fields: object) -> Turn:
     stages = Stages(lambda: 0.0)
     return Turn(
-        CreateRequest(**fields), tenant="t", lane=lane, size_bytes=0, means=World().means, stages=stages
+        CreateRequest(**fields), tenant="t", lane=lane, size_bytes=0, ports=World().ports, stages=stages
     )
 
 
 def begun(**fields: object) -> Turn:
     turn = turn_on(**fields)
-    turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, intake_of(Limits()))
+    turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, new_definitions(Limits()))
     return turn
 
 
 def test_a_job_says_who_asks_for_what():
     turn = turn_on("a")
-    job = turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, intake_of(Limits()))
+    job = turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, new_definitions(Limits()))
     assert (job.response_id, job.tenant, job.model) == ("resp_1", "t", PLAIN)
     assert (job.parent, job.generate) == (None, True)
     assert turn.response is not None

@@ -5,7 +5,7 @@ from typing import Literal
 
 from slipring.engines.constraints.compiler import Compiler
 from slipring.engines.constraints.tool_grammars import matcher
-from slipring.protocol.grammars import Grammar
+from slipring.protocol.definitions import Grammar
 
 _LONGEST = 4096
 _FIRST = b'\n")]};,. ' + bytes(range(97, 123)) + bytes(range(48, 58)) + bytes(range(32, 127))

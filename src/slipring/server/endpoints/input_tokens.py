@@ -13,7 +13,7 @@ from slipring.core.session.actions import Action
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError
-from slipring.protocol.endpoints.small_objects import InputTokens
+from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.events import Error, Event
 from slipring.protocol.timing import TurnReport
 from slipring.server.access.auth import Caller

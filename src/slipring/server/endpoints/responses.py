@@ -12,7 +12,7 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_include
 from slipring.errors import InvalidRequest, response_not_found
 from slipring.protocol import wire
-from slipring.protocol.endpoints.small_objects import DeletedResponse
+from slipring.protocol.endpoints.reply_bodies import DeletedResponse
 from slipring.protocol.items import Item, Reasoning, read_item
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller

@@ -158,7 +158,7 @@ class Connection:
         if self._said_goodbye or self._keeps_nothing:
             return
         session, parking = self.driver.session, self.driver.service.parking
-        parking.park(session.tenant, session.bequeath(), now())
+        parking.park(session.tenant, session.detach_cache(), now())
 
     # Time.
 

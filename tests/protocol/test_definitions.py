@@ -4,8 +4,7 @@ import pytest
 from msgspec import UNSET, Raw
 
 from slipring.errors import InvalidRequest
-from slipring.protocol.grammars import Grammar, read_grammar
-from slipring.protocol.intake import Compilable, Intake
+from slipring.protocol.definitions import Compilable, Definitions, Grammar, read_grammar
 
 
 @pytest.mark.parametrize("format", [b"null", b'{"type":"text"}', b'{"type":"text","x":1}'])
@@ -18,45 +17,45 @@ def test_a_grammar_is_read():
     assert read_grammar(raw, "f") == Grammar("regex", "a+")
 
 
-def intake() -> Intake:
-    return Intake(max_grammars=3, max_grammar_bytes=10, max_schema_bytes=8)
+def definitions() -> Definitions:
+    return Definitions(max_grammars=3, max_grammar_bytes=10, max_schema_bytes=8)
 
 
 def test_grammars_are_collected_with_the_field_that_they_came_in():
-    taken = intake()
-    taken.take_grammar(Grammar("regex", "a"), "tools[0].format")
+    taken = definitions()
+    taken.add_grammar(Grammar("regex", "a"), "tools[0].format")
     assert taken.grammars == [Compilable("tools[0].format.definition", Grammar("regex", "a"))]
 
 
 def test_a_grammar_is_bounded_in_bytes():
-    taken = intake()
-    taken.take_grammar(Grammar("regex", "é" * 5), "f")
+    taken = definitions()
+    taken.add_grammar(Grammar("regex", "é" * 5), "f")
     with pytest.raises(InvalidRequest, match="max_grammar_bytes") as caught:
-        taken.take_grammar(Grammar("regex", "é" * 5 + "a"), "f")
+        taken.add_grammar(Grammar("regex", "é" * 5 + "a"), "f")
     assert caught.value.param == "f.definition"
 
 
 def test_grammars_are_bounded_in_number():
-    taken = intake()
+    taken = definitions()
     for number in range(3):
-        taken.take_grammar(Grammar("regex", "a"), f"f{number}")
+        taken.add_grammar(Grammar("regex", "a"), f"f{number}")
     with pytest.raises(InvalidRequest, match="max_grammars") as caught:
-        taken.take_grammar(Grammar("regex", "a"), "f3")
+        taken.add_grammar(Grammar("regex", "a"), "f3")
     assert caught.value.param == "f3.definition"
 
 
 def test_grammars_are_bounded_together():
-    taken = intake()
-    taken.take_grammar(Grammar("regex", "a" * 10), "f0")
-    taken.take_grammar(Grammar("regex", "a" * 10), "f1")
-    with pytest.raises(InvalidRequest, match="together"):
-        taken.take_grammar(Grammar("regex", "a"), "f2")
+    taken = definitions()
+    taken.add_grammar(Grammar("regex", "a" * 10), "f0")
+    taken.add_grammar(Grammar("regex", "a" * 10), "f1")
+    with pytest.raises(InvalidRequest, match="in total"):
+        taken.add_grammar(Grammar("regex", "a"), "f2")
 
 
 def test_schemas_are_bounded_each():
-    taken = intake()
+    taken = definitions()
     for schema in (UNSET, Raw(b"null"), Raw(b'{"a": 1}'), Raw(b'{"a": 1}')):
-        taken.take_schema(schema, "p")
+        taken.check_schema(schema, "p")
     with pytest.raises(InvalidRequest, match="max_schema_bytes") as caught:
-        taken.take_schema(Raw(b'{"a": 12}'), "p")
+        taken.check_schema(Raw(b'{"a": 12}'), "p")
     assert caught.value.param == "p"
