@@ -319,7 +319,7 @@ class _Outline(Struct):
 
 
 class _Long(_Outline):
-    """Also the fields that may hold lists of parts. ``UNSET`` tells an absent ``type`` or ``id`` from null."""
+    """Also the fields that may hold lists of parts. ``UNSET`` distinguishes absent from null."""
 
     type: str | UnsetType | None = UNSET  # type: ignore[assignment]
     id: ItemId | UnsetType | None = UNSET  # type: ignore[assignment]
@@ -354,7 +354,7 @@ def read_items(raws: Sequence[Raw]) -> tuple[Item, ...]:
 
 
 def _read_known(raw: bytes) -> Item | None:
-    """Fast path for short, valid items that have a ``type``; None for all others, which ``read_item`` reads."""
+    """Fast path for short, valid items with a ``type``; None for all others, which ``read_item`` reads."""
     if len(raw) > wire.LONG_BYTES:
         return None
     try:

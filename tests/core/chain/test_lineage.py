@@ -5,6 +5,7 @@ import json
 import pytest
 
 from slipring.core.chain import lineage
+from slipring.core.chain.lineage import OpenCarry
 from slipring.core.chain.state import Carry
 from slipring.core.generation import CallArguments, CallStarted, Text
 from slipring.errors import InvalidRequest
@@ -378,3 +379,27 @@ def test_a_chain_searches_loads_and_calls():
     answer = found({**function("later"), "defer_loading": True}, call_id=item["call_id"])
     stage.create(input=[answer], tools=tools, previous=parent)
     assert [tool.name for tool in stage.job().offer.tools] == ["tool_search", "later"]
+
+
+# The carry of a response in progress.
+
+
+def test_an_open_carry_observes_each_output_item_once():
+    carry = OpenCarry(lineage.NOTHING)
+    first, second = read(call("c1"), call("c2"))
+    assert carry.observe([first]) == (first,)
+    assert carry.observe([first]) == ()
+    assert carry.observe([first, second]) == (second,)
+    assert set(carry.current.open_calls) == {"c1", "c2"}
+    assert carry.settled is lineage.NOTHING, "nothing was appended"
+
+
+def test_an_open_carry_settles_what_was_appended():
+    carry = OpenCarry(lineage.NOTHING)
+    output = list(read(call("c1"), call_output("c1")))
+    carry.observe(output[:1])
+    carry.current = lineage.join(carry.current, tuple(output[1:]), complete=False)
+    carry.settle(output)
+    assert carry.settled is carry.current
+    assert carry.settled.open_calls == {}
+    assert carry.observe(output) == ()

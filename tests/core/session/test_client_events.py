@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.core.generation import Text
+from slipring.core.ports import NO_BETAS, Betas
+from slipring.core.session import client_events
 from tests.core.stage import Stage, World, only_error, types
 
 
@@ -31,7 +33,8 @@ MALFORMED = {
     "not UTF-8": b'{"type": "response.create", "input": "\xff"',
     "binary": b"\x00\x01\x02",
     "nested too deeply": '{"type": "response.create", "x": ' + "[" * 100_000,
-    "a lone surrogate": '{"type": "response.create", "user": "\\ud800"}',
+    "an escaped lone surrogate": '{"type": "response.create", "user": "\\ud800"}',
+    "a lone surrogate": '{"type": "response.create", "user": "\ud800"}',
 }
 
 
@@ -158,6 +161,53 @@ def test_a_wrong_body_with_a_wrong_stream_id_is_about_the_stream_id():
     assert refusal(
         Stage(), json.dumps({"type": "response.create", "stream_id": "", "temperature": "hot"})
     ) == (400, "invalid_stream_id", "stream_id")
+
+
+# Sizes.
+
+
+class Frame(str):
+    """Text that counts how often it is encoded."""
+
+    __slots__ = ("encodings",)
+
+    def __init__(self, _: str) -> None:
+        self.encodings = 0
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        self.encodings += 1
+        return super().encode(encoding, errors)
+
+
+OUTPUT = {"type": "function_call_output", "call_id": "c"}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "response.create", "input": "TEXT"},
+        {"type": "response.create", "input": "TEXT", "temperature": "hot"},
+        {"type": "response.steer", "previous_response_id": "resp_1", "input": "TEXT"},
+        {"type": "response.append", "response_id": "resp_1", "input": [{**OUTPUT, "output": "TEXT"}]},
+    ],
+    ids=lambda event: f"{event['type']} {'invalid' if 'temperature' in event else 'valid'}",
+)
+def test_a_frame_is_never_encoded_only_to_measure_it(event):
+    """Text that is not ASCII is encoded once, because the decoder needs bytes."""
+    frame = Frame(json.dumps(event).replace("TEXT", "h\u00e9 \u65e5\u672c \U0001f642"))
+    read = client_events.read(frame, Betas(rollout=True))
+    assert read is not None
+    assert frame.encodings == 1
+    assert read.size_bytes == len(str(frame).encode())
+
+
+@pytest.mark.parametrize("text", ["hello", "h\u00e9", "\u65e5\u672c", "\U0001f642"])
+def test_the_size_of_a_frame_is_its_length_in_utf8(text):
+    frame = json.dumps({"type": "response.create", "input": text}, ensure_ascii=False)
+    for received in (frame, frame.encode()):
+        read = client_events.read(received, NO_BETAS)
+        assert read is not None
+        assert read.size_bytes == len(frame.encode())
 
 
 # Whatever arrives.

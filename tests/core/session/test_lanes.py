@@ -55,6 +55,18 @@ def test_only_the_running_turn_of_a_lane_can_be_released():
         lanes.release(waiting)
 
 
+def test_a_create_opens_its_lane_once(monkeypatch):
+    opened, open_lane = [], Lanes.open
+    monkeypatch.setattr(Lanes, "open", lambda lanes, id: opened.append(id) or open_lane(lanes, id))
+    stage = Stage()
+    stage.create("a")
+    stage.create("a")
+    assert opened == ["a", "a"]
+    stage.finish(lane="a")
+    stage.finish(lane="a")
+    assert opened == ["a", "a"]
+
+
 def test_running_and_queued_list_what_they_say():
     lanes = Lanes(max_in_flight=4, max_lanes=2)
     first, second, third = turn_on("a"), turn_on("a"), turn_on("b")

@@ -127,6 +127,19 @@ def test_an_answer_may_come_before_the_model_is_silent():
     stage.complete()
 
 
+def test_a_held_append_that_is_returned_leaves_its_call_open():
+    """Accepting an append closes its call only for later appends; the state has what was committed."""
+    stage = open_stage()
+    response_id, call_id = speak_on(stage)
+    assert stage.append(response_id, call_output(call_id)) == []
+    (refused,) = stage.append(response_id, call_output(call_id))
+    assert refused["error"]["code"] == "invalid_input"
+    stage.finish(reason="max_output_tokens")
+    state = stage.cache.find(response_id)
+    assert state is not None
+    assert set(state.carry.open_calls) == {call_id}
+
+
 def test_it_does_not_even_pause_where_everything_came_before():
     stage = open_stage()
     response_id, call_id = speak_on(stage)

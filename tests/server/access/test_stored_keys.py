@@ -301,7 +301,7 @@ async def test_a_key_whose_models_are_served_elsewhere_can_do_nothing_here(tmp_p
             assert (status, answer["error"]["code"]) == (404, "model_not_found")
             assert answer["error"]["message"] == (
                 "The model 'elsewhere' does not exist here."
-                " This server serves: nothing that this key may use."
+                " This server serves: no model that this key may use."
             )
 
 

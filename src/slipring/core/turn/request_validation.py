@@ -33,7 +33,7 @@ INCLUDABLE = frozenset(
 def read_settings(
     request: CreateRequest, carry: Carry, model: Model, definitions: Definitions, *, detached: bool = False
 ) -> Settings:
-    """The settings of a job: from the request, else from the chain's carry, else from the model's defaults."""
+    """The settings of a job: from the request, else the chain's carry, else the model's defaults."""
     capabilities, defaults = model.capabilities, model.defaults
     refuse_unsupported(request, detached=detached)
     include = read_include(request.include or [])
