@@ -98,8 +98,8 @@ def test_an_item_says_whether_it_is_complete() -> None:
 def test_texts_take_the_form_of_whoever_says_them() -> None:
     asked = shown(message({"type": "output_text", "text": "a"}), "response")
     assert asked["content"] == [{"type": "input_text", "text": "a"}]
-    said = shown(message({"type": "input_text", "text": "a"}, role="assistant"), "response")
-    assert said["content"] == [{"type": "output_text", "text": "a", "annotations": []}]
+    listed = shown(message({"type": "input_text", "text": "a"}, role="assistant"), "response")
+    assert listed["content"] == [{"type": "output_text", "text": "a", "annotations": []}]
 
 
 @pytest.mark.parametrize(("call_id", "execution"), [("call_1", "client"), (None, "server")])

@@ -4,7 +4,7 @@ import pytest
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache, Retention, Scope, SharedScopes
-from tests.core.stage import line, node
+from tests.core.connection import line, node
 
 SIZE = node("n").size_bytes
 PLENTY = 1000 * SIZE

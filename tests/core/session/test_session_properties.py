@@ -25,7 +25,7 @@ from slipring.core.session.actions import Start
 from slipring.core.turn.steering import Steers
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, ContextLengthExceeded, InvalidRequest, Unavailable
-from tests.core.stage import Json, Stage, World, call_output, context_of, message
+from tests.core.connection import Connection, Json, Server, call_output, context_of, message
 
 LIMITS = {
     "max_in_flight": 3,
@@ -134,7 +134,7 @@ class Asked:
 
     @property
     def open_calls(self) -> list[str]:
-        """Of those that it has told of, the ones that nobody has answered."""
+        """Of those that it has sent of, the ones that nobody has answered."""
         answers = [item for item in self.output if item["type"] == "function_call_output"]
         answered = {item["call_id"] for item in [*answers, *(item for held in self.held for item in held)]}
         calls = [item["call_id"] for item in self.output if item["type"] == "function_call"]
@@ -232,18 +232,18 @@ def refuse_too_long(job: Job) -> ApiError | None:
 class Peer:
     """One connection and its client, who checks every answer."""
 
-    def __init__(self, model: Model, world: World, tenant: str) -> None:
+    def __init__(self, model: Model, server: Server, tenant: str) -> None:
         self.model = model
         self.tenant = tenant
-        self.stage = Stage(
-            world,
+        self.connection = Connection(
+            server,
             tenant,
             on_event=self._see,
             on_start=self._check_job,
             refuses=refuse_too_long,
             betas=Betas(rollout=True, inject=True),
         )
-        self.opened_at = world.now
+        self.opened_at = server.now
         self.deadline: float | None = None
         """Set when the connection is about to end."""
         self.queues: dict[str | None, deque[Asked]] = {lane: deque() for lane in LANES}
@@ -274,14 +274,14 @@ class Peer:
     @property
     def evictions(self) -> int:
         """How many responses the bounds on memory have cost so far."""
-        return sum(scope.evictions for scope in self.stage.cache._scopes)
+        return sum(scope.evictions for scope in self.connection.cache._scopes)
 
     @property
     def busy(self) -> list[str | None]:
         """The lanes on which something is being done."""
-        stage = self.stage
-        beginning = (*stage.loads, *stage.checks, *stage.weighs)
-        working = [turn.lane for turn in (*beginning, *stage.starts, *stage.saves)]
+        connection = self.connection
+        beginning = (*connection.loads, *connection.checks, *connection.weighs)
+        working = [turn.lane for turn in (*beginning, *connection.starts, *connection.saves)]
         return working + self.paused
 
     @property
@@ -290,7 +290,7 @@ class Peer:
         return [head.lane for head in self._heads() if head.paused and not self.is_at("saves", head.lane)]
 
     def remembered(self) -> set[str]:
-        return {response_id for response_id in self.model.ids if response_id in self.stage.cache}
+        return {response_id for response_id in self.model.ids if response_id in self.connection.cache}
 
     def ask(self, asked: Asked) -> None:
         """Send a create. It takes its place in the queue unless it is refused on arrival."""
@@ -299,7 +299,7 @@ class Peer:
         self.refusal = None
         queue.append(asked)
         with self.forgetting_only_evictable():
-            self.stage.create(
+            self.connection.create(
                 asked.lane,
                 asked.previous,
                 input=asked.input,
@@ -318,7 +318,7 @@ class Peer:
     def steer(self, target: str, text: str) -> None:
         """Add something to a response, whoever's it may be."""
         expected = self._answer_to_steer(target)
-        event = self.stage.steer(target, text)
+        event = self.connection.steer(target, text)
         assert event.get("error", {}).get("code") == expected
         assert event["steer"]["previous_response_id"] == target
         if expected is None:
@@ -335,7 +335,7 @@ class Peer:
                 if self.ending:
                     return "response_not_active"
                 return "too_many_pending_steers" if len(asked.steers) >= LIMITS["max_steers"] else None
-        if target not in self.stage.cache:
+        if target not in self.connection.cache:
             return "response_not_found"
         is_complete = self.model.made[target].status == "completed"
         return "response_already_completed" if is_complete else "response_not_active"
@@ -344,7 +344,7 @@ class Peer:
         """Send what a response may wait for, whoever's it may be."""
         asked = next((asked for asked in self._heads() if asked.response_id == target), None)
         expected = self._answer_to_append(asked, target, items)
-        frame = self.stage.append_frame(target, *items, kind=kind)
+        frame = self.connection.append_frame(target, *items, kind=kind)
         if expected is None and self.rolled_bytes + len(frame) > LIMITS["connection_cache_bytes"]:
             expected = "too_much_pending_input"
         self.given_back = []
@@ -354,7 +354,7 @@ class Peer:
             asked.held.append(items)
             asked.paused = asked.paused and bool(asked.open_calls)
             asked.spoken = asked.spoken and asked.paused
-        self.stage.receive(frame)
+        self.connection.receive(frame)
         if expected is None:
             assert not self.given_back
             return
@@ -369,12 +369,12 @@ class Peer:
     @property
     def rolled_bytes(self) -> int:
         """What its rollouts hold. Nobody can know that from outside."""
-        rollouts = [turn.rollout for turn in self.stage.session._lanes.running() if turn.rollout]
+        rollouts = [turn.rollout for turn in self.connection.session._lanes.running() if turn.rollout]
         return sum(each.size_bytes + each.held_bytes for each in rollouts)
 
     def _answer_to_append(self, asked: Asked | None, target: str, items: list[Json]) -> str | None:
         if asked is None:
-            return "response_already_completed" if target in self.stage.cache else "response_not_found"
+            return "response_already_completed" if target in self.connection.cache else "response_not_found"
         if not asked.request.rollout:
             return "append_not_supported"
         if self.is_at("saves", asked.lane):
@@ -410,11 +410,11 @@ class Peer:
         return self.queues[lane][0]
 
     def is_at(self, work: str, lane: str | None) -> bool:
-        return any(turn.lane == lane for turn in getattr(self.stage, work))
+        return any(turn.lane == lane for turn in getattr(self.connection, work))
 
     def load(self, lane: str | None) -> None:
         self.head(lane).loading = True
-        self.stage.load(lane)
+        self.connection.load(lane)
 
     @property
     def ending(self) -> bool:
@@ -433,14 +433,14 @@ class Peer:
 
     def _beginning(self) -> list[Turn]:
         """Turns that have begun, and are no responses yet."""
-        return [*self.stage.loads, *self.stage.checks, *self.stage.weighs]
+        return [*self.connection.loads, *self.connection.checks, *self.connection.weighs]
 
     def check(self, lane: str | None) -> None:
         """Compile what a request defines."""
         if self.head(lane).request.grammar == MEANINGLESS:
-            self.stage.fail(lane, InvalidRequest("It means nothing.", param=IN_GRAMMAR))
+            self.connection.fail(lane, InvalidRequest("It means nothing.", param=IN_GRAMMAR))
         else:
-            self.stage.check(lane)
+            self.connection.check(lane)
 
     # Checking.
 
@@ -494,8 +494,8 @@ class Peer:
         """It is part of the response from now on."""
         self.appended.remove(item["output"])
         first = asked.held[0]
-        sent = first.pop(0)
-        assert (sent["call_id"], sent["output"]) == (item["call_id"], item["output"])
+        output = first.pop(0)
+        assert (output["call_id"], output["output"]) == (item["call_id"], item["output"])
         if not first:
             asked.held.pop(0)
         asked.spoken = False
@@ -512,7 +512,7 @@ class Peer:
 
     def _see_compaction(self, item: Json, asked: Asked) -> None:
         """What is left begins anew, and still holds what the client has just said."""
-        meant = self.stage.world.ports.seal.open(self.tenant, item["encrypted_content"])
+        meant = self.connection.server.ports.seal.open(self.tenant, item["encrypted_content"])
         asked.left = [json.loads(each.raw) for each in meant]
         assert asked.input[-1] in asked.left
 
@@ -569,7 +569,7 @@ class Peer:
     def _see_pending(self, event: Json) -> None:
         target, steer = event["steer"]["previous_response_id"], event["steer"]["id"]
         assert steer in self.waiting[target]
-        assert steer not in self.pending, "said twice"
+        assert steer not in self.pending, "sent twice"
         self.pending.add(steer)
         required = [stub["call_id"] for stub in event["required_input"]]
         assert required == self.model.made[target].open_calls
@@ -585,7 +585,7 @@ class Peer:
             if not self.waiting[target]:
                 del self.waiting[target]
         elif queue and steer_id in queue[0].follows:
-            # A successor that cannot be: nobody has asked for it, and nobody is told of it.
+            # A successor that cannot be: nobody has asked for it, and nobody is sent of it.
             assert queue[0].follows.pop(steer_id) == steer["input"]
             assert UNBEARABLE in str(queue[0].input)
             if not queue[0].follows:
@@ -598,7 +598,7 @@ class Peer:
         """A finished response is remembered, unless a bound or the next create already took it away."""
         was_forgotten = self.evictions > self.evictions_before
         is_claimed = any(asked.previous == response_id for asked in self.queues[lane])
-        assert response_id in self.stage.cache or was_forgotten or is_claimed
+        assert response_id in self.connection.cache or was_forgotten or is_claimed
 
     def _see_error(self, event: Json, lane: str | None) -> None:
         code = event["error"]["code"]
@@ -629,7 +629,7 @@ class Peer:
         if asked.previous is None or parent is None:
             return
         if parent.peer is self and parent.lane == asked.lane:
-            assert asked.previous not in self.stage.cache
+            assert asked.previous not in self.connection.cache
             self.evictable.add(asked.previous)
 
     def _check_job(self, start: Start) -> None:
@@ -653,9 +653,9 @@ class Connections(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(**LIMITS)
+        self.server = Server(**LIMITS)
         self.model = Model()
-        self.peers = [Peer(self.model, self.world, tenant) for tenant in ("alice", "alice", "bob")]
+        self.peers = [Peer(self.model, self.server, tenant) for tenant in ("alice", "alice", "bob")]
         self.gone: list[Peer] = []
         self.asked = 0
         self.calm = 0
@@ -711,7 +711,7 @@ class Connections(RuleBasedStateMachine):
 
     def _is_certain(self, peer: Peer, lane: str | None, previous: str | None) -> bool:
         """Whether the parent is remembered, and is either pinned by a fork or looked up at once."""
-        if previous not in peer.stage.cache:
+        if previous not in peer.connection.cache:
             return False
         return peer.begins_at_once(lane) or self.model.made[previous].lane != lane
 
@@ -738,9 +738,9 @@ class Connections(RuleBasedStateMachine):
         if peer.is_at("starts", lane) and asked.request.generate and not asked.request.managed:
             assert asked.response_id is not None
             self._steer(peer, asked.response_id, text)
-            peer.stage.finish(*CALL, lane=lane)
+            peer.connection.finish(*CALL, lane=lane)
             if peer.is_at("saves", lane):
-                peer.stage.save(lane)
+                peer.connection.save(lane)
 
     @precondition(lambda self: any(peer.waiting for peer in self.peers))
     @rule(pick=st.integers(0, 8), request=st.sampled_from([*GOOD_REQUESTS, *ODD_REQUESTS]))
@@ -776,7 +776,7 @@ class Connections(RuleBasedStateMachine):
         self._ask(place, None, request)
         peer = self.peers[who]
         if peer.is_at("starts", lane) and peer.head(lane).request.rollout:
-            peer.stage.finish(*(calls * CALL), lane=lane)
+            peer.connection.finish(*(calls * CALL), lane=lane)
 
     @precondition(lambda self: any(self._rollouts()))
     @rule(pick=st.integers(0, 8), kind=st.sampled_from(["append", "inject"]), cut=st.booleans())
@@ -788,14 +788,14 @@ class Connections(RuleBasedStateMachine):
         peer, asked = found[pick % len(found)]
         assert asked.response_id is not None
         asked.spoken = True
-        peer.stage.say(*CALL, *CALL, lane=asked.lane)
+        peer.connection.generate(*CALL, *CALL, lane=asked.lane)
         self._append(peer, asked.response_id, asked.open_calls[:1], kind)
         if cut:
-            peer.stage.finish(lane=asked.lane, reason="max_output_tokens")
+            peer.connection.finish(lane=asked.lane, reason="max_output_tokens")
 
     def _rollouts(self) -> Iterator[tuple[Peer, Asked]]:
         for peer in self.peers:
-            if peer.stage.close is None:
+            if peer.connection.close is None:
                 heads = (asked for asked in peer._heads() if asked.request.rollout and asked.response_id)
                 yield from ((peer, asked) for asked in heads)
 
@@ -833,25 +833,25 @@ class Connections(RuleBasedStateMachine):
             with peer.forgetting_only_evictable():
                 peer.check(lane)
         elif peer.is_at("weighs", lane):
-            peer.stage.weigh(1000 * (pick % 3), lane)
+            peer.connection.weigh(1000 * (pick % 3), lane)
         elif peer.is_at("saves", lane):
-            peer.stage.save(lane)
-        elif peer.stage.job(lane).offer.forbidden:
-            peer.stage.finish(*words, Text("in short"), lane=lane)
-        elif peer.stage.job(lane).generate and not peer.head(lane).spoken:
+            peer.connection.save(lane)
+        elif peer.connection.job(lane).offer.forbidden:
+            peer.connection.finish(*words, Text("in short"), lane=lane)
+        elif peer.connection.job(lane).generate and not peer.head(lane).spoken:
             peer.head(lane).spoken = True
-            peer.stage.say(*words, *words, lane=lane)
+            peer.connection.generate(*words, *words, lane=lane)
         else:
-            peer.stage.finish(lane=lane)
+            peer.connection.finish(lane=lane)
 
     @precondition(lambda self: any(self._at_work()))
     @rule(pick=st.integers(0, 8))
     def cut_short(self, pick):
         peer, lane = self._pick(pick)
-        if peer.is_at("starts", lane) and peer.stage.job(lane).generate:
-            steered = peer.stage.job(lane).stop.asked
-            said = [] if steered else [Text("half")]
-            peer.stage.finish(*said, lane=lane, reason="steered" if steered else "max_output_tokens")
+        if peer.is_at("starts", lane) and peer.connection.job(lane).generate:
+            steered = peer.connection.job(lane).stop.asked
+            deltas = [] if steered else [Text("half")]
+            peer.connection.finish(*deltas, lane=lane, reason="steered" if steered else "max_output_tokens")
 
     @rule(who=st.integers(0, 2))
     def work_off(self, who):
@@ -867,7 +867,7 @@ class Connections(RuleBasedStateMachine):
         self.calm = 0
         peer.head(lane).loading = any(peer.is_at(work, lane) for work in ("loads", "checks", "weighs"))
         with peer.forgetting_only_evictable():
-            peer.stage.fail(lane)
+            peer.connection.fail(lane)
 
     # How connections end.
 
@@ -877,16 +877,16 @@ class Connections(RuleBasedStateMachine):
         self.calm = 0
         self._replace(who)
 
-    @precondition(lambda self: any(peer.stage.saves for peer in self.gone))
+    @precondition(lambda self: any(peer.connection.saves for peer in self.gone))
     @rule()
     def save_for_one_who_is_gone(self):
         """What was being saved when the client left is saved, and can be continued elsewhere."""
-        peer = next(peer for peer in self.gone if peer.stage.saves)
-        turn = next(iter(peer.stage.saves))
+        peer = next(peer for peer in self.gone if peer.connection.saves)
+        turn = next(iter(peer.connection.saves))
         assert turn.response is not None
-        said = len(peer.stage.events)
-        peer.stage.save(turn.lane)
-        assert len(peer.stage.events) == said
+        before = len(peer.connection.events)
+        peer.connection.save(turn.lane)
+        assert len(peer.connection.events) == before
         asked = peer.queues[turn.lane].popleft()
         asked.output = [json.loads(bytes(item)) for item in turn.response.output]
         self.model.finish(peer, asked, turn.response.status, stored=True)
@@ -896,20 +896,20 @@ class Connections(RuleBasedStateMachine):
     def wind_down(self, who):
         self.calm = 0
         peer = self._peer(who)
-        peer.end_until(self.world.now + 20.0)
-        peer.stage.end(Unavailable("The server is shutting down."), grace_s=20.0)
+        peer.end_until(self.server.now + 20.0)
+        peer.connection.end(Unavailable("The server is shutting down."), grace_s=20.0)
 
     @precondition(lambda self: self.calm > 4)
     @rule(seconds=st.sampled_from([15, 15, 600]))
     def tick(self, seconds):
-        self.world.now += seconds
+        self.server.now += seconds
         for peer in self.peers:
-            if self.world.now - peer.opened_at >= LIMITS["max_age_s"]:
-                peer.end_until(self.world.now + LIMITS["age_grace_s"])
-            peer.stage.tick()
+            if self.server.now - peer.opened_at >= LIMITS["max_age_s"]:
+                peer.end_until(self.server.now + LIMITS["age_grace_s"])
+            peer.connection.tick()
             assert seconds < LIMITS["rollout_wait_s"] or not peer.paused, "waits forever"
-            in_time = peer.deadline is None or self.world.now < peer.deadline
-            at_work = peer.stage.starts or peer._beginning()
+            in_time = peer.deadline is None or self.server.now < peer.deadline
+            at_work = peer.connection.starts or peer._beginning()
             assert in_time or not at_work, "the grace is over"
 
     # Always.
@@ -917,7 +917,7 @@ class Connections(RuleBasedStateMachine):
     @invariant()
     def connections_stay_within_their_bounds(self):
         for peer in self.peers:
-            session = peer.stage.session
+            session = peer.connection.session
             assert session.in_flight == len(peer.busy) <= LIMITS["max_in_flight"]
             assert len(set(peer.busy)) == len(peer.busy), "two responses on one lane"
             assert session.waiting == peer.unanswered - session.in_flight
@@ -927,7 +927,7 @@ class Connections(RuleBasedStateMachine):
     def memory_is_what_the_books_say_and_within_its_bounds(self):
         totals = {"alice": 0, "bob": 0}
         for peer in self.peers:
-            cache = peer.stage.cache
+            cache = peer.connection.cache
             states = [cache._entries[response_id].state for response_id in cache._entries]
             held = {node for state in states for node in state.chain()}
             assert cache.used_bytes == sum(node.size_bytes for node in held)
@@ -935,7 +935,7 @@ class Connections(RuleBasedStateMachine):
             totals[peer.tenant] += cache.used_bytes
             peer.evictions_before = peer.evictions
         for tenant, total in totals.items():
-            scope, process = self.world.scopes.of(tenant)
+            scope, process = self.server.scopes.of(tenant)
             assert scope.used_bytes == total <= LIMITS["tenant_cache_bytes"]
         assert process.used_bytes == sum(totals.values()) <= LIMITS["process_cache_bytes"]
 
@@ -943,9 +943,11 @@ class Connections(RuleBasedStateMachine):
     def the_bytes_of_requests_are_counted_while_they_wait_or_run(self):
         totals = {"alice": 0, "bob": 0}
         for peer in self.peers:
-            session = peer.stage.session
+            session = peer.connection.session
             held = session._charges._held
-            turns = [*session._lanes.running(), *session._lanes.queued()] if peer.stage.close is None else []
+            turns = (
+                [*session._lanes.running(), *session._lanes.queued()] if peer.connection.close is None else []
+            )
             for turn in turns:
                 taken = turn.size_bytes if not turn.follows or turn.steered_by is None else 0
                 assert held.get(turn, 0) >= taken, "a request is not counted"
@@ -956,8 +958,8 @@ class Connections(RuleBasedStateMachine):
             }
             assert held.keys() <= {*turns, *steers}, "a request is counted that is over"
             totals[peer.tenant] += sum(held.values())
-        assert {tenant: self.world.requests.used_by(tenant) for tenant in totals} == totals
-        assert self.world.requests.used_bytes == sum(totals.values())
+        assert {tenant: self.server.requests.used_by(tenant) for tenant in totals} == totals
+        assert self.server.requests.used_bytes == sum(totals.values())
 
     @invariant()
     def nobody_remembers_what_another_connection_made(self):
@@ -970,7 +972,7 @@ class Connections(RuleBasedStateMachine):
         for peer in self.peers:
             assert not peer.owed, "a steer was lost"
             for target, steers in peer.waiting.items():
-                assert peer.pending >= steers.keys(), f"nobody was told what {target} waits for"
+                assert peer.pending >= steers.keys(), f"nobody was sent what {target} waits for"
 
     # In the end.
 
@@ -980,51 +982,51 @@ class Connections(RuleBasedStateMachine):
             self.connections_stay_within_their_bounds()
             assert not peer.unanswered, "a create was never answered"
             self.nothing_is_owed()
-            peer.stage.order.finish()
+            peer.connection.order.finish()
         self.memory_is_what_the_books_say_and_within_its_bounds()
         for peer in self.gone:
-            peer.stage.order.finish(abandoned=True)
-            assert peer.stage.cache.used_bytes == 0
+            peer.connection.order.finish(abandoned=True)
+            assert peer.connection.cache.used_bytes == 0
         self.the_bytes_of_requests_are_counted_while_they_wait_or_run()
         for peer in self.peers:
-            peer.stage.session.closed()
-        assert self.world.requests.used_bytes == 0, "all is over"
+            peer.connection.session.closed()
+        assert self.server.requests.used_bytes == 0, "all is over"
 
     def _drain(self, peer: Peer) -> None:
-        stage = peer.stage
+        connection = peer.connection
         while peer.busy:
             for lane in peer.paused:
                 self._answer(peer, lane)
-            for turn in list(stage.loads):
+            for turn in list(connection.loads):
                 peer.load(turn.lane)
-            for turn in list(stage.checks):
+            for turn in list(connection.checks):
                 peer.check(turn.lane)
-            for turn in list(stage.weighs):
-                stage.weigh(1000, turn.lane)
-            for turn in list(stage.starts):
-                stage.finish(lane=turn.lane)
-            for turn in list(stage.saves):
-                stage.save(turn.lane)
+            for turn in list(connection.weighs):
+                connection.weigh(1000, turn.lane)
+            for turn in list(connection.starts):
+                connection.finish(lane=turn.lane)
+            for turn in list(connection.saves):
+                connection.save(turn.lane)
 
     # Within.
 
     def _peer(self, who: int) -> Peer:
-        if self.peers[who].stage.close is not None:
+        if self.peers[who].connection.close is not None:
             self._replace(who)
         return self.peers[who]
 
     def _replace(self, who: int) -> None:
         peer = self.peers[who]
-        saving = {turn.lane for turn in peer.stage.saves}
+        saving = {turn.lane for turn in peer.connection.saves}
         kept = [asked for asked in peer._heads() if asked.request.rollout and asked.request.store]
         # Where nothing was appended, there is nothing to keep but what waits for an answer.
         saving |= {asked.lane for asked in kept if asked.paused or asked.has_steps}
-        peer.stage.hang_up()
-        assert not peer.stage.starts
+        peer.connection.hang_up()
+        assert not peer.connection.starts
         assert not peer._beginning()
-        assert {turn.lane for turn in peer.stage.saves} == saving
+        assert {turn.lane for turn in peer.connection.saves} == saving
         self.gone.append(peer)
-        self.peers[who] = Peer(self.model, self.world, peer.tenant)
+        self.peers[who] = Peer(self.model, self.server, peer.tenant)
 
     def _pick(self, pick: int) -> tuple[Peer, str | None]:
         found = list(self._at_work())

@@ -10,7 +10,7 @@ from slipring.core.turn.turn import Turn
 from slipring.errors import ServerError
 from slipring.protocol.items import user_message
 from slipring.protocol.requests import CreateRequest
-from tests.core.stage import PLAIN, Stage, World, types
+from tests.core.connection import PLAIN, Connection, Server, types
 
 DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
 
@@ -18,7 +18,7 @@ DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
 def turn_on(lane: str | None = None, **fields: object) -> Turn:
     stages = Stages(lambda: 0.0)
     return Turn(
-        CreateRequest(**fields), tenant="t", lane=lane, size_bytes=0, ports=World().ports, stages=stages
+        CreateRequest(**fields), tenant="t", lane=lane, size_bytes=0, ports=Server().ports, stages=stages
     )
 
 
@@ -80,17 +80,17 @@ def test_finishing_closes_what_is_open_before_the_terminal_event():
 
 
 def test_finished_may_come_in_a_batch_of_its_own():
-    stage = Stage()
-    stage.create()
-    stage.say(Text("x"))
-    assert types(stage.finish())[-1] == "completed"
+    connection = Connection()
+    connection.create()
+    connection.generate(Text("x"))
+    assert types(connection.finish())[-1] == "completed"
 
 
 def test_an_empty_batch_says_nothing():
-    stage = Stage()
-    stage.create()
-    assert stage.say() == []
-    assert stage.complete()["status"] == "completed"
+    connection = Connection()
+    connection.create()
+    assert connection.generate() == []
+    assert connection.complete()["status"] == "completed"
 
 
 def test_a_response_that_was_never_finished_cannot_be():
@@ -117,11 +117,11 @@ def test_a_failure_keeps_what_was_said():
 
 
 def test_reasoning_is_echoed_as_asked():
-    stage = Stage()
+    connection = Connection()
     asked = {"effort": "low", "summary": "concise", "context": "all_turns", "mode": "standard"}
-    assert stage.respond(reasoning=asked)["reasoning"] == asked
-    assert stage.respond()["reasoning"] == {"effort": None, "summary": None}
-    assert stage.respond(reasoning={"generate_summary": "auto"})["reasoning"]["summary"] == "auto"
+    assert connection.respond(reasoning=asked)["reasoning"] == asked
+    assert connection.respond()["reasoning"] == {"effort": None, "summary": None}
+    assert connection.respond(reasoning={"generate_summary": "auto"})["reasoning"]["summary"] == "auto"
 
 
 @pytest.mark.parametrize(
@@ -133,5 +133,5 @@ def test_reasoning_is_echoed_as_asked():
     ],
 )
 def test_the_format_is_echoed_as_asked(text_format):
-    response = Stage().respond(text={"format": text_format})
+    response = Connection().respond(text={"format": text_format})
     assert response["text"] == {"format": text_format, "verbosity": "medium"}

@@ -40,7 +40,7 @@ from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, 
 from slipring.prompts.templates.chat_messages import short_id
 from slipring.protocol.items import CALL_OF_OUTPUT, Item
 from slipring.protocol.tools import Offer, Toolset
-from tests.core.stage import PLAIN
+from tests.core.connection import PLAIN
 from tests.engines.chat_partner import ChatPartner, Send
 from tests.engines.partner import Call, HangUp, Refuse, Say, Stop, Think
 from tests.harness import WEATHER, Running, serve

@@ -26,7 +26,7 @@ from slipring.engines.simulated.inputs import draft_input
 from slipring.errors import ServerError
 from slipring.protocol.definitions import Grammar
 from slipring.protocol.tools import Offer, Toolset
-from tests.core.stage import PLAIN
+from tests.core.connection import PLAIN
 from tests.engines.fitting import STATES, fits
 from tests.harness import serve
 
