@@ -1,4 +1,4 @@
-"""Grammars of custom tools, as they are read, and what a request may define."""
+"""Definitions: reading grammars, and the limits on grammars and schemas."""
 
 import pytest
 from msgspec import UNSET, Raw
@@ -21,7 +21,7 @@ def definitions() -> Definitions:
     return Definitions(max_grammars=3, max_grammar_bytes=10, max_schema_bytes=8)
 
 
-def test_grammars_are_collected_with_the_field_that_they_came_in():
+def test_grammars_are_collected_with_the_name_of_their_field():
     taken = definitions()
     taken.add_grammar(Grammar("regex", "a"), "tools[0].format")
     assert taken.grammars == [Compilable("tools[0].format.definition", Grammar("regex", "a"))]
@@ -44,7 +44,7 @@ def test_grammars_are_bounded_in_number():
     assert caught.value.param == "f3.definition"
 
 
-def test_grammars_are_bounded_together():
+def test_grammars_are_bounded_in_total():
     taken = definitions()
     taken.add_grammar(Grammar("regex", "a" * 10), "f0")
     taken.add_grammar(Grammar("regex", "a" * 10), "f1")
@@ -52,7 +52,7 @@ def test_grammars_are_bounded_together():
         taken.add_grammar(Grammar("regex", "a"), "f2")
 
 
-def test_schemas_are_bounded_each():
+def test_each_schema_is_bounded():
     taken = definitions()
     for schema in (UNSET, Raw(b"null"), Raw(b'{"a": 1}'), Raw(b'{"a": 1}')):
         taken.check_schema(schema, "p")

@@ -1,4 +1,4 @@
-"""Sealed items: opened when their turn begins, or refused by name."""
+"""Sealed items are opened when their turn begins, or refused by name."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ ENCRYPTED = ["reasoning.encrypted_content"]
 
 
 def thought(connection: Connection, **fields: Any) -> Json:
-    """A response with a thought, and its reasoning item."""
+    """Complete a response with reasoning; returns the response object."""
     connection.create(**fields)
     connection.generate(Thought("six times seven"), Text("42"))
     response: Json = connection.finish()[-1]["response"]
     return response
 
 
-def test_reasoning_is_sealed_for_those_who_ask() -> None:
+def test_reasoning_is_sealed_on_request() -> None:
     connection = Connection()
     item = thought(connection, include=ENCRYPTED)["output"][0]
     assert item["content"] == [{"type": "reasoning_text", "text": "six times seven"}]
@@ -27,11 +27,11 @@ def test_reasoning_is_sealed_for_those_who_ask() -> None:
     assert "encrypted_content" not in added["item"]
 
 
-def test_reasoning_is_not_sealed_for_others() -> None:
+def test_reasoning_is_not_sealed_by_default() -> None:
     assert "encrypted_content" not in thought(Connection())["output"][0]
 
 
-def test_a_client_that_drops_the_content_gets_it_back_in_its_context() -> None:
+def test_sealed_reasoning_restores_content_that_the_client_dropped() -> None:
     server = Server()
     reasoning, answer = thought(server.connect(), include=ENCRYPTED)["output"]
     del reasoning["content"]
@@ -42,7 +42,7 @@ def test_a_client_that_drops_the_content_gets_it_back_in_its_context() -> None:
     assert "encrypted_content" not in sent
 
 
-def test_what_was_sealed_holds_against_what_stands_beside_it() -> None:
+def test_sealed_content_overrides_the_plain_fields_beside_it() -> None:
     server = Server()
     reasoning, answer = thought(server.connect(), include=ENCRYPTED)["output"]
     reasoning["content"][0]["text"] = "something else"
@@ -71,7 +71,7 @@ def test_summaries_are_sealed_too() -> None:
     assert sealed.type == "reasoning"
 
 
-def test_reasoning_without_a_seal_is_what_it_says() -> None:
+def test_reasoning_without_a_seal_is_used_as_sent() -> None:
     connection = Connection()
     plain = {
         "type": "reasoning",
@@ -83,7 +83,7 @@ def test_reasoning_without_a_seal_is_what_it_says() -> None:
 
 
 @pytest.mark.parametrize("kind", ["compaction", "compaction_summary", "reasoning"])
-def test_what_cannot_be_opened_is_refused_by_name(kind: str) -> None:
+def test_a_blob_that_cannot_be_opened_is_refused_by_name(kind: str) -> None:
     foreign = {"type": kind, "summary": [], "encrypted_content": "gAAAA"}
     refused = only_error(Connection().create(input=[message("hi"), foreign]))
     assert refused["status"] == 400
@@ -91,14 +91,14 @@ def test_what_cannot_be_opened_is_refused_by_name(kind: str) -> None:
     assert refused["error"]["param"] == "input[1].encrypted_content"
 
 
-def test_nobody_opens_what_another_tenant_was_given() -> None:
+def test_a_tenant_cannot_open_blobs_of_another_tenant() -> None:
     server = Server()
     reasoning = thought(server.connect("alice"), include=ENCRYPTED)["output"][0]
     refused = only_error(server.connect("bob").create(input=[reasoning, message("hi")]))
     assert refused["error"]["code"] == "invalid_encrypted_content"
 
 
-def test_a_compaction_is_no_reasoning() -> None:
+def test_a_compaction_blob_is_refused_in_a_reasoning_item() -> None:
     server = Server()
     made = server.connect().respond(input=[message("one"), {"type": "compaction_trigger"}], says="s")
     passed_off = {
@@ -110,7 +110,7 @@ def test_a_compaction_is_no_reasoning() -> None:
     assert refused["error"]["code"] == "invalid_encrypted_content"
 
 
-def test_an_item_that_is_referred_to_is_opened_already() -> None:
+def test_a_referenced_compaction_is_replaced_by_its_content() -> None:
     connection = Connection()
     made = connection.respond(input=[message("one"), {"type": "compaction_trigger"}], says="s", store=True)
     other = connection.server.connect()

@@ -1,4 +1,4 @@
-"""The chain of states: shared structure, and memory that grows by the delta."""
+"""The chain of states: shared structure, and memory proportional to the new items."""
 
 import gc
 import pickle
@@ -29,7 +29,7 @@ def texts(items: Iterator[Item]) -> list[str]:
 # The chain.
 
 
-def test_a_chain_is_walked_from_the_newest_and_a_context_read_from_the_oldest():
+def test_a_chain_iterates_from_the_newest_and_a_context_from_the_oldest():
     root = node("a", text="one", output=(user_message("uno"),))
     child = node("b", root, text="two", output=(user_message("due"),))
     assert list(child.chain()) == [child, root]
@@ -60,7 +60,7 @@ def test_items_are_found_by_id_in_input_and_output_of_the_whole_chain():
     assert child.find_items({"msg_in", "msg_out", "msg_none"}) == {"msg_in": asked, "msg_out": answered}
 
 
-def test_states_are_not_copied_by_accident():
+def test_states_cannot_be_pickled():
     with pytest.raises(TypeError):
         pickle.dumps(node("a"))
 
@@ -68,7 +68,7 @@ def test_states_are_not_copied_by_accident():
 # Sharing.
 
 
-def test_continuing_and_forking_point_at_the_same_node():
+def test_continuations_and_forks_share_the_parent_node():
     connection = Connection()
     connection.respond("a")
     connection.respond("a", previous="resp_1")
@@ -96,7 +96,7 @@ def test_the_head_is_shared_while_instructions_and_tools_stay_the_same():
 
 
 def test_shared_instructions_and_tools_are_encoded_once():
-    """Each response carries both; 20 kB of instructions per turn would dwarf what the turn adds."""
+    """Every response object contains both; encoding 20 kB per turn would dominate its cost."""
     connection = Connection()
     head = {"tools": [function("f")], "instructions": "be brief"}
     connection.respond(**head)
@@ -117,7 +117,7 @@ def test_changed_instructions_keep_the_tools_that_were_read():
 
 
 @pytest.mark.parametrize("tools", [None, [], [function("g")], [function("f"), function("g")]])
-def test_changed_tools_are_read_anew(tools):
+def test_changed_tools_are_decoded_again(tools):
     connection = Connection()
     connection.respond(tools=[function("f")])
     connection.create(previous="resp_1", tools=tools)
@@ -145,7 +145,7 @@ def test_no_tools_and_empty_tools_are_the_same(absent):
 
 
 def growth(connection: Connection, turns: int, **fields: object) -> list[int]:
-    """The sizes of the states of one conversation, in order. Turns differ in nothing but their place."""
+    """The sizes of the states of a conversation with equal turns, oldest first."""
     sizes, previous = [], None
     for _ in range(turns):
         previous = connection.respond(previous=previous, **fields)["id"]
@@ -159,7 +159,7 @@ def test_a_states_size_does_not_depend_on_the_length_of_its_chain():
     assert max(rest) - min(rest) < 20  # ids grow by a digit
 
 
-def test_instructions_and_tools_are_charged_where_they_appear_first():
+def test_instructions_and_tools_count_where_they_appear_first():
     first, *rest = growth(
         Connection(), 5, instructions="i" * 50_000, tools=[function("f", description="d" * 9000)]
     )
@@ -167,7 +167,7 @@ def test_instructions_and_tools_are_charged_where_they_appear_first():
     assert max(rest) < 3000
 
 
-def test_tools_stay_charged_once_when_only_the_instructions_change():
+def test_tools_count_once_when_only_the_instructions_change():
     connection = Connection()
     tools = [function("f", description="d" * 9000)]
     connection.respond(tools=tools, instructions="one")
@@ -199,15 +199,15 @@ LARGE_SCHEMA = {"type": "json_schema", "name": "n", "schema": {"description": LA
     ],
     ids=lambda fields: "+".join(fields),
 )
-def test_whatever_a_client_can_make_large_is_charged(fields):
-    """The bounds on memory are worth nothing if a field of the response escapes them."""
+def test_every_field_that_a_client_can_make_large_counts(fields):
+    """The limits on memory must cover every field of the response."""
     connection = Connection()
     connection.respond(**{"reasoning": None, **fields})
     assert state_of(connection, "resp_1").size_bytes > 8000
 
 
-def test_unanswered_calls_are_not_copied_from_turn_to_turn():
-    """A client may leave thousands of asynchronous calls open; each turn must not pay for all of them."""
+def test_turns_share_unanswered_calls():
+    """A client may leave thousands of asynchronous calls open; turns must not copy them."""
     connection = Connection()
     calls = [
         {"type": "function_call", "call_id": f"call_{n}", "name": "f", "arguments": "{}", "async": True}
@@ -218,7 +218,7 @@ def test_unanswered_calls_are_not_copied_from_turn_to_turn():
     assert state_of(connection, "resp_2").carry.open_calls is state_of(connection, "resp_1").carry.open_calls
 
 
-def test_unanswered_calls_are_charged_when_they_are_copied():
+def test_unanswered_calls_count_when_they_are_copied():
     connection = Connection()
     calls = [
         {"type": "function_call", "call_id": f"call_{n}", "name": "f", "arguments": "{}", "async": True}
@@ -236,7 +236,7 @@ def test_unanswered_calls_are_charged_when_they_are_copied():
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Let reference counts alone do the work, as when a connection is dropped under load."""
+    """Disable the garbage collector, so that reference counts alone free the states."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Frames that cannot be served: each is answered once, in its place, and the connection goes on."""
+"""Client frames: invalid ones get one error in their order, and the connection stays usable."""
 
 import json
 
@@ -13,7 +13,7 @@ from tests.core.connection import Connection, Server, only_error, types
 
 
 def refusal(connection: Connection, frame: bytes | str) -> tuple[int, str, str | None]:
-    """The status, code and param of the answer to a frame that belongs to no lane."""
+    """Status, code and param of the error for a frame without a lane."""
     sent = only_error(connection.receive(frame))
     assert "stream_id" not in sent
     return sent["status"], sent["error"]["code"], sent["error"]["param"]
@@ -39,7 +39,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("frame", MALFORMED.values(), ids=MALFORMED)
-def test_what_is_no_json_object_is_an_error_of_the_connection(frame):
+def test_a_frame_that_is_not_a_json_object_is_an_error_without_a_lane(frame):
     connection = Connection()
     assert refusal(connection, frame) == (400, "invalid_json", None)
     assert connection.respond()["status"] == "completed"
@@ -55,7 +55,7 @@ def test_bytes_are_read_like_text():
 
 
 def test_bytes_that_are_not_utf8_are_refused_on_their_lane():
-    """The decoder lets broken text pass where a field stays raw; it must not get further than here."""
+    """The decoder does not validate the text of raw fields."""
     sent = only_error(Connection().receive(b'{"type": "response.create", "stream_id": "a", "input": "\xff"}'))
     assert (sent["error"]["code"], sent["stream_id"]) == ("invalid_json", "a")
 
@@ -73,14 +73,14 @@ def test_a_missing_type_is_refused(frame):
 
 
 @pytest.mark.parametrize("kind", [1, 1.5, True, [], ["response.create"], {}, {"a": [1]}])
-def test_a_type_that_is_no_text_is_refused(kind):
+def test_a_type_that_is_not_a_string_is_refused(kind):
     """It may not even be hashable."""
     connection = Connection()
     assert refusal(connection, json.dumps({"type": kind})) == (400, "unsupported_event_type", "type")
     assert connection.respond()["status"] == "completed"
 
 
-def test_an_unknown_type_is_refused_as_such_though_its_body_is_wrong_too():
+def test_an_unknown_type_is_reported_before_an_invalid_body():
     frame = json.dumps({"type": "response.append", "input": 5, "temperature": "hot"})
     assert refusal(Connection(), frame) == (400, "unsupported_event_type", "type")
 
@@ -92,7 +92,7 @@ def test_response_processed_is_ignored():
     assert connection.complete()["status"] == "completed"
 
 
-def test_unknown_fields_are_let_through():
+def test_unknown_fields_pass():
     connection = Connection()
     assert types(connection.create(x_future={"a": 1}, client_metadata={"k": 1}, stream=True)) == [
         "created",
@@ -130,7 +130,7 @@ INVALID_BODIES = {
 
 
 @pytest.mark.parametrize(("fields", "param", "code"), INVALID_BODIES.values(), ids=INVALID_BODIES)
-def test_a_wrong_field_is_named_on_the_lane_of_its_create(fields, param, code):
+def test_an_invalid_field_is_reported_on_the_lane_of_its_create(fields, param, code):
     connection = Connection()
     sent = only_error(connection.create("a", **fields))
     assert (sent["status"], sent["stream_id"]) == (400, "a")
@@ -139,8 +139,8 @@ def test_a_wrong_field_is_named_on_the_lane_of_its_create(fields, param, code):
 
 
 @pytest.mark.parametrize("fields", [{"temperature": "hot"}, {"stream": False}, {"input": 5}])
-def test_a_wrong_body_is_refused_in_its_place_in_the_lane(fields):
-    """The client counts answers on a lane: an early error would be taken for the running response's."""
+def test_an_invalid_body_is_refused_in_the_order_of_its_lane(fields):
+    """Clients match answers by order on a lane: an early error would seem to end the running response."""
     connection = Connection()
     connection.create("a")
     assert connection.create("a", **fields) == []
@@ -150,14 +150,14 @@ def test_a_wrong_body_is_refused_in_its_place_in_the_lane(fields):
     assert types(events)[-4:] == ["completed", "error", "created", "in_progress"]
 
 
-def test_a_wrong_body_counts_in_the_queue():
+def test_an_invalid_body_counts_in_the_queue():
     connection = Connection(Server(max_queued=1))
     connection.create()
     connection.create(temperature="hot")
     assert only_error(connection.create())["status"] == 429
 
 
-def test_a_wrong_body_with_a_wrong_stream_id_is_about_the_stream_id():
+def test_an_invalid_stream_id_is_reported_before_an_invalid_body():
     assert refusal(
         Connection(), json.dumps({"type": "response.create", "stream_id": "", "temperature": "hot"})
     ) == (400, "invalid_stream_id", "stream_id")
@@ -210,7 +210,7 @@ def test_the_size_of_a_frame_is_its_length_in_utf8(text):
         assert read.size_bytes == len(frame.encode())
 
 
-# Whatever arrives.
+# Arbitrary frames.
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -238,8 +238,8 @@ _creates = st.dictionaries(
 
 
 @given(_creates)
-def test_no_create_can_do_more_than_be_refused(frame):
-    """Whatever the fields hold, the answer is one error or one response, in frames that are valid."""
+def test_any_create_gets_one_error_or_one_response(frame):
+    """Whatever the fields contain, all events are valid."""
     connection = Connection()
     connection.receive(json.dumps(frame))
     for turn in list(connection.loads):
@@ -251,7 +251,7 @@ def test_no_create_can_do_more_than_be_refused(frame):
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60) | _json.map(json.dumps))
-def test_no_frame_can_break_a_connection(frame):
+def test_any_frame_leaves_the_connection_usable(frame):
     connection = Connection()
     assert set(types(connection.receive(frame))) <= {"error"}
     assert connection.respond()["status"] == "completed"

@@ -1,4 +1,4 @@
-"""Lanes: order within, concurrency across, and the three bounds of a connection."""
+"""Lanes: order within a lane, concurrency between lanes, and the connection's limits."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_a_turn_leaves_the_queue_with_its_bytes():
     assert (lanes.waiting, lanes.waiting_bytes, lanes.in_flight) == (0, 0, 1)
 
 
-def test_lanes_get_a_free_place_in_the_order_they_became_ready():
+def test_lanes_get_a_free_slot_in_the_order_they_became_ready():
     lanes = Lanes(max_in_flight=1, max_lanes=3)
     a1, b1, a2, c1 = turn_on("a"), turn_on("b"), turn_on("a"), turn_on("c")
     for turn in (a1, b1, a2, c1):
@@ -67,7 +67,7 @@ def test_a_create_opens_its_lane_once(monkeypatch):
     assert opened == ["a", "a"]
 
 
-def test_running_and_queued_list_what_they_say():
+def test_running_and_queued_turns_are_listed():
     lanes = Lanes(max_in_flight=4, max_lanes=2)
     first, second, third = turn_on("a"), turn_on("a"), turn_on("b")
     for turn in (first, second, third):
@@ -103,7 +103,7 @@ def test_second_create_on_the_default_lane_waits_too():
     assert types(connection.finish()) == ["completed", "created", "in_progress"]
 
 
-def test_lanes_run_side_by_side():
+def test_lanes_run_concurrently():
     connection = Connection()
     for lane in ("a", "b", None):
         assert types(connection.create(lane)) == ["created", "in_progress"]
@@ -131,7 +131,7 @@ def test_null_stream_id_is_the_default_lane():
     assert all("stream_id" not in event for event in events)
 
 
-def test_sixteen_run_and_the_seventeenth_waits_for_a_place():
+def test_sixteen_run_and_the_seventeenth_waits_for_a_slot():
     connection = Connection()
     for number in range(16):
         assert types(connection.create(f"lane{number}")) == ["created", "in_progress"]
@@ -150,8 +150,8 @@ def test_the_default_lane_counts_as_in_flight():
     assert connection.create("b") == []
 
 
-def test_a_refusal_gives_its_place_to_the_next_at_once():
-    """A chain of refusals behind one place must not need further events to be worked off."""
+def test_a_refusal_frees_its_slot_at_once():
+    """Queued refusals must not need further events to be processed."""
     connection = Connection(Server(max_in_flight=1))
     connection.create("a")
     connection.create("b", model="nobody")
@@ -162,7 +162,7 @@ def test_a_refusal_gives_its_place_to_the_next_at_once():
     assert [event["stream_id"] for event in events] == ["a", "b", "c", "b", "b"]
 
 
-def test_a_long_queue_of_refusals_is_worked_off_without_recursion():
+def test_a_long_queue_of_refusals_is_processed_without_recursion():
     connection = Connection(Server(max_queued=5000))
     connection.create()
     for _ in range(5000):
@@ -191,7 +191,7 @@ def test_the_thirty_third_named_lane_is_refused_by_its_documented_frame():
     connection.respond("agent_7")
 
 
-def test_the_default_lane_is_no_named_lane():
+def test_the_default_lane_does_not_count_as_a_named_lane():
     connection = Connection(Server(max_lanes=2))
     connection.respond()
     connection.respond("a")
@@ -200,7 +200,7 @@ def test_the_default_lane_is_no_named_lane():
     assert only_error(connection.create("c"))["error"]["code"] == "websocket_stream_limit_reached"
 
 
-def test_a_lane_is_taken_even_by_a_create_that_is_refused():
+def test_a_refused_create_still_opens_its_lane():
     connection = Connection(Server(max_lanes=1))
     only_error(connection.create("a", model="nobody"))
     assert only_error(connection.create("b"))["error"]["code"] == "websocket_stream_limit_reached"
@@ -224,11 +224,11 @@ def test_invalid_stream_id_is_refused_without_echo(stream_id):
 
 
 @pytest.mark.parametrize("stream_id", ["x", "x" * 256, "A-b_c.9", ".", "-"])
-def test_valid_stream_ids_are_taken(stream_id):
+def test_valid_stream_ids_are_accepted(stream_id):
     assert Connection().respond(stream_id)["status"] == "completed"
 
 
-def test_a_create_beyond_the_queue_is_a_429_and_the_queue_goes_on():
+def test_a_create_beyond_the_queue_is_a_429_and_the_queue_continues():
     connection = Connection(Server(max_queued=2))
     connection.create("a")
     assert connection.create("a") == []
@@ -244,7 +244,7 @@ def test_a_create_beyond_the_queue_is_a_429_and_the_queue_goes_on():
     assert types(connection.create("a")) == ["created", "in_progress"]
 
 
-def test_a_create_that_need_not_wait_is_taken_though_the_queue_is_full():
+def test_a_create_that_need_not_wait_is_accepted_though_the_queue_is_full():
     connection = Connection(Server(max_queued=1, max_in_flight=2))
     connection.create("a")
     connection.create("a")
@@ -263,7 +263,7 @@ def test_a_create_beyond_the_bytes_of_the_queue_is_a_429():
     assert connection.receive(frame) == []
 
 
-def test_a_refused_create_of_one_lane_leaves_other_lanes_alone():
+def test_a_refused_create_of_one_lane_does_not_affect_other_lanes():
     connection = Connection()
     connection.create("a")
     only_error(connection.create("b", model="nobody"))

@@ -1,4 +1,4 @@
-"""The bytes of requests: counted per tenant and in all for as long as they wait or run, in every path."""
+"""Request bytes count per tenant and in total while requests wait or run, on every path."""
 
 import json
 
@@ -19,7 +19,7 @@ def frame_of(size_bytes: int, **fields: object) -> str:
     return json.dumps(frame)
 
 
-def test_a_create_is_counted_until_its_response_is_over() -> None:
+def test_a_create_counts_until_its_response_ends() -> None:
     connection = Connection()
     connection.receive(frame_of(500))
     assert connection.server.requests.used_by("tenant") == 500
@@ -31,14 +31,14 @@ def test_a_create_is_counted_until_its_response_is_over() -> None:
     assert connection.server.requests.used_bytes == 0
 
 
-def test_bytes_and_not_characters_are_counted() -> None:
+def test_bytes_are_counted_and_not_characters() -> None:
     connection = Connection()
     frame = json.dumps({"type": "response.create", "model": "m", "input": "äöü"}, ensure_ascii=False)
     connection.receive(frame)
     assert connection.server.requests.used_bytes == len(frame) + 3
 
 
-def test_a_create_at_the_tenants_bound_is_taken_and_one_past_it_is_a_429() -> None:
+def test_a_create_at_the_tenants_limit_is_accepted_and_one_above_it_is_a_429() -> None:
     server = Server(tenant_request_bytes=1000)
     first, second = server.connect(), server.connect()
     assert "created" in types(first.receive(frame_of(500)))
@@ -50,10 +50,10 @@ def test_a_create_at_the_tenants_bound_is_taken_and_one_past_it_is_a_429() -> No
     assert "1000 bytes" in error["error"]["message"]
     assert error["stream_id"] == "a"
     assert server.requests.used_bytes == 1000
-    assert "created" in types(server.connect("other").receive(frame_of(500))), "nobody else is refused"
+    assert "created" in types(server.connect("other").receive(frame_of(500))), "other tenants are not refused"
 
 
-def test_a_create_past_the_bound_of_the_process_is_a_503() -> None:
+def test_a_create_above_the_process_limit_is_a_503() -> None:
     server = Server(tenant_request_bytes=1000, request_bytes=1500)
     server.connect("one").receive(frame_of(1000))
     connection = server.connect("two")
@@ -62,7 +62,7 @@ def test_a_create_past_the_bound_of_the_process_is_a_503() -> None:
     assert "created" in types(connection.receive(frame_of(500)))
 
 
-def test_a_refused_create_leaves_nothing() -> None:
+def test_a_refused_create_releases_its_bytes() -> None:
     connection = Connection(Server(max_lanes=1))
     connection.create("a", model="nobody")
     connection.create("one_too_many")
@@ -73,14 +73,14 @@ def test_a_refused_create_leaves_nothing() -> None:
     assert connection.server.requests.used_bytes == 0
 
 
-def test_a_response_that_fails_leaves_nothing() -> None:
+def test_a_failed_response_releases_its_bytes() -> None:
     connection = Connection()
     connection.create()
     connection.fail()
     assert connection.server.requests.used_bytes == 0
 
 
-def test_a_client_that_leaves_leaves_nothing() -> None:
+def test_a_client_that_disconnects_releases_its_bytes() -> None:
     connection = Connection(betas=ROLLOUT)
     for lane in ("a", "b"):
         connection.create(lane, rollout=lane == "a")
@@ -92,7 +92,7 @@ def test_a_client_that_leaves_leaves_nothing() -> None:
     assert connection.server.requests.used_bytes == 0
 
 
-def test_a_connection_that_winds_down_leaves_nothing() -> None:
+def test_a_connection_that_winds_down_releases_its_bytes() -> None:
     connection = Connection()
     connection.create()
     connection.create()
@@ -105,7 +105,7 @@ def test_a_connection_that_winds_down_leaves_nothing() -> None:
 
 
 def steered(server: Server, size_bytes: int) -> tuple[Connection, Json]:
-    """A response, and the answer to a steer of this size."""
+    """Start a response and steer it with a frame of this size; returns the steer's answer too."""
     connection = server.connect()
     response_id = connection.create()[0]["response"]["id"]
     frame = {"type": "response.steer", "previous_response_id": response_id, "input": ""}
@@ -121,7 +121,7 @@ def create_bytes() -> int:
 
 
 @pytest.mark.parametrize("bound", ["tenant_request_bytes", "request_bytes"])
-def test_a_steer_is_held_to_the_bounds(bound: str) -> None:
+def test_a_steer_above_the_limits_is_refused(bound: str) -> None:
     most = create_bytes() + 200
     _, answer = steered(Server(**{bound: most}), 200)
     assert answer["type"] == "response.steer.accepted"
@@ -133,7 +133,7 @@ def test_a_steer_is_held_to_the_bounds(bound: str) -> None:
     assert connection.server.requests.used_bytes == 0
 
 
-def test_a_steer_is_counted_until_the_response_that_it_led_to_is_over() -> None:
+def test_a_steer_counts_until_the_response_that_it_led_to_ends() -> None:
     connection, _ = steered(Server(), 200)
     connection.finish(reason="steered")
     assert connection.server.requests.used_bytes == 200
@@ -141,7 +141,7 @@ def test_a_steer_is_counted_until_the_response_that_it_led_to_is_over() -> None:
     assert connection.server.requests.used_bytes == 0
 
 
-def test_a_steer_that_waits_for_the_client_is_counted() -> None:
+def test_a_steer_that_waits_for_the_client_counts() -> None:
     connection, _ = steered(Server(), 200)
     sent = connection.finish(CallStarted(kind="function", name="f"), CallArguments("{}"))
     assert "steer.pending" in types(sent)
@@ -157,7 +157,7 @@ def test_a_steer_that_waits_for_the_client_is_counted() -> None:
 
 
 def paused(server: Server) -> tuple[Connection, str, str]:
-    """A rollout that waits: its id, and that of its call."""
+    """Start a rollout and pause it; returns its id and the call's id."""
     connection = server.connect(betas=ROLLOUT)
     response_id = connection.create(rollout=True)[0]["response"]["id"]
     sent = connection.finish(CallStarted(kind="function", name="f"), CallArguments("{}"))
@@ -165,7 +165,7 @@ def paused(server: Server) -> tuple[Connection, str, str]:
 
 
 @pytest.mark.parametrize("bound", ["tenant_request_bytes", "request_bytes"])
-def test_an_append_is_held_to_the_bounds(bound: str) -> None:
+def test_an_append_above_the_limits_is_refused(bound: str) -> None:
     connection, response_id, call_id = paused(Server())
     before = connection.server.requests.used_bytes
     frame = connection.append_frame(response_id, call_output(call_id))

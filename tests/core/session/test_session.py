@@ -1,5 +1,4 @@
-"""A session: chaining, forking, eviction, warmup, storing. Frames that are wrong and the end of a
-connection have files of their own."""
+"""A session: chaining, forking, eviction, warmup, storing."""
 
 from types import SimpleNamespace
 
@@ -24,7 +23,7 @@ CALL = (CallStarted(kind="function", name="f"), CallArguments("{}"))
 
 
 def not_found(response_id: str, lane: str | None = None) -> dict:
-    """The documented frame, key by key."""
+    """The documented error event."""
     frame = {
         "type": "error",
         "status": 400,
@@ -40,7 +39,7 @@ def not_found(response_id: str, lane: str | None = None) -> dict:
 
 
 def is_lost(connection: Connection, response_id: str) -> bool:
-    """Whether a response that was not stored can no longer be continued. Asks from a lane of its own."""
+    """Whether an unstored response can no longer be continued. Uses a separate lane."""
     events = connection.create("probe", previous=response_id)
     if not events:
         events = connection.load("probe")
@@ -54,7 +53,7 @@ def is_lost(connection: Connection, response_id: str) -> bool:
 # One response.
 
 
-def test_a_text_answer_comes_in_the_canonical_order():
+def test_events_of_a_text_answer_are_sent_in_the_canonical_order():
     connection = Connection()
     connection.create()
     connection.generate(Text("Hel"))
@@ -83,7 +82,7 @@ def test_sequence_numbers_restart_with_each_response():
     assert [event["sequence_number"] for event in connection.events[before:]] == list(range(9))
 
 
-def test_a_finished_response_says_what_it_was_asked():
+def test_a_finished_response_repeats_its_request():
     connection = Connection()
     response = connection.respond(
         instructions="be brief",
@@ -117,7 +116,7 @@ def test_a_finished_response_says_what_it_was_asked():
     assert {key: response[key] for key in wanted} == wanted
 
 
-def test_usage_counts_what_the_engine_counted():
+def test_usage_is_what_the_engine_counted():
     assert Connection().respond()["usage"] == {
         "input_tokens": 7,
         "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 5},
@@ -127,7 +126,7 @@ def test_usage_counts_what_the_engine_counted():
     }
 
 
-def test_an_unknown_model_is_refused_and_the_connection_goes_on():
+def test_an_unknown_model_is_refused_and_the_connection_stays_usable():
     connection = Connection()
     refused = only_error(connection.create(model="nobody"))
     assert (refused["status"], refused["error"]["code"]) == (404, "model_not_found")
@@ -138,8 +137,8 @@ def test_the_model_may_be_left_out():
     assert Connection().respond(model=None)["model"] == "m"
 
 
-def test_an_engine_that_ends_without_saying_so_is_a_fault_and_no_answer():
-    """The driver turns what is raised here into a failed response."""
+def test_an_engine_that_ends_without_finished_is_an_internal_error():
+    """The driver turns the exception into a failed response."""
     connection = Connection()
     connection.create()
     (turn,) = connection.starts
@@ -164,7 +163,7 @@ def test_a_context_is_previous_input_then_previous_output_then_new_input():
     assert connection.complete()["previous_response_id"] == first["id"]
 
 
-def test_a_response_that_is_not_stored_continues_from_the_connections_memory():
+def test_an_unstored_response_is_continued_from_the_connections_cache():
     connection = Connection()
     first = connection.respond(store=False)
     assert types(connection.create(previous=first["id"])) == ["created", "in_progress"]
@@ -180,7 +179,7 @@ def test_an_older_response_of_a_lane_can_still_be_continued():
     assert context_of(connection.job()) == [message("hi"), *first["output"], message("again")]
 
 
-def test_a_lane_without_previous_response_id_starts_afresh():
+def test_a_create_without_previous_response_id_starts_a_new_chain():
     connection = Connection()
     connection.respond()
     connection.create()
@@ -206,8 +205,8 @@ def test_a_stored_response_is_loaded_on_another_connection():
     assert context_of(connection.job()) == [message("one"), *first["output"], message("two")]
 
 
-def test_in_progress_is_not_said_before_the_parent_is_bound():
-    """Clients take it as the sign that they may advance the source of a fork."""
+def test_in_progress_is_not_sent_before_the_parent_is_bound():
+    """Clients advance the source of a fork when they receive it."""
     server = Server()
     first = server.connect().respond(store=True)
     connection = server.connect()
@@ -240,7 +239,7 @@ def test_an_empty_previous_response_id_is_not_found_rather_than_ignored():
     assert connection.load() == [not_found("")]
 
 
-def test_a_response_that_was_not_stored_is_unknown_on_another_connection():
+def test_an_unstored_response_is_unknown_on_another_connection():
     server = Server()
     first = server.connect().respond(store=False)
     other = server.connect()
@@ -256,7 +255,7 @@ def test_a_stored_response_of_another_tenant_is_unknown():
     assert connection.load() == [not_found(first["id"])]
 
 
-def test_a_stored_continuation_brings_its_unstored_past_along_but_not_its_id():
+def test_a_stored_continuation_includes_its_unstored_parent_but_not_the_parents_id():
     server = Server()
     connection = server.connect()
     first = connection.respond(store=False, input="one")
@@ -269,7 +268,7 @@ def test_a_stored_continuation_brings_its_unstored_past_along_but_not_its_id():
     assert is_lost(other, first["id"])
 
 
-def test_a_failing_load_is_an_error_on_the_lane_and_no_failed_response():
+def test_a_failed_load_is_an_error_on_the_lane_and_not_a_failed_response():
     connection = Connection()
     connection.create("a", previous="resp_x")
     refused = only_error(connection.fail("a"))
@@ -277,7 +276,7 @@ def test_a_failing_load_is_an_error_on_the_lane_and_no_failed_response():
     assert connection.respond("a")["status"] == "completed"
 
 
-def test_a_position_that_the_engine_left_comes_back_with_the_parent():
+def test_the_engines_position_is_passed_back_with_the_parent():
     connection = Connection()
     connection.create()
     slot = SimpleNamespace(size_bytes=10)
@@ -289,7 +288,7 @@ def test_a_position_that_the_engine_left_comes_back_with_the_parent():
 # Forks.
 
 
-def test_a_fork_runs_beside_its_source():
+def test_a_fork_runs_concurrently_with_its_source():
     connection = Connection()
     first = connection.respond("a")
     assert types(connection.create("b", previous=first["id"])) == ["created", "in_progress"]
@@ -299,7 +298,7 @@ def test_a_fork_runs_beside_its_source():
     connection.complete("a")
 
 
-def test_a_fork_pins_its_parent_at_arrival_though_the_source_fails_meanwhile():
+def test_a_queued_fork_keeps_its_parent_though_the_source_fails():
     connection = Connection()
     first = connection.respond("a", input="one")
     connection.create("b")
@@ -311,8 +310,8 @@ def test_a_fork_pins_its_parent_at_arrival_though_the_source_fails_meanwhile():
     assert context_of(connection.job("b")) == [message("one"), *first["output"], message("fork")]
 
 
-def test_a_fork_pins_its_parent_at_arrival_though_it_is_forgotten_meanwhile():
-    """A memory this small keeps one response only, so the source's next one pushes the parent out."""
+def test_a_queued_fork_keeps_its_parent_though_the_cache_evicts_it():
+    """This cache holds one response only, so the source's next response evicts the parent."""
     connection = Connection(Server(connection_cache_bytes=3500))
     first = connection.respond("a", input="x" * 500)
     connection.create("b")
@@ -324,7 +323,7 @@ def test_a_fork_pins_its_parent_at_arrival_though_it_is_forgotten_meanwhile():
 
 
 def test_a_waiting_continuation_on_the_parents_own_lane_pins_nothing():
-    """Otherwise a failure before it could not take the parent away."""
+    """Otherwise a failure before it could not evict the parent."""
     connection = Connection()
     first = connection.respond("a")
     connection.create("a", previous=first["id"])
@@ -361,7 +360,7 @@ FAILURES_BEFORE_CREATION = {
 
 
 @pytest.mark.parametrize("fields", FAILURES_BEFORE_CREATION.values(), ids=FAILURES_BEFORE_CREATION)
-def test_a_continuation_refused_on_its_parents_lane_takes_the_parent_with_it(fields):
+def test_a_continuation_refused_on_its_parents_lane_evicts_the_parent(fields):
     connection = Connection()
     first = connection.respond("a")
     assert 400 <= only_error(connection.create("a", previous=first["id"], **fields))["status"] < 500
@@ -384,7 +383,7 @@ def test_a_refusal_without_previous_response_id_evicts_nothing():
 
 
 @pytest.mark.parametrize("error", [ServerError(), RateLimited("busy"), InvalidRequest("too long")])
-def test_an_engines_failure_on_the_parents_lane_takes_the_parent_with_it(error: ApiError):
+def test_an_engine_failure_on_the_parents_lane_evicts_the_parent(error: ApiError):
     connection = Connection()
     first = connection.respond("a")
     connection.create("a", previous=first["id"])
@@ -392,7 +391,7 @@ def test_an_engines_failure_on_the_parents_lane_takes_the_parent_with_it(error: 
     assert is_lost(connection, first["id"])
 
 
-def test_an_engines_failure_on_a_fork_keeps_the_parent():
+def test_an_engine_failure_on_a_fork_keeps_the_parent():
     connection = Connection()
     first = connection.respond("a")
     connection.create("b", previous=first["id"])
@@ -400,7 +399,7 @@ def test_an_engines_failure_on_a_fork_keeps_the_parent():
     assert not is_lost(connection, first["id"])
 
 
-def test_only_the_parent_is_evicted_and_not_what_it_was_made_from():
+def test_only_the_parent_is_evicted_and_not_its_ancestors():
     connection = Connection()
     first = connection.respond()
     second = connection.respond(previous=first["id"])
@@ -450,7 +449,7 @@ def test_a_failed_response_cannot_be_continued():
     assert is_lost(connection, events[-1]["response"]["id"])
 
 
-def test_a_failure_closes_what_was_open_and_says_why():
+def test_a_failure_closes_open_items_and_gives_the_reason():
     connection = Connection()
     connection.create()
     connection.generate(Text("half"))
@@ -471,7 +470,7 @@ def test_a_failure_closes_what_was_open_and_says_why():
         (InvalidRequest("no", code="something_new"), "invalid_prompt"),
     ],
 )
-def test_failed_responses_use_the_codes_that_clients_know(error, code):
+def test_failed_responses_use_the_codes_of_the_api(error, code):
     connection = Connection()
     connection.create()
     assert connection.fail(error=error)[-1]["response"]["error"]["code"] == code
@@ -480,7 +479,7 @@ def test_failed_responses_use_the_codes_that_clients_know(error, code):
 # Storing.
 
 
-def test_a_response_is_called_complete_only_once_it_is_stored():
+def test_a_response_completes_only_once_it_is_stored():
     connection = Connection()
     connection.create(store=True)
     assert types(connection.finish(Text("x")))[-1] == "output_item.done"
@@ -507,7 +506,7 @@ def test_a_lane_waits_until_its_response_is_stored():
 
 
 @pytest.mark.parametrize("reason", ["stop", "max_output_tokens"])
-def test_a_response_that_could_not_be_stored_has_failed(reason):
+def test_a_response_that_could_not_be_stored_fails(reason):
     connection = Connection()
     first = connection.respond("a")
     connection.create("a", previous=first["id"], store=True)
@@ -527,7 +526,7 @@ def test_a_response_that_could_not_be_stored_has_failed(reason):
 # Warmup.
 
 
-def test_a_warmup_is_created_and_completed_and_nothing_else():
+def test_a_warmup_sends_created_and_completed_only():
     connection = Connection()
     connection.create(generate=False, input="long context", instructions="be brief")
     assert connection.job().generate is False
@@ -571,7 +570,7 @@ def test_a_warmup_may_have_no_input_at_all():
     assert connection.respond(generate=False, input=[])["output"] == []
 
 
-def test_a_warmup_may_come_late_and_be_continued_further_down():
+def test_a_warmup_may_continue_a_chain():
     connection = Connection()
     first = connection.respond(input="one")
     warm = connection.respond(previous=first["id"], generate=False, input="two")
@@ -585,7 +584,7 @@ def test_a_warmup_may_come_late_and_be_continued_further_down():
     ]
 
 
-def test_a_warmup_takes_its_place_in_the_lane():
+def test_a_warmup_waits_in_its_lane():
     connection = Connection()
     connection.create()
     assert connection.create(generate=False) == []
@@ -609,14 +608,14 @@ def test_a_warmup_may_leave_calls_unanswered():
     assert refused["error"]["message"] == "No tool output found for function call call_1."
 
 
-def test_a_create_with_nothing_to_go_on_is_refused():
+def test_a_create_without_input_instructions_or_parent_is_refused():
     for fields in ({"input": []}, {"input": None}):
         refused = only_error(Connection().create(**fields))
         assert refused["error"]["code"] == "missing_required_parameter"
         assert refused["error"]["param"] == "input"
 
 
-def test_instructions_alone_are_something_to_go_on():
+def test_instructions_alone_are_enough_for_a_create():
     assert Connection().respond(input=[], instructions="Say hello.")["status"] == "completed"
 
 
@@ -679,7 +678,7 @@ def test_a_reference_is_found_in_a_chain_that_had_to_be_loaded():
     assert context_of(connection.job())[-1] == first["output"][0]
 
 
-def test_what_was_referenced_stays_in_the_chain():
+def test_referenced_items_stay_in_the_chain():
     connection = Connection()
     item = connection.respond(store=True, says="quote me")["output"][0]
     connection.create("b", input=[message("see"), {"id": item["id"]}])
@@ -689,7 +688,7 @@ def test_what_was_referenced_stays_in_the_chain():
     assert context_of(connection.job("b")) == [message("see"), item, *second["output"], message("hi")]
 
 
-def test_a_reference_to_nothing_is_refused_by_name():
+def test_an_unknown_reference_is_refused_by_name():
     connection = Connection()
     connection.create(input=[message("see"), {"type": "item_reference", "id": "msg_nope"}])
     refused = only_error(connection.load())
@@ -708,10 +707,10 @@ def test_items_of_unstored_responses_and_of_other_tenants_cannot_be_referenced()
         assert "not found" in only_error(connection.load())["error"]["message"]
 
 
-# Reports that come too late.
+# Late results.
 
 
-def test_reports_about_a_turn_that_has_ended_are_ignored():
+def test_results_for_an_ended_turn_are_ignored():
     connection = Connection()
     connection.create()
     (turn,) = connection.starts
@@ -724,7 +723,7 @@ def test_reports_about_a_turn_that_has_ended_are_ignored():
     assert connection.session.in_flight == 0
 
 
-# Turns that need leave.
+# Sessions with asks_each_turn.
 
 
 def asking() -> Connection:
@@ -733,7 +732,7 @@ def asking() -> Connection:
     return connection
 
 
-def test_a_session_that_asks_loads_nothing_before_a_turn_that_misses_nothing():
+def test_with_asks_each_turn_an_empty_load_precedes_a_turn_that_lacks_nothing():
     connection = asking()
     assert connection.create() == []
     (load,) = connection.loads.values()
@@ -748,7 +747,7 @@ def test_a_session_that_asks_loads_nothing_before_a_turn_that_misses_nothing():
     assert len(context_of(connection.job())) == 3
 
 
-def test_a_session_that_asks_loads_what_is_missing_with_the_same_question():
+def test_with_asks_each_turn_one_load_also_fetches_what_is_missing():
     server = Server()
     stored = Connection(server).respond(store=True)
     connection = Connection(server)
@@ -760,7 +759,7 @@ def test_a_session_that_asks_loads_what_is_missing_with_the_same_question():
     connection.complete()
 
 
-def test_a_turn_that_waited_asks_when_its_time_has_come():
+def test_with_asks_each_turn_a_queued_turn_asks_when_it_begins():
     connection = asking()
     connection.create("a")
     connection.create("a")
@@ -775,7 +774,7 @@ def test_a_turn_that_waited_asks_when_its_time_has_come():
     connection.complete("b")
 
 
-def test_leave_that_comes_after_the_end_starts_nothing():
+def test_a_load_that_ends_after_the_client_disconnected_starts_nothing():
     connection = asking()
     connection.create()
     (turn,) = connection.loads

@@ -1,4 +1,4 @@
-"""How a connection ends: by age, idleness, shutdown, or because the client is gone."""
+"""The end of a connection: by age, idleness, shutdown, or because the client disconnected."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def old_connection(**limits: float) -> Connection:
 # Age.
 
 
-def test_an_old_connection_is_told_by_its_documented_frame_and_closed():
+def test_an_old_connection_gets_the_documented_error_and_is_closed():
     connection = old_connection()
     connection.respond()
     assert connection.tick(HOUR - 1) == []
@@ -39,13 +39,13 @@ def test_an_old_connection_is_told_by_its_documented_frame_and_closed():
     assert connection.close == Close(1000, "websocket_connection_limit_reached")
 
 
-def test_the_text_says_the_limit_that_is_set():
+def test_the_message_contains_the_configured_limit():
     connection = Connection(Server(max_age_s=90.0))
     assert "(1.5 minutes)" in only_error(connection.tick(90))["error"]["message"]
 
 
 def test_running_responses_finish_before_the_notice():
-    """An error without a lane would be taken for the end of what the client is reading."""
+    """Clients take an error without a lane as the end of the response that they are reading."""
     connection = old_connection()
     connection.create("a")
     connection.create()
@@ -69,7 +69,7 @@ def test_waiting_creates_are_refused_in_their_order():
     assert {event["error"]["code"] for event in events[1:]} == {"websocket_connection_limit_reached"}
 
 
-def test_creates_that_come_too_late_are_refused():
+def test_creates_after_the_end_was_announced_are_refused():
     connection = old_connection()
     connection.create("a")
     connection.tick(HOUR)
@@ -81,7 +81,7 @@ def test_creates_that_come_too_late_are_refused():
     assert [event.get("stream_id") for event in events] == ["a", "a", None]
 
 
-def test_a_load_may_still_become_a_response():
+def test_a_load_in_progress_may_still_lead_to_a_response():
     server = Server(max_age_s=HOUR)
     first = server.connect().respond(store=True)
     connection = server.connect()
@@ -91,7 +91,7 @@ def test_a_load_may_still_become_a_response():
     assert types(connection.finish()) == ["completed", "error"]
 
 
-def test_what_is_finished_in_the_grace_is_stored():
+def test_responses_that_finish_within_the_grace_period_are_stored():
     connection = old_connection()
     connection.create(store=True)
     connection.tick(HOUR)
@@ -100,7 +100,7 @@ def test_what_is_finished_in_the_grace_is_stored():
     assert types(connection.save()) == ["completed", "error"]
 
 
-def test_when_the_grace_is_over_running_responses_fail_and_are_cancelled():
+def test_after_the_grace_period_running_responses_are_cancelled_and_fail():
     connection = old_connection()
     connection.create("a")
     connection.generate(Text("half"), lane="a")
@@ -121,7 +121,7 @@ def test_when_the_grace_is_over_running_responses_fail_and_are_cancelled():
     connection.order.finish()
 
 
-def test_when_the_grace_is_over_what_is_being_saved_is_still_saved():
+def test_after_the_grace_period_saves_in_progress_finish():
     connection = old_connection()
     connection.create("a", store=True)
     connection.finish(lane="a")
@@ -133,7 +133,7 @@ def test_when_the_grace_is_over_what_is_being_saved_is_still_saved():
     assert connection.close == Close(1000, "websocket_connection_limit_reached")
 
 
-def test_when_the_grace_is_over_waiting_creates_are_refused_too():
+def test_after_the_grace_period_waiting_creates_are_refused_too():
     connection = old_connection(max_in_flight=1)
     connection.create("a")
     connection.create("a")
@@ -144,7 +144,7 @@ def test_when_the_grace_is_over_waiting_creates_are_refused_too():
     assert [event.get("stream_id") for event in events] == ["a", "b", "a", None]
 
 
-def test_a_closed_connection_says_nothing_more():
+def test_a_closed_connection_sends_nothing():
     connection = old_connection()
     connection.tick(HOUR)
     assert connection.create() == []
@@ -165,7 +165,7 @@ def test_an_idle_connection_is_closed():
     assert connection.create() == []
 
 
-def test_without_a_timeout_idleness_is_no_reason():
+def test_without_a_timeout_an_idle_connection_stays_open():
     connection = Connection(Server(idle_timeout_s=0.0, max_age_s=1e9))
     connection.tick(1e6)
     assert connection.close is None
@@ -179,7 +179,7 @@ def test_a_connection_with_a_running_response_is_not_idle():
 
 
 @pytest.mark.parametrize("frame", ["garbage", '{"type": "response.processed"}'])
-def test_any_frame_breaks_the_silence(frame):
+def test_any_frame_resets_the_idle_timeout(frame):
     connection = Connection(Server(idle_timeout_s=10.0))
     connection.tick(9)
     connection.receive(frame)
@@ -189,8 +189,8 @@ def test_any_frame_breaks_the_silence(frame):
     assert connection.close is not None
 
 
-def test_silence_begins_when_the_last_response_ends():
-    """A client that reads a long answer must get its time to think about it."""
+def test_the_idle_timeout_begins_when_the_last_response_ends():
+    """The time in which a client reads a long answer does not count."""
     connection = Connection(Server(idle_timeout_s=10.0))
     connection.create()
     connection.tick(100)
@@ -202,7 +202,7 @@ def test_silence_begins_when_the_last_response_ends():
 
 
 @pytest.mark.parametrize("how", [Connection.load, Connection.fail])
-def test_silence_begins_when_a_refusal_is_out(how):
+def test_the_idle_timeout_begins_when_a_refusal_is_sent(how):
     connection = Connection(Server(idle_timeout_s=10.0))
     connection.create(previous="resp_slow_to_load")
     connection.tick(100)
@@ -214,7 +214,7 @@ def test_silence_begins_when_a_refusal_is_out(how):
 # Shutdown.
 
 
-def test_shutdown_refuses_what_is_new_and_closes_with_1001():
+def test_shutdown_refuses_new_creates_and_closes_with_1001():
     connection = Connection()
     connection.create("a")
     assert connection.end(Unavailable("The server is shutting down."), code=1001) == []
@@ -230,7 +230,7 @@ def test_shutdown_of_an_idle_connection_closes_at_once():
     assert connection.close == Close(1001, "service_unavailable")
 
 
-def test_shutdown_fails_what_outlasts_its_grace():
+def test_shutdown_fails_responses_that_outlast_the_grace_period():
     connection = Connection()
     connection.create()
     connection.end(Unavailable("bye"), grace_s=5.0)
@@ -239,7 +239,7 @@ def test_shutdown_fails_what_outlasts_its_grace():
     assert connection.close == Close(1001, "service_unavailable")
 
 
-def test_a_connection_that_is_already_ending_ends_as_it_began():
+def test_a_second_end_does_not_change_the_first():
     connection = old_connection()
     connection.create()
     connection.tick(HOUR)
@@ -248,10 +248,10 @@ def test_a_connection_that_is_already_ending_ends_as_it_began():
     assert connection.close == Close(1000, "websocket_connection_limit_reached")
 
 
-# The client is gone.
+# The client disconnects.
 
 
-def test_when_the_client_is_gone_work_is_cancelled_but_not_what_is_being_saved():
+def test_when_the_client_disconnects_work_is_cancelled_except_saves():
     connection = Connection()
     connection.create("a")
     connection.create("b", previous="resp_unknown")
@@ -261,13 +261,13 @@ def test_when_the_client_is_gone_work_is_cancelled_but_not_what_is_being_saved()
     connection.hang_up()
     assert connection.cancelled == [running, loading]
     assert connection.saves
-    # What is finished counts, whether somebody reads of it or not.
+    # A finished response counts even if the client does not receive it.
     (record,) = connection.reports
     assert (record.lane, record.report.status) == ("c", "completed")
     assert record.report.tokens
 
 
-def test_reports_after_the_client_is_gone_are_ignored():
+def test_results_after_the_client_disconnected_are_ignored():
     connection = Connection()
     connection.create("a")
     connection.create("b", previous="resp_unknown")
@@ -287,7 +287,7 @@ def test_reports_after_the_client_is_gone_are_ignored():
     assert session.receive('{"type": "response.create"}', 0.0) == []
 
 
-def test_waiting_creates_are_not_begun_for_a_client_that_is_gone():
+def test_waiting_creates_do_not_begin_after_the_client_disconnected():
     connection = Connection()
     connection.create()
     connection.create()
@@ -296,7 +296,7 @@ def test_waiting_creates_are_not_begun_for_a_client_that_is_gone():
     assert not connection.starts
 
 
-def test_the_memory_of_a_connection_goes_with_it():
+def test_the_cache_of_a_connection_ends_with_it():
     server = Server()
     connection, other = server.connect(), server.connect()
     connection.respond("a")

@@ -1,4 +1,4 @@
-"""Compaction: when it is due, what the model is asked, what is left of a context and goes on from there."""
+"""Compaction: when it is due, the summary job, and the compacted context."""
 
 import json
 from typing import Any
@@ -38,10 +38,10 @@ def blob_of(response: Json) -> str:
 
 
 def compacted(connection: Connection, previous: str | None = None, says: str = "ok", **fields: Any) -> Json:
-    """A turn whose context is found to be too long, seen through."""
+    """Complete a turn whose context is compacted; returns the response object."""
     connection.create(previous=previous, **{"context_management": MANAGED, **fields})
     connection.weigh(100)
-    connection.finish(Text("all that was said"))
+    connection.finish(Text("a summary"))
     return connection.complete(text=says)
 
 
@@ -49,7 +49,7 @@ def compacted(connection: Connection, previous: str | None = None, says: str = "
 
 
 @pytest.mark.parametrize(("tokens", "is_due"), [(99, False), (100, True), (101, True)])
-def test_a_context_is_compacted_from_its_threshold_on(tokens: int, is_due: bool) -> None:
+def test_a_context_is_compacted_at_its_threshold(tokens: int, is_due: bool) -> None:
     connection = Connection()
     connection.create(context_management=MANAGED)
     assert not connection.starts
@@ -59,7 +59,7 @@ def test_a_context_is_compacted_from_its_threshold_on(tokens: int, is_due: bool)
     assert connection.job().offer.forbidden is is_due
 
 
-def test_what_is_short_for_certain_is_not_weighed() -> None:
+def test_a_context_that_is_certainly_short_is_not_counted() -> None:
     connection = Connection()
     first = connection.respond(context_management=[{"type": "compaction", "compact_threshold": 5000}])
     assert not connection.weighs
@@ -80,7 +80,7 @@ def test_what_is_short_for_certain_is_not_weighed() -> None:
         {"model": "able", "input": [message([{"type": "input_image", "image_url": "http://x/a.png"}])]},
     ],
 )
-def test_what_may_be_long_is_weighed(fields: Json) -> None:
+def test_a_context_that_may_be_long_is_counted(fields: Json) -> None:
     connection = Connection()
     first = connection.respond()
     connection.create(
@@ -91,7 +91,7 @@ def test_what_may_be_long_is_weighed(fields: Json) -> None:
     assert weigh.job.parent.id == first["id"]
 
 
-def test_what_another_model_has_counted_is_weighed() -> None:
+def test_a_context_counted_by_another_model_is_counted_again() -> None:
     connection = Connection()
     first = connection.respond(model="able")
     managed = [{"type": "compaction", "compact_threshold": 5000}]
@@ -99,7 +99,7 @@ def test_what_another_model_has_counted_is_weighed() -> None:
     assert connection.weighs
 
 
-def test_a_response_after_a_compaction_is_weighed_by_its_context_and_not_by_its_usage() -> None:
+def test_after_a_compaction_the_context_is_counted_and_not_the_usage() -> None:
     connection = Connection()
     made = compacted(connection)
     assert made["usage"]["input_tokens"] == 14
@@ -115,7 +115,7 @@ def test_a_warmup_compacts_nothing() -> None:
     assert warmed["output"] == []
 
 
-def test_without_a_threshold_the_model_says_how_much_is_too_much() -> None:
+def test_the_default_threshold_comes_from_the_models_context_window() -> None:
     connection = Connection()
     connection.create(model="able", input="x" * 9000, context_management=[{"type": "compaction"}])
     connection.weigh(7999)
@@ -139,22 +139,22 @@ def test_without_a_threshold_the_model_says_how_much_is_too_much() -> None:
         ([*MANAGED, 5], "context_management[1]"),
     ],
 )
-def test_what_cannot_be_managed_is_refused_by_name(entries: list[Any], param: str) -> None:
+def test_unsupported_context_management_is_refused_by_name(entries: list[Any], param: str) -> None:
     refused = only_error(Connection().create(context_management=entries))
     assert (refused["status"], refused["error"]["param"]) == (400, param)
 
 
-def test_of_several_thresholds_the_lowest_holds() -> None:
+def test_the_lowest_of_several_thresholds_applies() -> None:
     connection = Connection()
     connection.create(context_management=[{"type": "compaction", "compact_threshold": 7000}, *MANAGED])
     connection.weigh(100)
     assert connection.job().offer.forbidden
 
 
-# How it goes.
+# Events and jobs.
 
 
-def test_the_events_of_a_compaction_come_before_those_of_the_answer() -> None:
+def test_the_events_of_a_compaction_precede_those_of_the_answer() -> None:
     connection = Connection()
     connection.create(context_management=MANAGED)
     opening = connection.weigh(100)
@@ -172,7 +172,7 @@ def test_the_events_of_a_compaction_come_before_those_of_the_answer() -> None:
     assert [item["type"] for item in last["response"]["output"]] == ["compaction", "message"]
 
 
-def test_usage_is_of_both_jobs() -> None:
+def test_usage_is_the_sum_of_summary_and_answer() -> None:
     usage = compacted(Connection())["usage"]
     assert usage["input_tokens"] == 14
     assert usage["input_tokens_details"]["cached_tokens"] == 4
@@ -180,7 +180,7 @@ def test_usage_is_of_both_jobs() -> None:
     assert usage["total_tokens"] == 20
 
 
-def test_the_summary_goes_on_where_the_parent_ended() -> None:
+def test_the_summary_job_continues_the_parent() -> None:
     connection = Connection()
     tools = [function("look")]
     first = connection.respond(instructions="Be brief.", tools=tools)
@@ -210,7 +210,7 @@ def test_the_summary_goes_on_where_the_parent_ended() -> None:
     assert real.head is ordinary.head
 
 
-def test_the_answer_is_made_from_what_is_left() -> None:
+def test_the_answer_is_generated_from_the_compacted_context() -> None:
     connection = Connection()
     first = connection.respond(input="one", says="two")
     connection.create(previous=first["id"], input="three", context_management=MANAGED)
@@ -223,7 +223,7 @@ def test_the_answer_is_made_from_what_is_left() -> None:
     assert [item["role"] for item in sent] == ["user"] * 3
 
 
-def test_the_summary_stands_behind_what_was_worked_on() -> None:
+def test_the_summary_follows_the_answered_messages() -> None:
     connection = Connection()
     connection.create(input="look", tools=[function("look")])
     first = connection.finish(*CALL)[-1]["response"]
@@ -242,7 +242,7 @@ def test_the_summary_stands_behind_what_was_worked_on() -> None:
     assert len(sent) == 2
 
 
-def test_a_summary_that_was_cut_off_is_used() -> None:
+def test_a_truncated_summary_is_used() -> None:
     connection = Connection()
     connection.create(context_management=MANAGED)
     connection.weigh(100)
@@ -289,7 +289,7 @@ def test_an_engine_that_refuses_the_summary_refuses_the_request() -> None:
     assert only_error(connection.weigh(100))["error"]["param"] == "input"
 
 
-def test_an_engine_that_refuses_what_is_left_fails_the_response() -> None:
+def test_an_engine_that_refuses_the_compacted_context_fails_the_response() -> None:
     connection = Connection()
     connection.create(context_management=MANAGED)
     connection.weigh(100)
@@ -307,7 +307,7 @@ def test_an_engine_that_cannot_count_refuses_the_request() -> None:
 
 
 @pytest.mark.parametrize("summed_up", [False, True])
-def test_whoever_hangs_up_stops_the_work(summed_up: bool) -> None:
+def test_a_client_that_disconnects_cancels_the_compaction(summed_up: bool) -> None:
     connection = Connection()
     connection.create(context_management=MANAGED)
     if summed_up:
@@ -320,7 +320,7 @@ def test_whoever_hangs_up_stops_the_work(summed_up: bool) -> None:
     assert connection.cache.used_bytes == 0
 
 
-def test_a_count_that_comes_too_late_is_ignored() -> None:
+def test_a_late_count_is_ignored() -> None:
     connection = Connection()
     connection.create(context_management=MANAGED)
     (weigh,) = connection.weighs.values()
@@ -328,7 +328,7 @@ def test_a_count_that_comes_too_late_is_ignored() -> None:
     assert connection.session.weighed(weigh, 100) == []
 
 
-def test_the_grace_of_a_connection_ends_while_it_compacts() -> None:
+def test_the_grace_period_may_end_during_a_compaction() -> None:
     connection = Connection()
     connection.create(context_management=MANAGED)
     connection.weigh(100)
@@ -338,7 +338,7 @@ def test_the_grace_of_a_connection_ends_while_it_compacts() -> None:
     assert connection.close is not None
 
 
-def test_its_time_is_told_in_stages_of_their_own() -> None:
+def test_a_compaction_has_its_own_stages() -> None:
     connection = Connection(betas=Betas(timing=True))
     compacted(connection)
     names = [lap["name"] for lap in connection.events[-1]["timing"]["stages"]]
@@ -346,10 +346,10 @@ def test_its_time_is_told_in_stages_of_their_own() -> None:
     assert connection.events[-1]["timing"]["tokens"]["input"] == 14
 
 
-# What goes on from there.
+# Continuations.
 
 
-def test_a_continuation_goes_on_from_what_is_left() -> None:
+def test_a_continuation_builds_on_the_compacted_context() -> None:
     connection = Connection()
     first = connection.respond(input="one", says="two")
     made = compacted(connection, first["id"], input="three", says="four")
@@ -365,7 +365,7 @@ def test_a_continuation_goes_on_from_what_is_left() -> None:
     assert "encrypted_content" not in json.dumps(sent)
 
 
-def test_the_state_lists_the_input_though_the_context_begins_behind_it() -> None:
+def test_the_state_lists_the_input_though_the_context_begins_after_it() -> None:
     connection = Connection()
     first = connection.respond(input="one", store=True)
     made = compacted(connection, first["id"], input="three", store=True)
@@ -377,7 +377,7 @@ def test_the_state_lists_the_input_though_the_context_begins_behind_it() -> None
     assert list(state.context()) == [*state.prompt, *state.answer]
 
 
-def test_the_parent_is_let_go() -> None:
+def test_a_compaction_releases_the_parent() -> None:
     connection = Connection()
     first = connection.respond(input="x" * 50_000)
     made = compacted(connection, first["id"])
@@ -396,7 +396,7 @@ def test_a_compaction_can_be_compacted_again_and_repeats_no_summary() -> None:
     assert len(sent) == 4
 
 
-def test_a_client_that_keeps_its_own_history_sends_the_compaction_instead_of_it() -> None:
+def test_a_client_with_its_own_history_sends_the_compaction_instead() -> None:
     server = Server()
     made = compacted(server.connect(), input="one")
     connection = server.connect()
@@ -406,7 +406,7 @@ def test_a_client_that_keeps_its_own_history_sends_the_compaction_instead_of_it(
     assert sent[1]["content"] == "one"
 
 
-def test_only_the_newest_messages_are_kept_and_only_as_many_as_fit() -> None:
+def test_the_newest_messages_that_fit_are_kept() -> None:
     connection = Connection()
     first = connection.respond(input=[message("a" * 400), message("b" * 400), message("c" * 400)])
     connection.create(
@@ -420,7 +420,7 @@ def test_only_the_newest_messages_are_kept_and_only_as_many_as_fit() -> None:
     assert sent == ["b", "c", "S", "d"]
 
 
-def test_what_waits_for_an_answer_is_kept_however_long_it_is() -> None:
+def test_unanswered_messages_are_kept_whatever_their_length() -> None:
     connection = Connection()
     first = connection.respond(input="a")
     connection.create(
@@ -433,7 +433,7 @@ def test_what_waits_for_an_answer_is_kept_however_long_it_is() -> None:
     assert [text[0] for text in texts(context_of(connection.job()))] == ["a", "S", "q", "n"]
 
 
-def test_tools_and_settings_that_items_brought_stay() -> None:
+def test_tools_and_settings_from_items_stay() -> None:
     connection = Connection()
     brought = [
         {"type": "additional_tools", "role": "developer", "tools": [function("later")]},
@@ -452,7 +452,7 @@ def test_tools_and_settings_that_items_brought_stay() -> None:
     assert kept.count("configuration_update") == 2
 
 
-def test_tools_that_were_found_stay_without_their_search() -> None:
+def test_found_tools_stay_without_their_search() -> None:
     connection = Connection()
     search = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {}}
     found = {"type": "tool_search_output", "call_id": "c", "tools": [function("later", defer_loading=True)]}
@@ -468,7 +468,7 @@ def test_tools_that_were_found_stay_without_their_search() -> None:
 # The trigger.
 
 
-def test_a_trigger_makes_a_compaction_and_nothing_else() -> None:
+def test_a_trigger_produces_a_compaction_only() -> None:
     connection = Connection()
     first = connection.respond(input="one", says="two")
     sent = connection.create(previous=first["id"], input=[message("three"), TRIGGER])
@@ -485,13 +485,13 @@ def test_a_trigger_makes_a_compaction_and_nothing_else() -> None:
     assert left[1].endswith("all of it")
 
 
-def test_a_trigger_is_no_item_of_the_response() -> None:
+def test_a_trigger_is_not_an_item_of_the_response() -> None:
     connection = Connection()
     made = connection.respond(input=[message("one"), TRIGGER], store=True, says="s")
     assert [item.type for item in connection.server.store["tenant", made["id"]].input] == ["message"]
 
 
-def test_a_cut_off_summary_completes_a_trigger_all_the_same() -> None:
+def test_a_truncated_summary_still_completes_a_trigger() -> None:
     connection = Connection()
     connection.create(input=[message("one"), TRIGGER])
     last = connection.finish(Text("half"), reason="max_output_tokens", position=object())[-1]
@@ -510,18 +510,18 @@ def test_a_cut_off_summary_completes_a_trigger_all_the_same() -> None:
         ([TRIGGER], {}, "input"),
     ],
 )
-def test_a_trigger_that_makes_no_sense_is_refused(items: list[Json], fields: Json, param: str) -> None:
+def test_a_misplaced_trigger_is_refused(items: list[Json], fields: Json, param: str) -> None:
     assert only_error(Connection().create(input=items, **fields))["error"]["param"] == param
 
 
-def test_a_trigger_needs_no_weighing() -> None:
+def test_a_trigger_needs_no_token_count() -> None:
     connection = Connection()
     connection.create(input=[message("one"), TRIGGER], context_management=MANAGED)
     assert not connection.weighs
     assert connection.job().offer.forbidden
 
 
-# Calls that nobody has answered yet.
+# Open calls.
 
 
 def test_calls_stay_open_across_a_compaction() -> None:
@@ -536,7 +536,7 @@ def test_calls_stay_open_across_a_compaction() -> None:
     assert made["status"] == "completed"
 
 
-def test_the_output_of_a_call_from_before_a_compaction_finds_its_call() -> None:
+def test_a_call_from_before_a_compaction_can_be_answered() -> None:
     connection = Connection()
     connection.create(input="look", tools=[function("look")])
     first = connection.finish(*CALL)[-1]["response"]
@@ -549,7 +549,7 @@ def test_the_output_of_a_call_from_before_a_compaction_finds_its_call() -> None:
     ]
 
 
-def test_calls_that_were_answered_are_covered() -> None:
+def test_answered_calls_are_dropped() -> None:
     connection = Connection()
     connection.create(input="look", tools=[function("look")])
     first = connection.finish(*CALL)[-1]["response"]
@@ -559,7 +559,7 @@ def test_calls_that_were_answered_are_covered() -> None:
     assert refused["error"]["param"] == "input[0].call_id"
 
 
-def test_a_fragment_of_a_call_does_not_come_back_as_one_that_insists() -> None:
+def test_a_truncated_call_is_dropped() -> None:
     connection = Connection()
     connection.create(input="look", tools=[{"type": "custom", "name": "note"}])
     cut = connection.finish(CallStarted("custom", "note"), CallArguments("ha"), reason="max_output_tokens")
@@ -567,7 +567,7 @@ def test_a_fragment_of_a_call_does_not_come_back_as_one_that_insists() -> None:
     assert connection.respond(previous=made["id"])["status"] == "completed"
 
 
-def test_a_summary_is_not_taken_for_a_message_of_the_user() -> None:
+def test_a_summary_does_not_count_as_a_user_message() -> None:
     connection = Connection()
     made = connection.respond(input=[message("one"), TRIGGER], says="s")
     items = connection.server.ports.seal.open("tenant", blob_of(made))
@@ -575,7 +575,7 @@ def test_a_summary_is_not_taken_for_a_message_of_the_user() -> None:
     assert not is_users(user_message(json.loads(items[0].raw)["content"]))
 
 
-def test_what_those_with_authority_said_is_kept() -> None:
+def test_system_and_developer_messages_are_kept() -> None:
     connection = Connection()
     first = connection.respond(input=[message("rule", role="developer"), message("a")])
     connection.create(
@@ -588,7 +588,7 @@ def test_what_those_with_authority_said_is_kept() -> None:
     assert [text[0] for text in texts(context_of(connection.job()))] == ["r", "a", "S", "b"]
 
 
-def test_a_message_beside_a_tools_output_still_waits_for_its_answer() -> None:
+def test_a_message_next_to_a_tool_output_counts_as_unanswered() -> None:
     connection = Connection()
     connection.create(input="a", tools=[function("f")])
     first = connection.finish(CallStarted("function", "f"), CallArguments("{}"))[-1]["response"]
@@ -603,7 +603,7 @@ def test_a_message_beside_a_tools_output_still_waits_for_its_answer() -> None:
     assert [text[0] for text in texts(context_of(connection.job()))] == ["a", "S", "q"]
 
 
-def test_a_summary_is_not_asked_for_with_a_call_that_waits() -> None:
+def test_the_summary_job_has_placeholder_outputs_for_open_calls() -> None:
     connection = Connection()
     connection.create(input="a", tools=[function("f")])
     first = connection.finish(CallStarted("function", "f"), CallArguments("{}"))[-1]["response"]

@@ -1,4 +1,4 @@
-"""What is on offer when a chain brings tools of its own, and what room a create needs."""
+"""Tools on offer when items add tools, and the room that a create needs in the queue."""
 
 import pytest
 
@@ -8,7 +8,7 @@ LOOK = {"type": "function", "name": "look", "description": "old", "parameters": 
 NEWER = {**LOOK, "description": "new"}
 
 
-def test_an_added_tool_takes_the_place_of_its_namesake_in_the_head() -> None:
+def test_an_added_tool_replaces_one_of_the_same_name_in_the_head() -> None:
     connection = Connection()
     connection.create(
         tools=[LOOK],
@@ -29,7 +29,7 @@ def test_optional_keys_of_a_tool_may_be_null() -> None:
     assert [tool.name for tool in connection.job().offer.tools] == ["look", "run"]
 
 
-def test_an_effort_that_the_chain_carries_is_echoed() -> None:
+def test_an_effort_from_the_carry_is_repeated_in_the_response() -> None:
     connection = Connection()
     update = {"type": "configuration_update", "reasoning": {"effort": "high"}}
     first = connection.respond(input=[update, {"role": "user", "content": "hi"}])
@@ -48,7 +48,7 @@ def test_a_create_that_can_start_at_once_needs_no_room_in_the_queue() -> None:
 
 
 @pytest.mark.parametrize(("size", "refused"), [(0, False), (200, True)])
-def test_a_create_that_has_to_wait_needs_room_in_the_queue(size: int, refused: bool) -> None:
+def test_a_create_that_must_wait_needs_room_in_the_queue(size: int, refused: bool) -> None:
     connection = Connection(Server(max_queued_bytes=200))
     connection.create("a")
     events = connection.create("a", instructions="x" * size)

@@ -1,4 +1,4 @@
-"""Which requests are honoured: everything else is refused by name, and never dropped in silence."""
+"""Requests are honoured, or refused with the name of the unsupported field."""
 
 import pytest
 
@@ -20,7 +20,7 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize(("param", "fields"), UNSUPPORTED.items(), ids=UNSUPPORTED)
-def test_what_cannot_be_honoured_is_refused_by_name(param, fields):
+def test_unsupported_fields_are_refused_by_name(param, fields):
     connection = Connection()
     sent = only_error(connection.create(**fields))
     assert sent["status"] == 400
@@ -42,7 +42,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(param, fields):
         {"multi_agent": None, "access_programs": None, "image": None, "prompt_cache_options": None},
     ],
 )
-def test_what_asks_for_nothing_is_let_through(fields):
+def test_fields_with_neutral_values_pass(fields):
     assert Connection().respond(**fields)["status"] == "completed"
 
 
@@ -55,11 +55,11 @@ def test_a_conversation_and_a_previous_response_exclude_each_other():
 
 
 @pytest.mark.parametrize("value", sorted(INCLUDABLE))
-def test_everything_that_can_be_included_is_taken(value):
+def test_every_include_value_of_the_api_is_accepted(value):
     assert Connection().respond(model="able", include=[value])["status"] == "completed"
 
 
-def test_what_cannot_be_included_is_named_by_its_place():
+def test_an_error_names_the_index_of_an_unknown_include_value():
     sent = only_error(Connection().create(include=["reasoning.encrypted_content", "everything"]))
     assert sent["error"]["param"] == "include[1]"
 
@@ -72,14 +72,14 @@ def test_what_cannot_be_included_is_named_by_its_place():
         ({"include": ["message.output_text.logprobs"]}, True, 0),
     ],
 )
-def test_logprobs_are_asked_of_a_model_that_has_them(fields, logprobs, top):
+def test_logprobs_need_a_model_that_returns_them(fields, logprobs, top):
     connection = Connection()
     connection.create(model="able", **fields)
     settings = connection.job().settings
     assert (settings.logprobs, settings.top_logprobs) == (logprobs, top)
 
 
-def test_settings_reach_the_engine_as_they_were_asked():
+def test_settings_are_passed_to_the_engine():
     connection = Connection()
     connection.create(
         temperature=0.5,
@@ -101,7 +101,7 @@ def test_settings_reach_the_engine_as_they_were_asked():
     assert settings.format.kind == "json_object"
 
 
-def test_settings_that_were_not_asked_are_left_to_the_engine():
+def test_absent_settings_are_left_to_the_engine():
     connection = Connection()
     connection.create()
     settings = connection.job().settings
@@ -117,7 +117,7 @@ def test_settings_are_not_inherited():
     assert (settings.temperature, settings.effort, settings.max_output_tokens) == (None, None, None)
 
 
-# Content that a model cannot see.
+# Unsupported content.
 
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "auto"}
 FILE = {"type": "input_file", "file_id": "file_1"}
@@ -125,24 +125,24 @@ TEXT = {"type": "input_text", "text": "see"}
 
 
 @pytest.mark.parametrize("part", [IMAGE, FILE])
-def test_images_and_files_are_refused_by_their_place(part):
+def test_an_error_names_the_index_of_an_unsupported_image_or_file(part):
     sent = only_error(Connection().create(input=[message("hi"), {"role": "user", "content": [TEXT, part]}]))
     assert (sent["error"]["code"], sent["error"]["param"]) == ("unsupported_parameter", "input[1].content[1]")
 
 
 @pytest.mark.parametrize("part", [IMAGE, FILE])
-def test_images_and_files_in_a_tool_output_are_refused_by_their_place(part):
+def test_an_error_names_the_index_of_an_unsupported_image_or_file_in_a_tool_output(part):
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": [part]}
     sent = only_error(Connection().create(input=[call, output]))
     assert sent["error"]["param"] == "input[1].output[0]"
 
 
-def test_a_model_that_sees_gets_to_see():
+def test_a_capable_model_receives_images_and_files():
     connection = Connection()
     connection.create(model="able", input=[{"role": "user", "content": [TEXT, IMAGE, FILE]}])
     assert len(connection.job().input[0].body().content) == 3
 
 
-def test_text_that_speaks_of_images_is_only_text():
+def test_text_that_mentions_input_image_is_only_text():
     assert Connection().respond(input='The type is "input_image".')["status"] == "completed"

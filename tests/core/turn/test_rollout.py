@@ -1,4 +1,4 @@
-"""Rollouts: a whole agent loop as one response, and what a client may add to it."""
+"""Rollouts: a whole agent loop as one response, with appended call outputs."""
 
 import json
 from typing import Any
@@ -28,22 +28,22 @@ def call(name: str = "f", arguments: str = "{}") -> list[Delta]:
     return [CallStarted(kind="function", name=name), CallArguments(arguments)]
 
 
-def open_stage(server: Server | None = None, **watch: Any) -> Connection:
+def open_connection(server: Server | None = None, **watch: Any) -> Connection:
     return Connection(server, betas=ROLLOUTS, **watch)
 
 
 def begin(
     connection: Connection, *deltas: Delta, lane: str | None = None, **fields: Any
 ) -> tuple[str, list[str]]:
-    """A rollout that has called a tool and waits; its id, and the ids of its calls."""
+    """Start a rollout that pauses after a tool call; returns its id and the ids of its calls."""
     connection.create(lane, rollout=True, tools=TOOLS, **fields)
     sent = connection.finish(*(deltas or call()), lane=lane)
     assert types(sent)[-1] == "done"
     return sent[-1]["response_id"], [stub["call_id"] for stub in sent[-1]["required_input"]]
 
 
-def speak_on(connection: Connection) -> tuple[str, str]:
-    """A rollout whose model has called a tool and goes on speaking; its id, and that of the call."""
+def call_and_speak(connection: Connection) -> tuple[str, str]:
+    """Start a rollout that generates text after a tool call; returns its id and the call's id."""
     connection.create(rollout=True, tools=TOOLS)
     sent = connection.generate(*call(), Text("meanwhile"))
     (done,) = [event["item"] for event in sent if event["type"] == "response.output_item.done"]
@@ -51,7 +51,7 @@ def speak_on(connection: Connection) -> tuple[str, str]:
 
 
 def test_a_loop_is_one_response():
-    connection = open_stage()
+    connection = open_connection()
     first, (one,) = begin(connection, Thought("hm"), *call())
     sent = connection.append(first, call_output(one, "42"))
     assert types(sent) == ["output_item.added", "output_item.done"]
@@ -72,8 +72,8 @@ def test_a_loop_is_one_response():
     assert len(connection.reports) == 1
 
 
-def test_each_step_is_given_the_whole_context_and_where_the_last_one_left_off():
-    connection = open_stage()
+def test_each_step_gets_the_whole_context_and_the_last_position():
+    connection = open_connection()
     connection.create(rollout=True, tools=TOOLS, input=[message("go")])
     sent = connection.finish(*call(), position=(here := _Position()))
     response_id, (one,) = sent[-1]["response_id"], [sent[-1]["required_input"][0]["call_id"]]
@@ -91,8 +91,8 @@ class _Position:
 
 
 @pytest.mark.parametrize("store", [False, True])
-def test_it_can_be_continued_like_any_other(store):
-    connection = open_stage()
+def test_a_rollout_can_be_continued_like_any_response(store):
+    connection = open_connection()
     first, (one,) = begin(connection, store=store)
     connection.append(first, call_output(one))
     connection.finish(Text("done"))
@@ -112,8 +112,8 @@ def test_it_can_be_continued_like_any_other(store):
     connection.complete()
 
 
-def test_answers_may_come_one_by_one_and_in_any_order():
-    connection = open_stage()
+def test_outputs_may_arrive_one_by_one_and_in_any_order():
+    connection = open_connection()
     response_id, (one, two) = begin(connection, *call(), *call("g"))
     connection.append(response_id, call_output(two, "second"))
     assert not connection.starts
@@ -123,8 +123,8 @@ def test_answers_may_come_one_by_one_and_in_any_order():
     assert connection.order.responses[0]["status"] == "completed"
 
 
-def test_an_answer_may_come_before_the_model_is_silent():
-    connection = open_stage()
+def test_an_output_may_arrive_while_the_model_generates():
+    connection = open_connection()
     connection.create(rollout=True, tools=TOOLS)
     sent = connection.generate(*call(), *call("g"))
     done = next(event for event in sent if event["type"] == "response.output_item.done")
@@ -140,8 +140,8 @@ def test_an_answer_may_come_before_the_model_is_silent():
 
 def test_a_held_append_that_is_returned_leaves_its_call_open():
     """Accepting an append closes its call only for later appends; the state has what was committed."""
-    connection = open_stage()
-    response_id, call_id = speak_on(connection)
+    connection = open_connection()
+    response_id, call_id = call_and_speak(connection)
     assert connection.append(response_id, call_output(call_id)) == []
     (refused,) = connection.append(response_id, call_output(call_id))
     assert refused["error"]["code"] == "invalid_input"
@@ -151,23 +151,23 @@ def test_a_held_append_that_is_returned_leaves_its_call_open():
     assert set(state.carry.open_calls) == {call_id}
 
 
-def test_it_does_not_even_pause_where_everything_came_before():
-    connection = open_stage()
-    response_id, call_id = speak_on(connection)
+def test_a_rollout_does_not_pause_if_all_outputs_arrived_early():
+    connection = open_connection()
+    response_id, call_id = call_and_speak(connection)
     connection.append(response_id, call_output(call_id))
     assert "done" not in types(connection.finish())
     assert connection.job().parent is not None
     connection.complete()
 
 
-def test_a_response_without_calls_ends_as_ever():
-    connection = open_stage()
+def test_a_rollout_without_calls_ends_like_any_response():
+    connection = open_connection()
     connection.create(rollout=True, tools=TOOLS)
     assert types(connection.finish(Text("hi")))[-1] == "completed"
 
 
-def test_an_injection_is_answered_as_the_api_says():
-    connection = open_stage()
+def test_an_injection_is_answered_with_the_events_of_the_api():
+    connection = open_connection()
     response_id, (one,) = begin(connection)
     sent = connection.append(response_id, call_output(one), kind="inject")
     assert types(sent) == ["inject.created", "output_item.added", "output_item.done"]
@@ -176,7 +176,7 @@ def test_an_injection_is_answered_as_the_api_says():
     (sent,) = connection.append(response_id, call_output(one), kind="inject")
     assert sent["error"]["code"] == "response_already_completed"
     assert sent["input"] == [call_output(one)]
-    (sent,) = connection.append("resp_nobody", call_output(one), kind="inject")
+    (sent,) = connection.append("resp_unknown", call_output(one), kind="inject")
     assert sent["error"]["code"] == "response_not_found"
 
 
@@ -184,18 +184,18 @@ def test_an_injection_is_answered_as_the_api_says():
     "fields",
     [{"input": "text"}, {"input": []}, {"input": [{"type": "odd"}]}, {"response_id": 3}, {"extra": 1}],
 )
-def test_an_injection_that_is_none_ends_the_connection(fields):
-    connection = open_stage()
+def test_a_malformed_injection_closes_the_connection(fields):
+    connection = open_connection()
     response_id, (one,) = begin(connection)
     sent = connection.append(response_id, call_output(one), kind="inject", **fields)
-    assert types(sent) == ["completed", "error"], "what is there of the rollout is kept"
+    assert types(sent) == ["completed", "error"], "the finished steps are kept"
     assert sent[-1]["status"] == 400
     assert connection.close is not None
     assert connection.close.code == 1008
 
 
-def test_an_injection_of_what_answers_nothing_is_given_back():
-    connection = open_stage()
+def test_an_injection_without_call_outputs_is_returned():
+    connection = open_connection()
     response_id, (one,) = begin(connection)
     (sent,) = connection.append(response_id, message("hi"), kind="inject")
     assert (sent["type"], sent["input"]) == ("response.inject.failed", [message("hi")])
@@ -214,8 +214,8 @@ def test_an_injection_of_what_answers_nothing_is_given_back():
         ([], "invalid_input", "input"),
     ],
 )
-def test_what_cannot_be_appended_is_given_back(items, code, param):
-    connection = open_stage()
+def test_an_invalid_append_is_returned(items, code, param):
+    connection = open_connection()
     response_id, (one,) = begin(connection)
     (sent,) = connection.append(response_id, *items)
     assert sent["type"] == "response.append.failed"
@@ -226,8 +226,8 @@ def test_what_cannot_be_appended_is_given_back(items, code, param):
     connection.complete()
 
 
-def test_all_of_an_append_is_taken_or_nothing():
-    connection = open_stage()
+def test_an_append_is_accepted_as_a_whole_or_not_at_all():
+    connection = open_connection()
     response_id, (one, two) = begin(connection, *call(), *call("g"))
     (sent,) = connection.append(response_id, call_output(one), call_output("call_nobody"))
     assert sent["error"]["param"] == "input[1].call_id"
@@ -239,8 +239,8 @@ def test_all_of_an_append_is_taken_or_nothing():
     connection.complete()
 
 
-def test_appending_to_what_takes_nothing():
-    connection = open_stage()
+def test_an_append_needs_a_running_rollout():
+    connection = open_connection()
     connection.create()
     response_id = connection.events[0]["response"]["id"]
     (sent,) = connection.append(response_id, call_output("c"))
@@ -248,7 +248,7 @@ def test_appending_to_what_takes_nothing():
     connection.complete()
     (sent,) = connection.append(response_id, call_output("c"))
     assert sent["error"]["code"] == "response_already_completed"
-    (sent,) = connection.append("resp_nobody", call_output("c"))
+    (sent,) = connection.append("resp_unknown", call_output("c"))
     assert sent["error"]["code"] == "response_not_found"
     connection.create("lane", rollout=True, tools=TOOLS, store=True)
     rollout = connection.events[-1]["response"]["id"]
@@ -259,9 +259,9 @@ def test_appending_to_what_takes_nothing():
 
 
 @pytest.mark.parametrize("limit", ["max_queued_bytes", "connection_cache_bytes"])
-def test_too_much_is_given_back(limit):
+def test_an_append_above_the_limits_is_returned(limit):
     server = Server(**{limit: 1_000})
-    connection = open_stage(server)
+    connection = open_connection(server)
     response_id, (one,) = begin(connection)
     (sent,) = connection.append(response_id, call_output(one, "x" * 1_100))
     assert sent["error"]["code"] == "too_much_pending_input"
@@ -270,14 +270,14 @@ def test_too_much_is_given_back(limit):
 
 
 @pytest.mark.parametrize("kind", ["append", "inject"])
-def test_what_nobody_asked_for_is_not_understood(kind):
+def test_append_and_inject_need_their_betas(kind):
     connection = Connection()
     error = only_error(connection.append("resp_1", call_output("c"), kind=kind))["error"]
     assert (error["code"], error["param"]) == ("unsupported_event_type", "type")
     assert "OpenAI-Beta" in error["message"]
 
 
-def test_a_rollout_has_to_be_agreed_upon_first():
+def test_a_rollout_needs_its_beta():
     error = only_error(Connection().create(rollout=True))["error"]
     assert error["param"] == "rollout"
     assert "slipring_rollout=v1" in error["message"]
@@ -293,13 +293,13 @@ def test_a_rollout_has_to_be_agreed_upon_first():
         ({"rollout": "yes"}, "rollout"),
     ],
 )
-def test_what_a_rollout_cannot_be(fields, param):
-    connection = open_stage()
+def test_fields_that_clash_with_rollout_are_refused(fields, param):
+    connection = open_connection()
     assert only_error(connection.create(**{"rollout": True, **fields}))["error"]["param"] == param
 
 
-def test_a_client_that_never_answers_has_a_response_with_open_calls():
-    connection = open_stage(Server(rollout_wait_s=30.0))
+def test_a_rollout_that_times_out_completes_with_open_calls():
+    connection = open_connection(Server(rollout_wait_s=30.0))
     response_id, (one,) = begin(connection)
     assert connection.tick(29.9) == []
     sent = connection.tick(0.2)
@@ -308,12 +308,12 @@ def test_a_client_that_never_answers_has_a_response_with_open_calls():
     connection.complete()
 
 
-def test_what_came_of_two_answers_in_time_is_kept():
-    connection = open_stage(Server(rollout_wait_s=30.0))
+def test_a_rollout_that_times_out_keeps_the_outputs_that_arrived():
+    connection = open_connection(Server(rollout_wait_s=30.0))
     response_id, (one, two) = begin(connection, *call(), *call("g"))
     connection.tick(29.0)
     connection.append(response_id, call_output(two))
-    assert connection.tick(29.0) == [], "it has just heard of its client"
+    assert connection.tick(29.0) == [], "an append restarts the wait"
     connection.tick(2.0)
     assert [item["type"] for item in connection.order.responses[0]["output"]] == [
         *("function_call", "function_call", "function_call_output")
@@ -321,8 +321,8 @@ def test_what_came_of_two_answers_in_time_is_kept():
     assert only_error(connection.create(previous=response_id))["error"]["message"].endswith(f"{one}.")
 
 
-def test_the_rest_of_what_came_in_time_is_continued():
-    connection = open_stage(Server(rollout_wait_s=30.0))
+def test_a_rollout_that_timed_out_can_be_continued_with_the_missing_output():
+    connection = open_connection(Server(rollout_wait_s=30.0))
     connection.create(rollout=True, tools=TOOLS)
     sent = connection.finish(*call(), *call("g"), position=_Position())
     one, two = (stub["call_id"] for stub in sent[-1]["required_input"])
@@ -331,13 +331,13 @@ def test_the_rest_of_what_came_in_time_is_continued():
     connection.create(previous=sent[-1]["response_id"], input=[call_output(one)])
     job = connection.job()
     assert job.parent is not None
-    assert job.parent.position is None, "no engine has read the answer that came"
+    assert job.parent.position is None, "no engine has processed the appended output"
     assert [item.call_id for item in job.context()][1:] == [one, two, two, one]
     connection.complete()
 
 
-def test_the_lane_waits_and_others_do_not():
-    connection = open_stage()
+def test_a_paused_rollout_blocks_its_lane_only():
+    connection = open_connection()
     response_id, (one,) = begin(connection)
     assert connection.create(input="queued") == []
     connection.respond("other")
@@ -347,8 +347,8 @@ def test_the_lane_waits_and_others_do_not():
     assert len(connection.order.responses) == 3
 
 
-def test_it_ends_with_its_connection():
-    connection = open_stage()
+def test_a_paused_rollout_completes_when_its_connection_ends():
+    connection = open_connection()
     response_id, _ = begin(connection)
     sent = connection.end(Unavailable("The server is shutting down."))
     assert types(sent) == ["completed", "error"]
@@ -356,30 +356,30 @@ def test_it_ends_with_its_connection():
     assert response_id in connection.cache
 
 
-def test_it_does_not_pause_while_its_connection_ends():
-    connection = open_stage()
+def test_a_rollout_does_not_pause_on_an_ending_connection():
+    connection = open_connection()
     connection.create(rollout=True, tools=TOOLS)
     connection.end(Unavailable("The server is shutting down."))
     assert types(connection.finish(*call()))[-2:] == ["completed", "error"]
 
 
-def test_a_client_that_is_gone_finds_what_was_stored():
+def test_a_stored_rollout_is_kept_when_the_client_disconnects():
     server = Server()
-    connection = open_stage(server)
+    connection = open_connection(server)
     response_id, (one,) = begin(connection, store=True)
     connection.create(input="never begun")
     connection.hang_up()
     assert not connection.starts
     connection.save()
-    again = open_stage(server)
+    again = open_connection(server)
     again.create(previous=response_id, input=[call_output(one)], rollout=True)
     again.load()
     again.complete()
 
 
-def test_what_was_sent_early_comes_back_where_the_response_fails():
-    connection = open_stage()
-    response_id, call_id = speak_on(connection)
+def test_held_appends_are_returned_if_the_response_fails():
+    connection = open_connection()
+    response_id, call_id = call_and_speak(connection)
     output = call_output(call_id)
     connection.append(response_id, output)
     connection.append(response_id, output, kind="inject")
@@ -388,9 +388,9 @@ def test_what_was_sent_early_comes_back_where_the_response_fails():
     assert sent[-2]["input"] == [output]
 
 
-def test_what_was_sent_early_comes_back_where_the_answer_is_cut_off():
-    connection = open_stage()
-    response_id, call_id = speak_on(connection)
+def test_held_appends_are_returned_if_the_answer_is_truncated():
+    connection = open_connection()
+    response_id, call_id = call_and_speak(connection)
     connection.append(response_id, call_output(call_id), kind="inject")
     sent = connection.finish(reason="max_output_tokens")
     assert types(sent)[-2:] == ["inject.failed", "incomplete"]
@@ -398,8 +398,8 @@ def test_what_was_sent_early_comes_back_where_the_answer_is_cut_off():
     connection.complete()
 
 
-def test_a_step_that_fails_fails_the_response():
-    connection = open_stage(
+def test_a_failed_step_fails_the_response():
+    connection = open_connection(
         refuses=lambda job: ContextLengthExceeded(2, 1) if job.parent is not None else None
     )
     response_id, (one,) = begin(connection)
@@ -409,20 +409,20 @@ def test_a_step_that_fails_fails_the_response():
     assert response_id not in connection.cache
 
 
-def test_bounds_are_of_the_whole_response():
-    connection = open_stage()
+def test_limits_apply_to_the_whole_response():
+    connection = open_connection()
     connection.create(rollout=True, tools=TOOLS, max_output_tokens=20, max_tool_calls=2)
     response_id = connection.events[0]["response"]["id"]
     sent = connection.finish(*call())
     connection.append(response_id, call_output(sent[-1]["required_input"][0]["call_id"]))
     settings = connection.job().settings
     assert (settings.max_output_tokens, settings.max_tool_calls) == (17, 1)
-    # The second step leaves less than an answer needs: nothing could follow on it.
+    # After the second step, fewer tokens are left than a step needs.
     assert types(connection.finish(*call()))[-1] == "completed"
 
 
-def test_no_more_tools_than_were_allowed():
-    connection = open_stage()
+def test_max_tool_calls_applies_to_the_whole_response():
+    connection = open_connection()
     response_id, (one,) = begin(connection, max_tool_calls=1)
     connection.append(response_id, call_output(one))
     assert connection.job().offer.forbidden
@@ -438,8 +438,8 @@ def test_no_more_tools_than_were_allowed():
         ("auto", ["f", "g"]),
     ],
 )
-def test_what_is_required_is_required_once(choice, offered):
-    connection = open_stage()
+def test_a_required_call_is_required_once(choice, offered):
+    connection = open_connection()
     response_id, (one,) = begin(connection, *call("g"), tool_choice=choice)
     connection.append(response_id, call_output(one))
     offer = connection.job().offer
@@ -448,8 +448,8 @@ def test_what_is_required_is_required_once(choice, offered):
     connection.complete()
 
 
-def test_a_steer_waits_for_the_answer_and_ends_the_rollout_behind_it():
-    connection = open_stage()
+def test_a_steer_waits_for_the_outputs_and_then_ends_the_rollout():
+    connection = open_connection()
     response_id, (one,) = begin(connection)
     assert connection.steer(response_id, "other way")["type"] == "response.steer.accepted"
     assert not connection.starts
@@ -464,8 +464,8 @@ def test_a_steer_waits_for_the_answer_and_ends_the_rollout_behind_it():
     assert types(connection.finish(*call()))[-1] == "done"
 
 
-def test_a_steer_while_it_speaks_is_not_held_up_by_calls_that_were_answered():
-    connection = open_stage()
+def test_a_steer_is_not_delayed_by_answered_calls():
+    connection = open_connection()
     response_id, (one,) = begin(connection)
     connection.append(response_id, call_output(one))
     connection.generate(Text("So far. "))
@@ -475,14 +475,14 @@ def test_a_steer_while_it_speaks_is_not_held_up_by_calls_that_were_answered():
     connection.complete()
 
 
-def test_a_steer_of_one_that_waits_in_vain_is_pending():
-    connection = open_stage(Server(rollout_wait_s=30.0))
+def test_a_steer_of_a_rollout_that_times_out_is_pending():
+    connection = open_connection(Server(rollout_wait_s=30.0))
     response_id, _ = begin(connection)
     connection.steer(response_id, "other way")
     assert types(connection.tick(31.0)) == ["completed", "steer.pending"]
 
 
-def test_where_the_time_goes_is_told_step_by_step():
+def test_the_report_lists_the_stages_of_every_step():
     connection = Connection(betas=Betas(timing=True, rollout=True))
     response_id, (one,) = begin(connection)
     connection.server.now += 5.0
@@ -499,8 +499,8 @@ def test_where_the_time_goes_is_told_step_by_step():
     assert line.count("render_ms=") == 1
 
 
-def test_what_rollouts_hold_is_bounded_over_all_lanes():
-    connection = open_stage(Server(connection_cache_bytes=6_000))
+def test_held_bytes_are_limited_over_all_lanes():
+    connection = open_connection(Server(connection_cache_bytes=6_000))
     paused = []
     for lane in ("a", "b", "c", "d"):
         response_id, calls = begin(connection, *call(), *call("g"), lane=lane)
@@ -512,15 +512,15 @@ def test_what_rollouts_hold_is_bounded_over_all_lanes():
     assert 0 < refused < 4
 
 
-def test_one_that_has_grown_too_large_ends_where_it_is():
-    connection = open_stage(Server(connection_cache_bytes=3_000))
+def test_a_rollout_above_the_size_limit_ends_after_its_step():
+    connection = open_connection(Server(connection_cache_bytes=3_000))
     response_id, (one,) = begin(connection)
     connection.append(response_id, call_output(one, "x" * 1500))
     assert types(connection.finish(*call("f", "x" * 1000)))[-1] == "completed"
 
 
-def test_a_search_is_answered_with_what_is_asked_for():
-    connection = open_stage()
+def test_a_search_can_be_answered_in_a_rollout():
+    connection = open_connection()
     connection.create(rollout=True, tools=[function("f"), {"type": "tool_search", "execution": "client"}])
     sent = connection.finish(CallStarted(kind="tool_search", name="tool_search"), CallArguments("{}"))
     (stub,) = sent[-1]["required_input"]
@@ -531,8 +531,8 @@ def test_a_search_is_answered_with_what_is_asked_for():
     connection.complete()
 
 
-def test_tools_that_leave_nothing_to_call_are_given_back():
-    connection = open_stage()
+def test_found_tools_that_break_tool_choice_are_returned():
+    connection = open_connection()
     allowed = [{"type": "function", "name": "f"}, {"type": "tool_search"}]
     connection.create(
         rollout=True,
@@ -548,9 +548,9 @@ def test_tools_that_leave_nothing_to_call_are_given_back():
 
 
 @pytest.mark.parametrize("store", [False, True])
-def test_what_was_done_is_kept_when_the_client_is_gone_in_the_middle_of_a_step(store):
+def test_finished_steps_are_kept_when_the_client_disconnects_during_a_step(store):
     server = Server()
-    connection = open_stage(server)
+    connection = open_connection(server)
     response_id, (one,) = begin(connection, store=store)
     connection.append(response_id, call_output(one))
     connection.generate(Text("half"))
@@ -565,19 +565,19 @@ def test_what_was_done_is_kept_when_the_client_is_gone_in_the_middle_of_a_step(s
     assert (state.response.status, state.response.usage.output_tokens) == ("incomplete", 3)
     assert state.position is None
     reports = [action for action in left + connection.session.closed() if isinstance(action, Record)]
-    assert reports[-1].report.tokens.output == 3, "what was spent is counted"
+    assert reports[-1].report.tokens.output == 3, "finished steps are counted"
 
 
-def test_a_first_step_that_nobody_waits_for_leaves_nothing():
-    connection = open_stage()
+def test_a_first_step_is_cancelled_when_the_client_disconnects():
+    connection = open_connection()
     connection.create(rollout=True, tools=TOOLS, store=True)
     connection.generate(Text("half"))
     connection.hang_up()
     assert not connection.saves
 
 
-def test_what_was_done_is_kept_when_the_grace_is_over():
-    connection = open_stage()
+def test_finished_steps_are_kept_after_the_grace_period():
+    connection = open_connection()
     response_id, (one,) = begin(connection)
     connection.append(response_id, call_output(one))
     connection.generate(Text("half"))
@@ -589,16 +589,16 @@ def test_what_was_done_is_kept_when_the_grace_is_over():
     assert response_id in connection.cache
 
 
-def test_what_the_steps_took_is_counted_where_one_fails():
-    connection = open_stage()
+def test_finished_steps_are_counted_if_a_later_one_fails():
+    connection = open_connection()
     response_id, (one,) = begin(connection)
     connection.append(response_id, call_output(one))
     connection.fail()
     assert connection.reports[-1].report.tokens.output == 3
 
 
-def test_whether_it_may_go_on_is_asked_where_that_may_change():
-    connection = open_stage()
+def test_with_asks_each_turn_a_load_precedes_every_step():
+    connection = open_connection()
     connection.session.asks_each_turn = True
     connection.create(rollout=True, tools=TOOLS)
     connection.load()
@@ -614,7 +614,7 @@ def test_whether_it_may_go_on_is_asked_where_that_may_change():
     assert connection.order.responses[-1]["output"][-1]["type"] == "function_call_output"
 
 
-def test_a_long_rollout_does_not_grow_its_timings():
+def test_a_long_rollout_has_a_bounded_list_of_stages():
     connection = Connection(betas=Betas(timing=True, rollout=True))
     response_id, (one,) = begin(connection)
     for _ in range(300):

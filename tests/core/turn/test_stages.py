@@ -1,4 +1,4 @@
-"""Where a turn's time goes, and who is sent."""
+"""The stages of a turn, its report and its timing event."""
 
 from slipring.core.generation import Accepted, Begun, Finished, Prefilled, Text
 from slipring.core.ports import Betas
@@ -14,7 +14,7 @@ def stages_of(report: Json) -> list[str]:
 
 
 def slow_turn(connection: Connection, **fields: object) -> list[Json]:
-    """A turn each of whose steps takes some seconds."""
+    """Complete a turn whose stages each take some seconds; returns its events."""
     server = connection.server
     events = connection.create(**fields)
     turn = next(iter(connection.starts))
@@ -27,7 +27,7 @@ def slow_turn(connection: Connection, **fields: object) -> list[Json]:
     return events + connection._run(connection.session.finished(turn, server.now))
 
 
-def test_every_stage_has_its_own_time():
+def test_every_stage_is_timed():
     connection = Connection(accepts=lambda job: False, betas=Betas(timing=True))
     *_, terminal, timing = slow_turn(connection)
     assert terminal["type"] == "response.completed"
@@ -49,7 +49,7 @@ def test_every_stage_has_its_own_time():
     assert (report["status"], report["total_ms"], report["input_items"]) == ("completed", 31_000, 1)
 
 
-def test_reading_the_context_ends_with_the_first_token_though_it_says_nothing():
+def test_prefill_ends_with_the_first_token_even_without_text():
     connection = Connection(betas=Betas(timing=True))
     connection.create()
     connection.server.now += 2
@@ -73,7 +73,7 @@ def test_waiting_in_a_lane_is_a_stage():
     assert queued == [0, 3000]
 
 
-def test_making_a_response_durable_is_a_stage_of_those_that_are_stored():
+def test_saving_is_a_stage_of_stored_responses():
     connection = Connection(betas=Betas(timing=True))
     connection.create(store=True)
     connection.finish(Text("a"))
@@ -83,7 +83,7 @@ def test_making_a_response_durable_is_a_stage_of_those_that_are_stored():
     assert took["store"] == 2000
 
 
-def test_nobody_is_told_who_did_not_ask():
+def test_timing_events_need_their_beta():
     connection = Connection()
     connection.respond()
     assert TIMING not in types(connection.events)
@@ -98,7 +98,7 @@ def test_a_warmup_is_prefilled_and_generates_nothing():
     assert stages_of(timing["timing"])[-3:] == ["prefill", "generate", "terminal"]
 
 
-def test_a_turn_that_fails_is_told_with_its_code():
+def test_the_report_of_a_failed_turn_has_the_error_code():
     connection = Connection(betas=Betas(timing=True))
     connection.create("a")
     *_, failed, timing = connection.fail("a", ServerError())
@@ -107,7 +107,7 @@ def test_a_turn_that_fails_is_told_with_its_code():
     assert timing["stream_id"] == "a"
 
 
-def test_a_turn_that_is_refused_leaves_a_report_and_no_event():
+def test_a_refused_turn_is_recorded_without_a_timing_event():
     connection = Connection(betas=Betas(timing=True))
     only_error(connection.create(previous="resp_9", store=False) + connection.load())
     (record,) = connection.reports
@@ -115,7 +115,7 @@ def test_a_turn_that_is_refused_leaves_a_report_and_no_event():
     assert record.report.previous_response_id == "resp_9"
 
 
-# An engine that may refuse
+# Engines that may refuse a job.
 
 
 def test_a_response_exists_only_once_the_engine_accepts():
@@ -126,7 +126,7 @@ def test_a_response_exists_only_once_the_engine_accepts():
     assert types(connection.generate(Text("a")))[0] == "output_item.added"
 
 
-def test_the_first_delta_accepts_where_the_engine_says_nothing_before():
+def test_the_first_delta_accepts_the_job():
     connection = Connection(accepts=lambda job: False)
     connection.create()
     assert types(connection.generate(Text("a")))[:3] == ["created", "in_progress", "output_item.added"]
@@ -135,7 +135,7 @@ def test_the_first_delta_accepts_where_the_engine_says_nothing_before():
     assert types(connection.generate()) == ["created", "in_progress"]
 
 
-def test_a_job_that_the_engine_refuses_is_an_error_and_no_response():
+def test_a_job_that_the_engine_refuses_is_an_error_without_a_response():
     connection = Connection()
     first = connection.respond("a")
     connection._accepts = lambda job: False
@@ -147,7 +147,7 @@ def test_a_job_that_the_engine_refuses_is_an_error_and_no_response():
     assert connection.session.in_flight == 0
 
 
-def test_the_next_in_the_lane_comes_after_a_refusal():
+def test_the_next_turn_of_the_lane_begins_after_a_refusal():
     connection = Connection(accepts=lambda job: False)
     connection.create(metadata={"n": "1"})
     connection.create(metadata={"n": "2"})
@@ -157,7 +157,7 @@ def test_the_next_in_the_lane_comes_after_a_refusal():
     assert connection.events[-1]["response"]["metadata"] == {"n": "2"}
 
 
-def test_a_connection_that_ends_while_the_engine_reads_refuses_the_job():
+def test_the_end_of_the_connection_refuses_a_job_that_is_not_accepted_yet():
     connection = Connection(accepts=lambda job: False)
     connection.create()
     connection.end(ServerError(), grace_s=5)
@@ -167,14 +167,14 @@ def test_a_connection_that_ends_while_the_engine_reads_refuses_the_job():
     assert connection.close is not None
 
 
-def test_a_client_that_leaves_while_the_engine_reads_cancels_the_job():
+def test_a_client_that_disconnects_cancels_a_job_that_is_not_accepted_yet():
     connection = Connection(accepts=lambda job: False)
     connection.create()
     assert connection.hang_up() == []
     assert len(connection.cancelled) == 1
 
 
-def test_what_an_engine_keeps_is_charged_once_along_a_chain():
+def test_an_engines_position_counts_once_along_a_chain():
     class Kept:
         size_bytes = 1000
 

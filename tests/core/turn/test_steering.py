@@ -1,4 +1,4 @@
-"""Steering: what is accepted, where an answer ends for it, and what follows."""
+"""Steering: which steers are accepted, where the answer ends, and the response that follows."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ CUSTOM = [CallStarted(kind="custom", name="g"), CallArguments("x")]
 
 
 def running(lane: str | None = None, server: Server | None = None, **fields: Any) -> Connection:
-    """A connection on which `resp_1` is being made."""
+    """A connection on which `resp_1` runs."""
     connection = Connection(server)
     connection.create(lane, **fields)
     return connection
@@ -70,7 +70,7 @@ def test_a_steer_is_answered_on_the_lane_of_its_response():
     assert connection.steer("resp_1", 5)["stream_id"] == "a"
 
 
-def test_images_are_for_models_that_see_them():
+def test_images_in_a_steer_need_a_capable_model():
     picture = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
     assert failure(running().steer("resp_1", picture)) == "invalid_input"
     assert running(model="able").steer("resp_1", picture)["type"] == "response.steer.accepted"
@@ -98,7 +98,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("fields", INVALID.values(), ids=INVALID)
-def test_what_is_not_valid_is_given_back_and_changes_nothing(fields):
+def test_an_invalid_steer_is_returned_and_changes_nothing(fields):
     connection = running()
     answer = connection.steer("resp_1", **fields)
     assert failure(answer) == "invalid_input"
@@ -109,43 +109,43 @@ def test_what_is_not_valid_is_given_back_and_changes_nothing(fields):
 
 
 @pytest.mark.parametrize("fields", [{}, {"previous_response_id": None}, {"previous_response_id": 5}])
-def test_a_steer_without_a_target_is_not_valid(fields):
+def test_a_steer_without_a_target_is_invalid(fields):
     connection = running()
     (answer,) = connection.receive(json.dumps({"type": "response.steer", "input": "wait", **fields}))
     assert failure(answer) == "invalid_input"
     assert answer["steer"] == {"previous_response_id": "", "input": "wait"}
 
 
-def test_a_steer_without_input_gives_nothing_back():
+def test_a_steer_without_input_returns_an_empty_input():
     connection = running()
     (answer,) = connection.receive('{"type": "response.steer", "previous_response_id": "resp_1"}')
     assert (failure(answer), answer["steer"]["input"]) == ("invalid_input", "")
 
 
-def test_a_steer_that_is_no_text_is_an_error():
+def test_a_steer_that_is_not_utf8_is_an_error():
     connection = running()
     frame = b'{"type": "response.steer", "previous_response_id": "resp_1", "input": "\xff"}'
     assert only_error(connection.receive(frame))["error"]["code"] == "invalid_json"
 
 
-def test_a_response_that_nobody_knows_is_not_found():
+def test_an_unknown_response_cannot_be_steered():
     assert failure(Connection().steer("resp_1")) == "response_not_found"
 
 
-def test_a_response_is_not_known_before_it_exists():
+def test_a_response_cannot_be_steered_before_it_is_created():
     connection = Connection(accepts=lambda job: False)
     connection.create()
     assert failure(connection.steer(connection.job().response_id)) == "response_not_found"
 
 
 @pytest.mark.parametrize("tenant", ["tenant", "somebody else"])
-def test_a_response_of_another_connection_is_not_found(tenant):
+def test_a_response_of_another_connection_cannot_be_steered(tenant):
     server = Server()
     running(server=server)
     assert failure(server.connect(tenant).steer("resp_1")) == "response_not_found"
 
 
-def test_a_response_that_is_over_cannot_be_steered():
+def test_an_ended_response_cannot_be_steered():
     connection = running("a")
     connection.complete("a")
     answer = connection.steer("resp_1")
@@ -170,12 +170,12 @@ def test_some_responses_cannot_be_steered(fields):
     assert failure(connection.steer("resp_1")) == "steering_not_supported"
 
 
-def test_a_compaction_that_was_asked_for_cannot_be_steered():
+def test_a_requested_compaction_cannot_be_steered():
     connection = running(model="able", input=[message("hi"), {"type": "compaction_trigger"}])
     assert failure(connection.steer("resp_1")) == "steering_not_supported"
 
 
-def test_so_many_steers_may_wait_for_a_response_and_no_more():
+def test_the_number_of_steers_per_response_is_limited():
     connection = running(server=Server(max_steers=2))
     connection.create("a")
     assert connection.steer("resp_1")["type"] == "response.steer.accepted"
@@ -186,7 +186,7 @@ def test_so_many_steers_may_wait_for_a_response_and_no_more():
     assert connection.steer("resp_3")["type"] == "response.steer.accepted"
 
 
-def test_so_many_bytes_of_steers_may_wait_on_a_connection_and_no_more():
+def test_the_bytes_of_steers_per_connection_are_limited():
     connection = running(server=Server(max_queued_bytes=300))
     assert connection.steer("resp_1", "x" * 100)["type"] == "response.steer.accepted"
     assert failure(connection.steer("resp_1", "x" * 100)) == "too_many_pending_steers"
@@ -200,7 +200,7 @@ def test_so_many_bytes_of_steers_may_wait_on_a_connection_and_no_more():
 # Where an answer ends.
 
 
-def test_an_answer_that_has_said_nothing_ends_at_once():
+def test_an_answer_without_text_ends_at_once():
     connection = running()
     assert not asked_to_stop(connection)
     connection.steer("resp_1")
@@ -221,7 +221,7 @@ def test_an_answer_that_has_said_nothing_ends_at_once():
         ("e.g. this", False),
     ],
 )
-def test_an_answer_ends_with_its_sentence(text, ends):
+def test_an_answer_ends_after_its_sentence(text, ends):
     connection = running()
     for piece in (text[:-2], text[-2:-1], text[-1:]):
         connection.generate(Text(piece))
@@ -229,7 +229,7 @@ def test_an_answer_ends_with_its_sentence(text, ends):
     assert asked_to_stop(connection) is ends
 
 
-def test_an_answer_without_sentences_ends_after_so_many_pieces():
+def test_an_answer_without_sentences_ends_after_the_limit_of_pieces():
     connection = running(server=Server(steer_after_tokens=3))
     connection.generate(*[Text("so ")] * 10)
     connection.steer("resp_1")
@@ -239,7 +239,7 @@ def test_an_answer_without_sentences_ends_after_so_many_pieces():
     assert asked_to_stop(connection)
 
 
-def test_a_sentence_that_goes_on_takes_the_wish_back():
+def test_a_continued_sentence_resets_the_stop():
     connection = running()
     connection.generate(Text("Yes."))
     connection.steer("resp_1")
@@ -248,7 +248,7 @@ def test_a_sentence_that_goes_on_takes_the_wish_back():
 
 
 @pytest.mark.parametrize("thought", [Thought("hm"), ThoughtSummary("hm")])
-def test_a_thought_is_finished(thought):
+def test_reasoning_is_completed_before_the_answer_ends(thought):
     connection = running()
     connection.generate(thought)
     connection.steer("resp_1")
@@ -258,7 +258,7 @@ def test_a_thought_is_finished(thought):
     assert (item["type"], item["status"]) == ("reasoning", "completed")
 
 
-def test_an_answer_that_calls_a_tool_is_not_ended():
+def test_an_answer_with_a_tool_call_is_not_ended():
     connection = running(tools=[function("f")])
     connection.generate(Text("Yes."))
     connection.steer("resp_1")
@@ -267,11 +267,11 @@ def test_an_answer_that_calls_a_tool_is_not_ended():
     assert not asked_to_stop(connection)
     connection.generate(Text("Done."))
     assert not asked_to_stop(connection)
-    connection.finish(reason="steered")  # an engine that could not be held back
+    connection.finish(reason="steered")  # an engine that does not stop
     assert connection.order.responses[0]["status"] == "completed"
 
 
-def test_an_answer_that_was_ended_is_incomplete_and_says_why():
+def test_an_answer_that_was_ended_is_incomplete_with_its_reason():
     connection = running(store=True)
     connection.generate(Text("One."))
     connection.steer("resp_1")
@@ -283,10 +283,10 @@ def test_an_answer_that_was_ended_is_incomplete_and_says_why():
     assert connection.server.store["tenant", "resp_1"].response.status == "incomplete"
 
 
-# What follows.
+# Successors.
 
 
-def test_a_successor_follows_with_all_that_was_added_and_the_settings_of_its_target():
+def test_a_successor_has_all_steers_as_input_and_the_settings_of_its_target():
     settings: Json = {
         "instructions": "Be brief.",
         "tools": [function("f")],
@@ -322,7 +322,7 @@ def test_a_successor_follows_with_all_that_was_added_and_the_settings_of_its_tar
 
 
 @pytest.mark.parametrize("reason", ["stop", "max_output_tokens", "content_filter"])
-def test_a_successor_follows_however_an_answer_ends_by_itself(reason):
+def test_a_successor_follows_whatever_ended_the_answer(reason):
     connection = running()
     connection.steer("resp_1")
     connection.finish(Text("all of it"), reason=reason)
@@ -342,7 +342,7 @@ def test_a_successor_can_be_steered_by_its_own_id():
     assert connection.complete("a")["id"] == "resp_3"
 
 
-def test_a_successor_goes_before_all_that_waits_for_its_lane():
+def test_a_successor_runs_before_turns_that_wait_in_its_lane():
     connection = running()
     connection.create(previous="resp_1", input="later")
     connection.steer("resp_1")
@@ -353,7 +353,7 @@ def test_a_successor_goes_before_all_that_waits_for_its_lane():
     assert connection.complete()["previous_response_id"] == "resp_1"
 
 
-def test_a_successor_needs_no_place_of_its_own():
+def test_a_successor_takes_over_the_slot_of_its_target():
     connection = running("a", Server(max_in_flight=1))
     connection.create("b")
     connection.steer("resp_1")
@@ -364,14 +364,14 @@ def test_a_successor_needs_no_place_of_its_own():
     connection.complete("b")
 
 
-def test_a_steer_is_accepted_while_its_response_is_saved():
+def test_a_steer_is_accepted_while_its_response_is_being_saved():
     connection = running(store=True)
     connection.finish(Text("one"))
     assert connection.steer("resp_1")["type"] == "response.steer.accepted"
     assert types(connection.save()) == ["completed", "created", "in_progress"]
 
 
-def test_a_successor_is_asked_for_like_any_other_turn():
+def test_with_asks_each_turn_a_load_precedes_a_successor():
     connection = running()
     connection.session.asks_each_turn = True
     connection.steer("resp_1")
@@ -381,7 +381,7 @@ def test_a_successor_is_asked_for_like_any_other_turn():
     assert [item["content"] for item in context_of(connection.job())][-1] == "wait"
 
 
-def test_timings_come_before_what_is_put_off():
+def test_timing_events_precede_pending_events():
     connection = Connection(betas=Betas(timing=True))
     connection.create(tools=[function("f")])
     connection.steer("resp_1")
@@ -389,11 +389,11 @@ def test_timings_come_before_what_is_put_off():
     assert types(connection.finish())[-3:] == ["completed", "slipring.timing", "steer.pending"]
 
 
-# Calls that the client has to answer.
+# Required outputs.
 
 
 def pending(connection: Connection, *steers: str, lane: str | None = None) -> list[Json]:
-    """`resp_1` calls two tools and is over, with steers that wait."""
+    """End `resp_1` with two open calls and waiting steers."""
     connection.create(lane, tools=[function("f"), {"type": "custom", "name": "g"}])
     for input in steers:
         connection.steer("resp_1", input)
@@ -406,7 +406,7 @@ def pending(connection: Connection, *steers: str, lane: str | None = None) -> li
 OUTPUTS = [call_output("call_1"), call_output("call_2", kind="custom_tool_call_output")]
 
 
-def test_steers_wait_for_what_the_client_owes():
+def test_steers_wait_for_required_outputs():
     connection = Connection()
     first, second = pending(connection, "first", "second")[-2:]
     assert types([first, second]) == ["steer.pending", "steer.pending"]
@@ -419,7 +419,7 @@ def test_steers_wait_for_what_the_client_owes():
     ]
 
 
-def test_what_waits_comes_before_the_input_of_the_continuation():
+def test_waiting_steers_precede_the_input_of_the_continuation():
     connection = Connection()
     pending(connection, "first", "second")
     connection.create(previous="resp_1", input=[*OUTPUTS, message("third")], temperature=0.25)
@@ -427,12 +427,12 @@ def test_what_waits_comes_before_the_input_of_the_continuation():
     assert [item.get("content") for item in items] == ["first", "second", None, None, "third"]
     assert connection.job().settings.temperature == 0.25
     assert connection.complete()["status"] == "completed"
-    # Once, and not again.
+    # Each steer is used once.
     connection.create(previous="resp_1", input=[*OUTPUTS, message("third")])
     assert "first" not in [item.get("content") for item in context_of(connection.job())]
 
 
-def test_a_continuation_that_waits_already_takes_them():
+def test_a_queued_continuation_takes_the_steers():
     connection = Connection()
     connection.create(tools=[function("f")])
     connection.create(previous="resp_1", input=[call_output("call_1")])
@@ -442,7 +442,7 @@ def test_a_continuation_that_waits_already_takes_them():
     assert [item.get("content") for item in context_of(connection.job())][-2:] == ["wait", None]
 
 
-def test_warmups_forks_and_others_leave_them_where_they_are():
+def test_warmups_forks_and_other_chains_leave_steers_waiting():
     connection = Connection()
     pending(connection, "first", lane="a")
     connection.respond("a", "resp_1", generate=False, input=[])
@@ -463,7 +463,7 @@ def test_warmups_forks_and_others_leave_them_where_they_are():
         {"generate": False, "model": "nobody"},
     ],
 )
-def test_a_continuation_that_is_refused_gives_them_back(fields):
+def test_a_refused_continuation_returns_the_steers(fields):
     connection = Connection()
     pending(connection, "first", "second")
     sent = connection.create(previous="resp_1", **fields)
@@ -473,51 +473,53 @@ def test_a_continuation_that_is_refused_gives_them_back(fields):
     assert [event["steer"]["id"] for event in sent[:2]] == ["steer_1", "steer_2"]
 
 
-def test_a_continuation_that_the_engine_refuses_gives_them_back():
+def test_a_continuation_that_the_engine_refuses_returns_the_steers():
     connection = Connection(refuses=lambda job: InvalidRequest("No.") if job.parent is not None else None)
     pending(connection, "first")
     sent = connection.create(previous="resp_1", input=OUTPUTS)
     assert types(sent) == ["steer.failed", "error"]
 
 
-def test_a_continuation_that_fails_after_it_exists_has_them():
+def test_a_continuation_that_fails_after_created_has_consumed_the_steers():
     connection = Connection()
     pending(connection, "first")
     connection.create(previous="resp_1", input=OUTPUTS)
     assert types(connection.fail()) == ["failed"]
 
 
-def test_a_warmup_that_fails_gives_them_back_with_its_parent():
+def test_a_failed_warmup_returns_the_steers_of_its_parent():
     connection = Connection()
     pending(connection, "first")
     connection.create(previous="resp_1", generate=False, input=[])
     assert types(connection.fail()) == ["failed", "steer.failed"]
 
 
-def test_errors_name_places_in_the_input_as_it_was_sent():
+def test_errors_name_the_index_in_the_clients_own_input():
     connection = Connection()
     pending(connection, "first", "second")
     sent = connection.create(previous="resp_1", input=[*OUTPUTS, call_output("call_9")])
     assert sent[-1]["error"]["param"] == "input[2].call_id"
 
 
-def test_an_error_about_what_was_added_names_no_place_of_the_input():
+def test_an_error_about_a_steer_names_no_index_of_the_input():
     connection = Connection()
     connection.create(model="able", tools=[function("f")])
     picture = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
     connection.steer("resp_1", picture)
     connection.generate(*CALL)
     connection.finish()
-    sent = connection.create(previous="resp_1", input=[call_output("call_1")])  # the model m sees no images
+    sent = connection.create(
+        previous="resp_1", input=[call_output("call_1")]
+    )  # model "m" does not support images
     assert types(sent) == ["steer.failed", "error"]
     assert sent[1]["error"]["param"] == "previous_response_id"
 
 
-# What cannot be.
+# Failures.
 
 
 @pytest.mark.parametrize("work", ["engine", "store"])
-def test_a_response_that_fails_gives_them_back(work):
+def test_a_failed_response_returns_its_steers(work):
     connection = running(store=True)
     connection.steer("resp_1", "first")
     connection.generate(Text("one"))
@@ -530,7 +532,7 @@ def test_a_response_that_fails_gives_them_back(work):
     assert not connection.starts
 
 
-def test_a_successor_that_the_engine_refuses_gives_them_back_and_is_no_error():
+def test_a_successor_that_the_engine_refuses_returns_the_steers_without_an_error_event():
     connection = Connection(refuses=lambda job: ServerError() if job.parent is not None else None)
     connection.create("a")
     connection.create("a", input="later")
@@ -539,10 +541,10 @@ def test_a_successor_that_the_engine_refuses_gives_them_back_and_is_no_error():
     assert types(sent)[-3:] == ["steer.failed", "created", "in_progress"]
     assert failure(sent[-3]) == "successor_creation_failed"
     assert sent[-3]["stream_id"] == "a"
-    assert "resp_1" in connection.cache  # its client may well go on from it
+    assert "resp_1" in connection.cache  # the client may continue it
 
 
-def test_a_successor_without_a_model_gives_them_back(monkeypatch):
+def test_a_successor_without_a_model_returns_the_steers(monkeypatch):
     connection = running()
     connection.steer("resp_1")
 
@@ -555,7 +557,7 @@ def test_a_successor_without_a_model_gives_them_back(monkeypatch):
     assert connection.session.in_flight == 0
 
 
-def test_a_connection_that_ends_gives_them_back():
+def test_an_ending_connection_returns_the_steers():
     connection = running("a")
     connection.create("b", tools=[function("f")])
     connection.steer("resp_1", "first")
@@ -572,7 +574,7 @@ def test_a_connection_that_ends_gives_them_back():
     assert connection.close is not None
 
 
-def test_a_client_that_leaves_takes_them_along():
+def test_steers_are_dropped_when_the_client_disconnects():
     connection = running()
     connection.steer("resp_1")
     assert connection.hang_up() == []

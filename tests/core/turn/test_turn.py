@@ -1,4 +1,4 @@
-"""A turn: what the engine is asked, and how the response object changes."""
+"""A turn: its job, and the changes of the response object."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def begun(**fields: object) -> Turn:
     return turn
 
 
-def test_a_job_says_who_asks_for_what():
+def test_a_job_has_its_response_id_tenant_and_model():
     turn = turn_on("a")
     job = turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, new_definitions(Limits()))
     assert (job.response_id, job.tenant, job.model) == ("resp_1", "t", PLAIN)
@@ -54,8 +54,8 @@ def test_a_warmup_opens_with_created_alone():
     assert len(begun(generate=False).accept([Accepted()])) == 1
 
 
-def test_an_event_that_was_said_does_not_change_later():
-    """Frames may be encoded after the turn has moved on."""
+def test_an_event_does_not_change_after_it_was_returned():
+    """Events may be encoded after the turn has progressed."""
     turn = begun()
     created, in_progress = turn.accept([Accepted()])
     turn.feed([Text("hi"), DONE])
@@ -64,7 +64,7 @@ def test_an_event_that_was_said_does_not_change_later():
     assert created.response.output == []
 
 
-def test_finishing_closes_what_is_open_before_the_terminal_event():
+def test_open_items_are_closed_before_the_terminal_event():
     turn = begun()
     turn.accept([Accepted()])
     turn.feed([Text("hi"), DONE])
@@ -79,21 +79,21 @@ def test_finishing_closes_what_is_open_before_the_terminal_event():
     assert terminal.response is state.response
 
 
-def test_finished_may_come_in_a_batch_of_its_own():
+def test_finished_may_arrive_in_a_separate_batch():
     connection = Connection()
     connection.create()
     connection.generate(Text("x"))
     assert types(connection.finish())[-1] == "completed"
 
 
-def test_an_empty_batch_says_nothing():
+def test_an_empty_batch_yields_no_events():
     connection = Connection()
     connection.create()
     assert connection.generate() == []
     assert connection.complete()["status"] == "completed"
 
 
-def test_a_response_that_was_never_finished_cannot_be():
+def test_finish_raises_without_a_finished_delta():
     turn = begun()
     turn.feed([Text("x")])
     with pytest.raises(RuntimeError):
@@ -106,7 +106,7 @@ def test_storing_is_the_default(store):
     assert not begun(store=False).stores
 
 
-def test_a_failure_keeps_what_was_said():
+def test_a_failure_keeps_the_output_so_far():
     turn = begun()
     turn.accept([Accepted()])
     turn.feed([Text("half")])
@@ -116,7 +116,7 @@ def test_a_failure_keeps_what_was_said():
     assert b"half" in bytes(response.output[0])
 
 
-def test_reasoning_is_echoed_as_asked():
+def test_reasoning_is_repeated_in_the_response():
     connection = Connection()
     asked = {"effort": "low", "summary": "concise", "context": "all_turns", "mode": "standard"}
     assert connection.respond(reasoning=asked)["reasoning"] == asked
@@ -132,6 +132,6 @@ def test_reasoning_is_echoed_as_asked():
         {"type": "json_schema", "name": "n", "schema": {"a": [1]}, "strict": True, "description": "d"},
     ],
 )
-def test_the_format_is_echoed_as_asked(text_format):
+def test_the_format_is_repeated_in_the_response(text_format):
     response = Connection().respond(text={"format": text_format})
     assert response["text"] == {"format": text_format, "verbosity": "medium"}

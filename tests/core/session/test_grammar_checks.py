@@ -1,4 +1,4 @@
-"""What a request defines is handed out to be compiled, before its response exists."""
+"""Grammars of a request are compiled before its response is created."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def tool(definition: str = "a+", name: str = "t") -> Json:
     return {"type": "custom", "name": name, "format": format}
 
 
-def meaningless(param: str = PARAM) -> InvalidRequest:
+def invalid_grammar(param: str = PARAM) -> InvalidRequest:
     return InvalidRequest(f"Invalid '{param}': no.", param=param)
 
 
@@ -33,7 +33,7 @@ def params(connection: Connection, lane: str | None = None) -> list[str]:
     return [each.param for each in check.grammars]
 
 
-def test_grammars_are_compiled_before_the_engine_is_asked():
+def test_grammars_are_compiled_before_the_engine_starts():
     connection = Connection()
     assert connection.create(tools=[function("f"), tool(), tool("b", "u")]) == []
     assert params(connection) == [PARAM.replace("0", "1"), PARAM.replace("0", "2")]
@@ -42,7 +42,7 @@ def test_grammars_are_compiled_before_the_engine_is_asked():
     connection.complete()
 
 
-def test_a_request_without_grammars_is_not_held_up():
+def test_a_request_without_grammars_starts_at_once():
     connection = Connection()
     connection.create(tools=[function("f"), {"type": "custom", "name": "t"}])
     assert connection.starts
@@ -52,7 +52,7 @@ def test_a_grammar_that_cannot_be_compiled_refuses_the_request_and_frees_its_lan
     connection = Connection()
     connection.create(tools=[tool()])
     connection.create()
-    sent = connection.fail(error=meaningless())
+    sent = connection.fail(error=invalid_grammar())
     assert types(sent) == ["error", "created", "in_progress"]
     assert (sent[0]["status"], sent[0]["error"]["param"]) == (400, PARAM)
     connection.complete()
@@ -69,7 +69,7 @@ def test_turns_of_a_lane_keep_their_order_and_others_do_not_wait():
     assert connection.complete("a")["metadata"] == {"n": "2"}
 
 
-def test_tools_that_are_the_parents_are_not_compiled_again():
+def test_tools_of_the_parent_are_not_compiled_again():
     connection = Connection()
     connection.create(tools=[tool()])
     connection.check()
@@ -83,15 +83,15 @@ def test_tools_that_are_the_parents_are_not_compiled_again():
     connection.complete()
 
 
-def test_a_failure_on_the_parents_lane_forgets_the_parent_as_any_other():
+def test_a_grammar_failure_on_the_parents_lane_evicts_the_parent():
     connection = Connection()
     first = connection.respond()
     connection.create(previous=first["id"], tools=[tool()])
-    connection.fail(error=meaningless())
+    connection.fail(error=invalid_grammar())
     assert first["id"] not in connection.cache
 
 
-def test_items_bring_grammars_too():
+def test_grammars_in_items_are_compiled_too():
     connection = Connection()
     connection.create(
         input=[message("hi"), {"type": "additional_tools", "role": "developer", "tools": [tool()]}]
@@ -104,10 +104,10 @@ def test_items_bring_grammars_too():
 def test_a_warmup_is_checked():
     connection = Connection()
     connection.create(generate=False, tools=[tool()])
-    assert only_error(connection.fail(error=meaningless()))["error"]["param"] == PARAM
+    assert only_error(connection.fail(error=invalid_grammar()))["error"]["param"] == PARAM
 
 
-def test_a_response_in_the_background_is_refused_as_any_other():
+def test_a_background_response_is_refused_like_any_other():
     connection = Connection()
     request = CreateRequest(model="m", input=raw("hi"), tools=raw([tool()]))
     stages = Stages(lambda: 0.0)
@@ -115,7 +115,7 @@ def test_a_response_in_the_background_is_refused_as_any_other():
         request, stages, size_bytes=1, now=connection.server.now, detached=True
     )
     connection._run(actions)
-    sent = connection.fail(error=meaningless())
+    sent = connection.fail(error=invalid_grammar())
     assert only_error(sent)["error"]["param"] == PARAM
 
 
@@ -132,7 +132,7 @@ def test_errors_about_items_of_a_conversation_name_the_conversation():
         "input[2].tools[0].format.definition",
     ]
     (check,) = connection.checks.values()
-    error = only_error(connection.fail(error=meaningless(check.grammars[1].param)))["error"]
+    error = only_error(connection.fail(error=invalid_grammar(check.grammars[1].param)))["error"]
     assert error["param"] == "input[1].tools[0].format.definition"
 
 
@@ -146,7 +146,7 @@ def test_a_client_that_leaves_cancels_the_check():
     assert connection.session.checked(check) == []
 
 
-def test_a_check_that_outlives_the_grace_of_its_connection_is_given_up():
+def test_a_check_that_outlasts_the_grace_period_is_cancelled():
     connection = Connection()
     connection.create(tools=[tool()])
     connection.end(Unavailable("bye"), grace_s=5.0)
@@ -155,7 +155,7 @@ def test_a_check_that_outlives_the_grace_of_its_connection_is_given_up():
     assert connection.close is not None
 
 
-def test_a_check_that_ends_within_the_grace_becomes_a_response():
+def test_a_check_that_ends_within_the_grace_period_leads_to_a_response():
     connection = Connection()
     connection.create(tools=[tool()])
     connection.end(Unavailable("bye"), grace_s=5.0)
@@ -177,7 +177,7 @@ def test_a_check_that_ends_within_the_grace_becomes_a_response():
         ),
     ],
 )
-def test_what_is_too_large_is_refused_before_anything_is_done_with_it(
+def test_oversized_definitions_are_refused_before_compilation(
     limits: dict[str, int], fields: Json, param: str
 ):
     connection = Connection(Server(**limits))
@@ -185,11 +185,11 @@ def test_what_is_too_large_is_refused_before_anything_is_done_with_it(
     assert not connection.checks
 
 
-# What is appended to a rollout.
+# Appends.
 
 
 def searching() -> tuple[Connection, str, str]:
-    """A rollout that waits for what its client finds; its id, and that of the call."""
+    """Start a rollout that waits for a tool search; returns its id and the call's id."""
     connection = Connection(betas=Betas(rollout=True))
     connection.create(rollout=True, tools=[SEARCH])
     sent = connection.finish(CallStarted(kind="tool_search", name="tool_search"), CallArguments("{}"))
@@ -200,7 +200,7 @@ def found(call_id: str, *tools: Json) -> Json:
     return {"type": "tool_search_output", "call_id": call_id, "execution": "client", "tools": tools}
 
 
-def test_tools_that_were_searched_for_are_compiled_before_they_are_appended():
+def test_grammars_of_found_tools_are_compiled_before_they_are_appended():
     connection, target, call_id = searching()
     assert connection.append(target, found(call_id, tool())) == []
     (check,) = connection.checks_appended
@@ -209,8 +209,10 @@ def test_tools_that_were_searched_for_are_compiled_before_they_are_appended():
     connection.complete(text="done")
 
 
-@pytest.mark.parametrize("error", [meaningless("input[0].tools[0].format.definition"), RateLimited("later")])
-def test_what_cannot_be_compiled_is_given_back_and_may_be_sent_again(error: Any):
+@pytest.mark.parametrize(
+    "error", [invalid_grammar("input[0].tools[0].format.definition"), RateLimited("later")]
+)
+def test_an_append_with_an_invalid_grammar_is_returned_and_may_be_retried(error: Any):
     connection, target, call_id = searching()
     connection.append(target, found(call_id, tool()))
     (sent,) = connection.check_appended(error)
@@ -220,7 +222,7 @@ def test_what_cannot_be_compiled_is_given_back_and_may_be_sent_again(error: Any)
     connection.finish(Text("done"))
 
 
-def test_what_is_appended_is_bounded_too():
+def test_definitions_in_appends_are_bounded_too():
     connection, target, call_id = searching()
     (sent,) = connection.append(target, found(call_id, tool("a" * 70_000)))
     assert sent["error"]["param"] == "input[0].tools[0].format.definition"
@@ -228,7 +230,7 @@ def test_what_is_appended_is_bounded_too():
     connection.finish(Text("done"))
 
 
-def test_what_was_compiled_for_a_response_that_is_over_is_given_back():
+def test_an_append_compiled_after_its_response_ended_is_returned():
     connection, target, call_id = searching()
     connection.append(target, found(call_id, tool()))
     connection.append(target, found(call_id))
@@ -237,7 +239,7 @@ def test_what_was_compiled_for_a_response_that_is_over_is_given_back():
     assert sent["error"]["code"] == "response_already_completed"
 
 
-def test_nothing_is_compiled_for_a_response_that_is_no_rollout():
+def test_nothing_is_compiled_for_a_response_that_is_not_a_rollout():
     connection = Connection(betas=Betas(rollout=True))
     connection.create()
     (sent,) = connection.append("resp_1", found("call_1", tool()))
