@@ -268,3 +268,17 @@ def test_a_refused_create_of_one_lane_does_not_affect_other_lanes():
     connection.create("a")
     only_error(connection.create("b", model="nobody"))
     assert connection.complete("a")["status"] == "completed"
+
+
+def test_a_create_that_can_start_at_once_needs_no_room_in_the_queue() -> None:
+    connection = Connection(Server(max_queued_bytes=100, max_queued=1))
+    connection.create("a", instructions="x" * 200)
+    assert connection.starts
+
+
+@pytest.mark.parametrize(("size", "refused"), [(0, False), (200, True)])
+def test_a_create_that_must_wait_needs_room_in_the_queue(size: int, refused: bool) -> None:
+    connection = Connection(Server(max_queued_bytes=200))
+    connection.create("a")
+    events = connection.create("a", instructions="x" * size)
+    assert [event["status"] for event in events] == ([429] if refused else [])

@@ -135,3 +135,42 @@ def test_reasoning_is_repeated_in_the_response():
 def test_the_format_is_repeated_in_the_response(text_format):
     response = Connection().respond(text={"format": text_format})
     assert response["text"] == {"format": text_format, "verbosity": "medium"}
+
+
+# The offer and the settings of a job.
+
+LOOK = {"type": "function", "name": "look", "description": "old", "parameters": {"type": "object"}}
+NEWER = {**LOOK, "description": "new"}
+
+
+def test_an_added_tool_replaces_one_of_the_same_name_in_the_head() -> None:
+    connection = Connection()
+    connection.create(
+        tools=[LOOK],
+        input=[
+            {"type": "additional_tools", "role": "developer", "tools": [NEWER]},
+            {"role": "user", "content": "hi"},
+        ],
+    )
+    (tool,) = connection.job().offer.tools
+    assert tool.definition.description == "new"
+
+
+def test_optional_keys_of_a_tool_may_be_null() -> None:
+    connection = Connection()
+    tool = {**LOOK, "allowed_callers": None, "defer_loading": None, "strict": None, "async": None}
+    custom = {"type": "custom", "name": "run", "description": None, "format": None}
+    connection.create(tools=[tool, custom])
+    assert [tool.name for tool in connection.job().offer.tools] == ["look", "run"]
+
+
+def test_an_effort_from_the_carry_is_repeated_in_the_response() -> None:
+    connection = Connection()
+    update = {"type": "configuration_update", "reasoning": {"effort": "high"}}
+    first = connection.respond(input=[update, {"role": "user", "content": "hi"}])
+    assert first["reasoning"]["effort"] == "high"
+    second = connection.respond(previous=first["id"])
+    assert second["reasoning"]["effort"] == "high"
+    assert (
+        connection.respond(previous=second["id"], reasoning={"effort": "low"})["reasoning"]["effort"] == "low"
+    )
