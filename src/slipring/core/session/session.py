@@ -472,8 +472,7 @@ class Session:
         return actions + self._advance(now)
 
     def _evict_parent(self, turn: Turn) -> None:
-        """Evict the parent of a failed continuation on the parent's own lane, as the API requires. A failed
-        fork evicts nothing."""
+        """A continuation that fails on its parent's own lane evicts the parent; a failed fork does not."""
         previous = turn.request.previous_response_id
         if previous is not None and previous in self._cache and self._cache.lane_of(previous) == turn.lane:
             self._cache.evict(previous)
