@@ -154,8 +154,8 @@ def test_a_refusal_frees_its_slot_at_once():
     """Queued refusals must not need further events to be processed."""
     connection = Connection(Server(max_in_flight=1))
     connection.create("a")
-    connection.create("b", model="nobody")
-    connection.create("c", model="nobody")
+    connection.create("b", model="unknown")
+    connection.create("c", model="unknown")
     connection.create("b")
     events = connection.finish(lane="a")
     assert types(events) == ["completed", "error", "error", "created", "in_progress"]
@@ -166,7 +166,7 @@ def test_a_long_queue_of_refusals_is_processed_without_recursion():
     connection = Connection(Server(max_queued=5000))
     connection.create()
     for _ in range(5000):
-        assert connection.create(model="nobody") == []
+        assert connection.create(model="unknown") == []
     assert types(connection.finish()) == ["completed"] + ["error"] * 5000
     assert (connection.session.in_flight, connection.session.waiting) == (0, 0)
 
@@ -202,7 +202,7 @@ def test_the_default_lane_does_not_count_as_a_named_lane():
 
 def test_a_refused_create_still_opens_its_lane():
     connection = Connection(Server(max_lanes=1))
-    only_error(connection.create("a", model="nobody"))
+    only_error(connection.create("a", model="unknown"))
     assert only_error(connection.create("b"))["error"]["code"] == "websocket_stream_limit_reached"
 
 
@@ -266,7 +266,7 @@ def test_a_create_beyond_the_bytes_of_the_queue_is_a_429():
 def test_a_refused_create_of_one_lane_does_not_affect_other_lanes():
     connection = Connection()
     connection.create("a")
-    only_error(connection.create("b", model="nobody"))
+    only_error(connection.create("b", model="unknown"))
     assert connection.complete("a")["status"] == "completed"
 
 

@@ -64,7 +64,7 @@ def test_a_create_above_the_process_limit_is_a_503() -> None:
 
 def test_a_refused_create_releases_its_bytes() -> None:
     connection = Connection(Server(max_lanes=1))
-    connection.create("a", model="nobody")
+    connection.create("a", model="unknown")
     connection.create("one_too_many")
     connection.create("not a lane")
     connection.create("a", temperature="hot")

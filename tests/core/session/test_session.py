@@ -128,7 +128,7 @@ def test_usage_is_what_the_engine_counted():
 
 def test_an_unknown_model_is_refused_and_the_connection_stays_usable():
     connection = Connection()
-    refused = only_error(connection.create(model="nobody"))
+    refused = only_error(connection.create(model="unknown"))
     assert (refused["status"], refused["error"]["code"]) == (404, "model_not_found")
     assert connection.respond()["status"] == "completed"
 
@@ -346,7 +346,7 @@ def test_a_response_can_be_forked_before_it_is_finished_if_the_fork_waits_long_e
 
 FAILURES_BEFORE_CREATION = {
     "an orphaned tool output": {"input": [call_output("call_nope")]},
-    "an unknown model": {"model": "nobody"},
+    "an unknown model": {"model": "unknown"},
     "an unsupported field": {"background": True},
     "a field of the wrong type": {"temperature": "hot"},
     "a bad item": {"input": [{"type": "nonsense"}]},
@@ -378,7 +378,7 @@ def test_a_fork_that_is_refused_keeps_the_parent(fields):
 def test_a_refusal_without_previous_response_id_evicts_nothing():
     connection = Connection()
     first = connection.respond()
-    only_error(connection.create(model="nobody"))
+    only_error(connection.create(model="unknown"))
     assert not is_lost(connection, first["id"])
 
 
@@ -403,7 +403,7 @@ def test_only_the_parent_is_evicted_and_not_its_ancestors():
     connection = Connection()
     first = connection.respond()
     second = connection.respond(previous=first["id"])
-    only_error(connection.create(previous=second["id"], model="nobody"))
+    only_error(connection.create(previous=second["id"], model="unknown"))
     assert is_lost(connection, second["id"])
     assert not is_lost(connection, first["id"])
 
@@ -411,7 +411,7 @@ def test_only_the_parent_is_evicted_and_not_its_ancestors():
 def test_an_evicted_response_that_was_stored_is_loaded_again():
     connection = Connection()
     first = connection.respond(store=True)
-    only_error(connection.create(previous=first["id"], model="nobody"))
+    only_error(connection.create(previous=first["id"], model="unknown"))
     assert first["id"] not in connection.cache
     assert connection.create(previous=first["id"]) == []
     assert types(connection.load()) == ["created", "in_progress"]
@@ -420,7 +420,7 @@ def test_an_evicted_response_that_was_stored_is_loaded_again():
 def test_the_default_lane_evicts_like_any_other():
     connection = Connection()
     first = connection.respond()
-    only_error(connection.create(previous=first["id"], model="nobody"))
+    only_error(connection.create(previous=first["id"], model="unknown"))
     assert is_lost(connection, first["id"])
 
 

@@ -138,7 +138,7 @@ def test_a_response_cannot_be_steered_before_it_is_created():
     assert failure(connection.steer(connection.job().response_id)) == "response_not_found"
 
 
-@pytest.mark.parametrize("tenant", ["tenant", "somebody else"])
+@pytest.mark.parametrize("tenant", ["tenant", "another tenant"])
 def test_a_response_of_another_connection_cannot_be_steered(tenant):
     server = Server()
     running(server=server)
@@ -459,8 +459,8 @@ def test_warmups_forks_and_other_chains_leave_steers_waiting():
         {"input": [message("no outputs")]},
         {"input": 5},
         {"temperature": "hot"},
-        {"input": OUTPUTS, "model": "nobody"},
-        {"generate": False, "model": "nobody"},
+        {"input": OUTPUTS, "model": "unknown"},
+        {"generate": False, "model": "unknown"},
     ],
 )
 def test_a_refused_continuation_returns_the_steers(fields):
