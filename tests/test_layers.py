@@ -107,3 +107,27 @@ def test_nothing_but_the_server_asks_which_transport_it_is() -> None:
 def test_every_module_says_what_it_owns() -> None:
     for path in modules():
         assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in modules() if layer_of(path) == "core"],
+    ids=lambda path: str(path.relative_to(SRC)),
+)
+def test_within_the_core_session_imports_turn_and_turn_imports_chain(path: Path) -> None:
+    order = ("chain", "", "turn", "session")
+    part = path.relative_to(SRC).parts[1] if len(path.relative_to(SRC).parts) > 2 else ""
+    later = tuple(f"slipring.core.{name}." for name in order[order.index(part) + 1 :] if name)
+    assert not [name for name in imports(path) if f"{name}.".startswith(later)]
+
+
+def test_no_modules_of_core_and_protocol_import_each_other_in_a_circle() -> None:
+    graph = {
+        ".".join(("slipring", *path.relative_to(SRC).with_suffix("").parts)): imports(path)
+        for path in modules()
+        if layer_of(path) in ("core", "protocol")
+    }
+    while leaves := [name for name, used in graph.items() if not set(used) & graph.keys()]:
+        for name in leaves:
+            del graph[name]
+    assert not graph, f"in or behind a circle: {sorted(graph)}"

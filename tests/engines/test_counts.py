@@ -20,7 +20,7 @@ from slipring.protocol import wire
 from slipring.protocol.items import read_item, user_message
 from slipring.protocol.responses import InputTokensDetails, OutputTokensDetails, Usage
 from slipring.protocol.tools import Offer
-from tests.core.stage import PLAIN, node
+from tests.core.connection import PLAIN, node
 from tests.engines.responses_partner import ResponsesPartner
 from tests.engines.vllm_partner import VllmPartner
 from tests.harness import serve

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from slipring.core.betas import NONE
+from slipring.core.ports import NO_BETAS
 from slipring.core.session import client_events
 from slipring.errors import ApiError
 from slipring.protocol import wire
@@ -37,15 +37,15 @@ def refusal(sent: bytes) -> ApiError:
     """The error of a frame, which is the same for both ways to decode it."""
     errors = []
     try:
-        asked = client_events.read(sent, NONE)
+        asked = client_events.read(sent, NO_BETAS)
         assert isinstance(asked, client_events.Create)
         _ = asked.error or asked.request.items
         errors.append(asked.error)
     except ApiError as error:
         errors.append(error)
-    ahead = client_events.read_ahead(sent, NONE)
+    ahead = client_events.read_ahead(sent, NO_BETAS)
     errors.append(
-        ahead.error or (ahead.asked.error if isinstance(ahead.asked, client_events.Create) else None)
+        ahead.error or (ahead.event.error if isinstance(ahead.event, client_events.Create) else None)
     )
     first, second = errors
     assert first is not None
@@ -79,7 +79,7 @@ def test_oversized_fields_are_refused_without_decoding(name: str, value: str) ->
 
 def test_a_field_of_the_maximum_size_is_accepted() -> None:
     fitting = '"' + "x" * (65_536 - 2) + '"'
-    asked = client_events.read(raw("prompt", fitting), NONE)
+    asked = client_events.read(raw("prompt", fitting), NO_BETAS)
     assert isinstance(asked, client_events.Create)
     assert asked.request.prompt == "x" * 65_534
     assert refusal(raw("prompt", fitting[:-1] + 'x"')).param == "prompt"
@@ -87,7 +87,7 @@ def test_a_field_of_the_maximum_size_is_accepted() -> None:
 
 def test_a_frame_with_a_large_field_is_refused_on_its_lane() -> None:
     asked = client_events.read(
-        raw("metadata", json.dumps({str(number): "x" for number in range(20_000)})), NONE
+        raw("metadata", json.dumps({str(number): "x" for number in range(20_000)})), NO_BETAS
     )
     assert isinstance(asked, client_events.Create)
     assert asked.request.stream_id == "lane"
@@ -110,7 +110,7 @@ def test_a_large_choice_of_tools_is_refused_by_name() -> None:
 @pytest.mark.parametrize("size", [40, 400])
 def test_the_number_of_items_is_limited(size: int) -> None:
     item = {**TINY, "content": "x" * size}
-    asked = client_events.read_ahead(frame(input=[item] * MOST_ITEMS), NONE).result()
+    asked = client_events.read_ahead(frame(input=[item] * MOST_ITEMS), NO_BETAS).result()
     assert isinstance(asked, client_events.Create)
     assert len(asked.request.items) == MOST_ITEMS
     error = refusal(frame(input=[item] * (MOST_ITEMS + 1)))
@@ -125,7 +125,7 @@ def test_the_first_invalid_item_is_refused() -> None:
 def test_the_number_of_parts_is_limited(kind: str, field: str) -> None:
     fixed = {"role": "user"} if kind == "message" else {"call_id": "c"}
     item = {"type": kind, **fixed, field: [PART] * MOST_PARTS}
-    asked = client_events.read_ahead(frame(input=[item]), NONE).result()
+    asked = client_events.read_ahead(frame(input=[item]), NO_BETAS).result()
     assert isinstance(asked, client_events.Create)
     assert asked.error is None
     error = refusal(frame(input=[TINY, {**item, field: [PART] * (MOST_PARTS + 1)}]))

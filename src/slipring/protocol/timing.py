@@ -1,6 +1,7 @@
-"""The report of a turn that has ended: its outcome, sizes and the time each stage took. Never content.
+"""Turn reports: the stages of a finished turn with their durations, its sizes and token counts.
 
-An addition to the API, sent only to clients that ask for it.
+An extension of the API, sent only to clients that enable it. A report holds ids, sizes and times, never
+content.
 """
 
 from typing import Literal
@@ -26,7 +27,7 @@ StageName = Literal[
 
 
 class Stage(Struct, frozen=True, gc=False):
-    """A piece of a turn: when it began, counted from the arrival of the request, and how long it took."""
+    """One stage of a turn. ``start_ms`` counts from the arrival of the request."""
 
     name: StageName
     start_ms: float
@@ -34,17 +35,17 @@ class Stage(Struct, frozen=True, gc=False):
 
 
 class TokenCounts(Struct, frozen=True, gc=False):
-    """What went through the engine."""
+    """Tokens that an engine processed."""
 
     rendered: int
-    """Ids that were made for this turn."""
+    """Tokens rendered for this turn."""
     input: int
     cached: int
     output: int
 
 
 class TurnReport(Struct, frozen=True):
-    """All that is kept about a turn."""
+    """How one turn went."""
 
     status: str
     """The status of the response; ``refused`` if there was none, ``cancelled`` if its client disconnected."""
@@ -56,15 +57,15 @@ class TurnReport(Struct, frozen=True):
     model: str | UnsetType = UNSET
     input_items: int | UnsetType = UNSET
     send_ms: float | UnsetType = UNSET
-    """Spent in waiting for the client to take what was written while the answer was made."""
+    """Time in which generation waited for the client to read."""
     tokens: TokenCounts | UnsetType = UNSET
     fallback: str | UnsetType = UNSET
-    """Why the whole context was rendered and not the delta alone."""
+    """Why the engine rendered the whole context instead of the new items only."""
     dropped_items: int | UnsetType = UNSET
-    """The oldest items, left out to make the rest fit."""
+    """Oldest items that were left out so that the rest fits the context window."""
     error_code: str | UnsetType = UNSET
 
 
 def server_timing(stages: list[Stage]) -> str:
-    """Stages as the value of a ``Server-Timing`` header."""
+    """Format stages as the value of a ``Server-Timing`` header."""
     return ", ".join(f"{stage.name};dur={stage.duration_ms:g}" for stage in stages)

@@ -25,15 +25,15 @@ from slipring.core.session.actions import (
     Close,
     Counted,
     Load,
+    Loaded,
     Record,
     Save,
     Send,
     Start,
     Weigh,
 )
-from slipring.core.session.loaded import Joined, Loaded
 from slipring.core.session.session import Session
-from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn import Joined, Turn
 from slipring.engines.constraints import call_limits
 from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event

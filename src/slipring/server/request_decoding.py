@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
 
-from slipring.core.betas import Betas
 from slipring.core.byte_ledger import Ledger
+from slipring.core.ports import Betas
 from slipring.core.session import client_events
 from slipring.engines.tokens.crew import Crew
 from slipring.protocol import requests

@@ -15,12 +15,11 @@ from typing import Protocol
 from msgspec import UNSET
 
 from slipring.config import Config
-from slipring.core.betas import NONE, Betas
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
-from slipring.core.chain.state_cache import ConnectionCache, NoMemory, SharedScopes
-from slipring.core.ports import Means, Mint
+from slipring.core.chain.state_cache import ConnectionCache, NoCache, SharedScopes
+from slipring.core.ports import NO_BETAS, Betas, Mint, Ports
 from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.compiler import Compiler
@@ -146,16 +145,16 @@ class Service:
         cache = ConnectionCache(self.config.limits.connection_cache_bytes, self.scopes.of(caller.tenant))
         return self._session(caller, cache, betas)
 
-    def open_exchange(self, caller: Caller, betas: Betas = NONE) -> Session:
+    def open_exchange(self, caller: Caller, betas: Betas = NO_BETAS) -> Session:
         """A new session for a single request: it remembers nothing."""
-        return self._session(caller, NoMemory(), betas)
+        return self._session(caller, NoCache(), betas)
 
     def _session(self, caller: Caller, cache: ConnectionCache, betas: Betas) -> Session:
         session = Session(
             tenant=caller.tenant,
             models=self.models_of(caller),
             limits=self.config.limits,
-            means=Means(mint=self.mint, clock=clock, seal=self.seal, requests=self.requests),
+            ports=Ports(mint=self.mint, clock=clock, seal=self.seal, requests=self.requests),
             cache=cache,
             now=now(),
             betas=betas,

@@ -38,10 +38,9 @@ from slipring.engines.chat.tools import EMPTY, toolbox
 from slipring.engines.remote.admission import Retryable
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 from slipring.prompts.templates.chat_messages import short_id
-from slipring.protocol.append import ANSWERS
-from slipring.protocol.items import Item
+from slipring.protocol.items import CALL_OF_OUTPUT, Item
 from slipring.protocol.tools import Offer, Toolset
-from tests.core.stage import PLAIN
+from tests.core.connection import PLAIN
 from tests.engines.chat_partner import ChatPartner, Send
 from tests.engines.partner import Call, HangUp, Refuse, Say, Stop, Think
 from tests.harness import WEATHER, Running, serve
@@ -198,7 +197,7 @@ def test_what_cannot_be_shown_is_refused_by_name(part: Json, role: str, images: 
     assert refused.value.param == "previous_response_id"
 
 
-WORDS = ITEMS.filter(lambda item: item.type not in ANSWERS)
+WORDS = ITEMS.filter(lambda item: item.type not in CALL_OF_OUTPUT)
 """What a model says: results of tools are its client's."""
 STEPS = st.lists(st.tuples(st.lists(ITEMS, max_size=4), st.lists(WORDS, max_size=3)), min_size=1, max_size=5)
 

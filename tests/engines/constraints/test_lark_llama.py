@@ -2,7 +2,7 @@
 
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.options import Options
-from slipring.protocol.grammars import Grammar
+from slipring.protocol.definitions import Grammar
 from tests.engines.constraints.test_lark import PATCH, SQL
 from tests.engines.fitting import fits
 from tests.harness import serve

@@ -301,7 +301,7 @@ async def test_a_key_without_a_served_model_gets_404(tmp_path: Path) -> None:
             assert (status, answer["error"]["code"]) == (404, "model_not_found")
             assert answer["error"]["message"] == (
                 "The model 'elsewhere' does not exist here."
-                " This server serves: nothing that this key may use."
+                " This server serves: no model that this key may use."
             )
 
 

@@ -13,7 +13,7 @@ from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.limits import Limits
 from slipring.core.session.session import Session
 from slipring.server.cluster.parking import Parking
-from tests.core.stage import node
+from tests.core.connection import node
 from tests.harness import PuppetEngine, Running, Socket, serve
 from tests.server.raw import until
 

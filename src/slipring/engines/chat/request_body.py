@@ -89,7 +89,7 @@ def _write_history(job: Job, before: Written | None, options: Options, writer: W
     if job.parent is None:
         return writer.extend(None, job.input)
     if before is not None:
-        return writer.extend(before.history, (*job.parent.said, *job.input))
+        return writer.extend(before.history, (*job.parent.answer, *job.input))
     items = tuple(job.context())
     refuse_unsendable(items, images=options.images, new=False)
     return writer.extend(None, items)

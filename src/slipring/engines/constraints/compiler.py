@@ -8,8 +8,7 @@ from typing import Any
 from slipring.engines.constraints import tool_grammars
 from slipring.engines.constraints.tool_grammars import Proof
 from slipring.errors import InvalidRequest
-from slipring.protocol.grammars import Grammar
-from slipring.protocol.intake import Compilable
+from slipring.protocol.definitions import Compilable, Grammar
 from slipring.sandbox.sandbox import InThread, Runner, TooExpensive
 
 _MOST_STATES = 10_000

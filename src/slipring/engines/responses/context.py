@@ -45,12 +45,12 @@ def everything(job: Job, home: object, *, keep_reasoning: bool) -> list[bytes]:
     pieces: list[bytes] = []
     nodes = list(job.parent.chain()) if job.parent is not None else []
     for node in reversed(nodes):
-        _add(node.told, pieces, keep_reasoning)
+        _add(node.prompt, pieces, keep_reasoning)
         position = own_position(node.position, home)
         if position is not None and position.thoughts:
-            pieces += _with_thoughts(node.said, position.thoughts)
+            pieces += _with_thoughts(node.answer, position.thoughts)
         else:
-            _add(node.said, pieces, keep_reasoning)
+            _add(node.answer, pieces, keep_reasoning)
     _add(job.input, pieces, keep_reasoning)
     return pieces
 

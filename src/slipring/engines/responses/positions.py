@@ -76,7 +76,7 @@ def upstream_call_id(job: Job, home: object, call_id: str) -> str:
         position = own_position(node.position, home)
         if position is None:
             break
-        ours = [item.call_id for item in node.said if item.call_id is not None]
+        ours = [item.call_id for item in node.answer if item.call_id is not None]
         if call_id in ours[: len(position.call_ids)]:
             return position.call_ids[ours.index(call_id)]
         if position.whole:

@@ -13,7 +13,7 @@ from aiohttp.typedefs import Handler
 from slipring import __version__
 from slipring.core.generation import Model
 from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError
-from slipring.protocol.endpoints.small_objects import EngineHealth, Health, ModelList, ModelObject, TurnList
+from slipring.protocol.endpoints.reply_bodies import EngineHealth, Health, ModelList, ModelObject, TurnList
 from slipring.server.access.auth import Caller
 from slipring.server.background.runs import Background
 from slipring.server.clock import now

@@ -4,10 +4,11 @@ from aiohttp import web
 from msgspec import Raw, json
 
 from slipring.core.chain import item_ids, sealed_items
-from slipring.core.session.turn_setup import intake_of
+from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn.compaction import TRIGGER
 from slipring.core.turn.request_validation import read_include
 from slipring.errors import InvalidRequest, NotFound, conversation_not_found, quoted
+from slipring.protocol.definitions import Definitions
 from slipring.protocol.endpoints.conversations import (
     ConversationObject,
     CreateConversation,
@@ -15,8 +16,7 @@ from slipring.protocol.endpoints.conversations import (
     read_creation,
     read_update,
 )
-from slipring.protocol.endpoints.small_objects import DeletedConversation
-from slipring.protocol.intake import Intake
+from slipring.protocol.endpoints.reply_bodies import DeletedConversation
 from slipring.protocol.item_listing import present
 from slipring.protocol.items import (
     AdditionalTools,
@@ -153,11 +153,11 @@ async def _read_items(
     """
     items: dict[str, Item] = {}
     chosen: dict[str, str] = {}
-    intake = intake_of(service.config.limits)
+    definitions = new_definitions(service.config.limits)
     for index, raw in enumerate(raws):
         where = f"items[{index}]"
         item = read_item(bytes(raw), where)
-        _check_settings(item, where, intake)
+        _check_settings(item, where, definitions)
         if item.type in ("item_reference", TRIGGER):
             raise InvalidRequest(
                 f"Invalid '{where}': a conversation holds items, not references or compaction triggers.",
@@ -168,7 +168,7 @@ async def _read_items(
             chosen[item.id] = where
         item_id = item.id or mint(item_ids.prefix(item.type))
         items[item_id] = with_id(item, item_id)
-    await service.compiler.check(tenant, intake.grammars)
+    await service.compiler.check(tenant, definitions.grammars)
     return sealed_items.opened(tuple(items.values()), service.seal, tenant, "items"), chosen
 
 
@@ -186,10 +186,10 @@ def _content_of(item: Item) -> object:
     return json.decode(present(item, item.id or "", "conversation"))
 
 
-def _check_settings(item: Item, where: str, intake: Intake) -> None:
+def _check_settings(item: Item, where: str, definitions: Definitions) -> None:
     """Raise for settings that would make every later turn of the conversation fail."""
     body = item.body()
     if isinstance(body, AdditionalTools | LoadedTools):
-        Toolset.read(body.tools, f"{where}.tools", loaded=True, intake=intake)
+        Toolset.read(body.tools, f"{where}.tools", loaded=True, definitions=definitions)
     elif isinstance(body, ConfigurationUpdate) and body.text is not None:
-        read_format(body.text.format, f"{where}.text.format", intake)
+        read_format(body.text.format, f"{where}.text.format", definitions)

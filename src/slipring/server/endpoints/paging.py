@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from slipring.errors import InvalidRequest
-from slipring.protocol.endpoints.small_objects import ItemPage
+from slipring.protocol.endpoints.reply_bodies import ItemPage
 from slipring.protocol.item_listing import ListKind, present
 from slipring.protocol.items import Item
 from slipring.stores.base import Page

@@ -13,7 +13,7 @@ from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_incl
 from slipring.core.turn.stages import Stages
 from slipring.errors import InvalidRequest, response_not_found
 from slipring.protocol import wire
-from slipring.protocol.endpoints.small_objects import DeletedResponse
+from slipring.protocol.endpoints.reply_bodies import DeletedResponse
 from slipring.protocol.items import Item, Reasoning, read_item
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response

@@ -2,7 +2,7 @@
 
 from multidict import CIMultiDictProxy
 
-from slipring.core.betas import Betas
+from slipring.core.ports import Betas
 
 _TIMING = "slipring_timing=v1"
 _ROLLOUT = "slipring_rollout=v1"

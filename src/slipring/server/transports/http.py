@@ -13,7 +13,7 @@ from slipring.core.session.actions import Record
 from slipring.core.turn.stages import Stages
 from slipring.errors import ApiError, InvalidRequest, RateLimited, UnsupportedParameter
 from slipring.protocol import requests
-from slipring.protocol.endpoints.small_objects import InputTokens
+from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.events import TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response

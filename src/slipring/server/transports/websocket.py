@@ -165,7 +165,7 @@ class WebSocketConnection(Sink):
         if self._client_closed or self._keeps_nothing:
             return
         session, parking = self.driver.session, self.driver.service.parking
-        parking.park(session.tenant, session.bequeath(), now())
+        parking.park(session.tenant, session.detach_cache(), now())
 
     # A client of the server.
 

@@ -1,9 +1,9 @@
-"""A stage for the pure core: sessions without sockets, engines, stores or clocks.
+"""Test driver for the pure core: runs sessions without sockets, engines, stores or clocks.
 
-A `World` is what connections share; a `Stage` is one connection in it. The stage carries out the actions of
-its session by writing them down: what was sent is in `events`, and the work that a real driver would do
-lies in `loads`, `checks`, `weighs`, `starts` and `saves` until a test does it. Every frame is validated, and
-the order of all frames is checked, so that each test is also a test of the wire.
+A `Connection` has one session and records its actions: the events that it sends are in `events`; the work
+that it asks for waits in `loads`, `checks`, `weighs`, `starts` and `saves` until the test does it. A `Server`
+holds what connections share. Every event is validated against the API's types, and so is the order of all
+events, so that each test also tests the wire format.
 """
 
 import json
@@ -13,7 +13,6 @@ from typing import Any
 
 from msgspec import Raw, structs
 
-from slipring.core.betas import NONE, Betas
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head
 from slipring.core.chain.sealed_items import BrokenSeal
@@ -21,7 +20,7 @@ from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.limits import Limits
-from slipring.core.ports import Means
+from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session.actions import (
     Action,
     Cancel,
@@ -29,13 +28,13 @@ from slipring.core.session.actions import (
     CheckAppended,
     Close,
     Load,
+    Loaded,
     Record,
     Save,
     Send,
     Start,
     Weigh,
 )
-from slipring.core.session.loaded import Loaded
 from slipring.core.session.session import Session
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, ModelNotFound, ServerError
@@ -55,7 +54,7 @@ ABLE = Model(
 
 
 class Models:
-    """Two models: one that can do nothing special and is the default, one that can do everything."""
+    """Two models: the default one without optional capabilities, and one with all of them."""
 
     def find(self, name: str | None) -> Model:
         for model in (PLAIN, ABLE):
@@ -65,7 +64,7 @@ class Models:
 
 
 class Envelopes:
-    """Seals by keeping: a blob is a number, and what was put away under it is given to its tenant only."""
+    """A `Seal` without encryption: a blob is the number of an entry that only its tenant can read."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[str, tuple[Item, ...]]] = []
@@ -81,8 +80,8 @@ class Envelopes:
         raise BrokenSeal
 
 
-class World:
-    """What connections share: the store, the memory bounds, the ids."""
+class Server:
+    """What connections share: the store, the limits, the clock and the ids."""
 
     def __init__(self, **limits: float) -> None:
         self.limits = Limits(**limits)  # type: ignore[arg-type]
@@ -91,7 +90,7 @@ class World:
         self.models = Models()
         self.now = 1000.0
         self.requests = Ledger(self.limits.tenant_request_bytes, self.limits.request_bytes)
-        self.means = Means(mint=self.mint, clock=lambda: self.now, seal=Envelopes(), requests=self.requests)
+        self.ports = Ports(mint=self.mint, clock=lambda: self.now, seal=Envelopes(), requests=self.requests)
         self._minted: Counter[str] = Counter()
 
     def mint(self, prefix: str) -> str:
@@ -99,16 +98,16 @@ class World:
         self._minted[prefix] += 1
         return f"{prefix}_{self._minted[prefix]}"
 
-    def connect(self, tenant: str = "tenant", **watch: Any) -> "Stage":
-        return Stage(self, tenant, **watch)
+    def connect(self, tenant: str = "tenant", **watch: Any) -> "Connection":
+        return Connection(self, tenant, **watch)
 
 
-class Stage:
-    """One connection: its session, what it sent, and the work that it waits for."""
+class Connection:
+    """One session, with the events that it sent and the work that it waits for."""
 
     def __init__(
         self,
-        world: World | None = None,
+        server: Server | None = None,
         tenant: str = "tenant",
         *,
         foreign_tools: frozenset[str] = NO_TYPES,
@@ -116,19 +115,19 @@ class Stage:
         on_start: Callable[[Start], None] | None = None,
         accepts: Callable[[Job], bool] = lambda job: True,
         refuses: Callable[[Job], ApiError | None] = lambda job: None,
-        betas: Betas = NONE,
+        betas: Betas = NO_BETAS,
     ) -> None:
-        """``accepts``: whether the engine takes a job at once; if not, it waits for a delta or a failure."""
-        self.world = world = world or World()
+        """``accepts``: whether the engine accepts a job at once; if not, the test sends the first delta."""
+        self.server = server = server or Server()
         self.tenant = tenant
-        self.cache = ConnectionCache(world.limits.connection_cache_bytes, world.scopes.of(tenant))
+        self.cache = ConnectionCache(server.limits.connection_cache_bytes, server.scopes.of(tenant))
         self.session = Session(
             tenant=tenant,
-            models=world.models,
-            limits=world.limits,
-            means=world.means,
+            models=server.models,
+            limits=server.limits,
+            ports=server.ports,
             cache=self.cache,
-            now=world.now,
+            now=server.now,
             betas=betas,
         )
         self.events: list[Json] = []
@@ -149,13 +148,13 @@ class Stage:
         self._refuses = refuses
         self.reports: list[Record] = []
 
-    # What a client does. Each returns the events that it caused.
+    # The client. Each method returns the events that it causes.
 
     def receive(self, frame: bytes | str) -> list[Json]:
-        return self._run(self.session.receive(frame, self.world.now))
+        return self._run(self.session.receive(frame, self.server.now))
 
     def create(self, lane: str | None = None, previous: str | None = None, **fields: Any) -> list[Json]:
-        """Ask for a response that says something and is not stored, unless `fields` say otherwise."""
+        """Send a create with an input and `store` false, unless `fields` override them."""
         frame: Json = {"type": "response.create", "model": "m", "input": "hi", "store": False, **fields}
         if lane is not None:
             frame["stream_id"] = lane
@@ -164,109 +163,109 @@ class Stage:
         return self.receive(json.dumps(frame))
 
     def steer(self, target: str, input: Any = "wait", **fields: Any) -> Json:
-        """Add something to a response; the event that answers."""
+        """Steer a response; returns the event that answers."""
         frame = {"type": "response.steer", "previous_response_id": target, "input": input, **fields}
         (answer,) = self.receive(json.dumps(frame))
         return answer
 
     def append(self, target: str, *items: Json, kind: str = "append", **fields: Any) -> list[Json]:
-        """Send a response what it waits for."""
+        """Append call outputs to a response."""
         return self.receive(self.append_frame(target, *items, kind=kind, **fields))
 
     def append_frame(self, target: str, *items: Json, kind: str = "append", **fields: Any) -> str:
         return json.dumps({"type": f"response.{kind}", "response_id": target, "input": items, **fields})
 
     def respond(self, lane: str | None = None, previous: str | None = None, **fields: Any) -> Json:
-        """Ask for a response and see it through; returns the finished response object."""
+        """Send a create and complete its response; returns the finished response object."""
         text = fields.pop("says", "ok")
         self.create(lane, previous, **fields)
         if any(turn.lane == lane for turn in self.loads):
             self.load(lane)
         return self.complete(lane, text)
 
-    # What an engine does.
+    # The compiler and the engine.
 
     def job(self, lane: str | None = None) -> Job:
         """The job that runs on a lane."""
         return self.starts[self._at(self.starts, lane)].job
 
     def check(self, lane: str | None = None) -> list[Json]:
-        """What a request defines has been compiled."""
+        """The grammars of a request compile."""
         return self._run(self.session.checked(self.checks.pop(self._at(self.checks, lane))))
 
     def check_appended(self, error: ApiError | None = None) -> list[Json]:
-        """What was to be appended first has been compiled, or could not be."""
+        """The grammars of the first append that waits compile, or fail with ``error``."""
         asked = self.checks_appended.pop(0).asked
-        return self._run(self.session.appended(structs.replace(asked, error=error), self.world.now))
+        return self._run(self.session.appended(structs.replace(asked, error=error), self.server.now))
 
     def weigh(self, tokens: int, lane: str | None = None) -> list[Json]:
-        """The engine has counted what it was asked to count."""
+        """The engine has counted the tokens of a job."""
         weigh = self.weighs.pop(self._at(self.weighs, lane))
         return self._run(self.session.weighed(weigh, tokens))
 
-    def say(self, *deltas: Delta, lane: str | None = None) -> list[Json]:
+    def generate(self, *deltas: Delta, lane: str | None = None) -> list[Json]:
         return self._run([Send(self.session.deltas(self._at(self.starts, lane), list(deltas)))])
 
     def finish(
         self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: object = None
     ) -> list[Json]:
-        """The engine's last deltas. A response that is to be stored then waits in `saves`."""
+        """The engine's last deltas. A response with `store` true then waits in `saves`."""
         turn = self._at(self.starts, lane)
         job = self.starts.pop(turn).job
         tokens = 3 if job.generate else 0
         end = Finished(
             reason=reason, input_tokens=7, cached_tokens=2, output_tokens=tokens, position=position
         )
-        told = self._run([Send(self.session.deltas(turn, [*deltas, end]))])
-        return told + self._run(self.session.finished(turn, self.world.now))
+        sent = self._run([Send(self.session.deltas(turn, [*deltas, end]))])
+        return sent + self._run(self.session.finished(turn, self.server.now))
 
     def complete(self, lane: str | None = None, text: str = "ok") -> Json:
-        """Answer with a text (a warmup with nothing), store it if asked to, return the response object."""
+        """Finish with a text (a warmup with nothing), save if needed; returns the response object."""
         self.finish(*([Text(text)] if self.job(lane).generate else []), lane=lane)
         if any(turn.lane == lane for turn in self.saves):
             self.save(lane)
         response: Json = self.order.responses[-1]
         return response
 
-    # What a store does.
+    # The store.
 
     def load(self, lane: str | None = None) -> list[Json]:
         turn = self._at(self.loads, lane)
         wanted = self.loads.pop(turn)
-        state = self.world.store.get((self.tenant, wanted.response_id or ""))
-        own = (s.input + s.output for (tenant, _), s in self.world.store.items() if tenant == self.tenant)
+        state = self.server.store.get((self.tenant, wanted.response_id or ""))
+        own = (s.input + s.output for (tenant, _), s in self.server.store.items() if tenant == self.tenant)
         found = {item.id: item for items in own for item in items if item.id in wanted.item_ids}
-        return self._run(self.session.loaded(turn, Loaded(state, found), self.world.now))
+        return self._run(self.session.loaded(turn, Loaded(state, found), self.server.now))
 
     def save(self, lane: str | None = None) -> list[Json]:
         turn = self._at(self.saves, lane)
         state = self.saves.pop(turn).state
-        self.world.store[self.tenant, state.id] = state
-        return self._run(self.session.saved(turn, self.world.now))
+        self.server.store[self.tenant, state.id] = state
+        return self._run(self.session.saved(turn, self.server.now))
 
-    # What goes wrong, and time.
+    # Failures and time.
 
     def fail(self, lane: str | None = None, error: ApiError | None = None) -> list[Json]:
-        """Whatever works on this lane's turn cannot do it: engine, load or save."""
+        """The work on this lane's turn fails, whatever it is."""
         for work in (self.checks, self.weighs, self.starts, self.loads, self.saves):
             for turn in [turn for turn in work if turn.lane == lane]:
                 del work[turn]
-                return self._run(self.session.failed(turn, error or ServerError(), self.world.now))
+                return self._run(self.session.failed(turn, error or ServerError(), self.server.now))
         raise LookupError(f"nothing runs on lane {lane!r}")
 
     def tick(self, seconds: float = 0.0) -> list[Json]:
-        self.world.now += seconds
-        return self._run(self.session.tick(self.world.now))
+        self.server.now += seconds
+        return self._run(self.session.tick(self.server.now))
 
     def end(self, error: ApiError, *, code: int = 1001, grace_s: float = 30.0) -> list[Json]:
-        return self._run(self.session.end(error, code=code, grace_s=grace_s, now=self.world.now))
+        return self._run(self.session.end(error, code=code, grace_s=grace_s, now=self.server.now))
 
     def hang_up(self) -> list[Json]:
-        """The connection is gone, and nobody hears what is still said."""
-        left = [action for action in self.session.leave(self.world.now) if not isinstance(action, Send)]
+        """The client disconnects; events that are sent after that are dropped."""
+        left = [action for action in self.session.leave(self.server.now) if not isinstance(action, Send)]
         return self._run(left + self.session.closed())
 
-    # Within.
+    # Implementation.
 
     def _at(self, work: Iterable[Turn], lane: str | None) -> Turn:
         found = [turn for turn in work if turn.lane == lane]
@@ -298,7 +297,7 @@ class Stage:
 
     def _start(self, start: Start) -> None:
         if (error := self._refuses(start.job)) is not None:
-            self._run(self.session.failed(start.turn, error, self.world.now))
+            self._run(self.session.failed(start.turn, error, self.server.now))
             return
         self.starts[start.turn] = start
         if self._accepts(start.job):
@@ -309,21 +308,21 @@ class Stage:
     def _send(self, send: Send) -> None:
         for event in send.events:
             frame = wire.encode(event)
-            told = check_frame(frame, self._foreign_tools)
+            decoded = check_frame(frame, self._foreign_tools)
             self.frames.append(frame)
-            self.events.append(told)
-            self.order.see(told)
+            self.events.append(decoded)
+            self.order.see(decoded)
             if self._on_event is not None:
-                self._on_event(told)
+                self._on_event(decoded)
 
 
 def types(events: Iterable[Json]) -> list[str]:
-    """The types of events, without the prefix that they share."""
+    """The types of events, without the common prefix."""
     return [event["type"].removeprefix("response.") for event in events]
 
 
 def only_error(events: list[Json]) -> Json:
-    """The error frame, where it is all that was said."""
+    """The error event; fails if there is any other event."""
     assert types(events) == ["error"]
     return events[0]
 
@@ -341,7 +340,7 @@ def function(name: str, **fields: Any) -> Json:
 
 
 def context_of(job: Job) -> list[Json]:
-    """The items that an engine is given, oldest first."""
+    """The items of a job's context, oldest first."""
     return [json.loads(item.raw) for item in job.context()]
 
 
@@ -351,7 +350,7 @@ _HEAD = Head()
 def node(
     id: str, parent: ResponseState | None = None, *, text: str = "hi", output: tuple[Item, ...] = ()
 ) -> ResponseState:
-    """A state as a finished response leaves it, without the trouble of making one."""
+    """The state of a finished response."""
     response = Response(
         id=id,
         created_at=0,

@@ -1,4 +1,4 @@
-"""The small objects that endpoints answer with: pages, models, counts, deletions, health."""
+"""JSON bodies of the smaller endpoints: item pages, models, token counts, deletions, turn lists, health."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ from slipring.protocol.timing import TurnReport
 
 
 class ItemPage(Struct):
-    """A part of a list of items."""
+    """One page of a list of items."""
 
     data: list[Raw]
     first_id: str
@@ -65,4 +65,4 @@ class Health(Struct):
     connections: int
     render_fallbacks: dict[str, int]
     trouble: str | None
-    """Why clients are turned away, where they are."""
+    """Why new clients are refused; None if they are not."""
