@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from aiohttp import web
 
 from slipring.engines.chat import ChatEngine
-from slipring.engines.chat.options import Options
+from slipring.engines.chat.options import ChatOptions
 from tests.engines.partner import Call, Deny, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
 
 
@@ -50,7 +50,7 @@ class ChatPartner(Partner):
         await self._runner.cleanup()
 
     def engine(self, **options: Any) -> ChatEngine:
-        return ChatEngine(Options(url=self.url, **{"model": "partner", **options}))
+        return ChatEngine(ChatOptions(url=self.url, **{"model": "partner", **options}))
 
     async def _list(self, request: web.Request) -> web.Response:
         data = [{"id": name, "object": "model"} for name in self.models]

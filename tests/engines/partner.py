@@ -125,6 +125,19 @@ class Partner(ABC):
         """An engine that talks to this partner; ``options`` are fields of its options."""
 
 
+E = TypeVar("E", bound=Engine)
+
+
+@asynccontextmanager
+async def started(engine: E) -> AsyncIterator[E]:
+    """Start an engine, and close it at the end, also if it did not start."""
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+
+
 @asynccontextmanager
 async def played(partner: Played, **options: Any) -> AsyncIterator[tuple[Played, Running]]:
     """A partner, and a server whose engine talks to it: patient, and without further attempts."""

@@ -17,7 +17,7 @@ from aiohttp import WSMsgType, web
 
 from slipring.engines.base import Engine
 from slipring.engines.responses import ResponsesEngine
-from slipring.engines.responses.options import Options
+from slipring.engines.responses.options import ResponsesOptions
 from tests import wire
 from tests.engines.partner import Call, Deny, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
 
@@ -108,7 +108,9 @@ class ResponsesPartner(Partner):
 
     def engine(self, **options: Any) -> Engine:
         url = f"http://127.0.0.1:{self.port}/v1"
-        return ResponsesEngine(Options(**{"url": url, "model": "up", "transport": self.transport, **options}))
+        return ResponsesEngine(
+            ResponsesOptions(**{"url": url, "model": "up", "transport": self.transport, **options})
+        )
 
     async def _list(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "up", "object": "model"}]})

@@ -24,17 +24,21 @@ def written(path: Path, text: str) -> list[str]:
     return ["--config", str(file), "--port", "0"]
 
 
-def test_an_engines_models_are_served_under_their_own_names_or_others() -> None:
+async def test_an_engines_models_are_served_under_their_own_names_or_others() -> None:
     engine = open_engine(FAST)
-    assert [model.name for model in Catalog.of_engine(engine)] == ["simulated"]
+    catalog = Catalog.of_engine(engine)
+    assert list(catalog) == []
+    await catalog.start()
+    assert [model.name for model in catalog] == ["simulated"]
     renamed = Catalog.of_engine(engine, ["small", "large"])
+    await renamed.start()
     assert [(model.name, model.own_name) for model in renamed] == [
         ("small", "simulated"),
         ("large", "simulated"),
     ]
 
 
-def test_entries_share_engines_and_have_aliases_and_defaults() -> None:
+async def test_entries_share_engines_and_have_aliases_and_defaults() -> None:
     calm = Defaults(temperature=0.5)
     catalog = Catalog.of_entries(
         [
@@ -43,6 +47,7 @@ def test_entries_share_engines_and_have_aliases_and_defaults() -> None:
             Entry("c", OTHER),
         ]
     )
+    await catalog.start()
     assert len(catalog.engines) == 2
     assert catalog.find(None).name == "a"
     assert catalog.find("y").name == "a"
@@ -52,9 +57,9 @@ def test_entries_share_engines_and_have_aliases_and_defaults() -> None:
         catalog.find("z")
 
 
-def test_a_model_that_its_engine_does_not_have_is_refused_at_start() -> None:
+async def test_a_model_that_its_engine_does_not_have_is_refused_at_start() -> None:
     with pytest.raises(StartupError, match=r"models.a: simulated has no model 'nope' \(it has: simulated\)"):
-        Catalog.of_entries([Entry("a", FAST, "nope")])
+        await Catalog.of_entries([Entry("a", FAST, "nope")]).start()
 
 
 TABLE = f"""

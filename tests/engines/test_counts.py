@@ -13,7 +13,7 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Settings
 from slipring.engines.base import Engine, Level
 from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options
+from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.remote.estimates import _weight, estimated_tokens
 from slipring.engines.simulated import open_simulated
 from slipring.protocol import wire
@@ -88,7 +88,7 @@ async def test_the_simulated_engine_counts_as_it_reports() -> None:
 
 
 async def test_the_llama_engine_counts_as_it_reports_and_beyond_what_it_can_read() -> None:
-    engine = LlamaEngine(Options(slots=1, context=256))
+    engine = LlamaEngine(LlamaOptions(slots=1, context=256))
     async with serve(engine) as server:
         _, response = await server.post(input="hello", max_output_tokens=4)
     assert await engine.count(job_of("hello")) == response["usage"]["input_tokens"]

@@ -1,6 +1,5 @@
 """The sglang engine on the wire: ids in, ids out, told all at once or piece by piece."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +9,7 @@ import pytest
 
 from slipring.engines.sglang import SglangEngine
 from slipring.errors import StartupError
-from tests.engines.partner import Say, Stop
+from tests.engines.partner import Say, Stop, started
 from tests.engines.sglang_partner import SglangPartner
 from tests.engines.test_contract import text_of
 from tests.engines.token_partner import END, TOKENIZER, Ids, decoded
@@ -38,10 +37,11 @@ async def partner(**fields: Any) -> AsyncIterator[SglangPartner]:
 async def playing(
     *, incremental: bool = False, **options: Any
 ) -> AsyncIterator[tuple[SglangPartner, Running]]:
-    async with partner(incremental=incremental) as played:
-        engine = await asyncio.to_thread(played.engine, **{"retries": 0, **options})
-        async with serve(engine) as server:
-            yield played, server
+    async with (
+        partner(incremental=incremental) as played,
+        serve(played.engine(**{"retries": 0, **options})) as server,
+    ):
+        yield played, server
 
 
 async def test_a_request_says_everything_that_was_asked_for_and_no_more() -> None:
@@ -200,10 +200,10 @@ async def test_the_last_tokens_of_a_context_are_not_for_prompts() -> None:
 @pytest.mark.parametrize(("told", "context"), [(1994, 2000), (8186, 8192), (10**6, 8192), (None, 8192)])
 async def test_a_small_cache_bounds_the_context(told: int | None, context: int, is_old: bool) -> None:
     async with partner(max_req_input_len=told, is_old=is_old) as played:
-        engine = await asyncio.to_thread(played.engine, model="", context=0)
-        assert engine.served.context == context
-        named = await asyncio.to_thread(played.engine, model="", context=500)
-        assert named.served.context == 500
+        async with started(played.engine(model="", context=0)) as engine:
+            assert engine.served.context == context
+        async with started(played.engine(model="", context=500)) as named:
+            assert named.served.context == 500
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,10 @@ async def test_a_server_that_names_no_ids_is_too_old() -> None:
 
 @pytest.mark.parametrize("is_old", [False, True])
 async def test_the_servers_tokenizer_is_used_where_it_is_here(is_old: bool) -> None:
-    async with partner(is_old=is_old) as played:
-        engine = await asyncio.to_thread(played.engine, tokenizer="", model="", context=0)
+    async with (
+        partner(is_old=is_old) as played,
+        started(played.engine(tokenizer="", model="", context=0)) as engine,
+    ):
         assert engine.renderer.vocabulary.is_local
         assert (engine.served.name, engine.served.context) == ("smollm2", 8192)
 
@@ -282,13 +284,14 @@ async def test_the_servers_tokenizer_is_used_where_it_is_here(is_old: bool) -> N
 async def test_a_tokenizer_that_is_elsewhere_has_to_be_named(path: str, said: str) -> None:
     async with partner(tokenizer_path=path) as played:
         with pytest.raises(StartupError, match=said):
-            await asyncio.to_thread(played.engine, tokenizer="")
+            async with started(played.engine(tokenizer="")):
+                pass
 
 
-def test_what_cannot_be_used_is_told_in_one_line() -> None:
+async def test_what_cannot_be_used_is_told_in_one_line() -> None:
     with pytest.raises(StartupError, match="name its address, as in sglang:http"):
         SglangEngine.from_options("")
-    with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):
-        SglangEngine.from_options("http://127.0.0.1:9")
-    with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):
-        SglangEngine.from_options("http://127.0.0.1:9,model=m,context=9")
+    for text in ("http://127.0.0.1:9", "http://127.0.0.1:9,model=m,context=9"):
+        with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):
+            async with started(SglangEngine.from_options(text)):
+                pass

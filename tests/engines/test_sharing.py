@@ -11,18 +11,19 @@ import pytest
 
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.models import locate
-from slipring.engines.llama.options import Options
-from slipring.engines.llama.owners import Elsewhere, Embedded
+from slipring.engines.llama.options import LlamaOptions
+from slipring.engines.llama.owners import Embedded, ExternalOwner
 from slipring.engines.sharing import Borrowed, Share
 from slipring.errors import StartupError, Unavailable
 from tests.engines.llama.test_llama import ASK, GREEDY, three_chains
 from tests.engines.llama.test_llama_elsewhere import elsewhere
+from tests.engines.partner import started
 from tests.harness import Running, serve
 from tests.server.raw import until
 
 
 def owner_of(users: int, **options: int) -> Embedded:
-    return Embedded(Options(**options), "no.gguf", 64, users)
+    return Embedded(LlamaOptions(**options), "no.gguf", 64, users)
 
 
 def test_slots_and_room_are_divided() -> None:
@@ -76,7 +77,7 @@ async def test_a_user_goes_where_the_engine_goes() -> None:
 
 
 @asynccontextmanager
-async def sharing(users: int, options: Options) -> AsyncIterator[tuple[Embedded, list[Running]]]:
+async def sharing(users: int, options: LlamaOptions) -> AsyncIterator[tuple[Embedded, list[Running]]]:
     """Servers that share one engine."""
     owner = Embedded(options, *locate(options), users)
     borrowed = [Borrowed(owner.share(number), owner.key, owner.suspect) for number in range(users)]
@@ -96,7 +97,7 @@ async def sharing(users: int, options: Options) -> AsyncIterator[tuple[Embedded,
 
 
 async def test_users_keep_and_find_their_contexts_side_by_side() -> None:
-    async with sharing(2, Options(slots=4, context=512)) as (_, servers):
+    async with sharing(2, LlamaOptions(slots=4, context=512)) as (_, servers):
         found = await asyncio.gather(*map(three_chains, servers))
         assert found == [[True] * 3] * 2
 
@@ -105,7 +106,7 @@ async def test_an_engine_that_hangs_is_ended_once_and_serves_all_users_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("slipring.engines.llama.api._SILENCE_TIMEOUT_S", 2.0)
-    async with sharing(2, Options(slots=2, context=512)) as (owner, servers):
+    async with sharing(2, LlamaOptions(slots=2, context=512)) as (owner, servers):
         hung, before = owner.process.pid, owner.address
         assert hung is not None
         assert before is not None
@@ -122,14 +123,15 @@ async def test_an_engine_that_hangs_is_ended_once_and_serves_all_users_again(
 
 async def test_the_slots_of_a_server_elsewhere_are_divided_too(monkeypatch: pytest.MonkeyPatch) -> None:
     async with elsewhere(monkeypatch) as engine:
-        owner = Elsewhere(engine.options, 2)
+        owner = ExternalOwner(engine.options, 2)
+        await owner.start(lambda: None)
         users = [
             LlamaEngine(engine.options, Borrowed(owner.share(number), owner.key, owner.suspect))
             for number in range(2)
         ]
-        assert [list(user._slots._all) for user in users] == [[0], [1]]
-        async with serve(users[1]) as server:
+        async with serve(users[1]) as server, started(users[0]):
+            assert [list(user._slots._all) for user in users] == [[0], [1]]
             _, response = await server.post(input=ASK, **GREEDY)
             assert response["output"]
         with pytest.raises(StartupError, match="has 2 slots, and 3 workers need one each"):
-            Elsewhere(engine.options, 3)
+            await ExternalOwner(engine.options, 3).start(lambda: None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from slipring.engines.tokens.token_server import read_options
 from slipring.engines.vllm import VllmEngine
 from slipring.errors import InvalidRequest, StartupError, Unavailable
 from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
-from tests.engines.partner import Call, Refuse, Say, Stop
+from tests.engines.partner import Call, Refuse, Say, Stop, started
 from tests.engines.test_contract import text_of
 from tests.engines.token_partner import END, TEMPLATE, TOKENIZER, Ids, decoded, tokenizer_directory
 from tests.engines.vllm_partner import VllmPartner, tokens_of
@@ -37,10 +38,8 @@ async def partner() -> AsyncIterator[VllmPartner]:
 @asynccontextmanager
 async def playing(**options: Any) -> AsyncIterator[tuple[VllmPartner, Running]]:
     """A server in front of a partner; without a tokenizer it asks, as it would at its start."""
-    async with partner() as played:
-        engine = await asyncio.to_thread(played.engine, **{"retries": 0, **options})
-        async with serve(engine) as server:
-            yield played, server
+    async with partner() as played, serve(played.engine(**{"retries": 0, **options})) as server:
+        yield played, server
 
 
 async def test_a_request_says_everything_that_was_asked_for_and_no_more() -> None:
@@ -357,8 +356,7 @@ async def test_text_never_becomes_a_control_token(text: str, dialect: str) -> No
 
 
 async def test_a_control_token_that_was_spelled_in_an_unknown_way_is_refused() -> None:
-    async with partner() as played:
-        engine = await asyncio.to_thread(played.engine, tokenizer="", model="", context=0)
+    async with partner() as played, started(played.engine(tokenizer="", model="", context=0)) as engine:
         vocabulary = engine.renderer.vocabulary
         vocabulary._tokenize = lambda text: (END,)  # type: ignore[attr-defined]
         with pytest.raises(InvalidRequest, match="control token"):
@@ -366,8 +364,7 @@ async def test_a_control_token_that_was_spelled_in_an_unknown_way_is_refused() -
 
 
 async def test_a_tokenizer_that_has_gone_is_unavailable() -> None:
-    async with partner() as played:
-        engine = await asyncio.to_thread(played.engine, tokenizer="", model="", context=0)
+    async with partner() as played, started(played.engine(tokenizer="", model="", context=0)) as engine:
         played.tokenizes = False
         with pytest.raises(Unavailable):
             await asyncio.to_thread(engine.renderer.vocabulary.encode, "never seen before")
@@ -380,37 +377,43 @@ async def test_the_template_is_the_servers_or_a_dialect_is_named(tmp_path: Path)
     async with partner() as played:
         played.tells_template = False
         with pytest.raises(StartupError, match="name its dialect with dialect="):
-            await asyncio.to_thread(played.engine, tokenizer="")
-        engine = await asyncio.to_thread(played.engine, tokenizer="", dialect="chatml")
-        assert isinstance(engine.renderer, FoldingRenderer)
+            async with started(played.engine(tokenizer="")):
+                pass
+        async with started(played.engine(tokenizer="", dialect="chatml")) as engine:
+            assert isinstance(engine.renderer, FoldingRenderer)
         only = tmp_path / "tokenizer.json"
         only.write_text(await asyncio.to_thread(Path(tokenizer_directory(), "tokenizer.json").read_text))
         played.tells_template = True
-        engine = await asyncio.to_thread(played.engine, tokenizer=str(only))
-        assert isinstance(engine.renderer, FoldingRenderer)
-        assert engine.renderer.vocabulary.is_local
+        async with started(played.engine(tokenizer=str(only))) as engine:
+            assert isinstance(engine.renderer, FoldingRenderer)
+            assert engine.renderer.vocabulary.is_local
 
 
 async def test_a_server_that_does_not_tokenize_is_told_in_one_line() -> None:
     async with partner() as played:
         played.tokenizes = False
         with pytest.raises(StartupError, match="does not tokenize"):
-            await asyncio.to_thread(played.engine, tokenizer="")
+            async with started(played.engine(tokenizer="")):
+                pass
 
 
 async def test_a_model_that_is_not_served_is_told_in_one_line() -> None:
     async with partner() as played:
         with pytest.raises(StartupError, match="serves no model 'other'"):
-            await asyncio.to_thread(played.engine, model="other", context=0)
+            async with started(played.engine(model="other", context=0)):
+                pass
 
 
-def test_what_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
+async def test_what_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="name its address, as in vllm:http"):
         VllmEngine.from_options("model=m")
     with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):
-        VllmEngine.from_options("http://127.0.0.1:9/v1/")
+        async with started(VllmEngine.from_options("http://127.0.0.1:9/v1/")):
+            pass
+    unusable = f"http://127.0.0.1:9,model=m,context=9,tokenizer={tmp_path}"
     with pytest.raises(StartupError, match="cannot use the tokenizer"):
-        VllmEngine.from_options(f"http://127.0.0.1:9,model=m,context=9,tokenizer={tmp_path}")
+        async with started(VllmEngine.from_options(unusable)):
+            pass
     with pytest.raises(StartupError, match="the variable NO_SUCH_KEY"):
         VllmEngine.from_options("http://127.0.0.1:9,key_env=NO_SUCH_KEY")
 
@@ -429,16 +432,17 @@ def test_dependencies_that_are_missing_are_told_in_one_line(monkeypatch: pytest.
 async def test_a_server_that_is_no_vllm_is_told_in_one_line() -> None:
     async with serve() as other:
         with pytest.raises(StartupError, match="names no context"):
-            await asyncio.to_thread(VllmEngine, read_options("vllm", other.url))
+            async with started(VllmEngine(read_options("vllm", other.url))):
+                pass
 
 
-def test_a_directory_may_hold_its_template_in_a_file_of_its_own(tmp_path: Path) -> None:
-    source = Path(tokenizer_directory(), "tokenizer.json")
-    (tmp_path / "tokenizer.json").write_text(source.read_text())
+async def test_a_directory_may_hold_its_template_in_a_file_of_its_own(tmp_path: Path) -> None:
+    shutil.copy(Path(tokenizer_directory(), "tokenizer.json"), tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
-    engine = VllmEngine.from_options(f"http://127.0.0.1:9,model=m,context=99,tokenizer={tmp_path}")
-    assert isinstance(engine.renderer, FoldingRenderer)
-    assert engine.models()[0].name == "m"
+    named = f"http://127.0.0.1:9,model=m,context=99,tokenizer={tmp_path}"
+    async with started(VllmEngine.from_options(named)) as engine:
+        assert isinstance(engine.renderer, FoldingRenderer)
+        assert engine.models()[0].name == "m"
 
 
 async def test_a_server_that_is_back_is_noticed() -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 
-from slipring.engines.tokens.token_server import Options, TokenServer
+from slipring.engines.tokens.token_server import TokenServer, TokenServerOptions
 from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
 from tests.prompts.vocabulary import smollm2
 
@@ -86,9 +86,9 @@ class TokenPartner(Partner):
         self._runner: web.AppRunner | None = None
         self.url = ""
 
-    def options(self, **options: Any) -> Options:
+    def options(self, **options: Any) -> TokenServerOptions:
         known = {"tokenizer": tokenizer_directory(), "model": "smollm2", "context": CONTEXT}
-        return Options(url=self.url, **{**known, **options})
+        return TokenServerOptions(url=self.url, **{**known, **options})
 
     def engine(self, **options: Any) -> TokenServer:
         return self.maker(self.options(**options))

@@ -84,7 +84,7 @@ async def test_the_other_node_sends_exactly_the_ids_that_were_said(postgres_url:
     assert list(odd) != TOKENIZER.encode("hello")
     played = VllmPartner()
     await played.start()
-    engines = [await asyncio.to_thread(played.engine, retries=0) for _ in range(2)]
+    engines = [played.engine(retries=0) for _ in range(2)]
     async with pair(postgres_url, *engines) as nodes:
         previous = None
         for number in range(4):

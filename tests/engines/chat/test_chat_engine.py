@@ -1,6 +1,5 @@
 """The chat engine: items as messages and back, and whatever Chat Completions servers are known to send."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,10 +28,10 @@ from slipring.core.generation import (
 )
 from slipring.engines.catalog import open_engine
 from slipring.engines.chat import ChatEngine
-from slipring.engines.chat.answer import Answer
+from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.chat.chunks import Chunk
 from slipring.engines.chat.messages import Writer
-from slipring.engines.chat.options import Options, read_options
+from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import Request, Written, write_request
 from slipring.engines.chat.tools import EMPTY, toolbox
 from slipring.engines.remote.admission import Retryable
@@ -43,7 +42,7 @@ from slipring.protocol.items import Item
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.stage import PLAIN
 from tests.engines.chat_partner import ChatPartner, Send
-from tests.engines.partner import Call, HangUp, Refuse, Say, Stop, Think
+from tests.engines.partner import Call, HangUp, Refuse, Say, Stop, Think, started
 from tests.harness import WEATHER, Running, serve
 from tests.prompts.test_rendering import ITEMS, after
 from tests.prompts.vocabulary import call, item, message, output
@@ -54,7 +53,7 @@ ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "des
 GRAMMAR = {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"}
 SHELL = {"type": "custom", "name": "shell", "description": "Runs", "format": GRAMMAR}
 FILES = {"type": "namespace", "name": "files", "tools": [ADD, SHELL]}
-OPTIONS = Options(url="http://127.0.0.1:9/v1", model="m")
+OPTIONS = ChatOptions(url="http://127.0.0.1:9/v1", model="m")
 WRITER = Writer()
 IMAGE = "data:image/png;base64,AAAA"
 
@@ -79,7 +78,7 @@ def job(*items: Item, parent: ResponseState | None = None, **fields: Any) -> Job
 
 
 def written(job: Job, writer: Writer = WRITER, **options: Any) -> Request:
-    return write_request(job, Options(url=OPTIONS.url, model="m", **options), writer)
+    return write_request(job, ChatOptions(url=OPTIONS.url, model="m", **options), writer)
 
 
 def body_of(job: Job, writer: Writer = WRITER, **options: Any) -> Json:
@@ -407,17 +406,20 @@ async def test_models_are_named_or_asked_for() -> None:
     partner.models = ["one", "two"]
     await partner.start()
     try:
-        asked = await asyncio.to_thread(open_engine, f"chat:{partner.url}")
-        assert [model.name for model in asked.models()] == ["one", "two"]
+        async with started(open_engine(f"chat:{partner.url}")) as asked:
+            assert [model.name for model in asked.models()] == ["one", "two"]
         partner.models = []
         with pytest.raises(StartupError, match="lists no models"):
-            await asyncio.to_thread(open_engine, f"chat:{partner.url}")
-        with pytest.raises(StartupError, match="answers with 404"):
-            await asyncio.to_thread(open_engine, f"chat:{partner.url}/v2")
+            async with started(open_engine(f"chat:{partner.url}")):
+                pass
+        with pytest.raises(StartupError, match="answers with 404 Not Found"):
+            async with started(open_engine(f"chat:{partner.url}/v2")):
+                pass
     finally:
         await partner.close()
-    with pytest.raises(StartupError, match="cannot reach"):
-        ChatEngine(Options(url="http://127.0.0.1:9/v1"))
+    with pytest.raises(StartupError, match=r"cannot reach http://127.0.0.1:9/v1: Connection refused$"):
+        async with started(ChatEngine(ChatOptions(url="http://127.0.0.1:9/v1"))):
+            pass
 
 
 HEAD = Head(None, tools_of(WEATHER, FILES, {**SHELL, "name": "run"}))
@@ -426,7 +428,7 @@ BOX = toolbox(HEAD.tools.callables, EMPTY)
 
 def hear(*payloads: Any, reason: str | None = "stop", think_tags: bool = False) -> list[Delta]:
     """The deltas that payloads give, text and arguments joined."""
-    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX), think_tags=think_tags)
+    answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX), think_tags=think_tags)
     ending = [delta_of(finish_reason=reason)] if reason else []
     deltas: list[Delta] = []
     for payload in (*payloads, *ending):
@@ -526,7 +528,7 @@ def test_however_calls_are_cut_and_mixed_they_are_the_same(
 
 
 def test_arguments_are_told_as_they_come_and_the_next_call_ends_them() -> None:
-    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX))
+    answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
     answer.take(pieces_of({"index": 0, "id": "a", "function": {"name": "get_weather", "arguments": ""}}))
     started = answer.take(pieces_of({"index": 0, "function": {"arguments": '{"city":'}}))
     assert started == [CallStarted("function", "get_weather"), CallArguments('{"city":')]
@@ -694,7 +696,7 @@ def test_counts_are_as_told_or_zero() -> None:
 
 
 def test_logprobs_come_with_their_words() -> None:
-    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX), logprobs=True)
+    answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX), logprobs=True)
     token = {"token": "yes", "logprob": -0.5, "bytes": None, "top_logprobs": []}
     half = {**token, "token": "\\xf0", "top_logprobs": [{"token": "no", "logprob": -1.0, "bytes": [110]}]}
     silent = {"delta": {"content": ""}, "logprobs": {"content": [half]}}
@@ -715,7 +717,7 @@ def test_other_choices_are_not_heard() -> None:
 
 
 def read(*payloads: bytes) -> list[Delta]:
-    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX))
+    answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
     return [delta for payload in payloads for delta in answer.read(payload)]
 
 
@@ -871,7 +873,7 @@ async def test_a_server_that_does_not_count_is_heard_all_the_same() -> None:
 
 
 async def test_a_server_that_lists_no_models_is_there_all_the_same() -> None:
-    engine = ChatEngine(Options(url="http://127.0.0.1:9/v1/nowhere", model="m"))
+    engine = ChatEngine(ChatOptions(url="http://127.0.0.1:9/v1/nowhere", model="m"))
     await engine.start()
     try:
         with pytest.raises(Retryable):
@@ -879,7 +881,7 @@ async def test_a_server_that_lists_no_models_is_there_all_the_same() -> None:
     finally:
         await engine.close()
     async with playing() as (partner, _server):
-        engine = ChatEngine(Options(url=f"{partner.url}/nowhere", model="m"))
+        engine = ChatEngine(ChatOptions(url=f"{partner.url}/nowhere", model="m"))
         await engine.start()
         try:
             await engine._probe()

@@ -17,7 +17,7 @@ from msgspec import structs
 from slipring.engines.chat import ChatEngine
 from slipring.engines.chat.options import read_options
 from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options as LlamaOptions
+from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.process import ChildSettings
 from tests.engines.llama.test_llama import ASK, GREEDY, cached, text_of
 from tests.harness import WEATHER, Running, serve
@@ -68,7 +68,7 @@ async def in_front(monkeypatch: pytest.MonkeyPatch, more: str = "") -> AsyncIter
         await until_ready(url)
         monkeypatch.setenv(KEY, "sk-1")
         options = read_options(f"{url},key_env={KEY},logprobs=true{more}")
-        async with serve(await asyncio.to_thread(ChatEngine, options)) as server:
+        async with serve(ChatEngine(options)) as server:
             yield server
     finally:
         process.stdin.close()

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import pytest
 
-from slipring.engines.remote.admission import Gate, Policy, Retryable, Stumbled
+from slipring.engines.remote.admission import BegunStream, Gate, Policy, RequestFailed, Retryable
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 
 QUICK = {"probe_interval_s": 0.001, "first_token_timeout_s": 5.0}
@@ -42,8 +42,12 @@ def gate_to(partner: Partner, **policy: float) -> Gate:
     return Gate("the engine", Policy(**{**QUICK, **policy}), partner.probe)  # type: ignore[arg-type]
 
 
+async def begin(gate: Gate, attempt: Attempt) -> BegunStream[str]:
+    return await gate.begin(lambda: BegunStream.begin(attempt()))
+
+
 async def hear(gate: Gate, partner: Partner) -> list[str]:
-    return [word async for word in gate.stream(partner.attempt)]
+    return [word async for word in await begin(gate, partner.attempt)]
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +70,7 @@ async def test_attempts_are_bounded() -> None:
 
 async def test_nothing_is_repeated_after_the_first_word() -> None:
     partner = Partner(["a", Retryable("gone")], ["never"])
-    words = gate_to(partner).stream(partner.attempt)
+    words = await begin(gate_to(partner), partner.attempt)
     assert await anext(words) == "a"
     with pytest.raises(Unavailable):
         await anext(words)
@@ -92,7 +96,7 @@ async def test_an_answer_that_does_not_begin_is_given_up() -> None:
         yield "never"
 
     with pytest.raises(ServerError, match="did not begin"):
-        [word async for word in gate.stream(silent)]
+        await begin(gate, silent)
 
 
 async def test_an_engine_that_keeps_failing_is_closed_until_a_probe_succeeds() -> None:
@@ -115,7 +119,7 @@ async def test_an_engine_that_keeps_failing_is_closed_until_a_probe_succeeds() -
 
 
 async def test_an_engine_that_stumbles_over_one_request_is_not_closed_for_others() -> None:
-    partner = Partner(*[[Stumbled("over this one")] for _ in range(9)], ["a"])
+    partner = Partner(*[[RequestFailed("over this one")] for _ in range(9)], ["a"])
     gate = gate_to(partner, failures_to_close=2)
     for _ in range(3):
         with pytest.raises(Unavailable):

@@ -23,8 +23,9 @@ from slipring.core.generation import (
     ThoughtSummary,
 )
 from slipring.engines.remote.admission import Retryable
-from slipring.engines.responses.answer import Answer
-from slipring.engines.responses.faults import Lost, NoLanes
+from slipring.engines.responses.answer import ResponsesAnswer
+from slipring.engines.responses.events import decode_event
+from slipring.engines.responses.faults import ContextLost, LanesUnsupported
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError
 from slipring.protocol.responses import Logprob, TopLogprob
 from slipring.protocol.tools import Offer
@@ -33,15 +34,15 @@ MESSAGE = {"type": "message", "id": "m"}
 DONE = Finished("stop", input_tokens=0, cached_tokens=0, output_tokens=0)
 
 
-def answer() -> Answer:
+def answer() -> ResponsesAnswer:
     model = Model(name="m", owner="o", capabilities=Capabilities())
-    return Answer(Job("r", "t", model, Head(), None, (), Offer(), Settings()))
+    return ResponsesAnswer(Job("r", "t", model, Head(), None, (), Offer(), Settings()))
 
 
-def hear(to: Answer, *events: dict[str, Any]) -> list[Delta]:
+def hear(to: ResponsesAnswer, *events: dict[str, Any]) -> list[Delta]:
     deltas: list[Delta] = []
     for event in events:
-        deltas += to.take(event["type"], json.dumps(event))
+        deltas += to.take(decode_event(json.dumps(event)))
     return deltas
 
 
@@ -204,10 +205,22 @@ def test_what_has_no_delta_is_passed_over_but_never_a_call_for_the_client() -> N
 @pytest.mark.parametrize(
     ("said", "fault", "status"),
     [
-        ({"type": "error", "status": 400, "error": {"code": "previous_response_not_found"}}, Lost, 503),
-        ({"type": "error", "error": {"code": "websocket_connection_limit_reached"}}, Lost, 503),
-        ({"type": "error", "status": 400, "error": {"code": "websocket_stream_limit_reached"}}, Lost, 503),
-        ({"type": "error", "status": 400, "error": {"code": "x", "param": "stream_id"}}, NoLanes, 503),
+        (
+            {"type": "error", "status": 400, "error": {"code": "previous_response_not_found"}},
+            ContextLost,
+            503,
+        ),
+        ({"type": "error", "error": {"code": "websocket_connection_limit_reached"}}, ContextLost, 503),
+        (
+            {"type": "error", "status": 400, "error": {"code": "websocket_stream_limit_reached"}},
+            ContextLost,
+            503,
+        ),
+        (
+            {"type": "error", "status": 400, "error": {"code": "x", "param": "stream_id"}},
+            LanesUnsupported,
+            503,
+        ),
         ({"type": "error", "status": 400, "error": {"code": "x", "message": "bad"}}, InvalidRequest, 400),
         ({"type": "error", "status": 422, "error": {"message": "bad"}}, InvalidRequest, 422),
         ({"type": "error", "status": 503, "error": {"code": None}}, Retryable, 503),

@@ -7,20 +7,19 @@ from typing import Any
 
 import aiohttp
 import pytest
-from msgspec import structs
 
 from slipring.config import Config
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings, Text
 from slipring.engines.base import Engine
-from slipring.engines.catalog import Catalog
+from slipring.engines.catalog import Catalog, Entry
 from slipring.engines.responses import ResponsesEngine
-from slipring.engines.responses.options import Options, read_options
+from slipring.engines.responses.options import ResponsesOptions, read_options
 from slipring.errors import StartupError
 from slipring.protocol.items import user_message
 from slipring.protocol.tools import Offer
 from slipring.server.process.server import Server
-from tests.engines.partner import Call, HangUp, Refuse, Say, Stall, Stop, Think, played
+from tests.engines.partner import Call, HangUp, Refuse, Say, Stall, Stop, Think, played, started
 from tests.engines.responses_partner import ResponsesPartner, settle
 from tests.harness import WEATHER, Running, Socket, serve
 
@@ -595,7 +594,7 @@ async def test_reasoning_is_dropped_or_sent_as_text(option: str, kinds: list[str
         assert sent == (kinds or ["message", "reasoning", "message", "message"])
 
 
-# Options.
+# ResponsesOptions.
 
 
 def test_addresses() -> None:
@@ -621,23 +620,23 @@ def test_what_cannot_be_used_is_told_in_one_line(text: str, complaint: str) -> N
 
 
 async def test_models_are_those_of_the_upstream() -> None:
-    async with serve("simulated:tokens_per_s=0", model=("one", "two")) as other:
-        engine = await asyncio.to_thread(ResponsesEngine, Options(url=other.url))
+    async with (
+        serve("simulated:tokens_per_s=0", model=("one", "two")) as other,
+        started(ResponsesEngine(ResponsesOptions(url=other.url))) as engine,
+    ):
         assert [model.name for model in engine.models()] == ["one", "two"]
     with pytest.raises(StartupError, match="cannot reach"):
-        await asyncio.to_thread(ResponsesEngine, Options(url="http://127.0.0.1:9/v1"))
+        async with started(ResponsesEngine(ResponsesOptions(url="http://127.0.0.1:9/v1"))):
+            pass
 
 
 async def test_ids_and_thoughts_of_one_upstream_never_reach_another() -> None:
     one, other = ResponsesPartner("websocket"), ResponsesPartner("websocket")
     await one.start()
     await other.start()
-    engines = [partner.engine(reasoning="encrypted") for partner in (one, other)]
-    models = [
-        structs.replace(engine.models()[0], name=name) for engine, name in zip(engines, "ab", strict=True)
-    ]
-    server = Server(Config(port=0), engine=engines[0])
-    server.catalog = server.service.catalog = Catalog(zip(models, engines, strict=True))
+    engines = {name: partner.engine(reasoning="encrypted") for name, partner in (("a", one), ("b", other))}
+    server = Server(Config(port=0), engine=engines["a"])
+    server.catalog = server.service.catalog = Catalog(engines, [Entry("a", "a"), Entry("b", "b")])
     await server.start()
     try:
         async with aiohttp.ClientSession() as http, Running(server, http).connect() as socket:

@@ -12,9 +12,9 @@ from slipring.core.generation import CallArguments, CallStarted, ThoughtSummary
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine
 from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options as LlamaOptions
+from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.responses import ResponsesEngine
-from slipring.engines.responses.options import Options
+from slipring.engines.responses.options import ResponsesOptions
 from tests.harness import WEATHER, PuppetEngine, Running, Socket, serve
 
 GREEDY = {"temperature": 0, "max_output_tokens": 16, "store": False}
@@ -27,9 +27,7 @@ async def two(
 ) -> AsyncIterator[tuple[Running, Running]]:
     """A server in front of another one."""
     async with serve(engine, limits=limits) as behind:
-        front = await asyncio.to_thread(
-            ResponsesEngine, Options(**{"url": behind.url, "retries": 0, **options})
-        )
+        front = ResponsesEngine(ResponsesOptions(**{"url": behind.url, "retries": 0, **options}))
         async with serve(front) as before:
             yield before, behind
 
@@ -160,8 +158,8 @@ async def test_llama_server_is_served_by_its_own_responses_api(monkeypatch: pyte
     await other.start()
     try:
         monkeypatch.setenv(KEY, other._host.key)
-        options = Options(url=f"{other._host.url}/v1", key_env=KEY)
-        engine = await asyncio.to_thread(ResponsesEngine, options)
+        options = ResponsesOptions(url=f"{other._host.url}/v1", key_env=KEY)
+        engine = ResponsesEngine(options)
         async with serve(engine) as server, server.connect() as socket:
             first = await socket.response(input="Name a river in Italy.", **GREEDY)
             assert (first["status"], bool(text_of(first))) == ("completed", True)

@@ -4,7 +4,6 @@
 in ``http://127.0.0.1:8000,tokenizer=/models/qwen2.5-0.5b``. Run by ``make test-vllm``, ``make test-sglang``.
 """
 
-import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
@@ -35,8 +34,7 @@ async def playing(kind: str, **settings: Any) -> AsyncIterator[Running]:
     where = os.environ.get(variable)
     if not where:
         pytest.fail(f"{variable} is not set: it names a server, as in http://127.0.0.1:8000", pytrace=False)
-    engine = await asyncio.to_thread(open_engine, f"{kind}:{where}")
-    async with serve(engine, **settings) as server:
+    async with serve(open_engine(f"{kind}:{where}"), **settings) as server:
         yield server
 
 

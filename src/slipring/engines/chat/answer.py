@@ -25,7 +25,7 @@ _REASONS: dict[str, Reason] = {
 _THINK_TAGS = CallFormat(think_open="<think>", think_close="</think>")
 
 
-class Answer:
+class ChatAnswer:
     """The answer to one job as it comes in."""
 
     def __init__(self, position: Written, *, logprobs: bool = False, think_tags: bool = False) -> None:

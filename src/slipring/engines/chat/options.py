@@ -14,8 +14,8 @@ _LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(UpstreamOptions):
-    """Which server, which of its models, and what they can do."""
+class ChatOptions(UpstreamOptions):
+    """The options of one Chat Completions server."""
 
     model: str = option(
         "", "models to serve, separated by `;`, the default one first; empty: all that the server lists"
@@ -39,8 +39,8 @@ class Options(UpstreamOptions):
     warmup: bool = option(False, "whether a warmup asks the server, for one token that is thrown away")
 
 
-def read_options(text: str) -> Options:
-    """Read what stands behind ``chat:``; what cannot be used is named in one line."""
+def read_options(text: str) -> ChatOptions:
+    """Parse what follows ``chat:``. Raises ``StartupError`` with one line."""
     url, *pairs = text.split(",")
     if not url.startswith(("http://", "https://")):
         raise StartupError(
@@ -49,7 +49,7 @@ def read_options(text: str) -> Options:
     url = url.rstrip("/")
     if not urlsplit(url).path:
         url += "/v1"
-    options = Options(url=url, **read_pairs("chat", Options, pairs))
+    options = ChatOptions(url=url, **read_pairs("chat", ChatOptions, pairs))
     if options.max_tokens_field not in _LIMIT_FIELDS:
         known = " or ".join(_LIMIT_FIELDS)
         raise StartupError(

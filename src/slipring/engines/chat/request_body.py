@@ -7,9 +7,9 @@ from msgspec import Raw, Struct
 
 from slipring.core.generation import Job, Settings
 from slipring.engines.chat.messages import History, Writer, refuse_unsendable
-from slipring.engines.chat.options import Options
+from slipring.engines.chat.options import ChatOptions
 from slipring.engines.chat.tools import EMPTY, Toolbox, offered_tools, toolbox
-from slipring.engines.remote.body_splicing import spliced
+from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.upstream import affinity_key, tenant_salt
 from slipring.errors import UnsupportedParameter
 from slipring.protocol import wire
@@ -44,7 +44,7 @@ class Request(Struct, frozen=True):
     """Why all items had to be written, where they had."""
 
 
-def write_request(job: Job, options: Options, writer: Writer) -> Request:
+def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
     """The request for a job; what cannot be asked for is refused."""
     if job.settings.truncation == "auto":
         raise UnsupportedParameter(
@@ -85,7 +85,7 @@ def _position(job: Job, writer: Writer) -> tuple[Written | None, str | None]:
     return None, _REWRITTEN
 
 
-def _write_history(job: Job, before: Written | None, options: Options, writer: Writer) -> History:
+def _write_history(job: Job, before: Written | None, options: ChatOptions, writer: Writer) -> History:
     if job.parent is None:
         return writer.extend(None, job.input)
     if before is not None:
@@ -95,7 +95,7 @@ def _write_history(job: Job, before: Written | None, options: Options, writer: W
     return writer.extend(None, items)
 
 
-def _sampling(job: Job, options: Options) -> dict[str, Any]:
+def _sampling(job: Job, options: ChatOptions) -> dict[str, Any]:
     settings = job.settings
     asked: dict[str, Any] = {
         options.max_tokens_field: settings.max_output_tokens if job.generate else 1,

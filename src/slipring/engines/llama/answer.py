@@ -12,7 +12,7 @@ from slipring.errors import ServerError
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 
 
-class Answer:
+class LlamaAnswer:
     """The answer to one job as it comes in. ``trusted``: a grammar keeps its calls to their form."""
 
     def __init__(

@@ -19,8 +19,8 @@ _CHOICES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(UpstreamOptions):
-    """Which server, and how it is spoken to."""
+class ResponsesOptions(UpstreamOptions):
+    """The options of one server of the Responses API."""
 
     query: str = ""
     model: str = option("", "the model there; empty: all that the server lists, the first by default")
@@ -46,21 +46,21 @@ class Options(UpstreamOptions):
     )
 
 
-def read_options(text: str) -> Options:
-    """Read what stands behind ``responses:``; what cannot be used is named in one line."""
+def read_options(text: str) -> ResponsesOptions:
+    """Parse what follows ``responses:``. Raises ``StartupError`` with one line."""
     address, *pairs = text.split(",")
     url = urlsplit(address)
     if url.scheme not in ("http", "https") or not url.netloc:
         raise StartupError(
             "--engine responses: needs the address of a server, as in responses:https://host/v1"
         )
-    values = read_pairs("responses", Options, pairs)
+    values = read_pairs("responses", ResponsesOptions, pairs)
     for name, choices in _CHOICES.items():
         if values.get(name, choices[0]) not in choices:
             known = ", ".join(filter(None, choices))
             raise StartupError(f"--engine responses: option '{name}' must be one of {known}")
     base = urlunsplit((url.scheme, url.netloc, url.path.rstrip("/") or "/v1", "", ""))
-    options = Options(url=base, query=url.query, **values)
+    options = ResponsesOptions(url=base, query=url.query, **values)
     if options.max_sockets < options.max_jobs:
         raise StartupError("--engine responses: option 'max_sockets' must not be less than 'max_jobs'")
     return options

@@ -17,7 +17,7 @@ from slipring.engines.simulated.pace import Pace
 from slipring.engines.simulated.plan import Prepared, prepare
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
-from slipring.engines.tokens.token_answer import Answer, Piece, count, render
+from slipring.engines.tokens.token_answer import Piece, TokenAnswer, count, render
 from slipring.prompts.rendering import Rendered, Rendering, Step
 from slipring.protocol.items import Item
 
@@ -69,7 +69,7 @@ class TokenizedEngine(Engine):
         if job.generate:
             pace.postpone(options.ttft_ms / 1000)
         await pace.reached()
-        answer = Answer(job, rendering, self.renderer, trusted=True)
+        answer = TokenAnswer(job, rendering, self.renderer, trusted=True)
         answer.take(Piece(cached_tokens=cached))
         ids, end = self._plan(job, rendering, known, prepared)
         for id in ids:
