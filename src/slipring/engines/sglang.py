@@ -160,7 +160,7 @@ class _Reader(Reader):
         if reason is not None and reason.type == "abort":
             raise failure(Fault(reason.message), reason.status_code)
         if sent is None:
-            raise ServerError("The engine does not name its tokens: SGLang 0.5 or newer is needed.")
+            raise ServerError("The engine does not return token ids: SGLang 0.5 or newer is needed.")
         # Fewer than the total: only new ids.
         ids = sent if len(sent) < meta.completion_tokens else sent[self._seen :]
         self._seen += len(ids)

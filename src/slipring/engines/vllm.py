@@ -152,7 +152,7 @@ class _Reader(Reader):
         choice = chunk.choices[0]
         ids = choice.token_ids
         if ids is None:
-            raise ServerError(f"The engine does not name its tokens: vLLM {_OLDEST} or newer is needed.")
+            raise ServerError(f"The engine does not return token ids: vLLM {_OLDEST} or newer is needed.")
         piece = Piece(ids, choice.text, cached_tokens=cached_tokens)
         if choice.logprobs is not None:
             piece.logprobs = self._logprobs(choice.logprobs, len(ids))

@@ -664,7 +664,7 @@ def test_the_end_has_its_reason(reason: str, meaning: str) -> None:
 
 
 def test_an_end_that_is_none_fails() -> None:
-    with pytest.raises(ServerError, match="without saying so"):
+    with pytest.raises(ServerError, match="without a finish reason"):
         hear(delta_of(content="a"), reason=None)
     with pytest.raises(ServerError, match="failed"):
         hear(reason="error")

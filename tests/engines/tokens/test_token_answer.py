@@ -207,5 +207,5 @@ def test_a_vocabulary_elsewhere_leaves_the_words_to_the_engine() -> None:
 
 def test_an_answer_without_an_end_is_a_failure() -> None:
     stream = Stream().say("hello")
-    with pytest.raises(ServerError, match="without saying so"):
+    with pytest.raises(ServerError, match="without a finish reason"):
         stream.answer.finish()

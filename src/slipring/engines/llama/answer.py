@@ -59,7 +59,7 @@ class LlamaAnswer:
     def finish(self) -> tuple[list[Delta], Rendered | None]:
         """The end of the stream: the last deltas, and the context that the engine now holds."""
         if self._last is None and not self._steered:
-            raise ServerError("The engine ended its answer without saying so.")
+            raise ServerError("The engine ended its answer without a finish reason.")
         last = self._last or self._as_ended()
         timings = last.timings
         rest = self._speech.finish() if self._generates else []

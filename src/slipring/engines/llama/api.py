@@ -23,29 +23,29 @@ _SILENCE_TIMEOUT_S = 300.0
 
 
 class Host(Protocol):
-    """Where a llama-server is: a child of ours, another process's, or somebody else's."""
+    """Where a llama-server runs: a child process, another process of slipring, or a server elsewhere."""
 
     key: str
 
     @property
     def url(self) -> str:
-        """Its address, or ``Unavailable`` while it is not there."""
+        """Its address. Raises ``Unavailable`` while it is down."""
 
     @property
     def trouble(self) -> str | None:
-        """Why it is not there, in words for whoever looks after it; None while it is."""
+        """Why it is down, for operators; None while it runs."""
 
     def suspect(self) -> None:
-        """It has not answered for too long."""
+        """Report that it has not answered for too long."""
 
     async def start(self, on_loss: Callable[[], None]) -> None:
-        """Have it there. ``on_loss`` is told when all that it held is lost."""
+        """Start it or wait for it. ``on_loss`` is called when the contents of its slots are lost."""
 
     async def close(self) -> None: ...
 
 
 class Timings(Struct):
-    """What the engine says it did."""
+    """What the server reports about its work."""
 
     cache_n: int = 0
     prompt_n: int = 0
@@ -60,7 +60,7 @@ class _TopProbability(Struct):
 
 
 class Probability(Struct):
-    """How likely a token was, and what else could have been."""
+    """The logprob of a token, and the most likely alternatives."""
 
     token: str
     logprob: float
@@ -73,11 +73,11 @@ class Probability(Struct):
 
 
 class Progress(Struct):
-    """How far a prefill is. The chunk that tells it holds no real tokens."""
+    """Progress of a prefill. The chunk that carries it has no real tokens."""
 
     processed: int = 0
     cache: int = 0
-    """How much of it was there already."""
+    """Tokens that were in the slot already."""
 
 
 class _Fault(Struct):
@@ -113,7 +113,7 @@ _failure = msgspec.json.Decoder(_Failure)
 
 
 class Unsupported(ServerError):
-    """The server was started without what this takes."""
+    """The server was started without the feature that this needs."""
 
 
 def _unbounded() -> None:
@@ -177,9 +177,9 @@ class Api:
             yield
         except (ConnectTimedOut, TimedOut) as error:
             self._host.suspect()
-            raise ServerError("The engine has said nothing for too long.") from error
+            raise ServerError("The engine has sent nothing for too long.") from error
         except Unreachable as error:
-            raise Unavailable("The engine is gone; it will be back.") from error
+            raise Unavailable("The connection to the engine was lost. Try again in a moment.") from error
         except BadStatus as error:
             raise _explain(error.status, _read_fault(error.body)) from error
         except (Unreadable, msgspec.DecodeError) as error:
@@ -194,7 +194,7 @@ def _read_fault(body: bytes) -> _Fault | None:
 
 
 def _explain(status: int, fault: _Fault | None) -> Exception:
-    """An engine's refusal in our terms. Its words are its own and say nothing about this machine."""
+    """The error for API clients that a refusal means. Messages of the server name nothing of this machine."""
     if fault is None:
         return ServerError()
     if fault.type == "exceed_context_size_error":

@@ -150,7 +150,7 @@ def _api_errors() -> Iterator[None]:
     except Unreachable as error:
         raise Retryable("The engine cannot be reached.") from error
     except TimedOut as error:
-        raise ServerError("The engine has said nothing for too long.") from error
+        raise ServerError("The engine has sent nothing for too long.") from error
     except Unreadable as error:
         raise ServerError("The engine's answer cannot be read.") from error
     except BadStatus as error:

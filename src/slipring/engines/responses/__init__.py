@@ -200,7 +200,7 @@ class ResponsesEngine(Engine):
             async with asyncio.timeout(None if is_first else self.options.idle_timeout_s):
                 return await lane.get()
         except TimeoutError as error:
-            raise ServerError("The engine has said nothing for too long.") from error
+            raise ServerError("The engine has sent nothing for too long.") from error
 
     async def _posted(self, job: Job, items: list[bytes], parent: Position | None) -> Answers:
         """POST a request and translate the events of the SSE stream."""
@@ -227,7 +227,7 @@ class ResponsesEngine(Engine):
                 if fault is not None:
                     raise fault
         if not answer.ended:
-            raise Retryable("The engine's answer has no end.")
+            raise Retryable("The engine ended its answer without a terminal event.")
 
     def _body(
         self, job: Job, items: list[bytes], opening: dict[str, object], parent: Position | None

@@ -14,7 +14,8 @@ from slipring.prompts.tokenization.token_budget import BOUNDLESS, Room, TooManyT
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 
 _SHORT = 16
-"""What dialects write around texts. Longer ones could tell a tenant, by their speed, what others sent."""
+"""Characters of texts that are cached: what dialects write around contents. Caching longer ones would
+reveal to a tenant, by response times, what others sent."""
 _MOST_PIECES = 4096
 _STEP_CHARS = 16_384
 _LONGEST_WORD = 256
@@ -76,7 +77,7 @@ class AskedVocabulary(Vocabulary):
         return self._control.keys()
 
     def bytes_of(self, id: int) -> bytes:
-        raise NotImplementedError("what a token says is told by the engine, with the token")
+        raise NotImplementedError("the server sends the text of a token with the token")
 
     @abstractmethod
     def _pieces(self, text: str) -> list[str]:
@@ -97,7 +98,7 @@ def tokenizing() -> Iterator[None]:
     try:
         yield
     except (HttpFailure, ValueError, LookupError, TypeError) as error:
-        raise Unavailable("The engine's tokenizer is gone; it will be back.") from error
+        raise Unavailable("The engine's tokenizer does not answer. Try again in a moment.") from error
 
 
 def starts_of(tokens: Iterable[str], *patterns: str) -> "re.Pattern[str]":

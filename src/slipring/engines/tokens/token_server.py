@@ -227,7 +227,7 @@ class TokenServer(Engine):
                 if fault is not None:
                     raise fault
         if not answer.has_ended:
-            raise Retryable("The engine ended its answer without saying so.")
+            raise Retryable("The engine ended its answer without a finish reason.")
 
 
 class Fault(Struct):
@@ -246,5 +246,5 @@ def failure(fault: Fault, status: int | None = None) -> ApiError:
 def reason_of(name: str) -> Literal["stop", "length"]:
     """Translate a finish reason. Raises ``ServerError`` for any that is no regular end."""
     if name not in _REASONS:
-        raise ServerError(f"The engine broke off its answer: {name[:100]}")
+        raise ServerError(f"The engine ended its answer early: {name[:100]}")
     return _REASONS[name]
