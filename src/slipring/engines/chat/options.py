@@ -20,23 +20,25 @@ class ChatOptions(UpstreamOptions):
     model: str = option(
         "", "models to serve, separated by `;`, the default one first; empty: all that the server lists"
     )
-    images: bool = option(False, "whether the models see images")
-    logprobs: bool = option(False, "whether the server gives logprobs")
+    images: bool = option(False, "whether the models accept images")
+    logprobs: bool = option(False, "whether the server supports logprobs")
     max_tokens_field: str = option(
-        "max_tokens", "the field that bounds an answer: max_tokens or max_completion_tokens"
+        "max_tokens", "the field that limits an answer's tokens: max_tokens or max_completion_tokens"
     )
-    stream_usage: bool = option(True, "whether the server is asked for token counts (`stream_options`)")
+    stream_usage: bool = option(True, "whether to request token counts (`stream_options`)")
     send_reasoning: bool = option(
-        False, "whether earlier reasoning is sent back, as `reasoning_content` of its message"
+        False, "whether to send earlier reasoning back, as `reasoning_content` of its message"
     )
     think_tags: bool = option(False, "whether `<think>…</think>` in an answer's text is reasoning")
     send_cache_key: bool = option(
-        False, "whether `prompt_cache_key` is sent: the affinity key, never a client's own"
+        False, "whether to send `prompt_cache_key`: the affinity key, never the client's own"
     )
     send_cache_salt: bool = option(
-        False, "whether `cache_salt` is sent, which keeps tenants apart in the prefix cache of vLLM"
+        False, "whether to send `cache_salt`, which separates tenants in vLLM's prefix cache"
     )
-    warmup: bool = option(False, "whether a warmup asks the server, for one token that is thrown away")
+    warmup: bool = option(
+        False, "whether a warmup sends the context, with a limit of one token, which is dropped"
+    )
 
 
 def read_options(text: str) -> ChatOptions:

@@ -41,7 +41,7 @@ class UpstreamOptions(Policy):
     key_env: str = option("", "the variable that holds the server's API key")
     key_file: str = option("", "a file that holds the server's API key")
     affinity: str = option(
-        "x-session-id", "headers, separated by `;`, that carry a key which is the same along a chain"
+        "x-session-id", "headers, separated by `;`, that carry the same key on all turns of a chain"
     )
 
 

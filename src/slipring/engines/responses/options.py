@@ -23,26 +23,28 @@ class ResponsesOptions(UpstreamOptions):
     """The options of one server of the Responses API."""
 
     query: str = ""
-    model: str = option("", "the model there; empty: all that the server lists, the first by default")
+    model: str = option(
+        "", "the model's name at the server; empty: all that the server lists, the first by default"
+    )
     transport: str = option(
-        "auto", "websocket, sse, or auto: a WebSocket, and SSE from then on where the server refuses it"
+        "auto", "websocket, sse, or auto: a WebSocket, or SSE from the moment the server refuses one"
     )
     max_sockets: int = option(
-        256, "WebSockets open at once, not fewer than `max_jobs`; the one idle longest makes room", least=1
+        256, "WebSockets open at once, at least `max_jobs`; the one idle longest is closed first", least=1
     )
     socket_idle_s: float = option(600.0, "seconds after which an idle WebSocket is closed")
-    socket_max_age_s: float = option(3300.0, "age from which a WebSocket takes no more turns")
+    socket_max_age_s: float = option(3300.0, "seconds after which an open WebSocket takes no more turns")
     lanes: bool = option(True, "whether forks share their parent's WebSocket, each on a `stream_id`")
     chain: bool = option(
-        False, "whether the server is to store responses and be sent only what is new, also by SSE"
+        False, "whether the server stores responses, so that turns send only new items also by SSE"
     )
     reasoning: str = option(
         "drop",
-        "earlier reasoning in a context that is sent whole: drop, encrypted (asked for and kept) or text",
+        "earlier reasoning when the whole context is sent: drop, encrypted (requested and kept) or text",
     )
-    summary: str = option("", "the reasoning summary to ask for: auto, concise or detailed")
+    summary: str = option("", "the reasoning summary to request: auto, concise or detailed")
     key_header: str = option(
-        "", "the header that carries the bare key, as `api-key` for Azure; empty: Bearer"
+        "", "the header that carries the key, as `api-key` for Azure; empty: `Authorization: Bearer`"
     )
 
 

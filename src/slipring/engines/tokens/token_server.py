@@ -41,7 +41,7 @@ class TokenServerOptions(UpstreamOptions):
         "", "how contexts are written: chatml, llama3 or template; empty: as the model's template asks"
     )
     model: str = option("", "the model's name at the server; empty: the first that it serves")
-    context: int = option(0, "tokens of context; 0: as the server says")
+    context: int = option(0, "tokens of context; 0: as many as the server reports")
 
 
 def read_options(kind: str, text: str) -> TokenServerOptions:
