@@ -123,12 +123,12 @@ async def check_table(server: Server) -> None:
         ("[models.a]\nengine = 'llama'\ndefaults = {temperature = 3}", "must be a number from 0 to 2"),
     ],
 )
-def test_a_table_that_cannot_be_used_is_told_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+def test_an_unusable_table_fails_with_one_line(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load(written(tmp_path, text), {})
 
 
-def test_an_effort_that_is_none_is_refused_at_start(tmp_path: Path) -> None:
+def test_an_unknown_effort_is_refused_at_start(tmp_path: Path) -> None:
     text = "[models.a]\nengine = 'simulated'\ndefaults = {effort = 'huge'}"
     with pytest.raises(StartupError, match="'effort' must be one of none, minimal"):
         Server(load(written(tmp_path, text), {}))
@@ -142,7 +142,7 @@ class Troubled(PuppetEngine):
         return self.trouble_now
 
 
-async def test_health_tells_of_the_engine_that_is_in_trouble() -> None:
+async def test_health_names_the_engine_in_trouble() -> None:
     engine = Troubled()
     async with serve(engine) as server:
         engine.trouble_now = "it rests"
@@ -152,7 +152,7 @@ async def test_health_tells_of_the_engine_that_is_in_trouble() -> None:
         assert body["engines"] == [{"name": "puppet", "trouble": "it rests"}]
 
 
-def test_the_table_on_the_page_is_a_valid_one(tmp_path: Path) -> None:
+def test_the_documented_table_is_valid(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
     _, example = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     config = load(written(tmp_path, example), {})

@@ -86,7 +86,7 @@ async def test_reasoning_becomes_a_reasoning_item(kind: str) -> None:
 
 
 @EVERY
-async def test_calls_come_one_by_one_and_their_outputs_go_back(kind: str) -> None:
+async def test_calls_are_emitted_one_by_one_and_their_outputs_are_sent_back(kind: str) -> None:
     async with playing(kind) as (partner, server), server.connect() as socket:
         partner.script(Call("get_weather", ARGUMENTS), Call("get_weather", '{"city": "Oslo"}'), Stop())
         first = await socket.response(**ASK, tools=[WEATHER])
@@ -106,7 +106,7 @@ async def test_calls_come_one_by_one_and_their_outputs_go_back(kind: str) -> Non
 
 
 @EVERY
-async def test_a_rollout_asks_for_what_separate_turns_ask_for(kind: str) -> None:
+async def test_a_rollout_sends_what_separate_turns_send(kind: str) -> None:
     """Each step, and what follows on the last."""
     asked: list[list[str]] = []
     for rollout in (False, True):
@@ -145,7 +145,7 @@ async def test_a_rollout_asks_for_what_separate_turns_ask_for(kind: str) -> None
 
 
 @EVERY
-async def test_text_and_calls_may_come_together(kind: str) -> None:
+async def test_an_answer_may_have_text_and_calls(kind: str) -> None:
     async with playing(kind) as (partner, server), server.connect() as socket:
         partner.script(Say(("I will look.",)), Call("get_weather", ARGUMENTS), Stop())
         response = await socket.response(**ASK, tools=[WEATHER])
@@ -153,7 +153,7 @@ async def test_text_and_calls_may_come_together(kind: str) -> None:
 
 
 @EVERY
-async def test_a_forced_call_is_asked_for_as_one(kind: str) -> None:
+async def test_a_required_call_is_sent_as_such(kind: str) -> None:
     async with playing(kind) as (partner, server), server.connect() as socket:
         partner.script(Call("get_weather", ARGUMENTS), Stop())
         response = await socket.response(**ASK, tools=[WEATHER], tool_choice="required")
@@ -195,7 +195,7 @@ async def test_a_client_that_leaves_cancels_the_request(kind: str) -> None:
 
 
 @EVERY
-async def test_an_answer_that_is_steered_ends_and_the_next_one_knows_it(kind: str) -> None:
+async def test_a_steered_answer_ends_and_the_next_turn_contains_it(kind: str) -> None:
     async with playing(kind) as (partner, server), server.connect() as socket:
         partner.script(Say(("one ",) * 20_000), Stop(output_tokens=20_000))
         await socket.create(**ASK)
@@ -217,7 +217,7 @@ async def test_an_answer_that_is_steered_ends_and_the_next_one_knows_it(kind: st
 
 
 @EVERY
-async def test_silence_ends_the_answer_once(kind: str) -> None:
+async def test_silence_fails_the_answer_once(kind: str) -> None:
     async with playing(kind, idle_timeout_s=0.2) as (partner, server), server.connect() as socket:
         partner.script(Say(("one",)), Stall())
         response = await socket.response(**ASK)
@@ -227,7 +227,7 @@ async def test_silence_ends_the_answer_once(kind: str) -> None:
 
 
 @EVERY
-async def test_an_answer_that_never_begins_is_given_up(kind: str) -> None:
+async def test_an_answer_that_never_begins_fails(kind: str) -> None:
     async with playing(kind, first_token_timeout_s=0.2) as (partner, server), server.connect() as socket:
         partner.script(Stall())
         response = await socket.response(**ASK)
@@ -246,7 +246,7 @@ async def test_a_stream_that_breaks_fails_the_response_once(kind: str, fault: An
 
 @EVERY
 @pytest.mark.parametrize("fault", [Refuse(503), HangUp()])
-async def test_what_fails_before_the_first_token_is_tried_again(kind: str, fault: Any) -> None:
+async def test_a_failure_before_the_first_token_is_retried(kind: str, fault: Any) -> None:
     async with playing(kind, retries=2) as (partner, server), server.connect() as socket:
         partner.script(fault)
         partner.script(fault)
@@ -257,7 +257,7 @@ async def test_what_fails_before_the_first_token_is_tried_again(kind: str, fault
 
 
 @EVERY
-async def test_a_refusal_is_told_with_its_words(kind: str) -> None:
+async def test_a_refusal_is_passed_on_with_its_message(kind: str) -> None:
     async with playing(kind) as (partner, server), server.connect() as socket:
         partner.script(Refuse(400, "temperature must be cooler"))
         response = await socket.response(**ASK)
@@ -269,7 +269,7 @@ async def test_a_refusal_is_told_with_its_words(kind: str) -> None:
 
 
 @EVERY
-async def test_our_own_key_is_never_the_clients_trouble(kind: str) -> None:
+async def test_a_refused_server_key_is_a_server_error_for_clients(kind: str) -> None:
     async with playing(kind) as (partner, server), server.connect() as socket:
         partner.script(Refuse(401, "Incorrect API key: sk-secret"))
         response = await socket.response(**ASK)
@@ -278,7 +278,7 @@ async def test_our_own_key_is_never_the_clients_trouble(kind: str) -> None:
 
 
 @EVERY
-async def test_a_key_is_sent_and_never_told_nor_logged(
+async def test_a_key_is_sent_and_never_shown_or_logged(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SLIPRING_TEST_KEY", "sk-hush")
@@ -302,7 +302,7 @@ async def test_a_key_is_sent_and_never_told_nor_logged(
 
 
 @EVERY
-async def test_an_engine_that_keeps_failing_is_closed(kind: str) -> None:
+async def test_an_engine_that_keeps_failing_refuses_jobs(kind: str) -> None:
     async with playing(kind, failures_to_close=2) as (partner, server), server.connect() as socket:
         for _ in range(2):
             partner.script(Refuse(503))
@@ -315,7 +315,7 @@ async def test_an_engine_that_keeps_failing_is_closed(kind: str) -> None:
 
 
 @EVERY
-async def test_jobs_past_the_bound_are_refused_with_429(kind: str) -> None:
+async def test_jobs_past_max_waiting_are_refused_with_429(kind: str) -> None:
     bounds = {"max_jobs": 1, "max_waiting": 0}
     async with playing(kind, **bounds) as (partner, server):
         partner.script(Say(("one",)), Stall())
@@ -330,7 +330,7 @@ async def test_jobs_past_the_bound_are_refused_with_429(kind: str) -> None:
 
 
 @EVERY
-async def test_a_chain_has_one_affinity_key_and_others_have_others(kind: str) -> None:
+async def test_each_chain_has_its_own_affinity_key(kind: str) -> None:
     async with playing(kind, affinity="x-session-id;x-route") as (partner, server):
         async with server.connect() as socket:
             first = await socket.response(**ASK)
@@ -345,7 +345,7 @@ async def test_a_chain_has_one_affinity_key_and_others_have_others(kind: str) ->
 
 
 @EVERY
-async def test_a_slow_reader_holds_the_engine_back_and_loses_nothing(kind: str) -> None:
+async def test_a_slow_reader_slows_the_engine_down_and_loses_nothing(kind: str) -> None:
     words = tuple(f"w{number} " + "x" * 2000 for number in range(300))
     async with playing(kind) as (partner, server), server.connect() as socket:
         partner.script(Say(words), Stop())
@@ -357,7 +357,7 @@ async def test_a_slow_reader_holds_the_engine_back_and_loses_nothing(kind: str) 
 
 
 @EVERY
-async def test_a_long_context_gives_way_to_a_summary(kind: str) -> None:
+async def test_a_long_context_is_replaced_by_a_summary(kind: str) -> None:
     async with playing(kind) as (partner, server), server.connect() as socket:
         for text in ("Hello you", "they said hello", "Hello again", "Bye"):
             partner.script(Say((text,)), Stop())
@@ -391,7 +391,7 @@ DIAL = {"type": "custom", "name": "dial", "format": DIGITS}
 
 
 @EVERY
-async def test_tools_are_searched_for_found_and_called(kind: str) -> None:
+async def test_searched_tools_are_found_and_called(kind: str) -> None:
     async with playing(kind) as (partner, server), server.connect() as socket:
         create = {"tools": [SEARCH, LATER], "store": False}
         partner.script(Call("tool_search", '{"query": "weather"}', "tool_search"), Stop())
@@ -417,7 +417,7 @@ async def test_a_deferred_tool_is_not_called_before_it_was_found(kind: str) -> N
 
 
 @EVERY
-async def test_calls_past_the_bound_are_ignored_and_the_chain_goes_on(kind: str) -> None:
+async def test_calls_past_max_tool_calls_are_ignored_and_the_chain_continues(kind: str) -> None:
     async with playing(kind) as (partner, server), server.connect() as socket:
         partner.script(Call("get_weather", ARGUMENTS), Call("get_weather", "{}"), Stop())
         first = await socket.response(**ASK, tools=[WEATHER], max_tool_calls=1)
@@ -451,7 +451,7 @@ async def test_the_input_of_a_custom_tool_fits_or_the_response_fails(
 
 
 @EVERY
-async def test_a_refusal_in_words_is_a_part_of_its_own(kind: str) -> None:
+async def test_a_refusal_of_the_model_is_its_own_part(kind: str) -> None:
     async with playing(kind) as (partner, server), server.connect() as socket:
         if not partner.can_deny:
             pytest.skip("on this wire a refusal is text like any other")
@@ -464,7 +464,7 @@ async def test_a_refusal_in_words_is_a_part_of_its_own(kind: str) -> None:
 
 
 @EVERY
-async def test_logprobs_come_with_the_words(kind: str) -> None:
+async def test_logprobs_are_sent_with_the_text(kind: str) -> None:
     async with (
         playing(kind, **PARTNERS[kind]().with_logprobs) as (partner, server),
         server.connect() as socket,

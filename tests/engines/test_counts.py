@@ -70,11 +70,11 @@ class Silent(Warm):
         yield [Accepted()]
 
 
-async def test_an_engine_is_warmed_up_where_it_knows_no_better() -> None:
+async def test_by_default_an_engine_counts_by_a_warmup() -> None:
     assert await Warm().count(job_of()) == 17
 
 
-async def test_a_warmup_without_an_end_is_a_fault() -> None:
+async def test_a_warmup_without_finished_raises() -> None:
     with pytest.raises(RuntimeError):
         await Silent().count(job_of())
 
@@ -96,7 +96,7 @@ async def test_the_llama_engine_counts_as_it_reports_and_beyond_what_it_can_read
     assert engine.models()[0].context_tokens == 256
 
 
-async def test_a_token_server_counts_without_being_asked() -> None:
+async def test_a_token_server_engine_counts_without_a_request() -> None:
     partner = VllmPartner()
     await partner.start()
     try:
@@ -111,7 +111,7 @@ async def test_a_token_server_counts_without_being_asked() -> None:
 # Estimates.
 
 
-def test_what_was_counted_before_is_believed() -> None:
+def test_an_estimate_uses_the_parents_count() -> None:
     head = Head()
     job = job_of("x" * 400, parent=counted(5000), head=head)
     assert 5100 <= estimated_tokens(job) <= 5130
@@ -123,7 +123,7 @@ def test_a_new_head_is_counted_again() -> None:
 
 
 @pytest.mark.parametrize("parent", [None, node("resp_0"), counted(0)])
-def test_what_nobody_has_counted_is_four_bytes_a_token(parent: ResponseState | None) -> None:
+def test_uncounted_contexts_are_estimated_at_four_bytes_a_token(parent: ResponseState | None) -> None:
     before = sum(len(item.raw) for item in parent.context()) if parent is not None else 0
     job = job_of("x" * 400, parent=parent, head=Head(instructions="y" * 200))
     assert abs(estimated_tokens(job) - (before + 400 + 200) / 4) < 30
@@ -165,7 +165,7 @@ async def test_an_upstream_that_cannot_count_is_asked_once() -> None:
 
 
 @pytest.mark.parametrize(("status", "body"), [(500, {}), (200, {"tokens": 1}), (429, {}), (400, {})])
-async def test_an_upstream_that_stumbles_is_asked_again(status: int, body: dict[str, Any]) -> None:
+async def test_an_upstream_that_fails_to_count_is_asked_again(status: int, body: dict[str, Any]) -> None:
     async with upstream() as partner:
         engine = partner.engine()
         await engine.start()
@@ -176,7 +176,7 @@ async def test_an_upstream_that_stumbles_is_asked_again(status: int, body: dict[
         await engine.close()
 
 
-def test_the_bytes_of_an_image_are_not_its_tokens() -> None:
+def test_an_image_is_estimated_without_its_bytes() -> None:
     url = "data:image/png;base64," + "A" * 400_000
     parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "what is it?"}]
     item = read_item(wire.encode({"type": "message", "role": "user", "content": parts}), "input[0]")

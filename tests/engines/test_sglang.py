@@ -44,7 +44,7 @@ async def playing(
         yield played, server
 
 
-async def test_a_request_says_everything_that_was_asked_for_and_no_more() -> None:
+async def test_a_request_carries_the_clients_settings_and_no_others() -> None:
     async with playing() as (played, server), server.connect() as socket:
         sampling = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 20, "seed": 7}
         await socket.response(**ASK, instructions="Be kind.", **sampling)
@@ -67,7 +67,7 @@ async def test_a_request_says_everything_that_was_asked_for_and_no_more() -> Non
 
 
 @BOTH_WAYS
-async def test_a_continuation_is_the_ids_of_its_parent_the_ids_it_said_and_the_delta(
+async def test_a_continuation_sends_its_parents_ids_the_emitted_ids_and_the_new_ones(
     incremental: bool,
 ) -> None:
     # The same token again and again: all until now, or only the new one?
@@ -89,7 +89,7 @@ async def test_a_continuation_is_the_ids_of_its_parent_the_ids_it_said_and_the_d
 
 
 @BOTH_WAYS
-async def test_a_character_that_is_split_over_tokens_comes_whole(incremental: bool) -> None:
+async def test_a_character_of_several_tokens_is_sent_whole(incremental: bool) -> None:
     ids = TOKENIZER.encode("東👩‍👧")
     async with playing(incremental=incremental) as (played, server), server.connect() as socket:
         played.script(*(Ids((id,)) for id in ids), Stop())
@@ -126,7 +126,7 @@ async def test_logprobs_without_others(incremental: bool) -> None:
         ]
 
 
-async def test_formats_and_required_calls_are_schemas() -> None:
+async def test_formats_and_required_calls_are_sent_as_schemas() -> None:
     async with playing() as (played, server), server.connect() as socket:
         played.script(Say(("{}",)), Stop())
         await socket.response(**ASK, text={"format": {"type": "json_object"}})
@@ -138,7 +138,7 @@ async def test_formats_and_required_calls_are_schemas() -> None:
         assert [item["type"] for item in response["output"]] == ["function_call"]
 
 
-async def test_a_required_call_of_a_lark_grammar_is_a_grammar() -> None:
+async def test_a_required_call_of_a_lark_grammar_is_sent_as_a_grammar() -> None:
     lines = {"type": "grammar", "syntax": "lark", "definition": 'start: ("a" "\\n")+'}
     tool = {"type": "custom", "name": "lines", "format": lines}
     async with playing() as (played, server), server.connect() as socket:
@@ -155,7 +155,7 @@ async def test_a_required_call_of_a_lark_grammar_is_a_grammar() -> None:
         assert "ebnf" not in params
 
 
-async def test_tenants_have_caches_of_their_own() -> None:
+async def test_tenants_have_their_own_caches() -> None:
     async with partner() as played:
         async with serve(played.engine(), api_key=("one:k1", "two:k2")) as server:
             for key in ("k1", "k1", "k2"):
@@ -164,7 +164,7 @@ async def test_tenants_have_caches_of_their_own() -> None:
         assert one == same != other
 
 
-async def test_a_warmup_prefills_and_says_nothing() -> None:
+async def test_a_warmup_prefills_and_emits_nothing() -> None:
     async with playing() as (played, server), server.connect() as socket:
         played.script(Say(("never",)), Stop("length", cached_tokens=2))
         warm = await socket.response(**ASK, generate=False)
@@ -174,7 +174,7 @@ async def test_a_warmup_prefills_and_says_nothing() -> None:
         assert decoded(played.prompts[0]) == "<|im_start|>user\nhello<|im_end|>\n"
 
 
-async def test_what_is_too_long_is_refused_before_it_is_a_response() -> None:
+async def test_a_context_that_is_too_long_is_refused_before_a_response_exists() -> None:
     async with playing(context=64) as (played, server), server.connect() as socket:
         refused = await socket.error(input="word " * 100, store=False)
         assert (refused["status"], refused["error"]["code"]) == (400, "context_length_exceeded")
@@ -198,7 +198,9 @@ async def test_the_last_tokens_of_a_context_are_not_for_prompts() -> None:
 
 @pytest.mark.parametrize("is_old", [False, True])
 @pytest.mark.parametrize(("told", "context"), [(1994, 2000), (8186, 8192), (10**6, 8192), (None, 8192)])
-async def test_a_small_cache_bounds_the_context(told: int | None, context: int, is_old: bool) -> None:
+async def test_a_cache_smaller_than_the_context_limits_it(
+    told: int | None, context: int, is_old: bool
+) -> None:
     async with partner(max_req_input_len=told, is_old=is_old) as played:
         async with started(played.engine(model="", context=0)) as engine:
             assert engine.served.context == context
@@ -216,7 +218,7 @@ async def test_an_aborted_answer_fails(status: int | None, code: str) -> None:
         assert (response["status"], response["error"]["code"]) == ("failed", code)
 
 
-async def test_an_aborted_answer_that_has_not_begun_is_tried_again() -> None:
+async def test_an_aborted_answer_that_has_not_begun_is_retried() -> None:
     async with playing(retries=1) as (played, server), server.connect() as socket:
         events = played.events
         busy = {"type": "abort", "message": "queue is full", "status_code": 503}
@@ -231,7 +233,7 @@ async def test_an_aborted_answer_that_has_not_begun_is_tried_again() -> None:
         assert (response["status"], text_of(response), len(played.requests)) == ("completed", "ok", 2)
 
 
-async def test_tokens_that_were_lost_on_the_way_fail_the_answer() -> None:
+async def test_lost_tokens_fail_the_answer() -> None:
     async with playing(incremental=True) as (played, server), server.connect() as socket:
         events = played.events
         played.events = lambda body, chunk, ids, stop: (  # type: ignore[method-assign]
@@ -243,7 +245,7 @@ async def test_tokens_that_were_lost_on_the_way_fail_the_answer() -> None:
         assert "lost tokens" in response["error"]["message"]
 
 
-async def test_all_logprobs_may_come_again_with_every_new_token() -> None:
+async def test_repeated_logprobs_are_emitted_once() -> None:
     async with playing(incremental=True) as (played, server), server.connect() as socket:
         events = played.events
 
@@ -261,7 +263,7 @@ async def test_all_logprobs_may_come_again_with_every_new_token() -> None:
         ]
 
 
-async def test_a_server_that_names_no_ids_is_too_old() -> None:
+async def test_a_server_that_returns_no_ids_is_too_old() -> None:
     async with playing() as (played, server), server.connect() as socket:
         played.names_ids = False
         response = await socket.response(**ASK)
@@ -269,7 +271,7 @@ async def test_a_server_that_names_no_ids_is_too_old() -> None:
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-async def test_the_servers_tokenizer_is_used_where_it_is_here(is_old: bool) -> None:
+async def test_the_servers_tokenizer_is_used_if_it_is_on_this_machine(is_old: bool) -> None:
     async with (
         partner(is_old=is_old) as played,
         started(played.engine(tokenizer="", model="", context=0)) as engine,
@@ -281,14 +283,14 @@ async def test_the_servers_tokenizer_is_used_where_it_is_here(is_old: bool) -> N
 @pytest.mark.parametrize(
     ("path", "said"), [("HuggingFaceTB/SmolLM2", "which is not here"), ("", "names none")]
 )
-async def test_a_tokenizer_that_is_elsewhere_has_to_be_named(path: str, said: str) -> None:
+async def test_a_tokenizer_that_is_not_on_this_machine_must_be_named(path: str, said: str) -> None:
     async with partner(tokenizer_path=path) as played:
         with pytest.raises(StartupError, match=said):
             async with started(played.engine(tokenizer="")):
                 pass
 
 
-async def test_what_cannot_be_used_is_told_in_one_line() -> None:
+async def test_unusable_options_fail_with_one_line() -> None:
     with pytest.raises(StartupError, match="name its address, as in sglang:http"):
         SglangEngine.from_options("")
     for text in ("http://127.0.0.1:9", "http://127.0.0.1:9,model=m,context=9"):

@@ -26,7 +26,7 @@ def owner_of(users: int, **options: int) -> Embedded:
     return Embedded(LlamaOptions(**options), "no.gguf", 64, users)
 
 
-def test_slots_and_room_are_divided() -> None:
+def test_slots_and_bytes_are_divided() -> None:
     owner = owner_of(3, slots=7, saved_mib=3)
     shares = [owner.share(number) for number in range(3)]
     assert [share.slots for share in shares] == [(0, 3, 6), (1, 4), (2, 5)]
@@ -35,14 +35,14 @@ def test_slots_and_room_are_divided() -> None:
     assert len({share.directory for share in shares}) == 1
 
 
-def test_nobody_gets_less_than_one_slot() -> None:
+def test_every_user_gets_at_least_one_slot() -> None:
     owner = owner_of(3, slots=2, saved_mib=0)
     assert [owner.share(number) for number in range(3)] == [
         Share(slots=(number,), saved_bytes=0, mark=f"{number}-") for number in range(3)
     ]
 
 
-def test_the_files_of_one_who_died_go_and_no_others(tmp_path: Path) -> None:
+def test_only_the_files_of_a_user_that_died_are_removed(tmp_path: Path) -> None:
     owner = owner_of(12)
     owner._directory = tmp_path
     for number in (1, 2, 11):
@@ -51,7 +51,7 @@ def test_the_files_of_one_who_died_go_and_no_others(tmp_path: Path) -> None:
     assert {left.name for left in tmp_path.iterdir()} == {"slipring-2-abc-1.kv", "slipring-11-abc-1.kv"}
 
 
-async def test_a_user_goes_where_the_engine_goes() -> None:
+async def test_a_user_follows_the_engines_address() -> None:
     suspected: list[str] = []
     lost: list[None] = []
     borrowed = Borrowed(Share((0,), 0), "key", suspected.append)
@@ -96,13 +96,13 @@ async def sharing(users: int, options: LlamaOptions) -> AsyncIterator[tuple[Embe
         await owner.close()
 
 
-async def test_users_keep_and_find_their_contexts_side_by_side() -> None:
+async def test_users_find_their_own_contexts() -> None:
     async with sharing(2, LlamaOptions(slots=4, context=512)) as (_, servers):
         found = await asyncio.gather(*map(three_chains, servers))
         assert found == [[True] * 3] * 2
 
 
-async def test_an_engine_that_hangs_is_ended_once_and_serves_all_users_again(
+async def test_an_engine_that_hangs_is_restarted_once_for_all_users(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("slipring.engines.llama.api._SILENCE_TIMEOUT_S", 2.0)

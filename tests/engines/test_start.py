@@ -56,7 +56,7 @@ async def slow_server() -> AsyncIterator[tuple[SlowServer, str]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_loop_goes_on_while_a_slow_server_is_asked_at_start(kind: str) -> None:
+async def test_a_start_with_a_slow_server_does_not_block_the_loop(kind: str) -> None:
     """Engine and server share this loop: if the engine blocked it, the server could never answer."""
     async with slow_server() as (server, url), asyncio.timeout(60):
 

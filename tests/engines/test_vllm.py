@@ -42,7 +42,7 @@ async def playing(**options: Any) -> AsyncIterator[tuple[VllmPartner, Running]]:
         yield played, server
 
 
-async def test_a_request_says_everything_that_was_asked_for_and_no_more() -> None:
+async def test_a_request_carries_the_clients_settings_and_no_others() -> None:
     async with playing() as (played, server), server.connect() as socket:
         sampling = {"temperature": 0.5, "top_p": 0.9, "max_output_tokens": 20}
         await socket.response(**ASK, instructions="Be kind.", **sampling)
@@ -66,7 +66,7 @@ async def test_a_request_says_everything_that_was_asked_for_and_no_more() -> Non
         assert not {"logprobs", "structured_outputs"} & plain.keys()
 
 
-async def test_a_continuation_is_the_ids_of_its_parent_the_ids_it_said_and_the_delta() -> None:
+async def test_a_continuation_sends_its_parents_ids_the_emitted_ids_and_the_new_ones() -> None:
     # Not the usual spelling of the word: it has to go back as it came.
     odd = tuple(id for letter in "hello" for id in TOKENIZER.encode(letter))
     assert list(odd) != TOKENIZER.encode("hello")
@@ -83,7 +83,7 @@ async def test_a_continuation_is_the_ids_of_its_parent_the_ids_it_said_and_the_d
         assert played.bodies[1].startswith(history + b",")
 
 
-async def test_a_character_that_is_split_over_tokens_comes_whole_and_goes_back_as_it_came() -> None:
+async def test_a_character_of_several_tokens_is_sent_whole_and_goes_back_as_its_ids() -> None:
     ids = TOKENIZER.encode("東👩‍👧")
     assert len(ids) > 4
     async with playing() as (played, server), server.connect() as socket:
@@ -98,7 +98,7 @@ async def test_a_character_that_is_split_over_tokens_comes_whole_and_goes_back_a
         assert played.prompts[1][len(played.prompts[0]) :][: len(ids)] == ids
 
 
-async def test_counts_are_our_ids_and_their_cache() -> None:
+async def test_counts_are_our_ids_and_the_servers_cached_tokens() -> None:
     async with playing() as (played, server), server.connect() as socket:
         played.script(Say(("Hel", "lo")), Stop(cached_tokens=5))
         usage = (await socket.response(**ASK))["usage"]
@@ -110,7 +110,7 @@ async def test_counts_are_our_ids_and_their_cache() -> None:
         assert usage["input_tokens_details"]["cached_tokens"] == 0
 
 
-async def test_the_end_of_a_text_is_none_of_it_whichever_token_it_is() -> None:
+async def test_the_end_token_is_not_part_of_the_answer() -> None:
     strange = TOKENIZER.control("<file_sep>")
     async with playing() as (played, server), server.connect() as socket:
         played.script(Say(("ok",)), Stop())
@@ -146,7 +146,7 @@ async def test_logprobs_are_those_of_the_tokens_with_their_bytes() -> None:
         assert bytes(told[0]["top_logprobs"][0]["bytes"]) == TOKENIZER.bytes_of(ids[0] + 1)
 
 
-async def test_logprobs_of_thoughts_are_not_told() -> None:
+async def test_logprobs_of_reasoning_are_not_sent() -> None:
     async with playing() as (played, server), server.connect() as socket:
         played.script(Say(("<think>", "hm", "</think>", "Yes")), Stop())
         response = await socket.response(**ASK, **TELL_LOGPROBS)
@@ -155,7 +155,7 @@ async def test_logprobs_of_thoughts_are_not_told() -> None:
         assert "hm" not in [each["token"] for each in part["logprobs"]]
 
 
-async def test_formats_and_required_calls_are_schemas() -> None:
+async def test_formats_and_required_calls_are_sent_as_schemas() -> None:
     person = {
         "type": "object",
         "properties": {"name": {"type": "string"}},
@@ -189,7 +189,7 @@ async def test_formats_and_required_calls_are_schemas() -> None:
         assert "structured_outputs" not in played.requests[3]
 
 
-async def test_a_required_call_of_a_lark_grammar_is_a_grammar() -> None:
+async def test_a_required_call_of_a_lark_grammar_is_sent_as_a_grammar() -> None:
     lines = {"type": "grammar", "syntax": "lark", "definition": 'start: ("a" "\\n")+'}
     tool = {"type": "custom", "name": "lines", "format": lines}
     async with playing() as (played, server), server.connect() as socket:
@@ -208,7 +208,7 @@ async def test_a_required_call_of_a_lark_grammar_is_a_grammar() -> None:
         assert failed["error"]["code"] == "server_error", "a server that does otherwise is found out"
 
 
-async def test_calls_go_back_as_the_ids_that_made_them() -> None:
+async def test_calls_are_sent_back_as_the_ids_that_were_emitted() -> None:
     async with playing() as (played, server), server.connect() as socket:
         played.script(Call("get_weather", '{"city":"Rome"}'), Stop())
         first = await socket.response(**ASK, tools=[WEATHER])
@@ -236,7 +236,7 @@ async def test_a_seed_is_passed_on() -> None:
         assert (status, played.requests[0]["seed"]) == (200, 7)
 
 
-async def test_tenants_have_salts_of_their_own() -> None:
+async def test_tenants_have_their_own_salts() -> None:
     async with partner() as played:
         async with serve(played.engine(), api_key=("one:k1", "two:k2")) as server:
             for key in ("k1", "k1", "k2"):
@@ -245,7 +245,7 @@ async def test_tenants_have_salts_of_their_own() -> None:
         assert one == same != other
 
 
-async def test_a_warmup_prefills_and_says_nothing() -> None:
+async def test_a_warmup_prefills_and_emits_nothing() -> None:
     async with playing() as (played, server), server.connect() as socket:
         played.script(Say(("never",)), Stop("length", cached_tokens=2))
         warm = await socket.response(**ASK, generate=False)
@@ -259,20 +259,20 @@ async def test_a_warmup_prefills_and_says_nothing() -> None:
         assert played.prompts[1][: len(played.prompts[0])] == played.prompts[0]
 
 
-async def test_a_warmup_of_nothing_asks_for_nothing() -> None:
+async def test_a_warmup_of_an_empty_context_sends_nothing() -> None:
     async with playing() as (played, server), server.connect() as socket:
         warm = await socket.response(input=[], store=False, generate=False)
         assert (warm["status"], warm["usage"]["input_tokens"], played.requests) == ("completed", 0, [])
 
 
-async def test_what_is_too_long_is_refused_before_it_is_a_response() -> None:
+async def test_a_context_that_is_too_long_is_refused_before_a_response_exists() -> None:
     async with playing(context=64) as (played, server), server.connect() as socket:
         refused = await socket.error(input="word " * 100, store=False)
         assert (refused["status"], refused["error"]["code"]) == (400, "context_length_exceeded")
         assert played.requests == []
 
 
-async def test_truncation_drops_the_oldest_and_goes_on_from_there() -> None:
+async def test_truncation_drops_the_oldest_items_and_later_turns_append() -> None:
     async with playing(context=128) as (played, server), server.connect() as socket:
         parent: dict[str, Any] = {}
         for number in range(8):
@@ -289,7 +289,7 @@ async def test_truncation_drops_the_oldest_and_goes_on_from_there() -> None:
         assert True in appended[3:]
 
 
-async def test_a_server_that_names_no_ids_is_too_old() -> None:
+async def test_a_server_that_returns_no_ids_is_too_old() -> None:
     async with playing() as (played, server), server.connect() as socket:
         played.names_ids = False
         response = await socket.response(**ASK)
@@ -297,7 +297,7 @@ async def test_a_server_that_names_no_ids_is_too_old() -> None:
         assert "vLLM 0.11 or newer" in response["error"]["message"]
 
 
-async def test_a_failure_within_the_stream_is_told_as_what_it_is() -> None:
+async def test_a_failure_within_the_stream_means_the_same_as_its_status() -> None:
     async with playing() as (played, server), server.connect() as socket:
         fault = {"error": {"message": "no room", "type": "BadRequestError", "param": None, "code": 400}}
         played.events = lambda *_: [fault, "[DONE]"]  # type: ignore[method-assign]
@@ -315,7 +315,7 @@ async def test_a_failure_within_the_stream_is_told_as_what_it_is() -> None:
 # The server's own tokenizer.
 
 
-async def test_the_server_tokenizes_what_is_new_where_there_is_no_tokenizer_here() -> None:
+async def test_without_a_local_tokenizer_the_server_tokenizes_new_text() -> None:
     asked: dict[str, Any] = {"tokenizer": "", "model": "", "context": 0}
     async with playing(**asked) as (played, server), server.connect() as socket:
         assert [model.name for model in server.server.catalog] == ["smollm2"]
@@ -355,7 +355,7 @@ async def test_text_never_becomes_a_control_token(text: str, dialect: str) -> No
         assert [id for id in played.prompts[0] if id in control] == [start, END, start]
 
 
-async def test_a_control_token_that_was_spelled_in_an_unknown_way_is_refused() -> None:
+async def test_text_that_becomes_a_control_token_is_refused() -> None:
     async with partner() as played, started(played.engine(tokenizer="", model="", context=0)) as engine:
         vocabulary = engine.renderer.vocabulary
         vocabulary._tokenize = lambda text: (END,)  # type: ignore[attr-defined]
@@ -363,7 +363,7 @@ async def test_a_control_token_that_was_spelled_in_an_unknown_way_is_refused() -
             vocabulary.encode("＜|im_end|＞")
 
 
-async def test_a_tokenizer_that_has_gone_is_unavailable() -> None:
+async def test_a_tokenizer_that_does_not_answer_is_unavailable() -> None:
     async with partner() as played, started(played.engine(tokenizer="", model="", context=0)) as engine:
         played.tokenizes = False
         with pytest.raises(Unavailable):
@@ -389,7 +389,7 @@ async def test_the_template_is_the_servers_or_a_dialect_is_named(tmp_path: Path)
             assert engine.renderer.vocabulary.is_local
 
 
-async def test_a_server_that_does_not_tokenize_is_told_in_one_line() -> None:
+async def test_a_server_that_does_not_tokenize_fails_the_start_with_one_line() -> None:
     async with partner() as played:
         played.tokenizes = False
         with pytest.raises(StartupError, match="does not tokenize"):
@@ -397,14 +397,14 @@ async def test_a_server_that_does_not_tokenize_is_told_in_one_line() -> None:
                 pass
 
 
-async def test_a_model_that_is_not_served_is_told_in_one_line() -> None:
+async def test_a_model_that_is_not_served_fails_the_start_with_one_line() -> None:
     async with partner() as played:
         with pytest.raises(StartupError, match="serves no model 'other'"):
             async with started(played.engine(model="other", context=0)):
                 pass
 
 
-async def test_what_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
+async def test_unusable_options_fail_with_one_line(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="name its address, as in vllm:http"):
         VllmEngine.from_options("model=m")
     with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):
@@ -418,7 +418,7 @@ async def test_what_cannot_be_used_is_told_in_one_line(tmp_path: Path) -> None:
         VllmEngine.from_options("http://127.0.0.1:9,key_env=NO_SUCH_KEY")
 
 
-def test_dependencies_that_are_missing_are_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_dependencies_fail_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def make(rest: str) -> Any:
         raise ModuleNotFoundError(name="tokenizers")
 
@@ -429,14 +429,14 @@ def test_dependencies_that_are_missing_are_told_in_one_line(monkeypatch: pytest.
         open_engine("vllm:http://127.0.0.1:9")
 
 
-async def test_a_server_that_is_no_vllm_is_told_in_one_line() -> None:
+async def test_a_server_that_is_no_vllm_fails_the_start_with_one_line() -> None:
     async with serve() as other:
         with pytest.raises(StartupError, match="names no context"):
             async with started(VllmEngine(read_options("vllm", other.url))):
                 pass
 
 
-async def test_a_directory_may_hold_its_template_in_a_file_of_its_own(tmp_path: Path) -> None:
+async def test_a_template_may_be_a_separate_file_of_the_directory(tmp_path: Path) -> None:
     shutil.copy(Path(tokenizer_directory(), "tokenizer.json"), tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     named = f"http://127.0.0.1:9,model=m,context=99,tokenizer={tmp_path}"
@@ -445,7 +445,7 @@ async def test_a_directory_may_hold_its_template_in_a_file_of_its_own(tmp_path: 
         assert engine.models()[0].name == "m"
 
 
-async def test_a_server_that_is_back_is_noticed() -> None:
+async def test_a_server_that_answers_again_gets_jobs_again() -> None:
     bounds = {"failures_to_close": 1, "probe_interval_s": 0.02}
     async with playing(**bounds) as (played, server), server.connect() as socket:
         played.is_healthy = False

@@ -96,7 +96,7 @@ def tool_call(name: str, arguments: str, call_id: str = "c") -> Json:
     return {"id": short_id(call_id), "function": function, "type": "function"}
 
 
-def test_everybody_speaks_in_their_role() -> None:
+def test_messages_keep_their_roles() -> None:
     items = [message(role, role) for role in ("system", "developer", "user", "assistant", "user")]
     assert messages_of(*items, head=Head("Be kind.")) == [
         {"role": "system", "content": "Be kind."},
@@ -108,7 +108,7 @@ def test_everybody_speaks_in_their_role() -> None:
     ]
 
 
-def test_what_is_said_and_called_together_is_one_message_and_outputs_follow() -> None:
+def test_text_and_calls_of_an_exchange_are_one_message_and_outputs_follow() -> None:
     items = [
         message("user", "Rome and Oslo?"),
         item("reasoning", summary=[], content=[{"type": "reasoning_text", "text": "hm"}]),
@@ -130,12 +130,12 @@ def test_what_is_said_and_called_together_is_one_message_and_outputs_follow() ->
     assert messages_of(*items, writer=Writer(send_reasoning=True))[1]["reasoning_content"] == "hm"
 
 
-def test_a_call_without_words_has_no_content() -> None:
+def test_a_call_without_text_has_null_content() -> None:
     first = messages_of(call("f", ""), output("x"))[0]
     assert first == {"role": "assistant", "content": None, "tool_calls": [tool_call("f", "{}")]}
 
 
-def test_calls_that_nobody_answered_are_left_out_and_late_outputs_are_told() -> None:
+def test_calls_without_outputs_are_left_out_and_late_outputs_are_user_messages() -> None:
     cut_off = call("f", '{"a', status="incomplete")
     assert messages_of(message("user", "a"), cut_off, message("user", "b"), output("late")) == [
         {"role": "user", "content": "a"},
@@ -144,7 +144,7 @@ def test_calls_that_nobody_answered_are_left_out_and_late_outputs_are_told() -> 
     ]
 
 
-def test_items_that_are_not_for_models_are_not_told() -> None:
+def test_items_that_are_not_for_models_are_not_sent() -> None:
     silent = [
         item("configuration_update", reasoning={"effort": "low"}),
         item("additional_tools", tools=[ADD]),
@@ -154,7 +154,7 @@ def test_items_that_are_not_for_models_are_not_told() -> None:
     assert messages_of(call("f"), *silent, call("f"), output("x")) == messages_of(call("f"), output("x"))
 
 
-def test_images_are_shown_in_their_place() -> None:
+def test_images_are_sent_at_their_place_in_a_message() -> None:
     parts = [
         {"type": "input_text", "text": "What is this?"},
         {"type": "input_image", "image_url": IMAGE, "detail": "low"},
@@ -186,7 +186,7 @@ def test_images_that_a_tool_returns_follow_its_outputs() -> None:
         ({"type": "input_file", "file_id": "file-1"}, "user", True),
     ],
 )
-def test_what_cannot_be_shown_is_refused_by_name(part: Json, role: str, images: bool) -> None:
+def test_parts_that_cannot_be_sent_are_refused_by_name(part: Json, role: str, images: bool) -> None:
     shown = item("message", role=role, content=[{"type": "input_text", "text": "a"}, part])
     with pytest.raises(InvalidRequest) as refused:
         body_of(job(message("user", "a"), shown), images=images)
@@ -203,7 +203,7 @@ STEPS = st.lists(st.tuples(st.lists(ITEMS, max_size=4), st.lists(WORDS, max_size
 
 
 @given(STEPS, st.sampled_from([None, "Be kind."]), st.booleans())
-def test_spliced_bodies_are_those_of_the_whole(
+def test_spliced_bodies_equal_bodies_encoded_at_once(
     steps: list[tuple[list[Item], list[Item]]], instructions: str | None, forgets: bool
 ) -> None:
     head = Head(instructions, tools_of(WEATHER, FILES))
@@ -227,7 +227,7 @@ def test_spliced_bodies_are_those_of_the_whole(
         assert messages(request) == messages(written(job(*whole, head=head)))
 
 
-def test_only_what_is_new_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_items_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     units: list[int] = []
     write = Writer._write
 
@@ -255,7 +255,7 @@ def test_a_changed_head_changes_the_system_message_and_the_tools_alone() -> None
     assert [tool["function"]["name"] for tool in body["tools"]] == ["get_weather"]
 
 
-def test_tools_that_stay_the_same_are_written_once() -> None:
+def test_tools_that_stay_the_same_are_encoded_once() -> None:
     head = Head(None, tools_of(ADD))
     first = job(message("user", "a"), head=head)
     position = written(first).position
@@ -264,7 +264,7 @@ def test_tools_that_stay_the_same_are_written_once() -> None:
     assert again.size_bytes > position.size_bytes
 
 
-def test_what_another_engine_wrote_is_written_again() -> None:
+def test_a_position_of_another_engine_is_encoded_again() -> None:
     first = job(message("user", "a"))
     parent = after(first, written(first, Writer(send_reasoning=True)).position)
     request = written(job(message("user", "b"), parent=parent))
@@ -276,7 +276,7 @@ def messages(request: Request) -> bytes:
     return request.pieces[1]
 
 
-def test_every_kind_of_tool_is_a_function() -> None:
+def test_every_kind_of_tool_is_sent_as_a_function() -> None:
     head = Head(None, tools_of(WEATHER, FILES))
     weather, add, shell = (
         tool["function"] for tool in body_of(job(message("user", "a"), head=head))["tools"]
@@ -288,7 +288,7 @@ def test_every_kind_of_tool_is_a_function() -> None:
     assert "format" in shell["description"]
 
 
-def test_names_that_cannot_be_told_apart_are_refused() -> None:
+def test_tools_whose_flat_names_are_equal_are_refused() -> None:
     twin = {**ADD, "name": "files__add"}
     with pytest.raises(InvalidRequest) as refused:
         body_of(job(message("user", "a"), head=Head(None, tools_of(FILES, twin))))
@@ -323,7 +323,7 @@ def test_added_tools_are_sent_with_the_others() -> None:
     assert [tool["function"]["name"] for tool in body["tools"]] == ["add", "get_weather"]
 
 
-def test_only_what_was_asked_for_is_sent() -> None:
+def test_only_settings_of_the_client_are_sent() -> None:
     assert body_of(job(message("user", "a"))) == {
         "model": PLAIN.name,
         "messages": [{"role": "user", "content": "a"}],
@@ -365,7 +365,7 @@ def test_a_cache_key_is_never_the_clients_own() -> None:
     assert salt == body_of(job(), send_cache_salt=True)["cache_salt"] != key
 
 
-def test_items_that_do_not_fit_cannot_be_dropped() -> None:
+def test_truncation_is_refused() -> None:
     with pytest.raises(InvalidRequest) as refused:
         body_of(job(message("user", "a"), settings={"truncation": "auto"}))
     assert (refused.value.param, refused.value.code) == ("truncation", "unsupported_parameter")
@@ -379,7 +379,7 @@ def test_items_that_do_not_fit_cannot_be_dropped() -> None:
         ("https://openrouter.ai/api/v1/", "https://openrouter.ai/api/v1"),
     ],
 )
-def test_the_address_has_a_version(text: str, url: str) -> None:
+def test_an_address_without_a_path_gets_v1(text: str, url: str) -> None:
     assert read_options(f"{text},model=m").url == url
 
 
@@ -393,12 +393,12 @@ def test_the_address_has_a_version(text: str, url: str) -> None:
         ("http://a,what=1", "unknown option 'what'"),
     ],
 )
-def test_what_cannot_be_used_is_told_in_one_line(text: str, complaint: str) -> None:
+def test_unusable_options_fail_with_one_line(text: str, complaint: str) -> None:
     with pytest.raises(StartupError, match=complaint):
         read_options(text)
 
 
-async def test_models_are_named_or_asked_for() -> None:
+async def test_models_are_named_or_listed_by_the_server() -> None:
     engine = open_engine("chat:http://127.0.0.1:9,model=a;b/c:7b,images=true")
     assert [model.name for model in engine.models()] == ["a", "b/c:7b"]
     assert engine.models()[0].capabilities.images
@@ -512,7 +512,7 @@ def cut(draw: st.DrawFn, text: str) -> list[str]:
 
 
 @given(streams(), st.integers(1, 4))
-def test_however_calls_are_cut_and_mixed_they_are_the_same(
+def test_calls_are_assembled_however_their_pieces_are_cut_and_mixed(
     stream: tuple[list[tuple[str, str]], list[Json]], at_once: int
 ) -> None:
     calls, sent = stream
@@ -527,7 +527,7 @@ def test_however_calls_are_cut_and_mixed_they_are_the_same(
             assert json.loads(arguments.text) == {"input": text}
 
 
-def test_arguments_are_told_as_they_come_and_the_next_call_ends_them() -> None:
+def test_arguments_are_emitted_as_they_come_and_the_next_call_ends_them() -> None:
     answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
     answer.take(pieces_of({"index": 0, "id": "a", "function": {"name": "get_weather", "arguments": ""}}))
     started = answer.take(pieces_of({"index": 0, "function": {"arguments": '{"city":'}}))
@@ -552,12 +552,12 @@ def test_a_call_may_come_whole(marks: Json, arguments: Any) -> None:
     assert again == [started, text]
 
 
-def test_calls_that_share_an_index_are_told_apart_by_name_and_id() -> None:
+def test_calls_that_share_an_index_are_separated_by_name_and_id() -> None:
     one = {"index": 0, "id": "x", "function": {"name": "get_weather", "arguments": "{}"}}
     assert len(said(pieces_of(one), pieces_of({**one, "id": "y"}))) == 4
 
 
-def test_an_id_that_changes_and_a_name_that_is_repeated_make_no_call() -> None:
+def test_a_changed_id_or_a_repeated_name_begins_no_other_call() -> None:
     first = {"index": 0, "id": "x", "function": {"name": "get_weather", "arguments": ""}}
     rest = [
         {**first, "id": "y"},
@@ -573,7 +573,7 @@ def test_a_call_without_arguments_has_an_empty_object() -> None:
     assert said(pieces_of(named), reason="length") == [EXPECTED["get_weather"]]
 
 
-def test_input_of_a_custom_tool_is_what_it_holds() -> None:
+def test_the_input_of_a_custom_tool_is_taken_out_of_its_object() -> None:
     def shell(arguments: str, reason: str = "stop") -> Delta:
         function = {"name": "run", "arguments": arguments}
         return said(pieces_of({"index": 0, "function": function}), reason=reason)[1]
@@ -584,7 +584,7 @@ def test_input_of_a_custom_tool_is_what_it_holds() -> None:
     assert shell('{"input": "ls -', "length") == CallArguments("ls -")
 
 
-def test_words_within_a_call_come_after_it() -> None:
+def test_text_within_a_call_is_emitted_after_it() -> None:
     half = [
         {"index": 0, "function": {"name": "get_weather", "arguments": "{"}},
         {"index": 0, "function": {"arguments": "}"}},
@@ -593,7 +593,7 @@ def test_words_within_a_call_come_after_it() -> None:
     assert told == [EXPECTED["get_weather"], CallArguments("{}"), Text("well yes")]
 
 
-def test_words_between_calls_stay_there() -> None:
+def test_text_between_calls_stays_between_them() -> None:
     whole = {"index": 0, "function": {"name": "get_weather", "arguments": "{}"}}
     told = said(
         delta_of(content="a"), pieces_of(whole), delta_of(content="b"), pieces_of({**whole, "index": 1})
@@ -608,7 +608,7 @@ def test_words_between_calls_stay_there() -> None:
     ]
 
 
-def test_a_call_of_nothing_fails() -> None:
+def test_a_call_without_a_name_fails() -> None:
     with pytest.raises(ServerError):
         hear(pieces_of({"index": 0, "function": {"arguments": "{}"}}))
     assert said(pieces_of({"index": 0, "id": "x"}), reason="length") == []
@@ -625,7 +625,7 @@ def test_a_call_of_nothing_fails() -> None:
         {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]},
     ],
 )
-def test_reasoning_has_many_names(fields: Json) -> None:
+def test_reasoning_is_found_under_all_its_names(fields: Json) -> None:
     assert said(delta_of(**fields), delta_of(content="yes")) == [Thought("hm"), Text("yes")]
 
 
@@ -633,11 +633,11 @@ def test_content_may_come_in_parts() -> None:
     assert said(delta_of(content=[{"type": "text", "text": "yes"}])) == [Text("yes")]
 
 
-def test_refusals_are_refusals() -> None:
+def test_refusals_become_refusal_deltas() -> None:
     assert said(delta_of(refusal="I can"), delta_of(refusal="not")) == [Refused("I cannot")]
 
 
-def test_think_tags_are_read_where_they_are_asked_for() -> None:
+def test_think_tags_are_parsed_if_the_option_is_set() -> None:
     chunks = [delta_of(content=piece) for piece in ("<th", "ink>\nhm", "</think>", "\n\nyes")]
     assert said(*chunks, think_tags=True) == [Thought("hm"), Text("yes")]
     assert said(*chunks) == [Text("<think>\nhm</think>\n\nyes")]
@@ -657,20 +657,20 @@ def test_think_tags_are_read_where_they_are_asked_for() -> None:
         ("content_filter", "content_filter"),
     ],
 )
-def test_the_end_has_its_reason(reason: str, meaning: str) -> None:
+def test_finish_reasons_are_translated(reason: str, meaning: str) -> None:
     finished = hear(reason=reason)[-1]
     assert isinstance(finished, Finished)
     assert finished.reason == meaning
 
 
-def test_an_end_that_is_none_fails() -> None:
+def test_an_answer_without_a_finish_reason_fails() -> None:
     with pytest.raises(ServerError, match="without a finish reason"):
         hear(delta_of(content="a"), reason=None)
     with pytest.raises(ServerError, match="failed"):
         hear(reason="error")
 
 
-def test_counts_are_as_told_or_zero() -> None:
+def test_counts_are_the_servers_or_zero() -> None:
     usage = {
         "prompt_tokens": 10,
         "completion_tokens": 5,
@@ -695,7 +695,7 @@ def test_counts_are_as_told_or_zero() -> None:
     assert (finished.input_tokens, finished.cached_tokens) == (3, 0)
 
 
-def test_logprobs_come_with_their_words() -> None:
+def test_logprobs_come_with_their_text() -> None:
     answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX), logprobs=True)
     token = {"token": "yes", "logprob": -0.5, "bytes": None, "top_logprobs": []}
     half = {**token, "token": "\\xf0", "top_logprobs": [{"token": "no", "logprob": -1.0, "bytes": [110]}]}
@@ -711,7 +711,7 @@ def test_logprobs_come_with_their_words() -> None:
     assert text.logprobs[0].top_logprobs[0].bytes == [110]
 
 
-def test_other_choices_are_not_heard() -> None:
+def test_choices_other_than_the_first_are_ignored() -> None:
     other = {"choices": [{"index": 1, "delta": {"content": "b"}}]}
     assert said(delta_of(content="a"), other) == [Text("a")]
 
@@ -721,7 +721,7 @@ def read(*payloads: bytes) -> list[Delta]:
     return [delta for payload in payloads for delta in answer.read(payload)]
 
 
-def test_chunks_that_say_nothing_are_no_first_token() -> None:
+def test_empty_chunks_are_no_first_token() -> None:
     role = b'{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}'
     assert read(role, b"{}", b'{"choices":[],"usage":null}') == []
 
@@ -739,13 +739,13 @@ def test_chunks_that_say_nothing_are_no_first_token() -> None:
         ({"message": "long", "type": "BadRequestError", "code": 400}, InvalidRequest),
     ],
 )
-def test_an_error_in_the_stream_is_what_it_would_be_without(error: Any, kind: type[ApiError]) -> None:
+def test_an_error_in_the_stream_means_the_same_as_its_http_status(error: Any, kind: type[ApiError]) -> None:
     with pytest.raises(kind):
         read(json.dumps({"error": error}).encode())
 
 
 @pytest.mark.parametrize("payload", [b"", b"[]", b"<html>", b'{"choices": 1}', b'{"choices":[{"delta":5}]}'])
-def test_what_is_no_chunk_fails(payload: bytes) -> None:
+def test_a_malformed_chunk_fails(payload: bytes) -> None:
     with pytest.raises(ServerError):
         read(payload)
 
@@ -800,7 +800,7 @@ async def test_a_chain_of_calls_is_sent_as_one_conversation() -> None:
         assert partner.bodies[3] == partner.bodies[2]
 
 
-async def test_forks_go_on_from_the_same_words() -> None:
+async def test_forks_continue_the_same_history() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         for lane in ("a", "b"):
@@ -809,7 +809,7 @@ async def test_forks_go_on_from_the_same_words() -> None:
         assert [len(each["messages"]) for each in partner.requests] == [1, 3, 3]
 
 
-async def test_formats_are_asked_for() -> None:
+async def test_formats_are_sent_as_response_format() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     named = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     async with playing() as (partner, server), server.connect() as socket:
@@ -820,7 +820,7 @@ async def test_formats_are_asked_for() -> None:
         assert partner.requests[1]["response_format"] == {"type": "json_object"}
 
 
-async def test_refusals_come_before_the_response_does() -> None:
+async def test_unsupported_requests_are_refused_before_a_response_exists() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         refused = await socket.error(**ASK, truncation="auto")
         assert (refused["status"], refused["error"]["param"]) == (400, "truncation")
@@ -832,7 +832,7 @@ async def test_refusals_come_before_the_response_does() -> None:
         assert partner.requests == []
 
 
-async def test_a_warmup_asks_for_nothing_unless_it_is_to() -> None:
+async def test_a_warmup_sends_nothing_unless_the_option_is_set() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         warm = await socket.response(**ASK, generate=False)
         assert (warm["usage"]["input_tokens"], warm["output"], partner.requests) == (0, [], [])
@@ -848,7 +848,7 @@ async def test_a_warmup_asks_for_nothing_unless_it_is_to() -> None:
         assert len(partner.requests) == 1
 
 
-async def test_a_connection_cut_after_the_role_alone_is_tried_again() -> None:
+async def test_a_connection_cut_after_the_role_is_retried() -> None:
     async with playing(retries=1) as (partner, server), server.connect() as socket:
         partner.script(Say(()), HangUp())
         partner.script(Say(("there",)), Stop())
@@ -866,13 +866,13 @@ async def test_an_error_in_the_middle_fails_the_response() -> None:
         assert "too long" in response["error"]["message"]
 
 
-async def test_a_server_that_does_not_count_is_heard_all_the_same() -> None:
+async def test_a_server_without_counts_is_supported() -> None:
     async with playing(stream_usage=False) as (_partner, server), server.connect() as socket:
         response = await socket.response(**ASK)
         assert (response["status"], response["usage"]["total_tokens"]) == ("completed", 0)
 
 
-async def test_a_server_that_lists_no_models_is_there_all_the_same() -> None:
+async def test_a_server_that_lists_no_models_passes_the_probe() -> None:
     engine = ChatEngine(ChatOptions(url="http://127.0.0.1:9/v1/nowhere", model="m"))
     await engine.start()
     try:
@@ -889,7 +889,7 @@ async def test_a_server_that_lists_no_models_is_there_all_the_same() -> None:
             await engine.close()
 
 
-async def test_a_key_goes_with_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_key_is_sent_with_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPRING_TEST_CHAT_KEY", "sk-1")
     async with playing(key_env="SLIPRING_TEST_CHAT_KEY") as (partner, server), server.connect() as socket:
         partner.script(Refuse(401, "bad key sk-1"))
@@ -905,14 +905,14 @@ async def test_models_can_change_along_a_chain() -> None:
         assert [each["content"] for each in partner.requests[1]["messages"]] == ["hello", "ok", "more"]
 
 
-async def test_an_error_instead_of_the_first_token_is_tried_again() -> None:
+async def test_an_error_instead_of_the_first_token_is_retried() -> None:
     async with playing(retries=1) as (partner, server), server.connect() as socket:
         partner.script(Send({"error": {"message": "Provider returned error", "code": 502}}))  # type: ignore[arg-type]
         response = await socket.response(**ASK)
         assert (response["status"], len(partner.requests)) == ("completed", 2)
 
 
-async def test_images_go_along_a_chain() -> None:
+async def test_images_are_sent_again_along_a_chain() -> None:
     shown = [{"type": "input_text", "text": "Look."}, {"type": "input_image", "image_url": IMAGE}]
     async with playing(images=True) as (partner, server), server.connect() as socket:
         first = await socket.response(input=[{"role": "user", "content": shown}], store=False)
@@ -921,7 +921,7 @@ async def test_images_go_along_a_chain() -> None:
         assert partner.requests[1]["messages"][0]["content"][1]["image_url"] == {"url": IMAGE}
 
 
-async def test_added_tools_and_updates_hold_for_the_turns_that_follow() -> None:
+async def test_added_tools_and_updates_apply_to_later_turns() -> None:
     added = [
         {"type": "additional_tools", "role": "developer", "tools": [ADD]},
         {"type": "configuration_update", "reasoning": {"effort": "high"}},

@@ -55,7 +55,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipring.engines.remote.admission._jittered", lambda seconds: 0.0)
 
 
-async def test_an_attempt_that_fails_before_its_first_word_is_repeated() -> None:
+async def test_an_attempt_that_fails_before_its_first_item_is_repeated() -> None:
     partner = Partner([Retryable("gone")], [Retryable("gone")], ["a", "b"])
     assert await hear(gate_to(partner), partner) == ["a", "b"]
     assert partner.closed == 3
@@ -68,7 +68,7 @@ async def test_attempts_are_bounded() -> None:
     assert partner.made == 3
 
 
-async def test_nothing_is_repeated_after_the_first_word() -> None:
+async def test_nothing_is_repeated_after_the_first_item() -> None:
     partner = Partner(["a", Retryable("gone")], ["never"])
     words = await begin(gate_to(partner), partner.attempt)
     assert await anext(words) == "a"
@@ -88,7 +88,7 @@ async def test_a_refusal_is_not_repeated_and_is_no_failure_of_the_engine(error: 
     assert gate.trouble is None
 
 
-async def test_an_answer_that_does_not_begin_is_given_up() -> None:
+async def test_an_answer_that_does_not_begin_in_time_fails() -> None:
     gate = gate_to(Partner(), first_token_timeout_s=0.01)
 
     async def silent() -> AsyncGenerator[str, None]:
@@ -99,7 +99,7 @@ async def test_an_answer_that_does_not_begin_is_given_up() -> None:
         await begin(gate, silent)
 
 
-async def test_an_engine_that_keeps_failing_is_closed_until_a_probe_succeeds() -> None:
+async def test_the_gate_closes_after_failures_until_a_probe_succeeds() -> None:
     partner = Partner(*[[Retryable("gone")] for _ in range(3)])
     gate = gate_to(partner, failures_to_close=3)
     with pytest.raises(Unavailable):
@@ -118,7 +118,7 @@ async def test_an_engine_that_keeps_failing_is_closed_until_a_probe_succeeds() -
     await gate.close()
 
 
-async def test_an_engine_that_stumbles_over_one_request_is_not_closed_for_others() -> None:
+async def test_a_request_that_fails_by_itself_does_not_close_the_gate() -> None:
     partner = Partner(*[[RequestFailed("over this one")] for _ in range(9)], ["a"])
     gate = gate_to(partner, failures_to_close=2)
     for _ in range(3):
@@ -128,13 +128,13 @@ async def test_an_engine_that_stumbles_over_one_request_is_not_closed_for_others
     assert await hear(gate, partner) == ["a"]
 
 
-async def test_a_success_ends_a_row_of_failures() -> None:
+async def test_a_success_resets_the_count_of_failures() -> None:
     partner = Partner([Retryable("gone")], ["a"], [Retryable("gone")], ["b"], [Retryable("gone")], ["c"])
     gate = gate_to(partner, failures_to_close=2)
     assert [await hear(gate, partner) for _ in range(3)] == [["a"], ["b"], ["c"]]
 
 
-async def test_a_closed_gate_forgets_its_probes() -> None:
+async def test_closing_a_gate_cancels_its_probes() -> None:
     partner = Partner([Retryable("gone")])
     gate = gate_to(partner, failures_to_close=1, retries=0)
     with pytest.raises(Unavailable):
@@ -160,7 +160,7 @@ async def test_tenants_take_turns_and_each_keeps_its_own_order() -> None:
     assert order == ["a1", "a2", "b1", "c1", "a3", "b2"]
 
 
-async def test_past_the_bound_jobs_are_refused_at_once() -> None:
+async def test_jobs_past_max_waiting_are_refused_at_once() -> None:
     gate = gate_to(Partner(), max_jobs=1, max_waiting=1)
     with gate.ticket("a"):
         with gate.ticket("a"), pytest.raises(RateLimited) as refused, gate.ticket("b"):
@@ -170,7 +170,7 @@ async def test_past_the_bound_jobs_are_refused_at_once() -> None:
             pass  # the place in the queue has been given back
 
 
-async def test_whoever_leaves_the_queue_or_its_place_lets_the_next_one_in() -> None:
+async def test_a_cancelled_job_lets_the_next_one_run() -> None:
     gate = gate_to(Partner(), max_jobs=1)
     entered = asyncio.Event()
 

@@ -48,6 +48,6 @@ def test_fields_of_other_types_are_no_error_until_the_event_is_used() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"{", b"[]", b"\xff", '{"type": 7}'])
-def test_what_is_no_event_cannot_be_read(payload: bytes | str) -> None:
+def test_a_payload_that_is_no_event_is_a_server_error(payload: bytes | str) -> None:
     with pytest.raises(ServerError, match="cannot be read"):
         decode_event(payload)

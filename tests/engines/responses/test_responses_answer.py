@@ -55,7 +55,7 @@ def call(index: int, name: str, **fields: Any) -> dict[str, Any]:
     return {"output_index": index, "item": item}
 
 
-def test_items_that_grow_side_by_side_are_told_one_after_the_other() -> None:
+def test_items_streamed_in_parallel_are_emitted_one_after_the_other() -> None:
     heard = answer()
     assert hear(
         heard,
@@ -73,7 +73,7 @@ def test_items_that_grow_side_by_side_are_told_one_after_the_other() -> None:
     assert (heard.call_ids, heard.upstream_id) == (["c0", "c1"], "up")
 
 
-def test_what_only_the_done_events_say_is_told_then() -> None:
+def test_parts_that_come_only_in_done_events_are_emitted_then() -> None:
     parts = [{"type": "output_text", "text": "hi"}, {"type": "refusal", "refusal": "no"}]
     custom = {
         "type": "custom_tool_call",
@@ -107,7 +107,7 @@ def test_what_only_the_done_events_say_is_told_then() -> None:
     ]
 
 
-def test_texts_that_come_whole_are_told_once() -> None:
+def test_texts_without_deltas_are_emitted_once() -> None:
     place = {"output_index": 0, "content_index": 0}
     assert hear(
         answer(),
@@ -122,12 +122,12 @@ def test_texts_that_come_whole_are_told_once() -> None:
     ) == [Text("hi"), DONE]
 
 
-def test_an_upstream_that_says_everything_at_the_end_is_heard() -> None:
+def test_items_that_come_only_in_the_last_event_are_emitted() -> None:
     item = {**MESSAGE, "content": [{"type": "output_text", "text": "hi"}]}
     assert hear(answer(), event("completed", response={"output": [item]})) == [Text("hi"), DONE]
 
 
-def test_upstreams_without_indexes_are_followed_by_ids() -> None:
+def test_events_without_indexes_are_matched_by_item_id() -> None:
     first, second = call(0, "a")["item"], call(1, "b")["item"]
     assert hear(
         answer(),
@@ -149,7 +149,7 @@ def test_upstreams_without_indexes_are_followed_by_ids() -> None:
     ]
 
 
-def test_summaries_of_one_reasoning_after_another_are_parts_of_one() -> None:
+def test_summaries_of_consecutive_reasoning_items_are_parts_of_one_item() -> None:
     def reasoning(index: int, *texts: str) -> list[dict[str, Any]]:
         item = {"type": "reasoning", "id": f"r{index}", "summary": []}
         said = [
@@ -166,7 +166,7 @@ def test_summaries_of_one_reasoning_after_another_are_parts_of_one() -> None:
     ]
 
 
-def test_logprobs_have_bytes_though_deltas_leave_them_out() -> None:
+def test_logprobs_without_bytes_get_those_of_their_text() -> None:
     likely = {"token": "é", "logprob": -0.5, "top_logprobs": [{"token": "a", "logprob": -1}]}
     place = {"output_index": 0, "item_id": "m", "content_index": 0}
     assert hear(answer(), event("output_text.delta", **place, delta="é", logprobs=[likely])) == [
@@ -174,7 +174,7 @@ def test_logprobs_have_bytes_though_deltas_leave_them_out() -> None:
     ]
 
 
-def test_usage_and_reasons() -> None:
+def test_usage_and_finish_reasons_are_translated() -> None:
     usage = {
         **{"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 6},
         **{"output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 15},
@@ -188,7 +188,7 @@ def test_usage_and_reasons() -> None:
         assert hear(answer(), event("incomplete", response=response)) == [Finished(told, 9, 4, 6, 2)]  # type: ignore[arg-type]
 
 
-def test_what_has_no_delta_is_passed_over_but_never_a_call_for_the_client() -> None:
+def test_items_without_a_delta_are_skipped_except_calls_for_the_client() -> None:
     search = {"type": "web_search_call", "id": "ws"}
     assert not hear(
         answer(),
@@ -240,7 +240,9 @@ def test_what_has_no_delta_is_passed_over_but_never_a_call_for_the_client() -> N
         ({"type": "error", "error": 7}, ServerError, 500),
     ],
 )
-def test_failures(said: dict[str, Any], fault: type[ApiError], status: int) -> None:
+def test_reported_failures_become_errors_for_clients(
+    said: dict[str, Any], fault: type[ApiError], status: int
+) -> None:
     with pytest.raises(ApiError) as raised:
         hear(answer(), said)
     assert isinstance(raised.value, fault)
@@ -249,7 +251,7 @@ def test_failures(said: dict[str, Any], fault: type[ApiError], status: int) -> N
 
 
 @pytest.mark.parametrize("place", ["event", "error"])
-def test_a_busy_upstream_says_when_to_come_back(place: str) -> None:
+def test_a_busy_upstreams_retry_after_is_kept(place: str) -> None:
     headers = {"headers": {"retry-after": 7}}
     error = {"code": "rate_limit_exceeded", "message": "slow", **(headers if place == "error" else {})}
     said = {"type": "error", "status": 429, "error": error, **(headers if place == "event" else {})}
@@ -259,7 +261,7 @@ def test_a_busy_upstream_says_when_to_come_back(place: str) -> None:
 
 
 @pytest.mark.parametrize("indexes", [[1, 1], [1, 2]])
-def test_indexes_that_count_on_from_item_to_item_make_nobody_say_things_twice(indexes: list[int]) -> None:
+def test_indexes_that_do_not_restart_per_item_duplicate_nothing(indexes: list[int]) -> None:
     place = {"output_index": 1, "item_id": "m"}
     pieces = [
         event("output_text.delta", **place, content_index=index, delta=delta)
@@ -282,7 +284,7 @@ def test_indexes_that_count_on_from_item_to_item_make_nobody_say_things_twice(in
     assert "".join(delta.text for delta in heard if isinstance(delta, Text)) == "Hello"
 
 
-def test_the_last_word_on_a_calls_id_counts() -> None:
+def test_the_call_id_of_the_done_event_is_final() -> None:
     heard = answer()
     added, done = call(0, "f"), call(0, "f", arguments="{}")
     del added["item"]["call_id"]
@@ -291,7 +293,7 @@ def test_the_last_word_on_a_calls_id_counts() -> None:
     assert heard.call_ids == ["c9"]
 
 
-def test_reasoning_between_two_pieces_of_one_message_stands_before_it() -> None:
+def test_reasoning_between_two_joined_messages_is_placed_before_them() -> None:
     heard = answer()
     text = {"content": [{"type": "output_text", "text": "a"}]}
     hear(
@@ -318,7 +320,7 @@ def test_a_search_for_tools_is_a_call_whose_arguments_come_at_once() -> None:
     assert heard.call_ids == ["c"]
 
 
-def test_a_search_that_the_upstream_makes_itself_is_its_own_affair() -> None:
+def test_a_search_that_the_upstream_runs_is_skipped() -> None:
     item = {"type": "tool_search_call", "id": "ts", "call_id": None, "execution": "server", "arguments": {}}
     found = {"type": "tool_search_output", "id": "to", "execution": "server", "tools": []}
     heard = answer()
@@ -332,7 +334,7 @@ def test_a_search_that_the_upstream_makes_itself_is_its_own_affair() -> None:
     )
 
 
-def test_annotations_are_told_once_with_or_without_events() -> None:
+def test_annotations_are_emitted_once_with_or_without_events() -> None:
     source = {"type": "url_citation", "url": "https://a.example", "title": "A"}
     other = {"type": "file_citation", "file_id": "f"}
     part = {"type": "output_text", "text": "hi", "annotations": [source, other]}
@@ -348,5 +350,5 @@ def test_annotations_are_told_once_with_or_without_events() -> None:
     assert [json.loads(bytes(Raw(raw))) for raw in told] == [source, other]
 
 
-def test_an_annotation_of_nothing_is_passed_over() -> None:
+def test_an_annotation_without_an_item_is_skipped() -> None:
     assert hear(answer(), event("output_text.annotation.added", item_id="m", annotation={})) == []

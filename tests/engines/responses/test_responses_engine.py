@@ -66,7 +66,7 @@ async def go_on(
 # What is sent.
 
 
-async def test_a_continuation_sends_what_is_new_on_the_same_socket() -> None:
+async def test_a_continuation_sends_new_items_on_the_same_socket() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await go_on(socket, first)
@@ -82,7 +82,7 @@ async def test_a_continuation_sends_what_is_new_on_the_same_socket() -> None:
         ]
 
 
-async def test_without_sockets_everything_is_sent_without_our_ids() -> None:
+async def test_without_sockets_the_whole_context_is_sent_without_our_ids() -> None:
     async with playing("sse") as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await go_on(socket, first)
@@ -91,7 +91,7 @@ async def test_without_sockets_everything_is_sent_without_our_ids() -> None:
         )
 
 
-async def test_a_server_that_stores_is_sent_what_is_new_by_post_too() -> None:
+async def test_a_server_that_stores_gets_only_new_items_by_post_too() -> None:
     async with playing("sse", chain=True) as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         second = await go_on(socket, first)
@@ -102,7 +102,7 @@ async def test_a_server_that_stores_is_sent_what_is_new_by_post_too() -> None:
         assert [len(request["input"]) for request in partner.requests[2:]] == [1, 5]
 
 
-async def test_a_request_says_what_the_client_said() -> None:
+async def test_a_request_carries_the_clients_settings() -> None:
     custom = {"type": "custom", "name": "shell"}
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     asked = {
@@ -137,14 +137,14 @@ async def test_a_request_says_what_the_client_said() -> None:
         ),
     ],
 )
-async def test_tool_choices_arrive_as_they_were_meant(choice: Any, sent: Any) -> None:
+async def test_tool_choices_are_translated(choice: Any, sent: Any) -> None:
     tools = [WEATHER, {"type": "custom", "name": "shell"}]
     async with playing() as (partner, server), server.connect() as socket:
         await socket.response(**ASK, tools=tools, tool_choice=choice)
         assert partner.requests[0].get("tool_choice") == sent
 
 
-async def test_tools_that_items_bring_count_too() -> None:
+async def test_tools_from_items_are_available() -> None:
     more = {"type": "additional_tools", "role": "developer", "tools": [{"type": "custom", "name": "shell"}]}
     async with playing() as (partner, server), server.connect() as socket:
         asked = {"tools": [WEATHER], "tool_choice": {"type": "custom", "name": "shell"}, "store": False}
@@ -170,7 +170,7 @@ async def test_warmups_are_passed_on_to_sockets() -> None:
 # Ids.
 
 
-async def test_outputs_go_back_under_the_ids_of_the_upstream_and_none_of_them_leaks() -> None:
+async def test_outputs_carry_the_upstreams_call_ids_and_none_leaks() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         partner.script(Say(("looking",)), Call("get_weather", "{}"), Call("get_weather", "{}"), Stop())
         events = await socket.turn(**ASK, tools=[WEATHER])
@@ -191,7 +191,7 @@ async def test_outputs_go_back_under_the_ids_of_the_upstream_and_none_of_them_le
         assert "id" not in {name for item in partner.requests[-1]["input"] for name in item}
 
 
-async def test_outputs_find_their_calls_further_up_the_chain_and_across_sockets() -> None:
+async def test_outputs_of_older_calls_carry_their_ids_across_sockets() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         partner.is_strict = False
         responses: list[dict[str, Any]] = []
@@ -213,7 +213,7 @@ async def test_outputs_find_their_calls_further_up_the_chain_and_across_sockets(
         assert "upstream" in sent[2]
 
 
-async def test_words_of_a_refusal_name_nothing_of_the_upstreams() -> None:
+async def test_error_messages_name_no_ids_of_the_upstream() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         partner.script(Refuse(400, "No tool call found for call_upstream0000000007."))
         events = await socket.turn(**ASK)
@@ -229,7 +229,7 @@ async def test_calls_of_clients_keep_their_ids() -> None:
         assert partner.requests[1]["input"] == [call, output]
 
 
-async def test_items_that_a_client_sends_back_lose_their_ids_and_nothing_else() -> None:
+async def test_items_from_clients_lose_their_ids_and_nothing_else() -> None:
     said = {"id": "msg_1", "content": [{"type": "output_text", "text": "é😀 "}], "role": "assistant", "x": 1}
     async with playing() as (partner, server), server.connect() as socket:
         await socket.response(
@@ -244,7 +244,7 @@ async def test_items_that_a_client_sends_back_lose_their_ids_and_nothing_else() 
 # Forks.
 
 
-async def test_forks_run_side_by_side_on_lanes_of_one_socket() -> None:
+async def test_forks_run_in_parallel_on_lanes_of_one_socket() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         asked = {"previous_response_id": first["id"], "input": "more", "store": False}
@@ -269,7 +269,7 @@ async def test_forks_run_side_by_side_on_lanes_of_one_socket() -> None:
         assert partner.requests[-1]["stream_id"] in lanes[1:3]
 
 
-async def test_a_chain_that_has_moved_on_is_forked_from_its_past() -> None:
+async def test_an_earlier_response_of_a_chain_can_be_forked() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await go_on(socket, first)
@@ -278,7 +278,7 @@ async def test_a_chain_that_has_moved_on_is_forked_from_its_past() -> None:
         assert len(partner.requests[2]["input"]) == 1
 
 
-async def test_a_fork_that_the_upstream_cannot_place_gets_a_socket_of_its_own() -> None:
+async def test_a_fork_that_the_upstream_refuses_gets_its_own_socket() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         partner.script(Refuse(400, "Unsupported parameter: stream_id"))
@@ -292,7 +292,7 @@ async def test_a_fork_that_the_upstream_cannot_place_gets_a_socket_of_its_own() 
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-async def test_an_upstream_that_ignores_lanes_is_noticed_at_once(refuses: bool) -> None:
+async def test_an_upstream_that_ignores_lanes_is_detected(refuses: bool) -> None:
     async with playing() as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         partner.names_lanes = False
@@ -307,7 +307,7 @@ async def test_an_upstream_that_ignores_lanes_is_noticed_at_once(refuses: bool) 
 # What is lost.
 
 
-async def test_a_socket_that_dies_between_turns_is_not_noticed() -> None:
+async def test_a_socket_lost_between_turns_is_replaced() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await partner.peers[0].ws.close()
@@ -318,7 +318,7 @@ async def test_a_socket_that_dies_between_turns_is_not_noticed() -> None:
         assert [len(peer.creates) for peer in partner.peers] == [1, 2]
 
 
-async def test_a_socket_that_dies_at_the_next_turn_is_not_noticed() -> None:
+async def test_a_socket_lost_at_the_next_turn_is_replaced() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         partner.script(HangUp())
@@ -326,7 +326,7 @@ async def test_a_socket_that_dies_at_the_next_turn_is_not_noticed() -> None:
         assert [len(request["input"]) for request in partner.requests] == [1, 1, 3]
 
 
-async def test_a_response_that_the_upstream_has_forgotten_is_sent_again_whole() -> None:
+async def test_a_lost_response_is_replaced_by_the_whole_context() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         partner.peers[0].memory.clear()
@@ -338,7 +338,7 @@ async def test_a_response_that_the_upstream_has_forgotten_is_sent_again_whole() 
         )
 
 
-async def test_it_is_sent_again_once_and_not_for_other_refusals() -> None:
+async def test_the_whole_context_is_sent_once_and_not_after_other_refusals() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         partner.script(HangUp())
@@ -351,7 +351,7 @@ async def test_it_is_sent_again_once_and_not_for_other_refusals() -> None:
         assert (failed["error"]["code"], len(partner.requests)) == ("invalid_prompt", 5)
 
 
-async def test_nothing_is_sent_again_after_the_first_word() -> None:
+async def test_nothing_is_sent_again_after_the_first_delta() -> None:
     async with playing(retries=2) as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         partner.script(Say(("one",)), HangUp())
@@ -370,7 +370,7 @@ LIMIT = {
 }
 
 
-async def test_a_socket_at_its_limit_is_left_before_or_at_the_next_turn() -> None:
+async def test_a_socket_at_its_limit_is_replaced() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await partner.peers[0].ws.send_str(json.dumps(LIMIT))
@@ -396,7 +396,7 @@ async def test_old_sockets_take_no_more_turns() -> None:
         assert [len(peer.creates) for peer in partner.peers] == [1, 1]
 
 
-async def test_sockets_are_bounded_and_the_one_idle_longest_makes_room() -> None:
+async def test_at_max_sockets_the_one_idle_longest_is_closed() -> None:
     async with playing(max_sockets=2, max_jobs=2) as (partner, server), server.connect() as socket:
         chains = [await socket.response(**ASK, stream_id=name) for name in ("a", "b")]
         chains[0] = await go_on(socket, chains[0], stream_id="a")
@@ -416,7 +416,7 @@ async def test_idle_sockets_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         await go_on(socket, first)
 
 
-async def test_sockets_that_nobody_can_go_on_with_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sockets_without_a_response_to_continue_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipring.engines.responses.pool._TICK_S", 0.01)
     async with playing() as (partner, server):
         async with server.connect() as socket:
@@ -446,7 +446,7 @@ async def test_sockets_that_do_not_answer_pings_are_dropped(monkeypatch: pytest.
         assert len(partner.peers) == 2
 
 
-async def test_what_is_too_large_for_a_frame_is_posted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_context_too_large_for_a_frame_is_posted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with playing("auto") as (partner, server), server.connect() as socket:
         monkeypatch.setattr("slipring.engines.responses.MOST_FRAME_BYTES", 64 * 1024 + 100)
         first = await socket.response(**ASK)
@@ -461,7 +461,7 @@ async def test_what_is_too_large_for_a_frame_is_posted(monkeypatch: pytest.Monke
 # Cancelling and holding back.
 
 
-async def test_a_client_that_leaves_closes_the_socket_of_its_chain_alone() -> None:
+async def test_a_client_that_leaves_closes_only_the_socket_of_its_chain() -> None:
     async with playing() as (partner, server), server.connect() as other:
         first = await other.response(**ASK)
         partner.script(Say(("one",)), Stall())
@@ -473,7 +473,7 @@ async def test_a_client_that_leaves_closes_the_socket_of_its_chain_alone() -> No
         assert len(partner.peers) == 2
 
 
-async def test_an_answer_that_nobody_wants_is_read_to_its_end_beside_others() -> None:
+async def test_a_cancelled_answer_is_read_to_its_end_if_its_socket_is_in_use() -> None:
     async with playing(idle_timeout_s=0.2) as (partner, server), server.connect() as socket:
         first = await socket.response(**ASK)
         asked = {"previous_response_id": first["id"], "input": "more", "store": False}
@@ -490,7 +490,7 @@ async def test_an_answer_that_nobody_wants_is_read_to_its_end_beside_others() ->
         await asyncio.wait_for(partner.peers[0].is_closed.wait(), 60)
 
 
-async def test_a_reader_that_does_not_read_holds_the_upstream_back() -> None:
+async def test_a_slow_reader_slows_the_upstream_down() -> None:
     words = tuple(f"{number} " + "x" * 20_000 for number in range(800))
     partner = ResponsesPartner("websocket")
     await partner.start()
@@ -529,7 +529,7 @@ async def test_pings_of_the_upstream_are_answered() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 405, 426])
-async def test_where_the_upgrade_is_refused_requests_are_posted_from_then_on(status: int) -> None:
+async def test_after_a_refused_upgrade_all_requests_are_posted(status: int) -> None:
     async with playing("auto") as (partner, server), server.connect() as socket:
         partner.refuses_upgrade = status
         first = await socket.response(**ASK)
@@ -537,14 +537,14 @@ async def test_where_the_upgrade_is_refused_requests_are_posted_from_then_on(sta
         assert (partner.upgrades, len(partner.requests[1]["input"])) == (1, 3)
 
 
-async def test_a_transport_that_is_asked_for_is_not_exchanged() -> None:
+async def test_a_named_transport_is_never_replaced() -> None:
     async with playing() as (partner, server), server.connect() as socket:
         partner.refuses_upgrade = 404
         assert (await socket.response(**ASK))["status"] == "failed"
         assert partner.requests == []
 
 
-async def test_an_upstream_that_is_busy_is_asked_for_a_socket_again() -> None:
+async def test_a_busy_upstream_is_asked_for_a_socket_again() -> None:
     async with playing("auto", retries=1) as (partner, server), server.connect() as socket:
         partner.refuses_upgrade = 503
         assert (await socket.response(**ASK))["status"] == "failed"
@@ -572,7 +572,7 @@ async def test_the_upgrade_carries_key_beta_and_affinity(monkeypatch: pytest.Mon
 # Reasoning.
 
 
-async def test_reasoning_that_only_the_upstream_can_read_goes_back_in_its_place() -> None:
+async def test_encrypted_reasoning_is_sent_back_at_its_place() -> None:
     async with playing("sse", reasoning="encrypted") as (partner, server), server.connect() as socket:
         partner.script(Think(("hm",)), Say(("a",)), Think(("ah",)), Call("get_weather", "{}"), Stop())
         first = await socket.response(**ASK, tools=[WEATHER])
@@ -614,12 +614,12 @@ def test_addresses() -> None:
         ("http://h,nonsense=1", "unknown option 'nonsense'"),
     ],
 )
-def test_what_cannot_be_used_is_told_in_one_line(text: str, complaint: str) -> None:
+def test_unusable_options_fail_with_one_line(text: str, complaint: str) -> None:
     with pytest.raises(StartupError, match=complaint):
         read_options(text)
 
 
-async def test_models_are_those_of_the_upstream() -> None:
+async def test_models_are_listed_by_the_upstream() -> None:
     async with (
         serve("simulated:tokens_per_s=0", model=("one", "two")) as other,
         started(ResponsesEngine(ResponsesOptions(url=other.url))) as engine,

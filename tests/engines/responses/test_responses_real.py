@@ -51,7 +51,7 @@ async def converse(socket: Socket) -> list[str]:
 
 
 @pytest.mark.parametrize("transport", ["websocket", "sse"])
-async def test_a_model_says_the_same_through_another_slipring(transport: str) -> None:
+async def test_a_model_gives_the_same_answer_through_another_slipring(transport: str) -> None:
     engine = LlamaEngine(LlamaOptions(slots=3, context=512))
     async with two(engine, transport=transport) as (before, behind):
         async with behind.connect() as socket:
@@ -84,7 +84,7 @@ async def test_an_agent_loop_through_another_slipring() -> None:
         assert behind.service.sockets == 1
 
 
-async def test_every_kind_of_delta_comes_through() -> None:
+async def test_every_kind_of_delta_is_passed_on() -> None:
     puppet = PuppetEngine()
     async with two(puppet, transport="websocket") as (before, _), before.connect() as socket:
         await socket.create(input="hello", tools=[WEATHER, {"type": "custom", "name": "sh"}], store=False)
@@ -114,7 +114,7 @@ async def test_every_kind_of_delta_comes_through() -> None:
         await socket.until("response.completed")
 
 
-async def test_leaving_stops_the_model_behind_both() -> None:
+async def test_a_client_that_leaves_stops_the_model_behind_both() -> None:
     puppet = PuppetEngine()
     async with two(puppet) as (before, _):
         async with before.connect(abandoned=True) as socket:
@@ -125,7 +125,7 @@ async def test_leaving_stops_the_model_behind_both() -> None:
         await asyncio.wait_for(performance.stopped.wait(), 60)
 
 
-async def test_the_age_limit_of_the_server_behind_is_not_noticed() -> None:
+async def test_the_age_limit_of_the_server_behind_is_hidden_from_clients() -> None:
     limits = Limits(max_age_s=0.5, age_grace_s=0.2)
     engine = "simulated:tokens_per_s=0,output_tokens=3"
     async with two(engine, limits=limits) as (before, _), before.connect() as socket:
