@@ -144,7 +144,7 @@ class Stream:
     async def stall(self, step: Stall) -> None:
         self.partner.stalled.set()
         transport = self.request.transport
-        while transport is not None and not transport.is_closing():  # noqa: ASYNC110 - nothing else tells
+        while transport is not None and not transport.is_closing():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.02)
         self.partner.left.set()
         raise Hung

@@ -93,7 +93,7 @@ class Partner(ABC):
     can_think = True
     can_refuse_content = True
     can_deny = False
-    """Whether its wire tells refusals apart from other words."""
+    """Whether its wire distinguishes refusals from other text."""
     with_logprobs: ClassVar[dict[str, Any]] = {}
     """The options by which its engine takes logprobs."""
 

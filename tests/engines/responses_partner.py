@@ -46,7 +46,7 @@ class Cut(Exception):
 
 
 class Peer:
-    """A socket of the partner's, and the responses that it remembers."""
+    """One of the server's sockets, and the responses that it keeps for it."""
 
     def __init__(self, ws: web.WebSocketResponse, headers: dict[str, str]) -> None:
         self.ws = ws
@@ -61,7 +61,7 @@ class Peer:
 
 
 class ResponsesPartner(Partner):
-    """The server. ``transport`` is what its engine is told."""
+    """The server. ``transport`` is the option that its engine gets."""
 
     can_deny = True
 
@@ -279,14 +279,14 @@ class ResponsesPartner(Partner):
                 raise Cut
             elif isinstance(step, Stall):
                 self.stalled.set()
-                while not gone():  # noqa: ASYNC110 - nobody would set an event
+                while not gone():  # noqa: ASYNC110 - there is no event for it
                     await asyncio.sleep(0.01)
                 self.left.set()
                 raise ConnectionResetError
 
 
 class Voice:
-    """One response of the partner's, event by event."""
+    """One response of the server, event by event."""
 
     def __init__(self, create: Json, emit: Emit) -> None:
         self._emit = emit
@@ -316,10 +316,10 @@ class Voice:
         if not self._warmup:
             await self._tell("in_progress", response=self.response)
 
-    async def _item(self, item: Json, tell: Callable[[Json], Awaitable[Json]], **begun: Any) -> None:
+    async def _item(self, item: Json, stream: Callable[[Json], Awaitable[Json]], **begun: Any) -> None:
         place = {"output_index": len(self.response["output"])}
         await self._tell("output_item.added", **place, item={**item, **begun})
-        done = await tell({**place, "item_id": item["id"]})
+        done = await stream({**place, "item_id": item["id"]})
         await self._tell("output_item.done", **place, item={**item, **done})
         self.response["output"].append({**item, **done})
 
@@ -360,18 +360,18 @@ class Voice:
         item = {"id": new_id("msg"), "type": "message", "role": "assistant"}
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
-        async def tell(place: Json) -> Json:
+        async def stream(place: Json) -> Json:
             return await self._part(
                 place, part, "output_text", words, annotations=annotations, logprobs=self._likely
             )
 
-        await self._item(item, tell, status="in_progress", content=[])
+        await self._item(item, stream, status="in_progress", content=[])
 
     async def deny(self, words: tuple[str, ...]) -> None:
         item = {"id": new_id("msg"), "type": "message", "role": "assistant"}
         text = "".join(words)
 
-        async def tell(place: Json) -> Json:
+        async def stream(place: Json) -> Json:
             place = {**place, "content_index": 0}
             await self._tell("content_part.added", **place, part={"type": "refusal", "refusal": ""})
             for word in words:
@@ -381,7 +381,7 @@ class Voice:
             await self._tell("content_part.done", **place, part=part)
             return {"content": [part], "status": "completed"}
 
-        await self._item(item, tell, status="in_progress", content=[])
+        await self._item(item, stream, status="in_progress", content=[])
 
     async def think(self, words: tuple[str, ...]) -> None:
         item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "encrypted_content": "c2VjcmV0"}
@@ -399,7 +399,7 @@ class Voice:
             return await self.custom(call_id, call)
         item = {"id": new_id("fc"), "type": "function_call", "call_id": call_id, "name": call.name}
 
-        async def tell(place: Json) -> Json:
+        async def stream(place: Json) -> Json:
             for start in range(0, len(call.arguments), 5):
                 delta = call.arguments[start : start + 5]
                 await self._tell("function_call_arguments.delta", **place, delta=delta)
@@ -407,26 +407,26 @@ class Voice:
             await self._tell("function_call_arguments.done", **place, **done)
             return {**done, "status": "completed"}
 
-        await self._item(item, tell, arguments="", status="in_progress")
+        await self._item(item, stream, arguments="", status="in_progress")
 
     async def search(self, call_id: str, call: Call) -> None:
         item = {"id": new_id("ts"), "type": "tool_search_call", "call_id": call_id, "execution": "client"}
 
-        async def tell(place: Json) -> Json:
+        async def stream(place: Json) -> Json:
             return {"arguments": json.loads(call.arguments), "status": "completed"}
 
-        await self._item(item, tell, arguments={}, status="in_progress")
+        await self._item(item, stream, arguments={}, status="in_progress")
 
     async def custom(self, call_id: str, call: Call) -> None:
         item = {"id": new_id("ctc"), "type": "custom_tool_call", "call_id": call_id, "name": call.name}
         text = json.loads(call.arguments)["input"]
 
-        async def tell(place: Json) -> Json:
+        async def stream(place: Json) -> Json:
             await self._tell("custom_tool_call_input.delta", **place, delta=text)
             await self._tell("custom_tool_call_input.done", **place, input=text)
             return {"input": text}
 
-        await self._item(item, tell, input="")
+        await self._item(item, stream, input="")
 
     async def stop(self, stop: Stop) -> None:
         usage = {

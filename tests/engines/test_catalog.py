@@ -1,4 +1,4 @@
-"""Models by name, and the engines behind them."""
+"""The catalog: models by name, and the engines that serve them."""
 
 import re
 from pathlib import Path
@@ -101,7 +101,7 @@ async def check_table(server: Server) -> None:
             assert second["reasoning"]["effort"] == "low"
             asked = await socket.response(input="more", model="long", max_output_tokens=2, store=False)
             assert asked["usage"]["output_tokens"] == 2
-            unknown = await socket.error(input="hello", model="nobody")
+            unknown = await socket.error(input="hello", model="unknown")
             assert (unknown["status"], unknown["error"]["code"]) == (404, "model_not_found")
             assert "'quick', 'long', 'q'" in unknown["error"]["message"]
 

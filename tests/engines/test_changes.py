@@ -60,13 +60,13 @@ async def change_engines(server: Running, partner: ChatPartner) -> None:
         assert timing["fallback"] == "the parent was not rendered by this model"
         engine = server.service.catalog.engine_of(server.service.catalog.find("small"))
         rendered = engine._slots._all[0].held
-        said = b"".join(map(engine.renderer.bytes_of, rendered.ids())).decode()
+        prompt = b"".join(map(engine.renderer.bytes_of, rendered.ids())).decode()
         for words in ("My name is Ada", "The weather in Rome?", '"city": "Rome"', "sunny in Rome"):
-            assert words in said
+            assert words in prompt
         fourth, timing = await turn("small", "Thank you.", third["id"])
         assert "fallback" not in timing, "rendered anew once, then by delta again"
         assert timing["tokens"]["cached"] >= third["usage"]["total_tokens"]
         partner.script(Say(("Bye",)), Stop())
         await turn("large", "Bye.", fourth["id"])
-        told = str(partner.requests[-1]["messages"])
-        assert all(words in told for words in ("My name is Ada", "sunny in Rome", "Thank you."))
+        sent = str(partner.requests[-1]["messages"])
+        assert all(words in sent for words in ("My name is Ada", "sunny in Rome", "Thank you."))

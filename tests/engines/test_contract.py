@@ -138,7 +138,7 @@ async def test_a_rollout_sends_what_separate_turns_send(kind: str) -> None:
             assert not server.service.render_fallbacks
             texts = [json.dumps(request, sort_keys=True) for request in partner.requests]
             asked.append([re.sub(r'(id": )"[^"]+"', r'\1"…"', text) for text in texts])
-    # What was told to the client as an item has a status.
+    # Items that were sent to the client have a status.
     assert asked[0] == [
         text.replace('"output": "sunny", "status": "completed"', '"output": "sunny"') for text in asked[1]
     ]
@@ -161,7 +161,7 @@ async def test_a_required_call_is_sent_as_such(kind: str) -> None:
         forced = json.dumps(partner.requests[-1])
         partner.script(Say(("ok",)), Stop())
         await socket.response(**ASK, tools=[WEATHER])
-        assert len(forced) > len(json.dumps(partner.requests[-1])), "the server is told that it must"
+        assert len(forced) > len(json.dumps(partner.requests[-1])), "the request says that a call is required"
 
 
 @EVERY
@@ -204,10 +204,10 @@ async def test_a_steered_answer_ends_and_the_next_turn_contains_it(kind: str) ->
         await socket.send(type="response.steer", previous_response_id=target, input="two")
         ended = (await socket.until(*TERMINAL))[-1]["response"]
         assert ended["incomplete_details"] == {"reason": "steered"}
-        said = len(text_of(ended).split())
-        assert 1 <= said < 20_000
+        words = len(text_of(ended).split())
+        assert 1 <= words < 20_000
         assert ended["usage"]["input_tokens"] > 0
-        assert said <= 2 * ended["usage"]["output_tokens"] <= 4 * said
+        assert words <= 2 * ended["usage"]["output_tokens"] <= 4 * words
         follows = (await socket.until(*TERMINAL))[-1]["response"]
         assert (follows["previous_response_id"], text_of(follows)) == (target, "ok")
         assert len(partner.requests) == 2
@@ -285,7 +285,7 @@ async def test_a_key_is_sent_and_never_shown_or_logged(
     caplog.set_level(logging.DEBUG)
     options = {"key_env": "SLIPRING_TEST_KEY", "failures_to_close": 3}
     async with playing(kind, **options) as (partner, server), server.connect() as socket:
-        told = [await socket.response(**ASK)]
+        responses = [await socket.response(**ASK)]
         for fault in (
             Refuse(401, "Incorrect API key: sk-hush"),
             Garbage(),
@@ -294,11 +294,11 @@ async def test_a_key_is_sent_and_never_shown_or_logged(
             Refuse(503),
         ):
             partner.script(fault)
-            told.append(await socket.response(**ASK))
-        assert [response["status"] for response in told] == ["completed", *["failed"] * 5]
+            responses.append(await socket.response(**ASK))
+        assert [response["status"] for response in responses] == ["completed", *["failed"] * 5]
         assert {headers["authorization"] for headers in partner.headers} == {"Bearer sk-hush"}
         assert "refusing jobs until it answers" in caplog.text
-        assert "sk-hush" not in caplog.text + json.dumps(told)
+        assert "sk-hush" not in caplog.text + json.dumps(responses)
 
 
 @EVERY
@@ -434,17 +434,17 @@ async def test_calls_past_max_tool_calls_are_ignored_and_the_chain_continues(kin
 
 
 @EVERY
-@pytest.mark.parametrize(("said", "status"), [("112", "completed"), ("call me", "failed")])
+@pytest.mark.parametrize(("text", "status"), [("112", "completed"), ("call me", "failed")])
 async def test_the_input_of_a_custom_tool_fits_or_the_response_fails(
-    kind: str, said: str, status: str
+    kind: str, text: str, status: str
 ) -> None:
     async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Call("dial", json.dumps({"input": said}), "custom"), Stop())
+        partner.script(Call("dial", json.dumps({"input": text}), "custom"), Stop())
         events = await socket.turn(**ASK, tools=[DIAL])
         response = events[-1]["response"]
         assert response["status"] == status
         (item,) = response["output"]
-        assert (item["type"], item["input"]) == ("custom_tool_call", said if status == "completed" else "")
+        assert (item["type"], item["input"]) == ("custom_tool_call", text if status == "completed" else "")
         if status == "failed":
             assert response["error"]["code"] == "server_error"
             assert "grammar of the tool 'dial'" in response["error"]["message"]
@@ -457,8 +457,8 @@ async def test_a_refusal_of_the_model_is_its_own_part(kind: str) -> None:
             pytest.skip("on this wire a refusal is text like any other")
         partner.script(Deny(("I will", " not.")), Stop())
         events = await socket.turn(**ASK)
-        told = [event["delta"] for event in events if event["type"] == "response.refusal.delta"]
-        assert told == ["I will", " not."]
+        deltas = [event["delta"] for event in events if event["type"] == "response.refusal.delta"]
+        assert deltas == ["I will", " not."]
         (item,) = events[-1]["response"]["output"]
         assert item["content"] == [{"type": "refusal", "refusal": "I will not."}]
 
@@ -491,8 +491,8 @@ async def test_annotations_are_passed_on(kind: str) -> None:
     async with playing(kind) as (partner, server), server.connect() as socket:
         partner.script(Say(("Yes", "."), (cited,)), Stop())
         events = await socket.turn(**ASK)
-        (told,) = (event for event in events if event["type"] == "response.output_text.annotation.added")
-        assert told["annotation"] == cited
+        (added,) = (event for event in events if event["type"] == "response.output_text.annotation.added")
+        assert added["annotation"] == cited
         (part,) = events[-1]["response"]["output"][0]["content"]
         assert (part["text"], part["annotations"]) == ("Yes.", [cited])
         partner.script(Say(("So it is.",)), Stop())

@@ -1,4 +1,4 @@
-"""The sglang engine on the wire: ids in, ids out, told all at once or piece by piece."""
+"""The sglang engine on the wire: ids in, ids out, in repeating or incremental streams."""
 
 import json
 from collections.abc import AsyncIterator
@@ -106,12 +106,12 @@ async def test_logprobs_are_those_of_the_tokens_with_their_bytes(incremental: bo
         response = await socket.response(**ASK, top_logprobs=2, **TELL_LOGPROBS)
         assert (played.requests[0]["return_logprob"], played.requests[0]["top_logprobs_num"]) == (True, 2)
         (part,) = response["output"][0]["content"]
-        told = part["logprobs"]
-        assert [bytes(each["bytes"]) for each in told] == [TOKENIZER.bytes_of(id) for id in ids]
-        assert [each["logprob"] for each in told] == [-0.5] * len(ids)
-        assert [[top["logprob"] for top in each["top_logprobs"]] for each in told] == [[-0.5, -1.5]] * len(
-            ids
-        )
+        logprobs = part["logprobs"]
+        assert [bytes(each["bytes"]) for each in logprobs] == [TOKENIZER.bytes_of(id) for id in ids]
+        assert [each["logprob"] for each in logprobs] == [-0.5] * len(ids)
+        assert [[top["logprob"] for top in each["top_logprobs"]] for each in logprobs] == [
+            [-0.5, -1.5]
+        ] * len(ids)
 
 
 @BOTH_WAYS
@@ -197,11 +197,11 @@ async def test_the_last_tokens_of_a_context_are_not_for_prompts() -> None:
 
 
 @pytest.mark.parametrize("is_old", [False, True])
-@pytest.mark.parametrize(("told", "context"), [(1994, 2000), (8186, 8192), (10**6, 8192), (None, 8192)])
+@pytest.mark.parametrize(("longest", "context"), [(1994, 2000), (8186, 8192), (10**6, 8192), (None, 8192)])
 async def test_a_cache_smaller_than_the_context_limits_it(
-    told: int | None, context: int, is_old: bool
+    longest: int | None, context: int, is_old: bool
 ) -> None:
-    async with partner(max_req_input_len=told, is_old=is_old) as played:
+    async with partner(max_req_input_len=longest, is_old=is_old) as played:
         async with started(played.engine(model="", context=0)) as engine:
             assert engine.served.context == context
         async with started(played.engine(model="", context=500)) as named:
@@ -224,7 +224,7 @@ async def test_an_aborted_answer_that_has_not_begun_is_retried() -> None:
         busy = {"type": "abort", "message": "queue is full", "status_code": 503}
         meta = {"id": "1", "completion_tokens": 0, "cached_tokens": 0, "finish_reason": busy}
 
-        def once(*told: Any) -> list[Any]:
+        def once(*_: Any) -> list[Any]:
             played.events = events  # type: ignore[method-assign]
             return [{"text": "", "output_ids": [], "meta_info": meta}]
 
@@ -250,9 +250,9 @@ async def test_repeated_logprobs_are_emitted_once() -> None:
         events = played.events
 
         def all_again(body: Any, chunk: Any, ids: list[int], stop: Any) -> list[Any]:
-            told = events(body, chunk, ids, stop)
-            told[0]["meta_info"]["output_token_logprobs"] = [[-float(id), id, None] for id in ids]
-            return told
+            changed = events(body, chunk, ids, stop)
+            changed[0]["meta_info"]["output_token_logprobs"] = [[-float(id), id, None] for id in ids]
+            return changed
 
         played.events = all_again  # type: ignore[method-assign]
         played.script(Say(("Hel", "lo")), Stop())
@@ -281,11 +281,11 @@ async def test_the_servers_tokenizer_is_used_if_it_is_on_this_machine(is_old: bo
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [("HuggingFaceTB/SmolLM2", "which is not here"), ("", "names none")]
+    ("path", "message"), [("HuggingFaceTB/SmolLM2", "which is not here"), ("", "names none")]
 )
-async def test_a_tokenizer_that_is_not_on_this_machine_must_be_named(path: str, said: str) -> None:
+async def test_a_tokenizer_that_is_not_on_this_machine_must_be_named(path: str, message: str) -> None:
     async with partner(tokenizer_path=path) as played:
-        with pytest.raises(StartupError, match=said):
+        with pytest.raises(StartupError, match=message):
             async with started(played.engine(tokenizer="")):
                 pass
 

@@ -82,12 +82,12 @@ async def sharing(users: int, options: LlamaOptions) -> AsyncIterator[tuple[Embe
     owner = Embedded(options, *locate(options), users)
     borrowed = [Borrowed(owner.share(number), owner.key, owner.suspect) for number in range(users)]
 
-    def tell() -> None:
+    def move_all() -> None:
         for each in borrowed:
             each.move(owner.address)
 
-    await owner.start(tell)
-    tell()
+    await owner.start(move_all)
+    move_all()
     try:
         async with AsyncExitStack() as stack:
             engines = [LlamaEngine(options, each) for each in borrowed]

@@ -22,7 +22,7 @@ from tests.engines.vllm_partner import VllmPartner, tokens_of
 from tests.harness import WEATHER, Running, serve
 
 ASK: dict[str, Any] = {"input": "hello", "store": False}
-TELL_LOGPROBS: dict[str, Any] = {"include": ["message.output_text.logprobs"]}
+WITH_LOGPROBS: dict[str, Any] = {"include": ["message.output_text.logprobs"]}
 
 
 @asynccontextmanager
@@ -117,11 +117,11 @@ async def test_the_end_token_is_not_part_of_the_answer() -> None:
         events = played.events
 
         def unnamed(body: Any, chunk: Any, ids: Any, stop: Any) -> Any:
-            told = events(body, chunk, ids, stop)
-            choice = told[0]["choices"][0]
+            changed = events(body, chunk, ids, stop)
+            choice = changed[0]["choices"][0]
             if choice["finish_reason"]:
                 choice |= {"token_ids": [strange], "stop_reason": None}
-            return told
+            return changed
 
         played.events = unnamed  # type: ignore[method-assign]
         first = await socket.response(**ASK)
@@ -134,22 +134,22 @@ async def test_logprobs_are_those_of_the_tokens_with_their_bytes() -> None:
     async with playing() as (played, server), server.connect() as socket:
         ids = TOKENIZER.encode("é東")
         played.script(Ids(tuple(ids)), Stop())
-        response = await socket.response(**ASK, top_logprobs=2, **TELL_LOGPROBS)
+        response = await socket.response(**ASK, top_logprobs=2, **WITH_LOGPROBS)
         assert (played.requests[0]["logprobs"], played.requests[0]["return_tokens_as_token_ids"]) == (2, True)
         (part,) = response["output"][0]["content"]
-        told = part["logprobs"]
-        assert [bytes(each["bytes"]) for each in told] == [TOKENIZER.bytes_of(id) for id in ids]
-        assert [each["logprob"] for each in told] == [-1.0] * len(ids)
-        assert [[top["logprob"] for top in each["top_logprobs"]] for each in told] == [[-0.5, -1.0]] * len(
-            ids
-        )
-        assert bytes(told[0]["top_logprobs"][0]["bytes"]) == TOKENIZER.bytes_of(ids[0] + 1)
+        logprobs = part["logprobs"]
+        assert [bytes(each["bytes"]) for each in logprobs] == [TOKENIZER.bytes_of(id) for id in ids]
+        assert [each["logprob"] for each in logprobs] == [-1.0] * len(ids)
+        assert [[top["logprob"] for top in each["top_logprobs"]] for each in logprobs] == [
+            [-0.5, -1.0]
+        ] * len(ids)
+        assert bytes(logprobs[0]["top_logprobs"][0]["bytes"]) == TOKENIZER.bytes_of(ids[0] + 1)
 
 
 async def test_logprobs_of_reasoning_are_not_sent() -> None:
     async with playing() as (played, server), server.connect() as socket:
         played.script(Say(("<think>", "hm", "</think>", "Yes")), Stop())
-        response = await socket.response(**ASK, **TELL_LOGPROBS)
+        response = await socket.response(**ASK, **WITH_LOGPROBS)
         (part,) = response["output"][-1]["content"]
         assert [each["token"] for each in part["logprobs"]][-1] == "Yes"
         assert "hm" not in [each["token"] for each in part["logprobs"]]
@@ -220,11 +220,11 @@ async def test_calls_are_sent_back_as_the_ids_that_were_emitted() -> None:
         await socket.response(input=[output], previous_response_id=first["id"], tools=[WEATHER], store=False)
         parent, child = played.prompts
         assert child[: len(parent)] == parent
-        said = decoded(child[len(parent) :])
-        assert said.startswith(
+        appended = decoded(child[len(parent) :])
+        assert appended.startswith(
             '<tool_call>\n{"name": "get_weather", "arguments": {"city":"Rome"}}\n</tool_call><|im_end|>\n'
         )
-        assert "<tool_response>\nsun <|im_end|>\n</tool_response>" in said
+        assert "<tool_response>\nsun <|im_end|>\n</tool_response>" in appended
         assert (
             child[len(parent) :].count(END) == 2
         )  # of the answer and of the output's block, not of its text
@@ -320,7 +320,7 @@ async def test_without_a_local_tokenizer_the_server_tokenizes_new_text() -> None
     async with playing(**asked) as (played, server), server.connect() as socket:
         assert [model.name for model in server.server.catalog] == ["smollm2"]
         played.script(*(Ids((id,)) for id in TOKENIZER.encode("one 東 two")), Stop())
-        first = await socket.response(input="tell me", instructions="Be kind.", store=False, **TELL_LOGPROBS)
+        first = await socket.response(input="tell me", instructions="Be kind.", store=False, **WITH_LOGPROBS)
         assert played.requests[0]["return_tokens_as_token_ids"] is False
         assert text_of(first) == "one 東 two"
         played.tokenized.clear()

@@ -113,7 +113,7 @@ class TokenPartner(Partner):
 
     @abstractmethod
     def events(self, body: dict[str, Any], chunk: Chunk, ids: list[int], stop: Stop) -> list[Any]:
-        """A chunk as this server tells it; ``ids`` are all until now. At the end, what follows it."""
+        """A chunk as this server streams it, and at the end what follows it. ``ids`` are all ids so far."""
 
     def refuse(self, refused: Refuse) -> web.Response:
         fault = {"message": refused.message, "type": "BadRequestError", "param": None, "code": refused.status}
@@ -147,12 +147,12 @@ class TokenPartner(Partner):
     ) -> None:
         if not isinstance(script[0], HangUp):
             await answer.prepare(request)
-        said: list[int] = []
+        emitted: list[int] = []
         stop = next((step for step in script if isinstance(step, Stop)), Stop())
         for action in _actions(script):
             if isinstance(action, Chunk):
-                said += action.ids
-                for event in self.events(body, action, said, stop):
+                emitted += action.ids
+                for event in self.events(body, action, emitted, stop):
                     payload = event if isinstance(event, str) else json.dumps(event)
                     await answer.write(f"data: {payload}\n\n".encode())
             elif isinstance(action, Garbage):
@@ -168,9 +168,9 @@ class TokenPartner(Partner):
 
 
 def _actions(script: tuple[Any, ...]) -> list[Any]:
-    """A script as chunks: one per word, and the end as a stop token of its own or with the last word."""
+    """A script as chunks: one per word, and the end as a separate stop token or with the last word."""
     actions: list[Any] = []
-    characters = codecs.getincrementaldecoder("utf-8")("replace")  # told once they are whole
+    characters = codecs.getincrementaldecoder("utf-8")("replace")  # decoded once they are complete
     for step in script:
         if isinstance(step, Say):
             actions += [_chunk(word) for word in step.words]

@@ -171,9 +171,9 @@ def test_images_that_a_tool_returns_follow_its_outputs() -> None:
     shown = item("function_call_output", call_id="c", output=[{"type": "input_image", "image_url": IMAGE}])
     second = item("function_call", call_id="d", name="f", arguments="{}")
     text = item("function_call_output", call_id="d", output="text")
-    told = messages_of(call("f"), second, shown, text)
-    assert [each["role"] for each in told] == ["assistant", "tool", "tool", "user"]
-    assert told[-1]["content"][1] == {"type": "image_url", "image_url": {"url": IMAGE}}
+    emitted = messages_of(call("f"), second, shown, text)
+    assert [each["role"] for each in emitted] == ["assistant", "tool", "tool", "user"]
+    assert emitted[-1]["content"][1] == {"type": "image_url", "image_url": {"url": IMAGE}}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_parts_that_cannot_be_sent_are_refused_by_name(part: Json, role: str, im
 
 
 WORDS = ITEMS.filter(lambda item: item.type not in ANSWERS)
-"""What a model says: results of tools are its client's."""
+"""Items of a model's answer, as opposed to the client's."""
 STEPS = st.lists(st.tuples(st.lists(ITEMS, max_size=4), st.lists(WORDS, max_size=3)), min_size=1, max_size=5)
 
 
@@ -209,7 +209,7 @@ def test_spliced_bodies_equal_bodies_encoded_at_once(
     head = Head(instructions, tools_of(WEATHER, FILES))
     parent: ResponseState | None = None
     whole: list[Item] = []
-    for asked, said in steps:
+    for asked, answered in steps:
         whole += asked
         turn = job(*asked, parent=parent, head=head, offer=Offer(tools=head.tools.callables))
         request = written(turn)
@@ -217,8 +217,8 @@ def test_spliced_bodies_equal_bodies_encoded_at_once(
         at_once = written(job(*whole, head=head, offer=turn.offer))
         # Tools that items bring are the core's to carry, and there is no core here.
         assert messages(request) == messages(at_once)
-        whole += said
-        parent = after(turn, request.position, output=tuple(said))
+        whole += answered
+        parent = after(turn, request.position, output=tuple(answered))
         assert parent.size_bytes > 0
     again = after(job(head=head), None)
     if forgets:
@@ -426,7 +426,7 @@ HEAD = Head(None, tools_of(WEATHER, FILES, {**SHELL, "name": "run"}))
 BOX = toolbox(HEAD.tools.callables, EMPTY)
 
 
-def hear(*payloads: Any, reason: str | None = "stop", think_tags: bool = False) -> list[Delta]:
+def deltas_of(*payloads: Any, reason: str | None = "stop", think_tags: bool = False) -> list[Delta]:
     """The deltas that payloads give, text and arguments joined."""
     answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX), think_tags=think_tags)
     ending = [delta_of(finish_reason=reason)] if reason else []
@@ -458,9 +458,9 @@ def pieces_of(*calls: Json) -> Chunk:
     return delta_of(tool_calls=list(calls))
 
 
-def said(*payloads: Any, **options: Any) -> list[Delta]:
+def content_of(*payloads: Any, **options: Any) -> list[Delta]:
     """Without the end."""
-    *deltas, finished = hear(*payloads, **options)
+    *deltas, finished = deltas_of(*payloads, **options)
     assert isinstance(finished, Finished)
     return deltas
 
@@ -517,9 +517,9 @@ def test_calls_are_assembled_however_their_pieces_are_cut_and_mixed(
 ) -> None:
     calls, sent = stream
     chunks = [pieces_of(*sent[at : at + at_once]) for at in range(0, len(sent), at_once)]
-    told = said(*chunks, reason="tool_calls")
-    assert told[::2] == [EXPECTED[name] for name, _ in calls]
-    for (name, text), arguments in zip(calls, told[1::2], strict=True):
+    emitted = content_of(*chunks, reason="tool_calls")
+    assert emitted[::2] == [EXPECTED[name] for name, _ in calls]
+    for (name, text), arguments in zip(calls, emitted[1::2], strict=True):
         assert isinstance(arguments, CallArguments)
         if EXPECTED[name].kind == "custom":
             assert arguments.text == text
@@ -546,7 +546,7 @@ def test_a_call_may_come_whole(marks: Json, arguments: Any) -> None:
     second = {**first, **({"index": 1} if marks.get("index") == 0 else {})}
     if marks.get("id"):
         second["id"] = "y"
-    started, text, *again = said(pieces_of(first), pieces_of(second))
+    started, text, *again = content_of(pieces_of(first), pieces_of(second))
     assert started == EXPECTED["get_weather"]
     assert json.loads(text.text) == {"city": "Rome"}  # type: ignore[union-attr]
     assert again == [started, text]
@@ -554,7 +554,7 @@ def test_a_call_may_come_whole(marks: Json, arguments: Any) -> None:
 
 def test_calls_that_share_an_index_are_separated_by_name_and_id() -> None:
     one = {"index": 0, "id": "x", "function": {"name": "get_weather", "arguments": "{}"}}
-    assert len(said(pieces_of(one), pieces_of({**one, "id": "y"}))) == 4
+    assert len(content_of(pieces_of(one), pieces_of({**one, "id": "y"}))) == 4
 
 
 def test_a_changed_id_or_a_repeated_name_begins_no_other_call() -> None:
@@ -564,19 +564,22 @@ def test_a_changed_id_or_a_repeated_name_begins_no_other_call() -> None:
         {"index": 0, "id": "z", "function": {"arguments": "{"}},
         {"index": 0, "id": "x", "function": {"name": "get_weather", "arguments": "}"}},
     ]
-    assert said(pieces_of(first), *map(pieces_of, rest)) == [EXPECTED["get_weather"], CallArguments("{}")]
+    assert content_of(pieces_of(first), *map(pieces_of, rest)) == [
+        EXPECTED["get_weather"],
+        CallArguments("{}"),
+    ]
 
 
 def test_a_call_without_arguments_has_an_empty_object() -> None:
     named = {"index": 0, "id": "x", "function": {"name": "get_weather"}}
-    assert said(pieces_of(named)) == [EXPECTED["get_weather"], CallArguments("{}")]
-    assert said(pieces_of(named), reason="length") == [EXPECTED["get_weather"]]
+    assert content_of(pieces_of(named)) == [EXPECTED["get_weather"], CallArguments("{}")]
+    assert content_of(pieces_of(named), reason="length") == [EXPECTED["get_weather"]]
 
 
 def test_the_input_of_a_custom_tool_is_taken_out_of_its_object() -> None:
     def shell(arguments: str, reason: str = "stop") -> Delta:
         function = {"name": "run", "arguments": arguments}
-        return said(pieces_of({"index": 0, "function": function}), reason=reason)[1]
+        return content_of(pieces_of({"index": 0, "function": function}), reason=reason)[1]
 
     assert shell('{"input": "ls"}') == CallArguments("ls")
     assert shell('"ls"') == CallArguments("ls")
@@ -589,16 +592,18 @@ def test_text_within_a_call_is_emitted_after_it() -> None:
         {"index": 0, "function": {"name": "get_weather", "arguments": "{"}},
         {"index": 0, "function": {"arguments": "}"}},
     ]
-    told = said(pieces_of(half[0]), delta_of(content="well"), pieces_of(half[1]), delta_of(content=" yes"))
-    assert told == [EXPECTED["get_weather"], CallArguments("{}"), Text("well yes")]
+    emitted = content_of(
+        pieces_of(half[0]), delta_of(content="well"), pieces_of(half[1]), delta_of(content=" yes")
+    )
+    assert emitted == [EXPECTED["get_weather"], CallArguments("{}"), Text("well yes")]
 
 
 def test_text_between_calls_stays_between_them() -> None:
     whole = {"index": 0, "function": {"name": "get_weather", "arguments": "{}"}}
-    told = said(
+    emitted = content_of(
         delta_of(content="a"), pieces_of(whole), delta_of(content="b"), pieces_of({**whole, "index": 1})
     )
-    assert [type(delta) for delta in told] == [
+    assert [type(delta) for delta in emitted] == [
         Text,
         CallStarted,
         CallArguments,
@@ -610,8 +615,8 @@ def test_text_between_calls_stays_between_them() -> None:
 
 def test_a_call_without_a_name_fails() -> None:
     with pytest.raises(ServerError):
-        hear(pieces_of({"index": 0, "function": {"arguments": "{}"}}))
-    assert said(pieces_of({"index": 0, "id": "x"}), reason="length") == []
+        deltas_of(pieces_of({"index": 0, "function": {"arguments": "{}"}}))
+    assert content_of(pieces_of({"index": 0, "id": "x"}), reason="length") == []
 
 
 @pytest.mark.parametrize(
@@ -626,24 +631,24 @@ def test_a_call_without_a_name_fails() -> None:
     ],
 )
 def test_reasoning_is_found_under_all_its_names(fields: Json) -> None:
-    assert said(delta_of(**fields), delta_of(content="yes")) == [Thought("hm"), Text("yes")]
+    assert content_of(delta_of(**fields), delta_of(content="yes")) == [Thought("hm"), Text("yes")]
 
 
 def test_content_may_come_in_parts() -> None:
-    assert said(delta_of(content=[{"type": "text", "text": "yes"}])) == [Text("yes")]
+    assert content_of(delta_of(content=[{"type": "text", "text": "yes"}])) == [Text("yes")]
 
 
 def test_refusals_become_refusal_deltas() -> None:
-    assert said(delta_of(refusal="I can"), delta_of(refusal="not")) == [Refused("I cannot")]
+    assert content_of(delta_of(refusal="I can"), delta_of(refusal="not")) == [Refused("I cannot")]
 
 
 def test_think_tags_are_parsed_if_the_option_is_set() -> None:
     chunks = [delta_of(content=piece) for piece in ("<th", "ink>\nhm", "</think>", "\n\nyes")]
-    assert said(*chunks, think_tags=True) == [Thought("hm"), Text("yes")]
-    assert said(*chunks) == [Text("<think>\nhm</think>\n\nyes")]
+    assert content_of(*chunks, think_tags=True) == [Thought("hm"), Text("yes")]
+    assert content_of(*chunks) == [Text("<think>\nhm</think>\n\nyes")]
     call = {"index": 0, "function": {"name": "get_weather", "arguments": "{}"}}
-    told = said(delta_of(content="yes\n"), pieces_of(call), think_tags=True)
-    assert told == [Text("yes"), EXPECTED["get_weather"], CallArguments("{}")]
+    emitted = content_of(delta_of(content="yes\n"), pieces_of(call), think_tags=True)
+    assert emitted == [Text("yes"), EXPECTED["get_weather"], CallArguments("{}")]
 
 
 @pytest.mark.parametrize(
@@ -658,16 +663,16 @@ def test_think_tags_are_parsed_if_the_option_is_set() -> None:
     ],
 )
 def test_finish_reasons_are_translated(reason: str, meaning: str) -> None:
-    finished = hear(reason=reason)[-1]
+    finished = deltas_of(reason=reason)[-1]
     assert isinstance(finished, Finished)
     assert finished.reason == meaning
 
 
 def test_an_answer_without_a_finish_reason_fails() -> None:
     with pytest.raises(ServerError, match="without a finish reason"):
-        hear(delta_of(content="a"), reason=None)
+        deltas_of(delta_of(content="a"), reason=None)
     with pytest.raises(ServerError, match="failed"):
-        hear(reason="error")
+        deltas_of(reason="error")
 
 
 def test_counts_are_the_servers_or_zero() -> None:
@@ -677,12 +682,12 @@ def test_counts_are_the_servers_or_zero() -> None:
         "prompt_tokens_details": {"cached_tokens": 12},
         "completion_tokens_details": {"reasoning_tokens": 2},
     }
-    finished = hear(delta_of(content="a"), delta_of("stop"), {"choices": [], "usage": usage})[-1]
+    finished = deltas_of(delta_of(content="a"), delta_of("stop"), {"choices": [], "usage": usage})[-1]
     assert isinstance(finished, Finished)
     assert (finished.input_tokens, finished.cached_tokens) == (10, 10)
     assert (finished.output_tokens, finished.reasoning_tokens) == (5, 2)
     assert finished.position is not None
-    finished = hear(delta_of(content="a"))[-1]
+    finished = deltas_of(delta_of(content="a"))[-1]
     assert isinstance(finished, Finished)
     assert (finished.input_tokens, finished.cached_tokens, finished.output_tokens) == (0, 0, 0)
     nulls = {
@@ -690,7 +695,7 @@ def test_counts_are_the_servers_or_zero() -> None:
         "completion_tokens": None,
         "prompt_tokens_details": {"cached_tokens": None},
     }
-    finished = hear(delta_of("stop"), {"usage": nulls})[-1]
+    finished = deltas_of(delta_of("stop"), {"usage": nulls})[-1]
     assert isinstance(finished, Finished)
     assert (finished.input_tokens, finished.cached_tokens) == (3, 0)
 
@@ -713,7 +718,7 @@ def test_logprobs_come_with_their_text() -> None:
 
 def test_choices_other_than_the_first_are_ignored() -> None:
     other = {"choices": [{"index": 1, "delta": {"content": "b"}}]}
-    assert said(delta_of(content="a"), other) == [Text("a")]
+    assert content_of(delta_of(content="a"), other) == [Text("a")]
 
 
 def read(*payloads: bytes) -> list[Delta]:

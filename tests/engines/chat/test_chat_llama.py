@@ -50,7 +50,7 @@ child.main()
 
 @asynccontextmanager
 async def in_front(monkeypatch: pytest.MonkeyPatch, more: str = "") -> AsyncIterator[Running]:
-    """A server whose engine asks a llama-server that nobody here looks after."""
+    """A server in front of a llama-server that slipring did not start."""
     path = LlamaEngine(LlamaOptions()).model.path
     settings = ChildSettings(path, context=1024, slots=1, threads=2)
     process = await asyncio.create_subprocess_exec(
@@ -108,8 +108,10 @@ async def test_turns_calls_formats_and_logprobs_with_a_real_server(monkeypatch: 
         assert (call["type"], call["name"]) == ("function_call", "get_weather")
         jsonschema.validate(json.loads(call["arguments"]), WEATHER["parameters"])
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
-        told = await socket.response(input=[output], tools=tools, previous_response_id=called["id"], **GREEDY)
-        assert told["status"] in ("completed", "incomplete")
+        answered = await socket.response(
+            input=[output], tools=tools, previous_response_id=called["id"], **GREEDY
+        )
+        assert answered["status"] in ("completed", "incomplete")
 
         schema = {
             "type": "object",

@@ -1,4 +1,4 @@
-"""The way to an engine: places, turns, attempts, and when it is closed."""
+"""Admission to an engine: the job queue, retries, and when jobs are refused."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -13,7 +13,7 @@ Attempt = Callable[[], AsyncGenerator[str, None]]
 
 
 class Partner:
-    """What an engine does, attempt by attempt: words, or an error to fail with."""
+    """A scripted engine. Each attempt is a list of words to yield, or errors to raise."""
 
     def __init__(self, *attempts: list[str | Exception]) -> None:
         self.attempts = list(attempts)
@@ -35,7 +35,7 @@ class Partner:
     async def probe(self) -> None:
         self.probed.set()
         if not self.answers.is_set():
-            raise OSError("nobody there")
+            raise OSError("connection refused")
 
 
 def gate_to(partner: Partner, **policy: float) -> Gate:
@@ -46,7 +46,7 @@ async def begin(gate: Gate, attempt: Attempt) -> BegunStream[str]:
     return await gate.begin(lambda: BegunStream.begin(attempt()))
 
 
-async def hear(gate: Gate, partner: Partner) -> list[str]:
+async def read_all(gate: Gate, partner: Partner) -> list[str]:
     return [word async for word in await begin(gate, partner.attempt)]
 
 
@@ -57,14 +57,14 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_an_attempt_that_fails_before_its_first_item_is_repeated() -> None:
     partner = Partner([Retryable("gone")], [Retryable("gone")], ["a", "b"])
-    assert await hear(gate_to(partner), partner) == ["a", "b"]
+    assert await read_all(gate_to(partner), partner) == ["a", "b"]
     assert partner.closed == 3
 
 
 async def test_attempts_are_bounded() -> None:
     partner = Partner(*[[Retryable("gone")] for _ in range(4)])
     with pytest.raises(Unavailable, match="gone"):
-        await hear(gate_to(partner), partner)
+        await read_all(gate_to(partner), partner)
     assert partner.made == 3
 
 
@@ -83,7 +83,7 @@ async def test_a_refusal_is_not_repeated_and_is_no_failure_of_the_engine(error: 
     gate = gate_to(partner)
     for _ in range(9):
         with pytest.raises(type(error)):
-            await hear(gate, partner)
+            await read_all(gate, partner)
     assert partner.made == 9
     assert gate.trouble is None
 
@@ -103,7 +103,7 @@ async def test_the_gate_closes_after_failures_until_a_probe_succeeds() -> None:
     partner = Partner(*[[Retryable("gone")] for _ in range(3)])
     gate = gate_to(partner, failures_to_close=3)
     with pytest.raises(Unavailable):
-        await hear(gate, partner)
+        await read_all(gate, partner)
     assert gate.trouble == "the engine does not answer"
     with pytest.raises(Unavailable) as refused, gate.ticket("t"):
         pass
@@ -123,26 +123,26 @@ async def test_a_request_that_fails_by_itself_does_not_close_the_gate() -> None:
     gate = gate_to(partner, failures_to_close=2)
     for _ in range(3):
         with pytest.raises(Unavailable):
-            await hear(gate, partner)
+            await read_all(gate, partner)
     assert gate.trouble is None
-    assert await hear(gate, partner) == ["a"]
+    assert await read_all(gate, partner) == ["a"]
 
 
 async def test_a_success_resets_the_count_of_failures() -> None:
     partner = Partner([Retryable("gone")], ["a"], [Retryable("gone")], ["b"], [Retryable("gone")], ["c"])
     gate = gate_to(partner, failures_to_close=2)
-    assert [await hear(gate, partner) for _ in range(3)] == [["a"], ["b"], ["c"]]
+    assert [await read_all(gate, partner) for _ in range(3)] == [["a"], ["b"], ["c"]]
 
 
 async def test_closing_a_gate_cancels_its_probes() -> None:
     partner = Partner([Retryable("gone")])
     gate = gate_to(partner, failures_to_close=1, retries=0)
     with pytest.raises(Unavailable):
-        await hear(gate, partner)
+        await read_all(gate, partner)
     await gate.close()
 
 
-# Places
+# The job queue.
 
 
 async def test_tenants_take_turns_and_each_keeps_its_own_order() -> None:
@@ -167,7 +167,7 @@ async def test_jobs_past_max_waiting_are_refused_at_once() -> None:
             pass
         assert refused.value.retry_after_s == 1.0
         with gate.ticket("a"):
-            pass  # the place in the queue has been given back
+            pass  # the queue has room again
 
 
 async def test_a_cancelled_job_lets_the_next_one_run() -> None:
@@ -186,7 +186,7 @@ async def test_a_cancelled_job_lets_the_next_one_run() -> None:
         await asyncio.sleep(0)
     await asyncio.wait_for(stays, 60)
     assert entered.is_set()
-    # Called and cancelled at once: the place is passed on.
+    # Admitted and cancelled at once: the next one runs.
     with gate.ticket("t"):
         called, after = asyncio.create_task(wait()), asyncio.create_task(wait())
         await asyncio.sleep(0)

@@ -121,14 +121,14 @@ async def test_a_batch_holds_all_that_one_read_brought() -> None:
 async def test_a_complete_answer_leaves_its_connection_to_the_next_request() -> None:
     async with streaming(b"data: 1\n\n", b"data: last\n\n", b"data: more\n\n") as (client, seen):
         for _ in range(3):
-            heard: list[bytes] = []
+            received: list[bytes] = []
             events = client.events(
-                "/x", [b"{}"], idle_s=any_silence, is_over=lambda heard=heard: b"last" in heard
+                "/x", [b"{}"], idle_s=any_silence, is_over=lambda received=received: b"last" in received
             )
             async with events as stream:
                 async for batch in stream:
-                    heard += batch
-            assert heard[:2] == [b"1", b"last"]
+                    received += batch
+            assert received[:2] == [b"1", b"last"]
             await drained(client)
         assert len(seen) == 1
 

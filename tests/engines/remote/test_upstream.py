@@ -24,7 +24,7 @@ from tests.engines.remote.test_http_client import serving
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b'{"error": {"message": "too hot", "code": 7}}', "too hot"),
         (b'{"error": "too hot"}', "too hot"),
@@ -36,11 +36,11 @@ from tests.engines.remote.test_http_client import serving
         (b"[]", "422"),
     ],
 )
-def test_a_refusal_keeps_its_message_and_status(body: bytes, said: str) -> None:
+def test_a_refusal_keeps_its_message_and_status(body: bytes, message: str) -> None:
     error = refusal(422, body, {})
     assert isinstance(error, InvalidRequest)
     assert (error.status, error.code) == (422, "engine_refused")
-    assert said in error.message
+    assert message in error.message
 
 
 def test_refusals_that_are_not_the_clients_fault_are_no_invalid_requests() -> None:

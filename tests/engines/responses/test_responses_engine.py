@@ -208,7 +208,7 @@ async def test_outputs_of_older_calls_carry_their_ids_across_sockets() -> None:
         await go_on(socket, responses[2], outputs, tools=[WEATHER])  # type: ignore[arg-type]
         assert [len(peer.creates) for peer in partner.peers] == [2, 2]
         sent = [item["call_id"] for item in partner.requests[-1]["input"]]
-        # The third was made on this socket; of the others it was told, whole, with our ids.
+        # The third was made on this socket; the others were sent in the whole context, with our ids.
         assert sent[:2] == calls[:2]
         assert "upstream" in sent[2]
 
@@ -230,14 +230,19 @@ async def test_calls_of_clients_keep_their_ids() -> None:
 
 
 async def test_items_from_clients_lose_their_ids_and_nothing_else() -> None:
-    said = {"id": "msg_1", "content": [{"type": "output_text", "text": "é😀 "}], "role": "assistant", "x": 1}
+    answer = {
+        "id": "msg_1",
+        "content": [{"type": "output_text", "text": "é😀 "}],
+        "role": "assistant",
+        "x": 1,
+    }
     async with playing() as (partner, server), server.connect() as socket:
         await socket.response(
-            input=[{"type": "message", **said}, {"role": "user", "content": "a"}], store=False
+            input=[{"type": "message", **answer}, {"role": "user", "content": "a"}], store=False
         )
         assert partner.requests[0]["input"][0] == {
             "type": "message",
-            **{k: said[k] for k in said if k != "id"},
+            **{k: answer[k] for k in answer if k != "id"},
         }
 
 
@@ -484,7 +489,7 @@ async def test_a_cancelled_answer_is_read_to_its_end_if_its_socket_is_in_use() -
         await socket.create(**asked, stream_id="b")
         failed = (await socket.until("response.failed", lane="a"))[-1]["response"]
         assert text_of(failed) == "kept"
-        # The socket stayed, because somebody still waited on it.
+        # The socket stayed open, because another job used it.
         failed = (await socket.until("response.failed", lane="b"))[-1]["response"]
         assert text_of(failed) == "gone"
         await asyncio.wait_for(partner.peers[0].is_closed.wait(), 60)
@@ -501,15 +506,15 @@ async def test_a_slow_reader_slows_the_upstream_down() -> None:
         batches = engine.generate(job_for(engine))
         while not (deltas := await anext(batches)) or not isinstance(deltas[0], Text):
             pass
-        heard = [delta.text for delta in deltas if isinstance(delta, Text)]
+        received = [delta.text for delta in deltas if isinstance(delta, Text)]
         before = -1
         while before != partner.pulled:
             before = partner.pulled
             await asyncio.sleep(0.2)
         assert partner.pulled < len(words)
         async for deltas in batches:
-            heard += [delta.text for delta in deltas if isinstance(delta, Text)]
-        assert tuple(heard) == words
+            received += [delta.text for delta in deltas if isinstance(delta, Text)]
+        assert tuple(received) == words
     finally:
         await engine.close()
         await partner.close()

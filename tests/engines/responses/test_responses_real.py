@@ -39,7 +39,7 @@ def text_of(response: dict[str, Any]) -> str:
 
 
 async def converse(socket: Socket) -> list[str]:
-    """Three turns of a chain and a fork; what was said."""
+    """Three turns of a chain and a fork; the texts of their answers."""
     first = await socket.response(input="Name a river in Italy.", instructions="Be brief.", **GREEDY)
     asked = {"instructions": "Be brief.", **GREEDY}
     second = await socket.response(input="And one in France?", previous_response_id=first["id"], **asked)
