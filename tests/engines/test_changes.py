@@ -7,8 +7,8 @@ import aiohttp
 
 from slipring.config import load
 from slipring.server.process.server import Server
-from tests.engines.chat_partner import ChatPartner
-from tests.engines.partner import Call, Say, Stop
+from tests.engines.fakes.chat import FakeChatServer
+from tests.engines.fakes.server import Call, Say, Stop
 from tests.harness import WEATHER, Running
 
 GREEDY = {"temperature": 0, "max_output_tokens": 8, "store": False, "tools": [WEATHER]}
@@ -16,15 +16,15 @@ TIMED = {"OpenAI-Beta": "slipring_timing=v1"}
 
 
 async def test_a_chain_keeps_its_history_from_llama_to_chat_and_back(tmp_path: Path) -> None:
-    partner = ChatPartner()
-    await partner.start()
+    fake = FakeChatServer()
+    await fake.start()
     file = tmp_path / "slipring.toml"
     file.write_text(
         f"""
         [models.small]
         engine = "llama:slots=1,context=1024"
         [models.large]
-        engine = "chat:{partner.url},model=upstream-name"
+        engine = "chat:{fake.url},model=upstream-name"
         """,
         encoding="utf-8",
     )
@@ -32,13 +32,13 @@ async def test_a_chain_keeps_its_history_from_llama_to_chat_and_back(tmp_path: P
     await server.start()
     try:
         async with aiohttp.ClientSession() as http:
-            await change_engines(Running(server, http), partner)
+            await change_engines(Running(server, http), fake)
     finally:
         await server.stop()
-        await partner.close()
+        await fake.close()
 
 
-async def change_engines(server: Running, partner: ChatPartner) -> None:
+async def change_engines(server: Running, fake: FakeChatServer) -> None:
     async with server.connect(headers=TIMED) as socket:
 
         async def turn(model: str, given: Any, previous: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -48,9 +48,9 @@ async def change_engines(server: Running, partner: ChatPartner) -> None:
             return response, (await socket.receive())["timing"]
 
         first, _ = await turn("small", "My name is Ada. Say hello.", None)
-        partner.script(Call("get_weather", '{"city": "Rome"}'), Stop())
+        fake.script(Call("get_weather", '{"city": "Rome"}'), Stop())
         second, _ = await turn("large", "The weather in Rome?", first["id"])
-        asked = partner.requests[-1]
+        asked = fake.requests[-1]
         assert asked["model"] == "upstream-name"
         assert [message["role"] for message in asked["messages"]] == ["user", "assistant", "user"]
         assert asked["messages"][1]["content"] == first["output"][0]["content"][0]["text"]
@@ -66,7 +66,7 @@ async def change_engines(server: Running, partner: ChatPartner) -> None:
         fourth, timing = await turn("small", "Thank you.", third["id"])
         assert "fallback" not in timing, "rendered anew once, then by delta again"
         assert timing["tokens"]["cached"] >= third["usage"]["total_tokens"]
-        partner.script(Say(("Bye",)), Stop())
+        fake.script(Say(("Bye",)), Stop())
         await turn("large", "Bye.", fourth["id"])
-        sent = str(partner.requests[-1]["messages"])
+        sent = str(fake.requests[-1]["messages"])
         assert all(words in sent for words in ("My name is Ada", "sunny in Rome", "Thank you."))

@@ -21,8 +21,8 @@ from slipring.protocol.items import read_item, user_message
 from slipring.protocol.responses import InputTokensDetails, OutputTokensDetails, Usage
 from slipring.protocol.tools import Offer
 from tests.core.stage import PLAIN, node
-from tests.engines.responses_partner import ResponsesPartner
-from tests.engines.vllm_partner import VllmPartner
+from tests.engines.fakes.responses import FakeResponsesServer
+from tests.engines.fakes.vllm import FakeVllm
 from tests.harness import serve
 
 
@@ -97,15 +97,15 @@ async def test_the_llama_engine_counts_as_it_reports_and_beyond_what_it_can_read
 
 
 async def test_a_token_server_engine_counts_without_a_request() -> None:
-    partner = VllmPartner()
-    await partner.start()
+    fake = FakeVllm()
+    await fake.start()
     try:
-        engine = partner.engine()
+        engine = fake.engine()
         assert 5 < await engine.count(job_of("hello")) < await engine.count(job_of("hello", "you"))
-        assert partner.requests == []
+        assert fake.requests == []
         assert engine.models()[0].context_tokens
     finally:
-        await partner.close()
+        await fake.close()
 
 
 # Estimates.
@@ -133,45 +133,45 @@ def test_uncounted_contexts_are_estimated_at_four_bytes_a_token(parent: Response
 
 
 @asynccontextmanager
-async def upstream() -> AsyncIterator[ResponsesPartner]:
-    partner = ResponsesPartner("sse")
-    await partner.start()
+async def upstream() -> AsyncIterator[FakeResponsesServer]:
+    fake = FakeResponsesServer("sse")
+    await fake.start()
     try:
-        yield partner
+        yield fake
     finally:
-        await partner.close()
+        await fake.close()
 
 
 async def test_an_upstream_is_asked_with_the_whole_context() -> None:
-    async with upstream() as partner:
-        partner.counts = web.json_response({"object": "response.input_tokens", "input_tokens": 321})
-        engine = partner.engine()
+    async with upstream() as fake:
+        fake.counts = web.json_response({"object": "response.input_tokens", "input_tokens": 321})
+        engine = fake.engine()
         await engine.start()
         job = job_of("more", parent=node("resp_0", text="hello"), head=Head(instructions="Be kind."))
         assert await engine.count(job) == 321
         await engine.close()
-    (asked,) = partner.counted
+    (asked,) = fake.counted
     assert [item["content"] for item in asked.pop("input")] == ["hello", "more"]
     assert asked == {"model": "m", "instructions": "Be kind."}
 
 
 async def test_an_upstream_that_cannot_count_is_asked_once() -> None:
-    async with upstream() as partner:
-        engine = partner.engine()
+    async with upstream() as fake:
+        engine = fake.engine()
         await engine.start()
         assert [await engine.count(job_of()) for _ in range(3)] == [estimated_tokens(job_of())] * 3
         await engine.close()
-    assert len(partner.counted) == 1
+    assert len(fake.counted) == 1
 
 
 @pytest.mark.parametrize(("status", "body"), [(500, {}), (200, {"tokens": 1}), (429, {}), (400, {})])
 async def test_an_upstream_that_fails_to_count_is_asked_again(status: int, body: dict[str, Any]) -> None:
-    async with upstream() as partner:
-        engine = partner.engine()
+    async with upstream() as fake:
+        engine = fake.engine()
         await engine.start()
-        partner.counts = web.json_response(body, status=status)
+        fake.counts = web.json_response(body, status=status)
         assert await engine.count(job_of()) == estimated_tokens(job_of())
-        partner.counts = web.json_response({"input_tokens": 5})
+        fake.counts = web.json_response({"input_tokens": 5})
         assert await engine.count(job_of()) == 5
         await engine.close()
 

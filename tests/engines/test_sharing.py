@@ -15,9 +15,9 @@ from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.owners import Embedded, ExternalOwner
 from slipring.engines.sharing import Borrowed, Share
 from slipring.errors import StartupError, Unavailable
+from tests.engines.fakes.server import started
 from tests.engines.llama.test_llama import ASK, GREEDY, three_chains
 from tests.engines.llama.test_llama_elsewhere import elsewhere
-from tests.engines.partner import started
 from tests.harness import Running, serve
 from tests.server.raw import until
 

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from slipring.engines.catalog import open_engine, open_owner
 from slipring.errors import StartupError
-from tests.engines.partner import started
-from tests.engines.vllm_partner import VllmPartner
+from tests.engines.fakes.server import started
+from tests.engines.fakes.vllm import FakeVllm
 
 KINDS = ("chat", "responses", "vllm", "sglang", "llama")
 
@@ -86,7 +86,7 @@ async def test_the_owner_of_a_slow_llama_server_does_not_block_the_loop() -> Non
             await starting
 
 
-class CountingVllm(VllmPartner):
+class CountingVllm(FakeVllm):
     """Notes the connections that ``/tokenize`` was asked over."""
 
     def __init__(self) -> None:
@@ -100,19 +100,19 @@ class CountingVllm(VllmPartner):
 
 @pytest.mark.parametrize("threads", [1, 4])
 async def test_a_remote_vocabulary_keeps_its_connections(threads: int) -> None:
-    partner = CountingVllm()
-    await partner.start()
+    fake = CountingVllm()
+    await fake.start()
     try:
-        async with started(partner.engine(tokenizer="", model="", context=0)) as engine:
+        async with started(fake.engine(tokenizer="", model="", context=0)) as engine:
             vocabulary = engine.renderer.vocabulary
-            before = len(partner.tokenized)
+            before = len(fake.tokenized)
 
             def tokenize(thread: int) -> None:
                 for number in range(100 // threads):
                     vocabulary.encode(f"text number {number} of thread {thread}")
 
             await asyncio.gather(*(asyncio.to_thread(tokenize, thread) for thread in range(threads)))
-            assert len(partner.tokenized) - before == 100
-            assert len(partner.connections) <= threads
+            assert len(fake.tokenized) - before == 100
+            assert len(fake.connections) <= threads
     finally:
-        await partner.close()
+        await fake.close()

@@ -41,8 +41,8 @@ from slipring.protocol.append import ANSWERS
 from slipring.protocol.items import Item
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.stage import PLAIN
-from tests.engines.chat_partner import ChatPartner, Send
-from tests.engines.partner import Call, HangUp, Refuse, Say, Stop, Think, started
+from tests.engines.fakes.chat import FakeChatServer, Send
+from tests.engines.fakes.server import Call, HangUp, Refuse, Say, Stop, Think, started
 from tests.harness import WEATHER, Running, serve
 from tests.prompts.test_rendering import ITEMS, after
 from tests.prompts.vocabulary import call, item, message, output
@@ -402,21 +402,21 @@ async def test_models_are_named_or_listed_by_the_server() -> None:
     engine = open_engine("chat:http://127.0.0.1:9,model=a;b/c:7b,images=true")
     assert [model.name for model in engine.models()] == ["a", "b/c:7b"]
     assert engine.models()[0].capabilities.images
-    partner = ChatPartner()
-    partner.models = ["one", "two"]
-    await partner.start()
+    fake = FakeChatServer()
+    fake.models = ["one", "two"]
+    await fake.start()
     try:
-        async with started(open_engine(f"chat:{partner.url}")) as asked:
+        async with started(open_engine(f"chat:{fake.url}")) as asked:
             assert [model.name for model in asked.models()] == ["one", "two"]
-        partner.models = []
+        fake.models = []
         with pytest.raises(StartupError, match="lists no models"):
-            async with started(open_engine(f"chat:{partner.url}")):
+            async with started(open_engine(f"chat:{fake.url}")):
                 pass
         with pytest.raises(StartupError, match="answers with 404 Not Found"):
-            async with started(open_engine(f"chat:{partner.url}/v2")):
+            async with started(open_engine(f"chat:{fake.url}/v2")):
                 pass
     finally:
-        await partner.close()
+        await fake.close()
     with pytest.raises(StartupError, match=r"cannot reach http://127.0.0.1:9/v1: Connection refused$"):
         async with started(ChatEngine(ChatOptions(url="http://127.0.0.1:9/v1"))):
             pass
@@ -756,22 +756,20 @@ def test_a_malformed_chunk_fails(payload: bytes) -> None:
 
 
 @asynccontextmanager
-async def playing(**options: Any) -> AsyncIterator[tuple[ChatPartner, Running]]:
-    partner = ChatPartner()
-    await partner.start()
+async def running(**options: Any) -> AsyncIterator[tuple[FakeChatServer, Running]]:
+    fake = FakeChatServer()
+    await fake.start()
     try:
         quick = {"first_token_timeout_s": 10.0, "idle_timeout_s": 10.0, "retries": 0}
-        async with serve(partner.engine(**{**quick, **options})) as server:
-            yield partner, server
+        async with serve(fake.engine(**{**quick, **options})) as server:
+            yield fake, server
     finally:
-        await partner.close()
+        await fake.close()
 
 
 async def test_a_chain_of_calls_is_sent_as_one_conversation() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
-        partner.script(
-            Think(("hm",)), Call("files__add", "{}"), Call("files__shell", '{"input":"ls"}'), Stop()
-        )
+    async with running() as (fake, server), server.connect() as socket:
+        fake.script(Think(("hm",)), Call("files__add", "{}"), Call("files__shell", '{"input":"ls"}'), Stop())
         asked = {"tools": [FILES], "instructions": "Be kind.", "store": False}
         first = await socket.response(input="go", **asked)
         reasoning, add, shell = first["output"]
@@ -782,7 +780,7 @@ async def test_a_chain_of_calls_is_sent_as_one_conversation() -> None:
             {"type": f"{each['type']}_output", "call_id": each["call_id"], "output": each["name"]}
             for each in (add, shell)
         ]
-        partner.script(Say(("Done.",)), Stop())
+        fake.script(Say(("Done.",)), Stop())
         second = await socket.response(input=outputs, previous_response_id=first["id"], **asked)
         await socket.response(input="more", previous_response_id=second["id"], **asked)
         calls = [
@@ -798,35 +796,35 @@ async def test_a_chain_of_calls_is_sent_as_one_conversation() -> None:
             {"role": "assistant", "content": "Done."},
             {"role": "user", "content": "more"},
         ]
-        assert partner.requests[2]["messages"] == conversation
+        assert fake.requests[2]["messages"] == conversation
         # Who sends everything again sends the same bytes.
         whole = [{"role": "user", "content": "go"}, *first["output"], *outputs, *second["output"]]
         await socket.response(input=[*whole, {"role": "user", "content": "more"}], **asked)
-        assert partner.bodies[3] == partner.bodies[2]
+        assert fake.bodies[3] == fake.bodies[2]
 
 
 async def test_forks_continue_the_same_history() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         for lane in ("a", "b"):
             await socket.response(input=lane, previous_response_id=first["id"], stream_id=lane, store=False)
-        assert [each["messages"][-1]["content"] for each in partner.requests] == ["hello", "a", "b"]
-        assert [len(each["messages"]) for each in partner.requests] == [1, 3, 3]
+        assert [each["messages"][-1]["content"] for each in fake.requests] == ["hello", "a", "b"]
+        assert [len(each["messages"]) for each in fake.requests] == [1, 3, 3]
 
 
 async def test_formats_are_sent_as_response_format() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     named = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         await socket.response(**ASK, text={"format": named})
         await socket.response(**ASK, text={"format": {"type": "json_object"}})
         inner = {"name": "n", "schema": schema, "strict": True}
-        assert partner.requests[0]["response_format"] == {"type": "json_schema", "json_schema": inner}
-        assert partner.requests[1]["response_format"] == {"type": "json_object"}
+        assert fake.requests[0]["response_format"] == {"type": "json_schema", "json_schema": inner}
+        assert fake.requests[1]["response_format"] == {"type": "json_object"}
 
 
 async def test_unsupported_requests_are_refused_before_a_response_exists() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         refused = await socket.error(**ASK, truncation="auto")
         assert (refused["status"], refused["error"]["param"]) == (400, "truncation")
         image = {"type": "input_image", "image_url": IMAGE}
@@ -834,45 +832,45 @@ async def test_unsupported_requests_are_refused_before_a_response_exists() -> No
         assert refused["error"]["param"] == "input[0].content[0]"
         refused = await socket.error(**ASK, top_logprobs=1)
         assert refused["error"]["param"] == "top_logprobs"
-        assert partner.requests == []
+        assert fake.requests == []
 
 
 async def test_a_warmup_sends_nothing_unless_the_option_is_set() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         warm = await socket.response(**ASK, generate=False)
-        assert (warm["usage"]["input_tokens"], warm["output"], partner.requests) == (0, [], [])
+        assert (warm["usage"]["input_tokens"], warm["output"], fake.requests) == (0, [], [])
         await socket.response(input="more", previous_response_id=warm["id"], store=False)
-        assert [each["content"] for each in partner.requests[0]["messages"]] == ["hello", "more"]
-    async with playing(warmup=True) as (partner, server), server.connect() as socket:
-        partner.script(Say(("thrown away",)), Stop("length", input_tokens=9, cached_tokens=2))
+        assert [each["content"] for each in fake.requests[0]["messages"]] == ["hello", "more"]
+    async with running(warmup=True) as (fake, server), server.connect() as socket:
+        fake.script(Say(("thrown away",)), Stop("length", input_tokens=9, cached_tokens=2))
         warm = await socket.response(**ASK, generate=False)
-        assert partner.requests[0]["max_tokens"] == 1
+        assert fake.requests[0]["max_tokens"] == 1
         assert (warm["status"], warm["output"]) == ("completed", [])
         assert (warm["usage"]["input_tokens"], warm["usage"]["output_tokens"]) == (9, 0)
         await socket.response(generate=False, store=False)
-        assert len(partner.requests) == 1
+        assert len(fake.requests) == 1
 
 
 async def test_a_connection_cut_after_the_role_is_retried() -> None:
-    async with playing(retries=1) as (partner, server), server.connect() as socket:
-        partner.script(Say(()), HangUp())
-        partner.script(Say(("there",)), Stop())
+    async with running(retries=1) as (fake, server), server.connect() as socket:
+        fake.script(Say(()), HangUp())
+        fake.script(Say(("there",)), Stop())
         response = await socket.response(**ASK)
         assert response["status"] == "completed"
-        assert len(partner.requests) == 2
+        assert len(fake.requests) == 2
 
 
 async def test_an_error_in_the_middle_fails_the_response() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         error = {"error": {"message": "too long", "type": "invalid_request_error", "code": None}}
-        partner.script(Say(("one",)), Send(b": keep-alive\n\n", error))  # type: ignore[arg-type]
+        fake.script(Say(("one",)), Send(b": keep-alive\n\n", error))  # type: ignore[arg-type]
         response = await socket.response(**ASK)
         assert (response["status"], response["error"]["code"]) == ("failed", "invalid_prompt")
         assert "too long" in response["error"]["message"]
 
 
 async def test_a_server_without_counts_is_supported() -> None:
-    async with playing(stream_usage=False) as (_partner, server), server.connect() as socket:
+    async with running(stream_usage=False) as (_fake, server), server.connect() as socket:
         response = await socket.response(**ASK)
         assert (response["status"], response["usage"]["total_tokens"]) == ("completed", 0)
 
@@ -885,8 +883,8 @@ async def test_a_server_that_lists_no_models_passes_the_probe() -> None:
             await engine._probe()
     finally:
         await engine.close()
-    async with playing() as (partner, _server):
-        engine = ChatEngine(ChatOptions(url=f"{partner.url}/nowhere", model="m"))
+    async with running() as (fake, _server):
+        engine = ChatEngine(ChatOptions(url=f"{fake.url}/nowhere", model="m"))
         await engine.start()
         try:
             await engine._probe()
@@ -896,34 +894,34 @@ async def test_a_server_that_lists_no_models_passes_the_probe() -> None:
 
 async def test_the_key_is_sent_with_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPRING_TEST_CHAT_KEY", "sk-1")
-    async with playing(key_env="SLIPRING_TEST_CHAT_KEY") as (partner, server), server.connect() as socket:
-        partner.script(Refuse(401, "bad key sk-1"))
+    async with running(key_env="SLIPRING_TEST_CHAT_KEY") as (fake, server), server.connect() as socket:
+        fake.script(Refuse(401, "bad key sk-1"))
         assert "sk-1" not in json.dumps(await socket.response(**ASK))
-        assert partner.headers[0]["authorization"] == "Bearer sk-1"
+        assert fake.headers[0]["authorization"] == "Bearer sk-1"
 
 
 async def test_models_can_change_along_a_chain() -> None:
-    async with playing(model="a;b") as (partner, server), server.connect() as socket:
+    async with running(model="a;b") as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await socket.response(input="more", previous_response_id=first["id"], model="b", store=False)
-        assert [each["model"] for each in partner.requests] == ["a", "b"]
-        assert [each["content"] for each in partner.requests[1]["messages"]] == ["hello", "ok", "more"]
+        assert [each["model"] for each in fake.requests] == ["a", "b"]
+        assert [each["content"] for each in fake.requests[1]["messages"]] == ["hello", "ok", "more"]
 
 
 async def test_an_error_instead_of_the_first_token_is_retried() -> None:
-    async with playing(retries=1) as (partner, server), server.connect() as socket:
-        partner.script(Send({"error": {"message": "Provider returned error", "code": 502}}))  # type: ignore[arg-type]
+    async with running(retries=1) as (fake, server), server.connect() as socket:
+        fake.script(Send({"error": {"message": "Provider returned error", "code": 502}}))  # type: ignore[arg-type]
         response = await socket.response(**ASK)
-        assert (response["status"], len(partner.requests)) == ("completed", 2)
+        assert (response["status"], len(fake.requests)) == ("completed", 2)
 
 
 async def test_images_are_sent_again_along_a_chain() -> None:
     shown = [{"type": "input_text", "text": "Look."}, {"type": "input_image", "image_url": IMAGE}]
-    async with playing(images=True) as (partner, server), server.connect() as socket:
+    async with running(images=True) as (fake, server), server.connect() as socket:
         first = await socket.response(input=[{"role": "user", "content": shown}], store=False)
         await socket.response(input="And?", previous_response_id=first["id"], store=False)
-        assert partner.requests[1]["messages"][0] == partner.requests[0]["messages"][0]
-        assert partner.requests[1]["messages"][0]["content"][1]["image_url"] == {"url": IMAGE}
+        assert fake.requests[1]["messages"][0] == fake.requests[0]["messages"][0]
+        assert fake.requests[1]["messages"][0]["content"][1]["image_url"] == {"url": IMAGE}
 
 
 async def test_added_tools_and_updates_apply_to_later_turns() -> None:
@@ -932,10 +930,10 @@ async def test_added_tools_and_updates_apply_to_later_turns() -> None:
         {"type": "configuration_update", "reasoning": {"effort": "high"}},
         {"role": "user", "content": "go"},
     ]
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(input=added, tools=[WEATHER], store=False)
         await socket.response(input="on", tools=[WEATHER], previous_response_id=first["id"], store=False)
-        for sent in partner.requests:
+        for sent in fake.requests:
             assert [tool["function"]["name"] for tool in sent["tools"]] == ["get_weather", "add"]
             assert sent["reasoning_effort"] == "high"
-        assert [each["content"] for each in partner.requests[1]["messages"]] == ["go", "ok", "on"]
+        assert [each["content"] for each in fake.requests[1]["messages"]] == ["go", "ok", "on"]

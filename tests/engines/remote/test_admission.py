@@ -1,7 +1,7 @@
 """Admission to an engine: the job queue, retries, and when jobs are refused."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pytest
 
@@ -12,10 +12,10 @@ QUICK = {"probe_interval_s": 0.001, "first_token_timeout_s": 5.0}
 Attempt = Callable[[], AsyncGenerator[str, None]]
 
 
-class Partner:
+class ScriptedEngine:
     """A scripted engine. Each attempt is a list of words to yield, or errors to raise."""
 
-    def __init__(self, *attempts: list[str | Exception]) -> None:
+    def __init__(self, *attempts: Sequence[str | Exception]) -> None:
         self.attempts = list(attempts)
         self.made = 0
         self.closed = 0
@@ -38,16 +38,16 @@ class Partner:
             raise OSError("connection refused")
 
 
-def gate_to(partner: Partner, **policy: float) -> Gate:
-    return Gate("the engine", Policy(**{**QUICK, **policy}), partner.probe)  # type: ignore[arg-type]
+def gate_to(engine: ScriptedEngine, **policy: float) -> Gate:
+    return Gate("the engine", Policy(**{**QUICK, **policy}), engine.probe)  # type: ignore[arg-type]
 
 
 async def begin(gate: Gate, attempt: Attempt) -> BegunStream[str]:
     return await gate.begin(lambda: BegunStream.begin(attempt()))
 
 
-async def read_all(gate: Gate, partner: Partner) -> list[str]:
-    return [word async for word in await begin(gate, partner.attempt)]
+async def read_all(gate: Gate, engine: ScriptedEngine) -> list[str]:
+    return [word async for word in await begin(gate, engine.attempt)]
 
 
 @pytest.fixture(autouse=True)
@@ -56,40 +56,40 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_an_attempt_that_fails_before_its_first_item_is_repeated() -> None:
-    partner = Partner([Retryable("gone")], [Retryable("gone")], ["a", "b"])
-    assert await read_all(gate_to(partner), partner) == ["a", "b"]
-    assert partner.closed == 3
+    engine = ScriptedEngine([Retryable("gone")], [Retryable("gone")], ["a", "b"])
+    assert await read_all(gate_to(engine), engine) == ["a", "b"]
+    assert engine.closed == 3
 
 
 async def test_attempts_are_bounded() -> None:
-    partner = Partner(*[[Retryable("gone")] for _ in range(4)])
+    engine = ScriptedEngine(*[[Retryable("gone")] for _ in range(4)])
     with pytest.raises(Unavailable, match="gone"):
-        await read_all(gate_to(partner), partner)
-    assert partner.made == 3
+        await read_all(gate_to(engine), engine)
+    assert engine.made == 3
 
 
 async def test_nothing_is_repeated_after_the_first_item() -> None:
-    partner = Partner(["a", Retryable("gone")], ["never"])
-    words = await begin(gate_to(partner), partner.attempt)
+    engine = ScriptedEngine(["a", Retryable("gone")], ["never"])
+    words = await begin(gate_to(engine), engine.attempt)
     assert await anext(words) == "a"
     with pytest.raises(Unavailable):
         await anext(words)
-    assert partner.made == 1
+    assert engine.made == 1
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("no"), RateLimited("later"), ServerError()])
 async def test_a_refusal_is_not_repeated_and_is_no_failure_of_the_engine(error: ApiError) -> None:
-    partner = Partner(*[[error] for _ in range(9)])
-    gate = gate_to(partner)
+    engine = ScriptedEngine(*[[error] for _ in range(9)])
+    gate = gate_to(engine)
     for _ in range(9):
         with pytest.raises(type(error)):
-            await read_all(gate, partner)
-    assert partner.made == 9
+            await read_all(gate, engine)
+    assert engine.made == 9
     assert gate.trouble is None
 
 
 async def test_an_answer_that_does_not_begin_in_time_fails() -> None:
-    gate = gate_to(Partner(), first_token_timeout_s=0.01)
+    gate = gate_to(ScriptedEngine(), first_token_timeout_s=0.01)
 
     async def silent() -> AsyncGenerator[str, None]:
         await asyncio.Event().wait()
@@ -100,16 +100,16 @@ async def test_an_answer_that_does_not_begin_in_time_fails() -> None:
 
 
 async def test_the_gate_closes_after_failures_until_a_probe_succeeds() -> None:
-    partner = Partner(*[[Retryable("gone")] for _ in range(3)])
-    gate = gate_to(partner, failures_to_close=3)
+    engine = ScriptedEngine(*[[Retryable("gone")] for _ in range(3)])
+    gate = gate_to(engine, failures_to_close=3)
     with pytest.raises(Unavailable):
-        await read_all(gate, partner)
+        await read_all(gate, engine)
     assert gate.trouble == "the engine does not answer"
     with pytest.raises(Unavailable) as refused, gate.ticket("t"):
         pass
     assert refused.value.retry_after_s is not None
-    await partner.probed.wait()
-    partner.answers.set()
+    await engine.probed.wait()
+    engine.answers.set()
     assert gate._probing is not None
     await gate._probing
     assert gate.trouble is None
@@ -119,26 +119,28 @@ async def test_the_gate_closes_after_failures_until_a_probe_succeeds() -> None:
 
 
 async def test_a_request_that_fails_by_itself_does_not_close_the_gate() -> None:
-    partner = Partner(*[[RequestFailed("over this one")] for _ in range(9)], ["a"])
-    gate = gate_to(partner, failures_to_close=2)
+    engine = ScriptedEngine(*[[RequestFailed("over this one")] for _ in range(9)], ["a"])
+    gate = gate_to(engine, failures_to_close=2)
     for _ in range(3):
         with pytest.raises(Unavailable):
-            await read_all(gate, partner)
+            await read_all(gate, engine)
     assert gate.trouble is None
-    assert await read_all(gate, partner) == ["a"]
+    assert await read_all(gate, engine) == ["a"]
 
 
 async def test_a_success_resets_the_count_of_failures() -> None:
-    partner = Partner([Retryable("gone")], ["a"], [Retryable("gone")], ["b"], [Retryable("gone")], ["c"])
-    gate = gate_to(partner, failures_to_close=2)
-    assert [await read_all(gate, partner) for _ in range(3)] == [["a"], ["b"], ["c"]]
+    engine = ScriptedEngine(
+        [Retryable("gone")], ["a"], [Retryable("gone")], ["b"], [Retryable("gone")], ["c"]
+    )
+    gate = gate_to(engine, failures_to_close=2)
+    assert [await read_all(gate, engine) for _ in range(3)] == [["a"], ["b"], ["c"]]
 
 
 async def test_closing_a_gate_cancels_its_probes() -> None:
-    partner = Partner([Retryable("gone")])
-    gate = gate_to(partner, failures_to_close=1, retries=0)
+    engine = ScriptedEngine([Retryable("gone")])
+    gate = gate_to(engine, failures_to_close=1, retries=0)
     with pytest.raises(Unavailable):
-        await read_all(gate, partner)
+        await read_all(gate, engine)
     await gate.close()
 
 
@@ -146,7 +148,7 @@ async def test_closing_a_gate_cancels_its_probes() -> None:
 
 
 async def test_tenants_take_turns_and_each_keeps_its_own_order() -> None:
-    gate = gate_to(Partner(), max_jobs=1)
+    gate = gate_to(ScriptedEngine(), max_jobs=1)
     order: list[str] = []
 
     async def job(name: str) -> None:
@@ -161,7 +163,7 @@ async def test_tenants_take_turns_and_each_keeps_its_own_order() -> None:
 
 
 async def test_jobs_past_max_waiting_are_refused_at_once() -> None:
-    gate = gate_to(Partner(), max_jobs=1, max_waiting=1)
+    gate = gate_to(ScriptedEngine(), max_jobs=1, max_waiting=1)
     with gate.ticket("a"):
         with gate.ticket("a"), pytest.raises(RateLimited) as refused, gate.ticket("b"):
             pass
@@ -171,7 +173,7 @@ async def test_jobs_past_max_waiting_are_refused_at_once() -> None:
 
 
 async def test_a_cancelled_job_lets_the_next_one_run() -> None:
-    gate = gate_to(Partner(), max_jobs=1)
+    gate = gate_to(ScriptedEngine(), max_jobs=1)
     entered = asyncio.Event()
 
     async def wait() -> None:

@@ -122,9 +122,11 @@ async def test_a_complete_answer_leaves_its_connection_to_the_next_request() -> 
     async with streaming(b"data: 1\n\n", b"data: last\n\n", b"data: more\n\n") as (client, seen):
         for _ in range(3):
             received: list[bytes] = []
-            events = client.events(
-                "/x", [b"{}"], idle_s=any_silence, is_over=lambda received=received: b"last" in received
-            )
+
+            def is_over(received: list[bytes] = received) -> bool:
+                return b"last" in received
+
+            events = client.events("/x", [b"{}"], idle_s=any_silence, is_over=is_over)
             async with events as stream:
                 async for batch in stream:
                     received += batch

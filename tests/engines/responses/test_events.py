@@ -8,8 +8,8 @@ import pytest
 from slipring.engines.responses import events
 from slipring.engines.responses.events import Event, OtherEvent, decode_event
 from slipring.errors import ServerError
-from tests.engines.partner import Call, Say, Stop, Think, played
-from tests.engines.responses_partner import ResponsesPartner
+from tests.engines.fakes.responses import FakeResponsesServer
+from tests.engines.fakes.server import Call, Say, Stop, Think, in_front_of
 
 
 class CountingDecoder:
@@ -29,8 +29,8 @@ async def test_each_event_is_decoded_once(transport: str, monkeypatch: pytest.Mo
     whole, outline = CountingDecoder(events._event), CountingDecoder(events._outline)
     monkeypatch.setattr(events, "_event", whole)
     monkeypatch.setattr(events, "_outline", outline)
-    async with played(ResponsesPartner(transport)) as (partner, server), server.connect() as socket:
-        partner.script(Think(("hm",)), Say(("one", "two")), Call("f", '{"a": 1}'), Stop())
+    async with in_front_of(FakeResponsesServer(transport)) as (fake, server), server.connect() as socket:
+        fake.script(Think(("hm",)), Say(("one", "two")), Call("f", '{"a": 1}'), Stop())
         response = await socket.response(input="go", store=False)
         assert response["status"] == "completed"
     numbers = [json.loads(payload)["sequence_number"] for payload in whole.payloads]

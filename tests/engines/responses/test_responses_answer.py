@@ -321,7 +321,13 @@ def test_a_search_for_tools_is_a_call_whose_arguments_come_at_once() -> None:
 
 
 def test_a_search_that_the_upstream_runs_is_skipped() -> None:
-    item = {"type": "tool_search_call", "id": "ts", "call_id": None, "execution": "server", "arguments": {}}
+    item: dict[str, Any] = {
+        "type": "tool_search_call",
+        "id": "ts",
+        "call_id": None,
+        "execution": "server",
+        "arguments": {},
+    }
     found = {"type": "tool_search_output", "id": "to", "execution": "server", "tools": []}
     answered = answer()
     assert (

@@ -19,7 +19,19 @@ from slipring.engines.base import Engine
 from slipring.engines.responses import ResponsesEngine
 from slipring.engines.responses.options import ResponsesOptions
 from tests import wire
-from tests.engines.partner import Call, Deny, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
+from tests.engines.fakes.server import (
+    Call,
+    Deny,
+    FakeServer,
+    Garbage,
+    HangUp,
+    Refuse,
+    Say,
+    Stall,
+    Step,
+    Stop,
+    Think,
+)
 
 Json = dict[str, Any]
 Emit = Callable[[Json], Awaitable[None]]
@@ -34,7 +46,7 @@ def new_id(prefix: str) -> str:
 class Refusal(Exception):
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.frame = {
+        self.frame: Json = {
             "type": "error",
             "status": status,
             "error": {"type": "invalid_request_error", "code": code, "message": message, "param": param},
@@ -60,7 +72,7 @@ class Peer:
         self.is_closed = asyncio.Event()
 
 
-class ResponsesPartner(Partner):
+class FakeResponsesServer(FakeServer):
     """The server. ``transport`` is the option that its engine gets."""
 
     can_deny = True

@@ -11,13 +11,13 @@ from typing import Any
 from aiohttp import web
 
 from slipring.engines.vllm import VllmEngine
-from tests.engines.partner import Stop
-from tests.engines.token_partner import CONTEXT, END, TEMPLATE, TOKENIZER, Chunk, TokenPartner, decoded
+from tests.engines.fakes.server import Stop
+from tests.engines.fakes.tokens import CONTEXT, END, TEMPLATE, TOKENIZER, Chunk, FakeTokenServer, decoded
 
 _CONTROL = re.compile("|".join(re.escape(token) for token in sorted(TOKENIZER.control_tokens())))
 
 
-class VllmPartner(TokenPartner):
+class FakeVllm(FakeTokenServer):
     """vLLM with SmolLM2's vocabulary."""
 
     maker = VllmEngine
@@ -54,7 +54,11 @@ class VllmPartner(TokenPartner):
         events: list[Any] = [{**head, "choices": [choice]}]
         if chunk.reason is not None:
             count = len(body["prompt"])
-            usage = {"prompt_tokens": count, "completion_tokens": len(ids), "total_tokens": count + len(ids)}
+            usage: dict[str, Any] = {
+                "prompt_tokens": count,
+                "completion_tokens": len(ids),
+                "total_tokens": count + len(ids),
+            }
             if self.tells_cached:
                 usage["prompt_tokens_details"] = {"cached_tokens": stop.cached_tokens}
             events += [{**head, "choices": [], "usage": usage}, "[DONE]"]

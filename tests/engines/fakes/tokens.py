@@ -1,4 +1,4 @@
-"""What partners by token ids share: a real vocabulary, scripts as ids, and a look at every prompt."""
+"""What fakes by token ids share: a real vocabulary, scripts as ids, and a look at every prompt."""
 
 import asyncio
 import atexit
@@ -15,7 +15,19 @@ from typing import Any, ClassVar
 from aiohttp import web
 
 from slipring.engines.tokens.token_server import TokenServer, TokenServerOptions
-from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
+from tests.engines.fakes.server import (
+    Call,
+    FakeServer,
+    Garbage,
+    HangUp,
+    Ids,
+    Refuse,
+    Say,
+    Stall,
+    Step,
+    Stop,
+    Think,
+)
 from tests.prompts.vocabulary import smollm2
 
 TEMPLATE = (
@@ -55,13 +67,6 @@ def decoded(ids: Iterable[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Ids:
-    """Tokens in one chunk, whatever they say."""
-
-    ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Chunk:
     """Some ids of an answer, and why it ends with them if it does."""
 
@@ -70,7 +75,7 @@ class Chunk:
     reason: str | None = None
 
 
-class TokenPartner(Partner):
+class FakeTokenServer(FakeServer):
     """A server that is sent ids. It takes nothing but contexts in ChatML."""
 
     can_refuse_content = False

@@ -10,11 +10,11 @@ from typing import Any
 from aiohttp import web
 
 from slipring.engines.sglang import SglangEngine
-from tests.engines.partner import Refuse, Stop
-from tests.engines.token_partner import CONTEXT, END, Chunk, TokenPartner, tokenizer_directory
+from tests.engines.fakes.server import Refuse, Stop
+from tests.engines.fakes.tokens import CONTEXT, END, Chunk, FakeTokenServer, tokenizer_directory
 
 
-class SglangPartner(TokenPartner):
+class FakeSglang(FakeTokenServer):
     """SGLang with SmolLM2's vocabulary."""
 
     maker = SglangEngine
