@@ -22,6 +22,7 @@ from slipring.protocol.responses import InputTokensDetails, OutputTokensDetails,
 from slipring.protocol.tools import Offer
 from tests.core.stage import PLAIN, node
 from tests.engines.fakes.responses import FakeResponsesServer
+from tests.engines.fakes.server import started
 from tests.engines.fakes.vllm import FakeVllm
 from tests.harness import serve
 
@@ -100,10 +101,10 @@ async def test_a_token_server_engine_counts_without_a_request() -> None:
     fake = FakeVllm()
     await fake.start()
     try:
-        engine = fake.engine()
-        assert 5 < await engine.count(job_of("hello")) < await engine.count(job_of("hello", "you"))
-        assert fake.requests == []
-        assert engine.models()[0].context_tokens
+        async with started(fake.engine()) as engine:
+            assert 5 < await engine.count(job_of("hello")) < await engine.count(job_of("hello", "you"))
+            assert fake.requests == []
+            assert engine.models()[0].context_tokens
     finally:
         await fake.close()
 
