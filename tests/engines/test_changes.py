@@ -1,4 +1,4 @@
-"""A chain that changes its engine on the way, and comes back."""
+"""A chain whose turns are made by different engines."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""One contract for every engine in front of a server elsewhere, each against a fake that speaks its wire.
+"""One contract for every engine in front of a server, each against a fake of its server.
 
 To add an engine: write its ``FakeServer`` and list it in ``FAKES``.
 """

@@ -1,4 +1,4 @@
-"""How long a prompt is, as engines count it without doing the job."""
+"""Counts of a prompt's tokens, exact and estimated, without generating."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -52,7 +52,7 @@ def counted(tokens: int) -> ResponseState:
 
 
 class Warm(Engine):
-    """Knows no better than to be warmed up."""
+    """Counts by a warmup, as engines do by default."""
 
     name = "warm"
     level = Level.TOKENS

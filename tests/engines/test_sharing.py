@@ -1,4 +1,4 @@
-"""One embedded engine with several users: what each gets, and what they notice of each other."""
+"""One embedded engine with several users: shares, addresses and restarts."""
 
 import asyncio
 import os

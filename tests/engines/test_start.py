@@ -29,7 +29,7 @@ def test_a_constructor_opens_no_socket(kind: str, monkeypatch: pytest.MonkeyPatc
 
 
 class SlowServer:
-    """Answers nothing until it is released; then the first model's name, and nothing else that is of use."""
+    """Answers nothing until it is released; then every request with a list of one model."""
 
     def __init__(self) -> None:
         self.is_asked = asyncio.Event()
@@ -87,7 +87,7 @@ async def test_the_owner_of_a_slow_llama_server_does_not_block_the_loop() -> Non
 
 
 class CountingVllm(FakeVllm):
-    """Notes the connections that ``/tokenize`` was asked over."""
+    """Records the connections of requests to ``/tokenize``."""
 
     def __init__(self) -> None:
         super().__init__()

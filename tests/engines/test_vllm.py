@@ -37,7 +37,7 @@ async def fake_vllm() -> AsyncIterator[FakeVllm]:
 
 @asynccontextmanager
 async def running(**options: Any) -> AsyncIterator[tuple[FakeVllm, Running]]:
-    """A server in front of a fake; without a tokenizer it asks, as it would at its start."""
+    """A slipring in front of a fake vLLM."""
     async with fake_vllm() as fake, serve(fake.engine(**{"retries": 0, **options})) as server:
         yield fake, server
 

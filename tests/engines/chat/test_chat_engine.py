@@ -1,4 +1,4 @@
-"""The chat engine: items as messages and back, and whatever Chat Completions servers are known to send."""
+"""The chat engine: items as messages and back, and the forms of Chat Completions that servers send."""
 
 import json
 from collections.abc import AsyncIterator
@@ -459,7 +459,7 @@ def pieces_of(*calls: Json) -> Chunk:
 
 
 def content_of(*payloads: Any, **options: Any) -> list[Delta]:
-    """Without the end."""
+    """The deltas of payloads without ``Finished``."""
     *deltas, finished = deltas_of(*payloads, **options)
     assert isinstance(finished, Finished)
     return deltas
@@ -480,7 +480,7 @@ WRITTEN = st.tuples(
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[list[tuple[str, str]], list[Json]]:
-    """Calls, and one of the many ways to send them: cut anywhere, interleaved anyhow."""
+    """Calls, and chunks that send them: cut anywhere, interleaved in any order."""
     calls = draw(st.lists(WRITTEN, min_size=1, max_size=4))
     queues: list[list[Json]] = []
     for index, (name, text) in enumerate(calls):

@@ -1,4 +1,4 @@
-"""A fake that speaks Chat Completions, chunk by chunk as real servers do."""
+"""A fake Chat Completions server, which streams chunk by chunk as real servers do."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ class Hung(Exception):
 
 
 class Send:
-    """Payloads as they stand: what other servers say differently."""
+    """Payloads to send unchanged, for what other servers send differently."""
 
     def __init__(self, *payloads: Any) -> None:
         self.payloads = payloads

@@ -1,7 +1,7 @@
-"""A Responses API under a test's control, over SSE and over WebSockets.
+"""A fake server of the Responses API, over SSE and over WebSockets.
 
-It remembers responses per socket, knows lanes, and insists on what the real ones insist on: a response to
-continue must be there, a call's output needs its call, and ids that it has not made are refused. Every event
+It keeps responses per socket, supports lanes, and refuses what real servers refuse: a previous response that
+it does not have, an output without its call, and ids that it has not made. Every event
 that it sends passes the same checks as slipring's own. Its ids hold the word ``upstream``, so that a test can
 look for them where they must not be.
 """
@@ -54,7 +54,7 @@ class Refusal(Exception):
 
 
 class Cut(Exception):
-    """The connection is to be cut."""
+    """Raised to cut the connection."""
 
 
 class Peer:
@@ -86,18 +86,18 @@ class FakeResponsesServer(FakeServer):
         self.refuses_upgrade: int | None = 426 if transport == "sse" else None
         self.upgrades = 0
         self.names_lanes = True
-        """Whether events say on which lane they are: upstreams that know no lanes do not."""
+        """Whether events carry a ``stream_id``: those of upstreams without lanes do not."""
         self.is_strict = True
-        """Whether outputs must fit to calls."""
+        """Whether outputs without a call are refused."""
         self.is_deaf = False
         """Whether pings are left unanswered."""
         self.counts: web.Response | None = None
-        """What it answers when it is asked for a count; None: it has no such path."""
+        """The answer to a request for a count; None: 404."""
         self.counted: list[Json] = []
         self.stored: dict[str, set[str]] = {}
         self.faults: list[str] = []
         self.pulled = 0
-        """Events that the socket has taken."""
+        """How many events it has sent over sockets."""
 
     async def start(self) -> None:
         app = web.Application(client_max_size=64 * 2**20)
@@ -320,19 +320,19 @@ class Voice:
             "previous_response_id": create.get("previous_response_id"),
         }
 
-    async def _tell(self, kind: str, **fields: Any) -> None:
+    async def _send(self, kind: str, **fields: Any) -> None:
         await self._emit({"type": f"response.{kind}", "sequence_number": next(self._numbers), **fields})
 
     async def begin(self) -> None:
-        await self._tell("created", response=self.response)
+        await self._send("created", response=self.response)
         if not self._warmup:
-            await self._tell("in_progress", response=self.response)
+            await self._send("in_progress", response=self.response)
 
     async def _item(self, item: Json, stream: Callable[[Json], Awaitable[Json]], **begun: Any) -> None:
         place = {"output_index": len(self.response["output"])}
-        await self._tell("output_item.added", **place, item={**item, **begun})
+        await self._send("output_item.added", **place, item={**item, **begun})
         done = await stream({**place, "item_id": item["id"]})
-        await self._tell("output_item.done", **place, item={**item, **done})
+        await self._send("output_item.done", **place, item={**item, **done})
         self.response["output"].append({**item, **done})
 
     async def _part(
@@ -345,17 +345,17 @@ class Voice:
         **more: Any,
     ) -> Json:
         place = {**place, "content_index": 0}
-        await self._tell("content_part.added", **place, part=part)
+        await self._send("content_part.added", **place, part=part)
         for word in words:
-            await self._tell(f"{family}.delta", **place, delta=word, **more)
+            await self._send(f"{family}.delta", **place, delta=word, **more)
         for number, annotation in enumerate(annotations):
             about = {**place, "annotation_index": number, "annotation": annotation}
-            await self._tell("output_text.annotation.added", **about)
+            await self._send("output_text.annotation.added", **about)
         if annotations:
             part = {**part, "annotations": list(annotations)}
         text = "".join(words)
-        await self._tell(f"{family}.done", **place, text=text, **more)
-        await self._tell("content_part.done", **place, part={**part, "text": text})
+        await self._send(f"{family}.done", **place, text=text, **more)
+        await self._send("content_part.done", **place, part={**part, "text": text})
         return {"content": [{**part, "text": text}], "status": "completed"}
 
     async def speak(self, step: Say | Deny | Think | Call) -> None:
@@ -385,12 +385,12 @@ class Voice:
 
         async def stream(place: Json) -> Json:
             place = {**place, "content_index": 0}
-            await self._tell("content_part.added", **place, part={"type": "refusal", "refusal": ""})
+            await self._send("content_part.added", **place, part={"type": "refusal", "refusal": ""})
             for word in words:
-                await self._tell("refusal.delta", **place, delta=word)
-            await self._tell("refusal.done", **place, refusal=text)
+                await self._send("refusal.delta", **place, delta=word)
+            await self._send("refusal.done", **place, refusal=text)
             part = {"type": "refusal", "refusal": text}
-            await self._tell("content_part.done", **place, part=part)
+            await self._send("content_part.done", **place, part=part)
             return {"content": [part], "status": "completed"}
 
         await self._item(item, stream, status="in_progress", content=[])
@@ -414,9 +414,9 @@ class Voice:
         async def stream(place: Json) -> Json:
             for start in range(0, len(call.arguments), 5):
                 delta = call.arguments[start : start + 5]
-                await self._tell("function_call_arguments.delta", **place, delta=delta)
+                await self._send("function_call_arguments.delta", **place, delta=delta)
             done = {"arguments": call.arguments}
-            await self._tell("function_call_arguments.done", **place, **done)
+            await self._send("function_call_arguments.done", **place, **done)
             return {**done, "status": "completed"}
 
         await self._item(item, stream, arguments="", status="in_progress")
@@ -434,8 +434,8 @@ class Voice:
         text = json.loads(call.arguments)["input"]
 
         async def stream(place: Json) -> Json:
-            await self._tell("custom_tool_call_input.delta", **place, delta=text)
-            await self._tell("custom_tool_call_input.done", **place, input=text)
+            await self._send("custom_tool_call_input.delta", **place, delta=text)
+            await self._send("custom_tool_call_input.done", **place, input=text)
             return {"input": text}
 
         await self._item(item, stream, input="")
@@ -452,11 +452,11 @@ class Voice:
         status = "completed" if reason is None else "incomplete"
         self.response |= {"usage": usage, "status": status}
         self.response |= {"completed_at": 2} if reason is None else {"incomplete_details": {"reason": reason}}
-        await self._tell(status, response=self.response)
+        await self._send(status, response=self.response)
 
 
 async def settle() -> None:
-    """Let what is under way come to rest."""
+    """Give the tasks of both sides 50 ms to settle."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.05):
             await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""A stand-in for SGLang: the wire of its native ``/generate``, read from the source of SGLang 0.5.
+"""A fake SGLang: the protocol of its native ``/generate``, read from the source of SGLang 0.5.
 
 As there, every chunk holds all ids so far, or only the new ones with ``--incremental-streaming-output``;
 the token that ends an answer is among them; refused requests and aborted answers are reported

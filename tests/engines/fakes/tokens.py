@@ -1,4 +1,4 @@
-"""What fakes by token ids share: a real vocabulary, scripts as ids, and a look at every prompt."""
+"""What fakes that are sent token ids share: a real vocabulary, scripts as ids, a check of prompts."""
 
 import asyncio
 import atexit
@@ -61,7 +61,7 @@ def tokenizer_directory() -> str:
 
 
 def decoded(ids: Iterable[int]) -> str:
-    """What ids say, control tokens by name."""
+    """The text of ids, control tokens by name."""
     pieces = (_NAMES[id].encode() if id in _NAMES else TOKENIZER.bytes_of(id) for id in ids)
     return b"".join(pieces).decode("utf-8", "replace")
 
@@ -76,7 +76,7 @@ class Chunk:
 
 
 class FakeTokenServer(FakeServer):
-    """A server that is sent ids. It takes nothing but contexts in ChatML."""
+    """A server that is sent ids. It accepts only contexts in ChatML."""
 
     can_refuse_content = False
     maker: ClassVar[type[TokenServer]]
@@ -114,7 +114,7 @@ class FakeTokenServer(FakeServer):
 
     @abstractmethod
     def routes(self) -> list[web.RouteDef]:
-        """What else it answers."""
+        """Further routes of this kind of server."""
 
     @abstractmethod
     def events(self, body: dict[str, Any], chunk: Chunk, ids: list[int], stop: Stop) -> list[Any]:
@@ -201,7 +201,7 @@ def _chunk(text: str) -> Chunk:
 
 
 def _fault_of(prompt: str) -> str | None:
-    """What is wrong with a prompt that is to be ChatML, closed or with the model's turn open."""
+    """What is wrong with a prompt that should be ChatML, closed or open for the model; None: nothing."""
     blocks = prompt.split("<|im_start|>")
     if blocks[0] or not prompt:
         return "the prompt does not begin with a block"

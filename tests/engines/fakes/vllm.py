@@ -1,4 +1,4 @@
-"""A stand-in for vLLM: ``/v1/completions`` and ``/tokenize`` as of vLLM 0.28, read from its source.
+"""A fake vLLM: ``/v1/completions`` and ``/tokenize`` as of vLLM 0.28, read from its source.
 
 As there, every chunk names its ids (``token_ids``) if that was asked for; the token that ends an answer is
 among them, though its text is not; usage comes in a separate chunk; and ``/tokenize`` finds control tokens

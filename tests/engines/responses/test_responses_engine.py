@@ -1,4 +1,4 @@
-"""The responses engine on its wire: what is sent where, and what a client never notices."""
+"""The responses engine in front of a fake server: what is sent on which socket, and what clients see."""
 
 import asyncio
 import json
