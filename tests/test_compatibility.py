@@ -410,6 +410,7 @@ def test_the_page_lists_what_the_server_knows() -> None:
 
 NOTE = {"type": "custom", "name": "take_note", "description": "Write it down"}
 CATALOG = Catalog.of_engine(open_engine("simulated"))
+CATALOG.look_up_models()
 STORED_ITEM = items.read_item(b'{"type":"message","id":"msg_stored","role":"user","content":"x"}', "input[0]")
 SEAL = KeyedSeal([b"k" * 32])
 GOOD: Json = {"input": "hello", "store": False, "tools": [WEATHER, NOTE]}

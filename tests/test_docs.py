@@ -19,7 +19,7 @@ from slipring.core.limits import Limits
 from slipring.engines import chat, responses
 from slipring.engines.catalog import open_engine
 from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options, read_options
+from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.options import reference
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
@@ -64,7 +64,7 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("where", "code"), blocks("python"))
 async def test_python_snippets_run_as_they_stand(where: str, code: str) -> None:
-    async with serve(LlamaEngine(Options(slots=1, context=512))) as server:
+    async with serve(LlamaEngine(LlamaOptions(slots=1, context=512))) as server:
         code = code.replace("http://127.0.0.1:8000/v1", server.url)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-W", "error", "-c", code, stdout=-1, stderr=-1
@@ -145,8 +145,8 @@ def test_the_changelog_knows_this_version() -> None:
 
 
 OPTIONS = [
-    *(Options, SimulatedOptions, token_server.Options),
-    *(responses.options.Options, chat.options.Options),
+    *(LlamaOptions, SimulatedOptions, token_server.TokenServerOptions),
+    *(responses.options.ResponsesOptions, chat.options.ChatOptions),
 ]
 
 

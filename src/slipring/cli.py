@@ -231,8 +231,10 @@ def serve(config: Config) -> int:
 
 async def _serve(server: Server) -> None:
     engine = ", ".join(engine.name for engine in server.catalog.engines)
-    models = tuple(model.name for model in server.catalog)
-    with Loading(sys.stderr, engine, models[0]) as loading:
+    # Engines in front of servers learn the names of their models when they start.
+    named = [*server.config.model, *(model.name for model in server.config.models)]
+    known = [model.name for each in server.catalog.engines for model in each.models()]
+    with Loading(sys.stderr, engine, (named or known or [engine])[0]) as loading:
 
         def on_ready(server: Server) -> None:
             loading.end()

@@ -8,9 +8,9 @@ import pytest
 
 from slipring.cli import main
 from tests.api import Api
-from tests.engines.partner import Stop
-from tests.engines.token_partner import TOKENIZER, Ids
-from tests.engines.vllm_partner import VllmPartner, tokens_of
+from tests.engines.fakes.server import Ids, Stop
+from tests.engines.fakes.tokens import TOKENIZER
+from tests.engines.fakes.vllm import FakeVllm, tokens_of
 from tests.harness import FAST, PuppetEngine
 from tests.nodes.pairs import node_of, pair
 
@@ -82,22 +82,22 @@ async def test_the_other_node_sends_exactly_the_token_ids_that_were_generated(po
     """Ids that no tokenizer would choose: a node that tokenized the text again would send others."""
     odd = tuple(id for letter in "hello" for id in TOKENIZER.encode(letter))
     assert list(odd) != TOKENIZER.encode("hello")
-    played = VllmPartner()
-    await played.start()
-    engines = [await asyncio.to_thread(played.engine, retries=0) for _ in range(2)]
+    fake = FakeVllm()
+    await fake.start()
+    engines = [fake.engine(retries=0) for _ in range(2)]
     async with pair(postgres_url, *engines) as nodes:
         previous = None
         for number in range(4):
-            played.script(Ids(odd), Stop())
+            fake.script(Ids(odd), Stop())
             _, response = await nodes[number % 2].post(input=f"turn {number}", previous_response_id=previous)
             previous = response["id"]
-        for number, (parent, child) in enumerate(itertools.pairwise(played.prompts), 1):
+        for number, (parent, child) in enumerate(itertools.pairwise(fake.prompts), 1):
             turn = f"<|im_start|>user\nturn {number}<|im_end|>\n<|im_start|>assistant\n"
             assert child == [*parent, *odd, *tokens_of(f"<|im_end|>\n{turn}")]
         for node in nodes:
             async with node.http.get(node.url.removesuffix("/v1") + "/health") as answer:
                 assert (await answer.json())["render_fallbacks"] == {}
-    await played.close()
+    await fake.close()
 
 
 async def test_a_response_deleted_on_one_node_is_gone_on_the_other(postgres_url: str) -> None:

@@ -1,7 +1,7 @@
 """Lark grammars with the real embedded model, which knows nothing of them and cannot leave them."""
 
 from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options
+from slipring.engines.llama.options import LlamaOptions
 from slipring.protocol.definitions import Grammar
 from tests.engines.constraints.test_lark import PATCH, SQL
 from tests.engines.fitting import fits
@@ -28,7 +28,7 @@ GRAMMARS = {
 
 
 async def test_a_model_cannot_leave_a_lark_grammar() -> None:
-    async with serve(LlamaEngine(Options(slots=1, context=1024))) as server, server.connect() as socket:
+    async with serve(LlamaEngine(LlamaOptions(slots=1, context=1024))) as server, server.connect() as socket:
         for name, definition in GRAMMARS.items():
             format = {"type": "grammar", "syntax": "lark", "definition": definition}
             whole = 0

@@ -19,7 +19,7 @@ from slipring.core.generation import Settings
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.api import Chunk
 from slipring.engines.llama.models import read_file
-from slipring.engines.llama.options import Options, read_options
+from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.request_body import completion_body
 from slipring.engines.tokens.renderers import Manner, make_renderer
 from slipring.errors import StartupError
@@ -39,7 +39,7 @@ LONG = "Tell me about the weather, in short words, as if I were five years old. 
 
 @asynccontextmanager
 async def llama(slots: int = 2, context: int = 1024, **settings: Any) -> AsyncIterator[Running]:
-    async with serve(LlamaEngine(Options(slots=slots, context=context)), **settings) as server:
+    async with serve(LlamaEngine(LlamaOptions(slots=slots, context=context)), **settings) as server:
         yield server
 
 
@@ -88,7 +88,7 @@ def text_of(response: dict[str, Any]) -> str:
 
 
 async def test_the_models_own_template_is_continued_by_delta() -> None:
-    engine = LlamaEngine(Options(slots=1, context=512, dialect="template"))
+    engine = LlamaEngine(LlamaOptions(slots=1, context=512, dialect="template"))
     assert isinstance(engine.renderer, TemplateRenderer)
     timed = {"OpenAI-Beta": "slipring_timing=v1"}
     async with serve(engine) as server, server.connect(headers=timed) as socket:
@@ -207,12 +207,12 @@ async def test_more_chains_than_slots_find_their_kv_again() -> None:
 
 
 async def test_what_is_saved_is_bounded_and_may_be_nothing() -> None:
-    async with serve(LlamaEngine(Options(slots=2, context=1024, saved_mib=0))) as server:
+    async with serve(LlamaEngine(LlamaOptions(slots=2, context=1024, saved_mib=0))) as server:
         assert await three_chains(server) == [False, False, False]
 
 
 async def test_nothing_of_what_was_saved_is_left_behind() -> None:
-    engine = LlamaEngine(Options(slots=1, context=512))
+    engine = LlamaEngine(LlamaOptions(slots=1, context=512))
     directory = engine._host._directory  # type: ignore[union-attr]
     async with serve(engine) as server, server.connect() as socket:
         for lane in ("a", "b"):
@@ -289,7 +289,7 @@ async def test_truncation_drops_the_oldest_items_and_keeps_the_head() -> None:
 
 
 async def test_a_client_that_leaves_during_a_prefill_loses_one_chunk_at_most() -> None:
-    engine = LlamaEngine(Options(slots=1, context=1024, chunk=32))
+    engine = LlamaEngine(LlamaOptions(slots=1, context=1024, chunk=32))
     words = "one two three four five six seven " * 70
     async with serve(engine) as server:
         async with server.connect(abandoned=True) as socket:
@@ -379,7 +379,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def test_our_tokenizer_and_the_engines_own_agree_id_for_id() -> None:
-    engine = LlamaEngine(Options(slots=1, context=256))
+    engine = LlamaEngine(LlamaOptions(slots=1, context=256))
     async with serve(engine) as server, aiohttp.ClientSession() as http:
         url = process_of(server).url
         for text in CORPUS:
@@ -412,11 +412,11 @@ def test_options_that_cannot_be_used_are_named(text: str, complaint: str) -> Non
 
 
 def test_options_follow_a_path_or_stand_alone() -> None:
-    assert read_options("/m.gguf,slots=3") == Options(model="/m.gguf", slots=3)
-    assert read_options("slots=3,context=99") == Options(slots=3, context=99)
-    assert read_options("") == Options()
+    assert read_options("/m.gguf,slots=3") == LlamaOptions(model="/m.gguf", slots=3)
+    assert read_options("slots=3,context=99") == LlamaOptions(slots=3, context=99)
+    assert read_options("") == LlamaOptions()
     elsewhere = read_options("http://127.0.0.1:8080/v1,key_env=KEY")
-    assert elsewhere == Options(model="http://127.0.0.1:8080", key_env="KEY")
+    assert elsewhere == LlamaOptions(model="http://127.0.0.1:8080", key_env="KEY")
     assert elsewhere.is_elsewhere
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options
+from slipring.engines.llama.options import LlamaOptions
 from tests.harness import TERMINAL, serve
 
 GREEDY = {"temperature": 0, "max_output_tokens": 12, "store": False}
@@ -15,7 +15,7 @@ def cached(response: dict[str, Any]) -> int:
 
 
 async def test_a_summary_is_prefilled_from_where_the_parent_ended_and_the_chain_goes_on_by_delta() -> None:
-    engine = LlamaEngine(Options(slots=2, context=1024))
+    engine = LlamaEngine(LlamaOptions(slots=2, context=1024))
     async with serve(engine) as server, server.connect() as socket:
         first = await socket.response(input=SENTENCE * 6, **GREEDY)
         length = first["usage"]["total_tokens"]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options
+from slipring.engines.llama.options import LlamaOptions
 from tests.harness import serve
 
 AMBIGUOUS = 'start: ("a"?){20000} "a"{20000}'
@@ -32,7 +32,7 @@ def pattern(source: str) -> dict[str, Any]:
 
 
 async def test_expensive_grammars_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = LlamaEngine(Options(slots=1, context=512))
+    engine = LlamaEngine(LlamaOptions(slots=1, context=512))
     sent: list[bytes] = []
     complete = engine._api.complete
 

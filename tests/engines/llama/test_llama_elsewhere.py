@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options
+from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.remote import RemoteVocabulary
+from slipring.engines.remote.http_client import HttpClient
 from slipring.errors import StartupError, Unavailable
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
+from tests.engines.fakes.server import started
 from tests.engines.llama.test_llama import ASK, GREEDY, LONG, cached, text_of
 from tests.harness import WEATHER, serve
 from tests.prompts.corpus import CORPUS
@@ -23,17 +25,17 @@ KEY = "SLIPRING_TEST_LLAMA_KEY"
 @asynccontextmanager
 async def elsewhere(monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIterator[LlamaEngine]:
     """An engine that talks to a llama-server of somebody else: here, the child of another engine."""
-    other = LlamaEngine(Options(slots=2, context=512))
+    other = LlamaEngine(LlamaOptions(slots=2, context=512))
     await other.start()
     try:
         monkeypatch.setenv(KEY, other._host.key)
-        yield LlamaEngine(Options(model=other._host.url, key_env=KEY, **options))
+        yield LlamaEngine(LlamaOptions(model=other._host.url, key_env=KEY, **options))
     finally:
         await other.close()
 
 
 async def test_a_server_elsewhere_says_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with elsewhere(monkeypatch) as engine:
+    async with elsewhere(monkeypatch) as named, started(named) as engine:
         model = engine.model
         assert (model.name, model.context, model.slots) == ("smollm2-135m-instruct", 512, 2)
         assert model.llguidance
@@ -53,8 +55,8 @@ async def test_chains_forks_and_constraints_work_there_too(monkeypatch: pytest.M
 
 
 async def test_text_is_text_whoever_tokenizes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with elsewhere(monkeypatch) as engine:
-        ours = LlamaEngine(Options()).renderer
+    async with elsewhere(monkeypatch) as named, started(named) as engine:
+        ours = LlamaEngine(LlamaOptions()).renderer
         theirs = engine.renderer
 
         def differing() -> list[str]:
@@ -74,14 +76,14 @@ def same(ours: Renderer, theirs: Renderer, text: str) -> bool:
 
 
 async def test_a_vocabulary_that_cannot_be_built_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serve(LlamaEngine(Options(slots=1, context=512))) as server:
+    async with serve(LlamaEngine(LlamaOptions(slots=1, context=512))) as server:
         _, expected = await server.post(input=ASK, **GREEDY)
 
     def unknown(metadata: object) -> Tokenizer:
         raise UnknownVocabulary("of another kind")
 
     monkeypatch.setattr(Tokenizer, "from_gguf", unknown)
-    engine = LlamaEngine(Options(slots=1, context=512))
+    engine = LlamaEngine(LlamaOptions(slots=1, context=512))
     assert isinstance(engine.renderer.vocabulary, RemoteVocabulary)
     async with serve(engine) as server, server.connect() as socket:
         response = await socket.response(input=ASK, **GREEDY)
@@ -93,21 +95,24 @@ async def test_a_vocabulary_that_cannot_be_built_is_asked_for(monkeypatch: pytes
         assert more["usage"]["input_tokens"] > emoji["usage"]["input_tokens"]
 
 
-def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
+async def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
     with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):
-        LlamaEngine(Options(model="http://127.0.0.1:9"))
+        async with started(LlamaEngine(LlamaOptions(model="http://127.0.0.1:9"))):
+            pass
     with pytest.raises(StartupError, match="the variable NO_SUCH_KEY"):
-        LlamaEngine(Options(model="http://127.0.0.1:9", key_env="NO_SUCH_KEY"))
+        LlamaEngine(LlamaOptions(model="http://127.0.0.1:9", key_env="NO_SUCH_KEY"))
 
 
 async def test_a_server_that_is_no_llama_server_is_told_in_one_line() -> None:
     async with serve() as other:
         url = other.url.removesuffix("/v1")
         with pytest.raises(StartupError, match="answers with 404"):
-            await asyncio.to_thread(LlamaEngine, Options(model=url))
+            async with started(LlamaEngine(LlamaOptions(model=url))):
+                pass
 
 
-def test_a_tokenizer_that_has_gone_is_unavailable() -> None:
-    vocabulary = RemoteVocabulary(lambda: ("http://127.0.0.1:9", ""), "gone")
-    with pytest.raises(Unavailable):
-        vocabulary.encode("hello")
+async def test_a_tokenizer_that_has_gone_is_unavailable() -> None:
+    async with HttpClient("http://127.0.0.1:9", {}) as client:
+        vocabulary = RemoteVocabulary(client.query_from_thread, "gone")
+        with pytest.raises(Unavailable):
+            await asyncio.to_thread(vocabulary.encode, "hello")

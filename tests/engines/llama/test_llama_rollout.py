@@ -3,7 +3,7 @@
 from typing import Any
 
 from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options
+from slipring.engines.llama.options import LlamaOptions
 from tests.harness import TERMINAL, WEATHER, Socket, serve
 
 HEADER = {"OpenAI-Beta": "slipring_rollout=v1"}
@@ -45,7 +45,7 @@ def told(items: list[dict[str, Any]]) -> list[str]:
 
 
 async def test_it_says_the_same_and_reads_nothing_twice() -> None:
-    engine = LlamaEngine(Options(slots=1, context=2048))
+    engine = LlamaEngine(LlamaOptions(slots=1, context=2048))
     async with serve(engine) as server, server.connect(headers=HEADER) as socket:
         separate, last = await turn_by_turn(socket)
         together = await rolled_out(socket)

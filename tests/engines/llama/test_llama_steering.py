@@ -6,7 +6,7 @@ import pytest
 
 from slipring.core.limits import Limits
 from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options
+from slipring.engines.llama.options import LlamaOptions
 from tests.harness import TERMINAL, Socket, serve
 
 GREEDY = {"temperature": 0, "max_output_tokens": 60, "store": False}
@@ -38,7 +38,7 @@ async def steered(socket: Socket, *, after: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("after", [1, 10])
 async def test_a_steered_answer_changes_its_course_and_goes_on_from_where_it_was_ended(after: int) -> None:
-    engine = LlamaEngine(Options(slots=1, context=1024))
+    engine = LlamaEngine(LlamaOptions(slots=1, context=1024))
     async with serve(engine, limits=Limits(steer_after_tokens=8)) as server, server.connect() as socket:
         whole = await socket.response(input=LONG, **GREEDY)
         ended, follows = await steered(socket, after=after)
@@ -60,7 +60,7 @@ async def test_a_steered_answer_changes_its_course_and_goes_on_from_where_it_was
 
 
 async def test_an_answer_that_was_not_begun_gives_way_at_once() -> None:
-    engine = LlamaEngine(Options(slots=1, context=1024))
+    engine = LlamaEngine(LlamaOptions(slots=1, context=1024))
     async with serve(engine) as server, server.connect() as socket:
         whole = await socket.response(input=LONG, **GREEDY)
         ended, follows = await steered(socket, after=0)

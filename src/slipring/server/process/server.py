@@ -15,8 +15,7 @@ from aiohttp import web
 from slipring.config import Config
 from slipring.core.generation import Defaults
 from slipring.engines.base import Engine
-from slipring.engines.catalog import Catalog, Entry, open_engine
-from slipring.engines.packing import positions
+from slipring.engines.catalog import Catalog, Entry, open_engine, position_codec
 from slipring.engines.tokens.tokenizing import Tokenizing
 from slipring.errors import StartupError, Unavailable
 from slipring.models import ModelEntry
@@ -63,11 +62,11 @@ class Server:
         tokenizing = Tokenizing(config.limits)
         for served in self.catalog.engines:
             served.tokenizing = tokenizing
-        known_positions = positions()
+        positions = position_codec()
         self._store = store or open_store(
-            config.store, config.limits, known_positions, retention_s=config.retention_days * _DAY_S
+            config.store, config.limits, positions, retention_s=config.retention_days * _DAY_S
         )
-        self.service = Service.assemble(config, self.catalog, self._store, known_positions)
+        self.service = Service.assemble(config, self.catalog, self._store, positions)
         for served in self.catalog.engines:
             served.compiler = self.service.compiler
         self.background = Background(self.service)
@@ -93,8 +92,7 @@ class Server:
             await self._close_all()
             raise
         try:
-            for engine in self.catalog.engines:
-                await engine.start()
+            await self.catalog.start()
             # Cancellation: a client that disconnects must end its request.
             runner = web.AppRunner(
                 build_app(self.service, self.background),

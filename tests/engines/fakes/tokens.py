@@ -1,4 +1,4 @@
-"""What partners by token ids share: a real vocabulary, scripts as ids, and a look at every prompt."""
+"""What fakes that are sent token ids share: a real vocabulary, scripts as ids, a check of prompts."""
 
 import asyncio
 import atexit
@@ -14,8 +14,20 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 
-from slipring.engines.tokens.token_server import Options, TokenServer
-from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
+from slipring.engines.tokens.token_server import TokenServer, TokenServerOptions
+from tests.engines.fakes.server import (
+    Call,
+    FakeServer,
+    Garbage,
+    HangUp,
+    Ids,
+    Refuse,
+    Say,
+    Stall,
+    Step,
+    Stop,
+    Think,
+)
 from tests.prompts.vocabulary import smollm2
 
 TEMPLATE = (
@@ -50,16 +62,9 @@ def tokenizer_directory() -> str:
 
 
 def decoded(ids: Iterable[int]) -> str:
-    """What ids say, control tokens by name."""
+    """The text of ids, control tokens by name."""
     pieces = (_NAMES[id].encode() if id in _NAMES else TOKENIZER.bytes_of(id) for id in ids)
     return b"".join(pieces).decode("utf-8", "replace")
-
-
-@dataclass(frozen=True)
-class Ids:
-    """Tokens in one chunk, whatever they say."""
-
-    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,8 @@ class Chunk:
     reason: str | None = None
 
 
-class TokenPartner(Partner):
-    """A server that is sent ids. It takes nothing but contexts in ChatML."""
+class FakeTokenServer(FakeServer):
+    """A server that is sent ids. It accepts only contexts in ChatML."""
 
     can_refuse_content = False
     maker: ClassVar[type[TokenServer]]
@@ -91,9 +96,9 @@ class TokenPartner(Partner):
         self._runner: web.AppRunner | None = None
         self.url = ""
 
-    def options(self, **options: Any) -> Options:
+    def options(self, **options: Any) -> TokenServerOptions:
         known = {"tokenizer": tokenizer_directory(), "model": self.model_name, "context": CONTEXT}
-        return Options(url=self.url, **{**known, **options})
+        return TokenServerOptions(url=self.url, **{**known, **options})
 
     def engine(self, **options: Any) -> TokenServer:
         return self.maker(self.options(**options))
@@ -114,11 +119,11 @@ class TokenPartner(Partner):
 
     @abstractmethod
     def routes(self) -> list[web.RouteDef]:
-        """What else it answers."""
+        """Further routes of this kind of server."""
 
     @abstractmethod
     def events(self, body: dict[str, Any], chunk: Chunk, ids: list[int], stop: Stop) -> list[Any]:
-        """A chunk as this server tells it; ``ids`` are all until now. At the end, what follows it."""
+        """A chunk as this server streams it, and at the end what follows it. ``ids`` are all ids so far."""
 
     def refuse(self, refused: Refuse) -> web.Response:
         fault = {"message": refused.message, "type": "BadRequestError", "param": None, "code": refused.status}
@@ -152,12 +157,12 @@ class TokenPartner(Partner):
     ) -> None:
         if not isinstance(script[0], HangUp):
             await answer.prepare(request)
-        said: list[int] = []
+        emitted: list[int] = []
         stop = next((step for step in script if isinstance(step, Stop)), Stop())
         for action in _actions(script):
             if isinstance(action, Chunk):
-                said += action.ids
-                for event in self.events(body, action, said, stop):
+                emitted += action.ids
+                for event in self.events(body, action, emitted, stop):
                     payload = event if isinstance(event, str) else json.dumps(event)
                     await answer.write(f"data: {payload}\n\n".encode())
             elif isinstance(action, Garbage):
@@ -173,9 +178,9 @@ class TokenPartner(Partner):
 
 
 def _actions(script: tuple[Any, ...]) -> list[Any]:
-    """A script as chunks: one per word, and the end as a stop token of its own or with the last word."""
+    """A script as chunks: one per word, and the end as a separate stop token or with the last word."""
     actions: list[Any] = []
-    characters = codecs.getincrementaldecoder("utf-8")("replace")  # told once they are whole
+    characters = codecs.getincrementaldecoder("utf-8")("replace")  # decoded once they are complete
     for step in script:
         if isinstance(step, Say):
             actions += [_chunk(word) for word in step.words]
@@ -201,7 +206,7 @@ def _chunk(text: str) -> Chunk:
 
 
 def _fault_of(prompt: str) -> str | None:
-    """What is wrong with a prompt that is to be ChatML, closed or with the model's turn open."""
+    """What is wrong with a prompt that should be ChatML, closed or open for the model; None: nothing."""
     blocks = prompt.split("<|im_start|>")
     if blocks[0] or not prompt:
         return "the prompt does not begin with a block"

@@ -1,7 +1,7 @@
-"""A stand-in for SGLang: the wire of its native ``/generate``, read from the source of SGLang 0.5.
+"""A fake SGLang: the protocol of its native ``/generate``, read from the source of SGLang 0.5.
 
-As there, every chunk tells all ids until now, or only the new ones with ``--incremental-streaming-output``;
-the token that ends an answer is among them; a request that is wrong, and an answer that is aborted, are told
+As there, every chunk holds all ids so far, or only the new ones with ``--incremental-streaming-output``;
+the token that ends an answer is among them; refused requests and aborted answers are reported
 within a stream whose status is 200.
 """
 
@@ -10,11 +10,11 @@ from typing import Any
 from aiohttp import web
 
 from slipring.engines.sglang import SglangEngine
-from tests.engines.partner import Refuse, Stop
-from tests.engines.token_partner import CONTEXT, END, Chunk, TokenPartner, tokenizer_directory
+from tests.engines.fakes.server import Refuse, Stop
+from tests.engines.fakes.tokens import CONTEXT, END, Chunk, FakeTokenServer, tokenizer_directory
 
 
-class SglangPartner(TokenPartner):
+class FakeSglang(FakeTokenServer):
     """SGLang with SmolLM2's vocabulary."""
 
     maker = SglangEngine
@@ -27,7 +27,7 @@ class SglangPartner(TokenPartner):
     """Versions before 0.5.6 know ``/get_model_info`` only."""
     tokenizer_path: str | None = None
     max_req_input_len: int | None = None
-    """What it says of prompts; None: whoever stands before it does not let that question through."""
+    """The longest prompt that it reports; None: a gateway in front of it does not know the path."""
     abort: dict[str, Any] | None = None
     """How the next answer ends, if it is aborted."""
 
@@ -51,7 +51,7 @@ class SglangPartner(TokenPartner):
 
     def events(self, body: dict[str, Any], chunk: Chunk, ids: list[int], stop: Stop) -> list[Any]:
         new = len(chunk.ids)
-        told = chunk.ids if self.incremental else list(ids)
+        sent = chunk.ids if self.incremental else list(ids)
         reason: dict[str, Any] | None = None
         if chunk.reason == "stop":
             reason = {"type": "stop", "matched": END}
@@ -73,7 +73,7 @@ class SglangPartner(TokenPartner):
             if self.incremental:
                 for name in ("output_token_logprobs", "output_top_logprobs"):
                     meta[name] = meta.get(name, [])[-new:]
-        event = {"text": "", "meta_info": meta, **({"output_ids": told} if self.names_ids else {})}
+        event = {"text": "", "meta_info": meta, **({"output_ids": sent} if self.names_ids else {})}
         return [event, "[DONE]"] if chunk.reason else [event]
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -82,8 +82,8 @@ class SglangPartner(TokenPartner):
 
     async def _model_info(self, request: web.Request) -> web.Response:
         path = tokenizer_directory() if self.tokenizer_path is None else self.tokenizer_path
-        told = {"model_path": path, "tokenizer_path": path, "is_generation": True}
-        return web.json_response(told)
+        info = {"model_path": path, "tokenizer_path": path, "is_generation": True}
+        return web.json_response(info)
 
     async def _server_info(self, request: web.Request) -> web.Response:
         return web.json_response({"max_req_input_len": self.max_req_input_len, "internal_states": []})

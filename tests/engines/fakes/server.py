@@ -1,7 +1,7 @@
-"""Partners: servers that an engine talks to, played by a test, and what they are asked to do.
+"""Fake servers for engines to talk to, and the steps that tests script them with.
 
-A partner speaks the wire of one kind of server on a real socket. Tests give it scripts, one per request, and
-look at what it was sent. Whatever it does is what the real one was seen to do, or documents.
+A fake speaks the protocol of one kind of server on a real socket. Tests give it scripts, one per request, and
+check what it was sent. It behaves as the real server was seen to, or as its documentation says.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Literal, TypeVar
 from slipring.engines.base import Engine
 from tests.harness import Running, serve
 
-Played = TypeVar("Played", bound="Partner")
+F = TypeVar("F", bound="FakeServer")
 
 
 @dataclass(frozen=True)
 class Say:
-    """Words, one chunk each; ``annotations`` where the wire has them."""
+    """Text, one chunk per word; ``annotations`` if the protocol has them."""
 
     words: tuple[str, ...]
     annotations: tuple[dict[str, Any], ...] = ()
@@ -42,8 +42,8 @@ class Think:
 
 @dataclass(frozen=True)
 class Call:
-    """A call, its arguments in as many chunks as the wire likes. What has no form of its own there is a
-    function: so custom tools, whose one argument is ``input``, and searches for tools."""
+    """A call, its arguments in any number of chunks. Kinds that a protocol does not have become functions:
+    custom tools, whose one argument is ``input``, and searches for tools."""
 
     name: str
     arguments: str
@@ -71,31 +71,38 @@ class Refuse:
 
 @dataclass(frozen=True)
 class Garbage:
-    """Something that is none of its wire, in the middle of the stream."""
+    """Malformed data in the middle of the stream."""
 
 
 @dataclass(frozen=True)
 class HangUp:
-    """The connection is cut, before or after words."""
+    """Cut the connection, before or after text."""
 
 
 @dataclass(frozen=True)
 class Stall:
-    """Nothing more comes until the client leaves."""
+    """Send nothing more until the client leaves."""
 
 
-Step = Say | Deny | Think | Call | Stop | Refuse | Garbage | HangUp | Stall
+@dataclass(frozen=True)
+class Ids:
+    """Token ids in one chunk, whatever they spell. Only for servers that are sent ids."""
+
+    ids: tuple[int, ...]
 
 
-class Partner(ABC):
+Step = Say | Deny | Think | Call | Stop | Refuse | Garbage | HangUp | Stall | Ids
+
+
+class FakeServer(ABC):
     """A server under a test's control. Without a script it answers `ok`."""
 
     can_think = True
     can_refuse_content = True
     can_deny = False
-    """Whether its wire tells refusals apart from other words."""
+    """Whether its protocol distinguishes refusals from other text."""
     with_logprobs: ClassVar[dict[str, Any]] = {}
-    """The options by which its engine takes logprobs."""
+    """The options that make its engine accept logprobs."""
 
     def __init__(self) -> None:
         self.scripts: deque[tuple[Step, ...]] = deque()
@@ -103,11 +110,12 @@ class Partner(ABC):
         """The JSON bodies that it was sent, in order."""
         self.headers: list[dict[str, str]] = []
         self.left = asyncio.Event()
-        """Set when a client has gone before its answer was done."""
+        """Set when a client disconnects before its answer is complete."""
         self.stalled = asyncio.Event()
-        """Set when a script has come to its `Stall`."""
+        """Set when a script reaches its `Stall`."""
 
     def script(self, *steps: Step) -> None:
+        """Set the steps of the next request that has none yet."""
         self.scripts.append(steps)
 
     def next_script(self) -> tuple[Step, ...]:
@@ -122,16 +130,29 @@ class Partner(ABC):
 
     @abstractmethod
     def engine(self, **options: Any) -> Engine:
-        """An engine that talks to this partner; ``options`` are fields of its options."""
+        """An engine that talks to this fake; ``options`` are fields of its options."""
+
+
+E = TypeVar("E", bound=Engine)
 
 
 @asynccontextmanager
-async def played(partner: Played, **options: Any) -> AsyncIterator[tuple[Played, Running]]:
-    """A partner, and a server whose engine talks to it: patient, and without further attempts."""
-    await partner.start()
+async def started(engine: E) -> AsyncIterator[E]:
+    """Start an engine, and close it at the end, also if it did not start."""
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+
+
+@asynccontextmanager
+async def in_front_of(fake: F, **options: Any) -> AsyncIterator[tuple[F, Running]]:
+    """A fake, and a slipring whose engine talks to it, with long timeouts and no retries."""
+    await fake.start()
     try:
         patient = {"first_token_timeout_s": 10.0, "idle_timeout_s": 10.0, "retries": 0}
-        async with serve(partner.engine(**{**patient, **options})) as server:
-            yield partner, server
+        async with serve(fake.engine(**{**patient, **options})) as server:
+            yield fake, server
     finally:
-        await partner.close()
+        await fake.close()

@@ -1,7 +1,7 @@
-"""A Responses API under a test's control, over SSE and over WebSockets.
+"""A fake server of the Responses API, over SSE and over WebSockets.
 
-It remembers responses per socket, knows lanes, and insists on what the real ones insist on: a response to
-continue must be there, a call's output needs its call, and ids that it has not made are refused. Every event
+It keeps responses per socket, supports lanes, and refuses what real servers refuse: a previous response that
+it does not have, an output without its call, and ids that it has not made. Every event
 that it sends passes the same checks as slipring's own. Its ids hold the word ``upstream``, so that a test can
 look for them where they must not be.
 """
@@ -17,9 +17,21 @@ from aiohttp import WSMsgType, web
 
 from slipring.engines.base import Engine
 from slipring.engines.responses import ResponsesEngine
-from slipring.engines.responses.options import Options
+from slipring.engines.responses.options import ResponsesOptions
 from tests import wire
-from tests.engines.partner import Call, Deny, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
+from tests.engines.fakes.server import (
+    Call,
+    Deny,
+    FakeServer,
+    Garbage,
+    HangUp,
+    Refuse,
+    Say,
+    Stall,
+    Step,
+    Stop,
+    Think,
+)
 
 Json = dict[str, Any]
 Emit = Callable[[Json], Awaitable[None]]
@@ -34,7 +46,7 @@ def new_id(prefix: str) -> str:
 class Refusal(Exception):
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.frame = {
+        self.frame: Json = {
             "type": "error",
             "status": status,
             "error": {"type": "invalid_request_error", "code": code, "message": message, "param": param},
@@ -42,11 +54,11 @@ class Refusal(Exception):
 
 
 class Cut(Exception):
-    """The connection is to be cut."""
+    """Raised to cut the connection."""
 
 
 class Peer:
-    """A socket of the partner's, and the responses that it remembers."""
+    """One of the server's sockets, and the responses that it keeps for it."""
 
     def __init__(self, ws: web.WebSocketResponse, headers: dict[str, str]) -> None:
         self.ws = ws
@@ -60,8 +72,8 @@ class Peer:
         self.is_closed = asyncio.Event()
 
 
-class ResponsesPartner(Partner):
-    """The server. ``transport`` is what its engine is told."""
+class FakeResponsesServer(FakeServer):
+    """The server. ``transport`` is the option that its engine gets."""
 
     can_deny = True
 
@@ -74,18 +86,18 @@ class ResponsesPartner(Partner):
         self.refuses_upgrade: int | None = 426 if transport == "sse" else None
         self.upgrades = 0
         self.names_lanes = True
-        """Whether events say on which lane they are: upstreams that know no lanes do not."""
+        """Whether events carry a ``stream_id``: those of upstreams without lanes do not."""
         self.is_strict = True
-        """Whether outputs must fit to calls."""
+        """Whether outputs without a call are refused."""
         self.is_deaf = False
         """Whether pings are left unanswered."""
         self.counts: web.Response | None = None
-        """What it answers when it is asked for a count; None: it has no such path."""
+        """The answer to a request for a count; None: 404."""
         self.counted: list[Json] = []
         self.stored: dict[str, set[str]] = {}
         self.faults: list[str] = []
         self.pulled = 0
-        """Events that the socket has taken."""
+        """How many events it has sent over sockets."""
 
     async def start(self) -> None:
         app = web.Application(client_max_size=64 * 2**20)
@@ -108,7 +120,9 @@ class ResponsesPartner(Partner):
 
     def engine(self, **options: Any) -> Engine:
         url = f"http://127.0.0.1:{self.port}/v1"
-        return ResponsesEngine(Options(**{"url": url, "model": "up", "transport": self.transport, **options}))
+        return ResponsesEngine(
+            ResponsesOptions(**{"url": url, "model": "up", "transport": self.transport, **options})
+        )
 
     async def _list(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "up", "object": "model"}]})
@@ -277,14 +291,14 @@ class ResponsesPartner(Partner):
                 raise Cut
             elif isinstance(step, Stall):
                 self.stalled.set()
-                while not gone():  # noqa: ASYNC110 - nobody would set an event
+                while not gone():  # noqa: ASYNC110 - there is no event for it
                     await asyncio.sleep(0.01)
                 self.left.set()
                 raise ConnectionResetError
 
 
 class Voice:
-    """One response of the partner's, event by event."""
+    """One response of the server, event by event."""
 
     def __init__(self, create: Json, emit: Emit) -> None:
         self._emit = emit
@@ -306,19 +320,19 @@ class Voice:
             "previous_response_id": create.get("previous_response_id"),
         }
 
-    async def _tell(self, kind: str, **fields: Any) -> None:
+    async def _send(self, kind: str, **fields: Any) -> None:
         await self._emit({"type": f"response.{kind}", "sequence_number": next(self._numbers), **fields})
 
     async def begin(self) -> None:
-        await self._tell("created", response=self.response)
+        await self._send("created", response=self.response)
         if not self._warmup:
-            await self._tell("in_progress", response=self.response)
+            await self._send("in_progress", response=self.response)
 
-    async def _item(self, item: Json, tell: Callable[[Json], Awaitable[Json]], **begun: Any) -> None:
+    async def _item(self, item: Json, stream: Callable[[Json], Awaitable[Json]], **begun: Any) -> None:
         place = {"output_index": len(self.response["output"])}
-        await self._tell("output_item.added", **place, item={**item, **begun})
-        done = await tell({**place, "item_id": item["id"]})
-        await self._tell("output_item.done", **place, item={**item, **done})
+        await self._send("output_item.added", **place, item={**item, **begun})
+        done = await stream({**place, "item_id": item["id"]})
+        await self._send("output_item.done", **place, item={**item, **done})
         self.response["output"].append({**item, **done})
 
     async def _part(
@@ -331,17 +345,17 @@ class Voice:
         **more: Any,
     ) -> Json:
         place = {**place, "content_index": 0}
-        await self._tell("content_part.added", **place, part=part)
+        await self._send("content_part.added", **place, part=part)
         for word in words:
-            await self._tell(f"{family}.delta", **place, delta=word, **more)
+            await self._send(f"{family}.delta", **place, delta=word, **more)
         for number, annotation in enumerate(annotations):
             about = {**place, "annotation_index": number, "annotation": annotation}
-            await self._tell("output_text.annotation.added", **about)
+            await self._send("output_text.annotation.added", **about)
         if annotations:
             part = {**part, "annotations": list(annotations)}
         text = "".join(words)
-        await self._tell(f"{family}.done", **place, text=text, **more)
-        await self._tell("content_part.done", **place, part={**part, "text": text})
+        await self._send(f"{family}.done", **place, text=text, **more)
+        await self._send("content_part.done", **place, part={**part, "text": text})
         return {"content": [{**part, "text": text}], "status": "completed"}
 
     async def speak(self, step: Say | Deny | Think | Call) -> None:
@@ -358,28 +372,28 @@ class Voice:
         item = {"id": new_id("msg"), "type": "message", "role": "assistant"}
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
-        async def tell(place: Json) -> Json:
+        async def stream(place: Json) -> Json:
             return await self._part(
                 place, part, "output_text", words, annotations=annotations, logprobs=self._likely
             )
 
-        await self._item(item, tell, status="in_progress", content=[])
+        await self._item(item, stream, status="in_progress", content=[])
 
     async def deny(self, words: tuple[str, ...]) -> None:
         item = {"id": new_id("msg"), "type": "message", "role": "assistant"}
         text = "".join(words)
 
-        async def tell(place: Json) -> Json:
+        async def stream(place: Json) -> Json:
             place = {**place, "content_index": 0}
-            await self._tell("content_part.added", **place, part={"type": "refusal", "refusal": ""})
+            await self._send("content_part.added", **place, part={"type": "refusal", "refusal": ""})
             for word in words:
-                await self._tell("refusal.delta", **place, delta=word)
-            await self._tell("refusal.done", **place, refusal=text)
+                await self._send("refusal.delta", **place, delta=word)
+            await self._send("refusal.done", **place, refusal=text)
             part = {"type": "refusal", "refusal": text}
-            await self._tell("content_part.done", **place, part=part)
+            await self._send("content_part.done", **place, part=part)
             return {"content": [part], "status": "completed"}
 
-        await self._item(item, tell, status="in_progress", content=[])
+        await self._item(item, stream, status="in_progress", content=[])
 
     async def think(self, words: tuple[str, ...]) -> None:
         item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "encrypted_content": "c2VjcmV0"}
@@ -397,34 +411,34 @@ class Voice:
             return await self.custom(call_id, call)
         item = {"id": new_id("fc"), "type": "function_call", "call_id": call_id, "name": call.name}
 
-        async def tell(place: Json) -> Json:
+        async def stream(place: Json) -> Json:
             for start in range(0, len(call.arguments), 5):
                 delta = call.arguments[start : start + 5]
-                await self._tell("function_call_arguments.delta", **place, delta=delta)
+                await self._send("function_call_arguments.delta", **place, delta=delta)
             done = {"arguments": call.arguments}
-            await self._tell("function_call_arguments.done", **place, **done)
+            await self._send("function_call_arguments.done", **place, **done)
             return {**done, "status": "completed"}
 
-        await self._item(item, tell, arguments="", status="in_progress")
+        await self._item(item, stream, arguments="", status="in_progress")
 
     async def search(self, call_id: str, call: Call) -> None:
         item = {"id": new_id("ts"), "type": "tool_search_call", "call_id": call_id, "execution": "client"}
 
-        async def tell(place: Json) -> Json:
+        async def stream(place: Json) -> Json:
             return {"arguments": json.loads(call.arguments), "status": "completed"}
 
-        await self._item(item, tell, arguments={}, status="in_progress")
+        await self._item(item, stream, arguments={}, status="in_progress")
 
     async def custom(self, call_id: str, call: Call) -> None:
         item = {"id": new_id("ctc"), "type": "custom_tool_call", "call_id": call_id, "name": call.name}
         text = json.loads(call.arguments)["input"]
 
-        async def tell(place: Json) -> Json:
-            await self._tell("custom_tool_call_input.delta", **place, delta=text)
-            await self._tell("custom_tool_call_input.done", **place, input=text)
+        async def stream(place: Json) -> Json:
+            await self._send("custom_tool_call_input.delta", **place, delta=text)
+            await self._send("custom_tool_call_input.done", **place, input=text)
             return {"input": text}
 
-        await self._item(item, tell, input="")
+        await self._item(item, stream, input="")
 
     async def stop(self, stop: Stop) -> None:
         usage = {
@@ -438,11 +452,11 @@ class Voice:
         status = "completed" if reason is None else "incomplete"
         self.response |= {"usage": usage, "status": status}
         self.response |= {"completed_at": 2} if reason is None else {"incomplete_details": {"reason": reason}}
-        await self._tell(status, response=self.response)
+        await self._send(status, response=self.response)
 
 
 async def settle() -> None:
-    """Let what is under way come to rest."""
+    """Give the tasks of both sides 50 ms to settle."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.05):
             await asyncio.Event().wait()

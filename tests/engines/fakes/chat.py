@@ -1,4 +1,4 @@
-"""A partner that speaks Chat Completions, chunk by chunk as real servers do."""
+"""A fake Chat Completions server, which streams chunk by chunk as real servers do."""
 
 import asyncio
 import json
@@ -7,8 +7,20 @@ from typing import Any, ClassVar
 from aiohttp import web
 
 from slipring.engines.chat import ChatEngine
-from slipring.engines.chat.options import Options
-from tests.engines.partner import Call, Deny, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
+from slipring.engines.chat.options import ChatOptions
+from tests.engines.fakes.server import (
+    Call,
+    Deny,
+    FakeServer,
+    Garbage,
+    HangUp,
+    Refuse,
+    Say,
+    Stall,
+    Step,
+    Stop,
+    Think,
+)
 
 
 class Hung(Exception):
@@ -16,13 +28,13 @@ class Hung(Exception):
 
 
 class Send:
-    """Payloads as they stand: what other servers say differently."""
+    """Payloads to send unchanged, for what other servers send differently."""
 
     def __init__(self, *payloads: Any) -> None:
         self.payloads = payloads
 
 
-class ChatPartner(Partner):
+class FakeChatServer(FakeServer):
     """A Chat Completions server under a test's control."""
 
     can_deny = True
@@ -31,7 +43,7 @@ class ChatPartner(Partner):
     def __init__(self) -> None:
         super().__init__()
         self.bodies: list[bytes] = []
-        self.models: list[str] = ["partner"]
+        self.models: list[str] = ["fake"]
         self._runner: web.AppRunner | None = None
         self.url = ""
 
@@ -50,7 +62,7 @@ class ChatPartner(Partner):
         await self._runner.cleanup()
 
     def engine(self, **options: Any) -> ChatEngine:
-        return ChatEngine(Options(url=self.url, **{"model": "partner", **options}))
+        return ChatEngine(ChatOptions(url=self.url, **{"model": "fake", **options}))
 
     async def _list(self, request: web.Request) -> web.Response:
         data = [{"id": name, "object": "model"} for name in self.models]
@@ -79,8 +91,8 @@ class ChatPartner(Partner):
 class Stream:
     """One answer."""
 
-    def __init__(self, partner: ChatPartner, request: web.Request, response: web.StreamResponse) -> None:
-        self.partner = partner
+    def __init__(self, fake: FakeChatServer, request: web.Request, response: web.StreamResponse) -> None:
+        self.fake = fake
         self.request = request
         self.response = response
         self.calls = 0
@@ -124,7 +136,7 @@ class Stream:
         await self.payload(
             {**CHUNK, "choices": [{"index": 0, "delta": {}, "finish_reason": reason}], "usage": None}
         )
-        if self.partner.requests[-1].get("stream_options"):
+        if self.fake.requests[-1].get("stream_options"):
             usage = {
                 "prompt_tokens": step.input_tokens,
                 "completion_tokens": step.output_tokens,
@@ -142,15 +154,15 @@ class Stream:
         await self.response.write(b"data: <html>502 Bad Gateway</html>\n\n")
 
     async def stall(self, step: Stall) -> None:
-        self.partner.stalled.set()
+        self.fake.stalled.set()
         transport = self.request.transport
-        while transport is not None and not transport.is_closing():  # noqa: ASYNC110 - nothing else tells
+        while transport is not None and not transport.is_closing():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.02)
-        self.partner.left.set()
+        self.fake.left.set()
         raise Hung
 
     async def delta(self, **fields: Any) -> None:
-        asked = self.partner.requests[-1]
+        asked = self.fake.requests[-1]
         logprobs = None
         if asked.get("logprobs") and fields.get("content"):
             top = [{"token": "y", "logprob": -1.0, "bytes": [121]}] * asked.get("top_logprobs", 0)
@@ -163,4 +175,4 @@ class Stream:
         await self.response.write(data)
 
 
-CHUNK = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "partner"}
+CHUNK = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "fake"}

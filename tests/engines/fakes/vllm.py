@@ -1,7 +1,7 @@
-"""A stand-in for vLLM: ``/v1/completions`` and ``/tokenize`` as of vLLM 0.28, read from its source.
+"""A fake vLLM: ``/v1/completions`` and ``/tokenize`` as of vLLM 0.28, read from its source.
 
 As there, every chunk names its ids (``token_ids``) if that was asked for; the token that ends an answer is
-among them, though its text is not; usage comes in a chunk of its own; and ``/tokenize`` finds control tokens
+among them, though its text is not; usage comes in a separate chunk; and ``/tokenize`` finds control tokens
 in any text.
 """
 
@@ -11,13 +11,13 @@ from typing import Any
 from aiohttp import web
 
 from slipring.engines.vllm import VllmEngine
-from tests.engines.partner import Stop
-from tests.engines.token_partner import CONTEXT, END, TEMPLATE, TOKENIZER, Chunk, TokenPartner, decoded
+from tests.engines.fakes.server import Stop
+from tests.engines.fakes.tokens import CONTEXT, END, TEMPLATE, TOKENIZER, Chunk, FakeTokenServer, decoded
 
 _CONTROL = re.compile("|".join(re.escape(token) for token in sorted(TOKENIZER.control_tokens())))
 
 
-class VllmPartner(TokenPartner):
+class FakeVllm(FakeTokenServer):
     """vLLM with SmolLM2's vocabulary."""
 
     maker = VllmEngine
@@ -54,7 +54,11 @@ class VllmPartner(TokenPartner):
         events: list[Any] = [{**head, "choices": [choice]}]
         if chunk.reason is not None:
             count = len(body["prompt"])
-            usage = {"prompt_tokens": count, "completion_tokens": len(ids), "total_tokens": count + len(ids)}
+            usage: dict[str, Any] = {
+                "prompt_tokens": count,
+                "completion_tokens": len(ids),
+                "total_tokens": count + len(ids),
+            }
             if self.tells_cached:
                 usage["prompt_tokens_details"] = {"cached_tokens": stop.cached_tokens}
             events += [{**head, "choices": [], "usage": usage}, "[DONE]"]
@@ -77,8 +81,8 @@ class VllmPartner(TokenPartner):
         if not self.tells_template:
             raise web.HTTPNotFound
         names = {str(TOKENIZER.control(name)): name for name in TOKENIZER.control_tokens()}
-        told = {"tokenizer_class": "GPT2Tokenizer", "chat_template": TEMPLATE, "eos_token": "<|im_end|>"}
-        return web.json_response({**told, "added_tokens_decoder": names})
+        info = {"tokenizer_class": "GPT2Tokenizer", "chat_template": TEMPLATE, "eos_token": "<|im_end|>"}
+        return web.json_response({**info, "added_tokens_decoder": names})
 
 
 def tokens_of(text: str) -> list[int]:
@@ -92,7 +96,7 @@ def tokens_of(text: str) -> list[int]:
 
 
 def _logprobs(ids: list[int], top: int, as_ids: bool) -> dict[str, Any]:
-    """The chosen token is the second best: it comes first all the same, and one more than was asked for."""
+    """The chosen token is the second best: it comes first nevertheless, and one more than requested."""
 
     def name(id: int) -> str:
         return f"token_id:{id}" if as_ids else decoded([id])
