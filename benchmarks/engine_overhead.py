@@ -34,7 +34,7 @@ from common import EXCHANGE_KB, Loop, Process, added, connected, growth, keep, s
 from instant_upstream import digest
 
 from slipring.engines.llama.models import embedded_model, read_file
-from slipring.engines.tokens.gguf_models import control_tokens
+from slipring.engines.tokens.model_files import control_tokens
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol import wire
 

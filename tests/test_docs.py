@@ -24,7 +24,7 @@ from slipring.engines.options import reference
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import token_server
-from slipring.engines.tokens.gguf_models import MODEL_COMMAND
+from slipring.engines.tokens.model_files import MODEL_COMMAND
 from tests.harness import serve
 
 ROOT = Path(__file__).parent.parent

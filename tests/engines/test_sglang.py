@@ -57,7 +57,7 @@ async def test_a_request_carries_the_clients_settings_and_no_others() -> None:
         assert params["sampling_seed"] == 7
         assert params["stop_token_ids"] == sorted([END, TOKENIZER.control("<|endoftext|>")])
         params = plain["sampling_params"]
-        assert (params["temperature"], params["top_p"], params["top_k"]) == (1.0, 1.0, -1)
+        assert (params["temperature"], params["top_p"], params["top_k"]) == (0.6, 0.95, -1)
         assert params["max_new_tokens"] == 8192 - len(plain["input_ids"]) - 1
         assert not {"sampling_seed", "json_schema"} & params.keys()
         assert plain["stream"] is True

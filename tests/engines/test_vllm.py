@@ -53,7 +53,8 @@ async def test_a_request_carries_the_clients_settings_and_no_others() -> None:
             "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
         )
         assert (asked["temperature"], asked["top_p"], asked["max_tokens"]) == (0.5, 0.9, 20)
-        assert (plain["temperature"], plain["top_p"], plain["top_k"]) == (1.0, 1.0, 0)
+        assert (plain["temperature"], plain["top_p"]) == (0.6, 0.95), "as generation_config.json recommends"
+        assert not {"top_k", "min_p", "repetition_penalty"} & plain.keys(), "vLLM has its own defaults"
         assert plain["max_tokens"] == 8192 - len(plain["prompt"])
         assert (plain["stream"], plain["return_token_ids"], plain["skip_special_tokens"]) == (
             True,
@@ -64,6 +65,17 @@ async def test_a_request_carries_the_clients_settings_and_no_others() -> None:
         assert plain["stop_token_ids"] == sorted([END, TOKENIZER.control("<|endoftext|>")])
         assert "seed" not in plain
         assert not {"logprobs", "structured_outputs"} & plain.keys()
+
+
+async def test_without_a_generation_config_the_server_chooses_the_sampling() -> None:
+    tokenizer = f"{tokenizer_directory()}/tokenizer.json"
+    async with running(tokenizer=tokenizer, dialect="chatml") as (fake, server), server.connect() as socket:
+        response = await socket.response(**ASK)
+        await socket.response(**ASK, temperature=0)
+        plain, greedy = fake.requests
+        assert not {"temperature", "top_p", "top_k", "min_p"} & plain.keys()
+        assert greedy["temperature"] == 0
+        assert (response["temperature"], response["top_p"]) == (1.0, 1.0)
 
 
 async def test_a_continuation_sends_its_parents_ids_the_emitted_ids_and_the_new_ones() -> None:

@@ -147,6 +147,17 @@ class Defaults(Struct, frozen=True):
     max_output_tokens: int | None = None
     effort: Effort | None = None
 
+    def over(self, other: "Defaults") -> "Defaults":
+        """These values, and where there are none, those of ``other``."""
+        return Defaults(
+            temperature=other.temperature if self.temperature is None else self.temperature,
+            top_p=other.top_p if self.top_p is None else self.top_p,
+            max_output_tokens=(
+                other.max_output_tokens if self.max_output_tokens is None else self.max_output_tokens
+            ),
+            effort=self.effort or other.effort,
+        )
+
 
 class Model(Struct, frozen=True):
     """A model as clients name it."""

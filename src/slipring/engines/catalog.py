@@ -141,8 +141,8 @@ class Entry(Struct, frozen=True):
     own_name: str = ""
     """The engine's own name for it; empty: the engine's first model."""
     aliases: tuple[str, ...] = ()
-    defaults: Defaults | None = None
-    """None: the engine's own."""
+    defaults: Defaults = Defaults()
+    """They override those of the engine."""
 
 
 class Catalog:
@@ -189,8 +189,12 @@ class Catalog:
 
     def _configured(self, entry: Entry) -> Model:
         model = _own_model(self._engines[entry.engine], entry)
-        renamed = structs.replace(model, name=entry.name, own_name=model.own_name or model.name)
-        return renamed if entry.defaults is None else structs.replace(renamed, defaults=entry.defaults)
+        return structs.replace(
+            model,
+            name=entry.name,
+            own_name=model.own_name or model.name,
+            defaults=entry.defaults.over(model.defaults),
+        )
 
     def __iter__(self) -> Iterator[Model]:
         return (model for model, _ in self._served.values())

@@ -12,8 +12,8 @@ from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.constraint import Constraint
 from slipring.engines.remote.http_client import BadStatus, HttpFailure, spliced
 from slipring.engines.remote.upstream import startup_errors, tenant_salt
-from slipring.engines.tokens.renderers import Manner, read_tokenizer
-from slipring.engines.tokens.token_answer import Piece, sampling
+from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
+from slipring.engines.tokens.token_answer import Piece
 from slipring.engines.tokens.token_server import (
     Fault,
     Reader,
@@ -41,7 +41,7 @@ class SglangEngine(TokenServer):
     maker = "an SGLang server"
     spared = 6
 
-    async def find_vocabulary(self) -> tuple[Vocabulary, Manner]:
+    async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
         path = self.options.tokenizer
         if not path:
             path = await self._server_tokenizer()
@@ -58,6 +58,10 @@ class SglangEngine(TokenServer):
         longest = await self._longest_prompt() or served.context
         return served._replace(context=min(served.context, longest + self.spared))
 
+    def _sampling(self, settings: Settings) -> dict[str, Any]:
+        fields = self.sampling.fields(settings, penalty_name="repetition_penalty", unlimited_top_k=-1)
+        return fields if settings.seed is None else {**fields, "sampling_seed": settings.seed}
+
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         settings = job.settings
         # SGLang refuses a prompt and answer that together fill the context.
@@ -66,7 +70,7 @@ class SglangEngine(TokenServer):
             "max_new_tokens": min(limit, most),
             "stop_token_ids": sorted(self.renderer.stop_ids()),
             "skip_special_tokens": False,
-            **_sampling(settings),
+            **self._sampling(settings),
         }
         if constraint is not None:
             sampling["ebnf" if constraint.kind == "grammar" else "json_schema"] = constraint.text
@@ -104,13 +108,6 @@ class SglangEngine(TokenServer):
                 if found := str(info.get("tokenizer_path") or info.get("model_path") or ""):
                     return found
         return ""
-
-
-def _sampling(settings: Settings) -> dict[str, Any]:
-    asked = {**sampling(settings), "top_k": -1, "repetition_penalty": 1.0}
-    if settings.seed is not None:
-        asked["sampling_seed"] = settings.seed
-    return asked
 
 
 _Likely = tuple[float | None, int, str | None]

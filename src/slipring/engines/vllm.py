@@ -9,15 +9,15 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.constraint import Constraint
 from slipring.engines.remote.http_client import HttpFailure, spliced
 from slipring.engines.remote.upstream import tenant_salt
+from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
 from slipring.engines.tokens.remote_vocabulary import MARKS, AskedVocabulary, apart, starts_of, tokenizing
-from slipring.engines.tokens.renderers import Manner, read_tokenizer
-from slipring.engines.tokens.token_answer import Piece, sampling
+from slipring.engines.tokens.token_answer import Piece
 from slipring.engines.tokens.token_server import (
     Fault,
     Reader,
@@ -47,21 +47,23 @@ class VllmEngine(TokenServer):
     name = "vllm"
     maker = "a vLLM server"
 
-    async def find_vocabulary(self) -> tuple[Vocabulary, Manner]:
+    async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
         options = self.options
         if options.tokenizer:
-            tokenizer, manner = await asyncio.to_thread(read_tokenizer, self.name, options.tokenizer)
-            # A file without a template: the server may have it.
-            return tokenizer, manner if manner.template or options.dialect else await self._server_template()
-        manner = await self._server_template()
+            tokenizer, info = await asyncio.to_thread(read_tokenizer, self.name, options.tokenizer)
+            if not info.template and not options.dialect:
+                # A file without a template: the server may have it.
+                info = structs.replace(await self._server_template(), sampling=info.sampling)
+            return tokenizer, info
+        info = await self._server_template()
         vocabulary = VllmVocabulary(self._upstream.client.query_from_thread, self.served)
         try:
-            await asyncio.to_thread(vocabulary.learn_control, {*manner.token_names(), *_USUAL, *MARKS})
+            await asyncio.to_thread(vocabulary.learn_control, {*info.token_names(), *_USUAL, *MARKS})
         except Unavailable:
             raise StartupError(
                 f"--engine vllm: {options.url} does not tokenize; name the model's tokenizer with tokenizer="
             ) from None
-        return vocabulary, manner
+        return vocabulary, info
 
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         body: dict[str, Any] = {
@@ -74,7 +76,7 @@ class VllmEngine(TokenServer):
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
             "cache_salt": tenant_salt(job.tenant),
-            **_sampling(job.settings),
+            **self._sampling(job.settings),
         }
         is_local = self.renderer.vocabulary.is_local
         if job.settings.logprobs and job.generate:
@@ -88,19 +90,17 @@ class VllmEngine(TokenServer):
         headers = self._upstream.affinity_headers(job)
         return Request("/v1/completions", pieces, headers, partial(_Reader, self, job.settings.top_logprobs))
 
-    async def _server_template(self) -> Manner:
+    def _sampling(self, settings: Settings) -> dict[str, Any]:
+        """Only what is known here: for the rest vLLM uses the ``generation_config.json`` of its model."""
+        fields = self.sampling.known_fields(settings, penalty_name="repetition_penalty")
+        return fields if settings.seed is None else {**fields, "seed": settings.seed}
+
+    async def _server_template(self) -> ModelInfo:
         """The model's template as the server returns it; empty if its ``/tokenizer_info`` is not enabled."""
         try:
-            return Manner.of(await self.query("/tokenizer_info"))
+            return ModelInfo.from_tokenizer_config(await self.query("/tokenizer_info"))
         except (HttpFailure, ValueError, LookupError, TypeError, AttributeError):
-            return Manner()
-
-
-def _sampling(settings: Settings) -> dict[str, Any]:
-    asked = {**sampling(settings), "top_k": 0, "repetition_penalty": 1.0}
-    if settings.seed is not None:
-        asked["seed"] = settings.seed
-    return asked
+            return ModelInfo()
 
 
 class _Logprobs(Struct):

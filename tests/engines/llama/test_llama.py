@@ -21,7 +21,9 @@ from slipring.engines.llama.api import Chunk
 from slipring.engines.llama.models import read_file
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.request_body import completion_body
-from slipring.engines.tokens.renderers import Manner, make_renderer
+from slipring.engines.tokens.model_files import ModelInfo
+from slipring.engines.tokens.renderers import make_renderer
+from slipring.engines.tokens.sampling import Sampling
 from slipring.errors import StartupError
 from slipring.prompts.dialects.dialect import Block
 from slipring.prompts.rendering import Preface, Rendered, Step, empty
@@ -149,10 +151,11 @@ def test_a_job_is_asked_for_as_the_client_meant_it() -> None:
     settings = Settings(
         temperature=0.5, top_p=0.9, seed=7, logprobs=True, top_logprobs=3, presence_penalty=1.5
     )
-    sent = json.loads(completion_body(rendered, settings, n_predict=20, id_slot=1))
+    sent = json.loads(completion_body(rendered, settings, Sampling(top_k=40), n_predict=20, id_slot=1))
     assert sent["prompt"] == [1, 2, 3, 4, 5]
     assert (sent["n_predict"], sent["id_slot"], sent["seed"], sent["n_probs"]) == (20, 1, 7, 3)
     assert (sent["temperature"], sent["top_p"], sent["presence_penalty"]) == (0.5, 0.9, 1.5)
+    assert (sent["top_k"], sent["min_p"], sent["repeat_penalty"]) == (40, 0.0, 1.0)
 
 
 async def test_a_fork_reuses_its_parents_kv_and_leaves_it_alone() -> None:
@@ -427,8 +430,8 @@ def test_models_that_cannot_be_served_are_refused_in_one_line(tmp_path: Path) ->
     with pytest.raises(StartupError, match="not a GGUF file"):
         read_file(str(tmp_path / "not.gguf"))
     with pytest.raises(StartupError, match="has no chat template"):
-        make_renderer("llama", "", Manner(), smollm2())
+        make_renderer("llama", "", ModelInfo(), smollm2())
     with pytest.raises(StartupError, match="chat template cannot be used"):
-        make_renderer("llama", "", Manner("{% for %}"), smollm2())
+        make_renderer("llama", "", ModelInfo("{% for %}"), smollm2())
     with pytest.raises(StartupError, match="unknown dialect"):
-        make_renderer("llama", "latin", Manner(), smollm2())
+        make_renderer("llama", "latin", ModelInfo(), smollm2())

@@ -36,6 +36,11 @@ def test_gguf_metadata_is_read_without_the_digits_of_32_bit_floats() -> None:
     assert Sampling.from_gguf(metadata) == Sampling(0.7, 0.95, 64, 0.01, 1.05)
 
 
+def test_defaults_of_a_llama_server_are_read() -> None:
+    params = {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05, "repeat_penalty": 1.0, "seed": 1}
+    assert Sampling.from_llama_server(params) == Sampling(0.8, 0.95, 40, 0.05, 1.0)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 99, "0.7", True, None, [0.7]])
 def test_values_out_of_range_are_ignored(value: object) -> None:
     assert Sampling.from_generation_config({"temperature": value}).temperature is None
@@ -56,6 +61,11 @@ def test_without_recommendation_nothing_is_cut() -> None:
     asked = fields(Sampling())
     assert (asked["temperature"], asked["top_p"], asked["top_k"], asked["min_p"]) == (1.0, 1.0, -1, 0.0)
     assert asked["repetition_penalty"] == 1.0
+
+
+def test_known_fields_leave_the_rest_to_the_server() -> None:
+    known = Sampling(temperature=0.6).known_fields(Settings(top_p=0.5), penalty_name="repeat_penalty")
+    assert known == {"temperature": 0.6, "top_p": 0.5}
 
 
 def test_defaults_are_what_the_api_has_fields_for() -> None:

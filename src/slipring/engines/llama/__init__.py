@@ -64,7 +64,13 @@ class LlamaEngine(Engine):
         self.renderer = model.renderer
         capabilities = Capabilities(logprobs=True)
         self._models = [
-            Model(name=model.name, owner="llama.cpp", capabilities=capabilities, context_tokens=model.context)
+            Model(
+                name=model.name,
+                owner="llama.cpp",
+                capabilities=capabilities,
+                defaults=model.defaults,
+                context_tokens=model.context,
+            )
         ]
         self._queue = JobQueue(len(share.slots), self.options.max_waiting)
         directory = Path(share.directory) if share.directory else None
@@ -122,6 +128,7 @@ class LlamaEngine(Engine):
             body = completion_body(
                 sent,
                 job.settings,
+                self.model.sampling,
                 id_slot=slot.number,
                 cache_prompt=slot.tenant == job.tenant,
                 # One token more than may be said: to choose it, the engine reads the last one that was.

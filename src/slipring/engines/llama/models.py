@@ -6,19 +6,24 @@ import re
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from slipring.core.generation import Defaults
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.remote import Query, RemoteVocabulary, describe, understands_llguidance
 from slipring.engines.remote.http_client import HttpClient
-from slipring.engines.tokens.gguf_models import (
+from slipring.engines.tokens.model_files import (
     MODEL_COMMAND,
+    PACKAGED_MAX_OUTPUT_TOKENS,
+    PACKAGED_SAMPLING,
+    ModelInfo,
     control_tokens,
-    manner_of,
     packaged_model,
     read_gguf,
+    read_tokenizer,
 )
-from slipring.engines.tokens.renderers import Manner, make_renderer, read_tokenizer
+from slipring.engines.tokens.renderers import make_renderer
+from slipring.engines.tokens.sampling import Sampling
 from slipring.errors import StartupError
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary
@@ -38,6 +43,13 @@ class ServedModel(Struct, frozen=True):
     renderer: Renderer
     llguidance: bool
     """Whether the engine takes grammars of llguidance."""
+    sampling: Sampling = Sampling()
+    max_output_tokens: int | None = None
+    """For requests that name no maximum."""
+
+    @property
+    def defaults(self) -> Defaults:
+        return structs.replace(self.sampling.defaults(), max_output_tokens=self.max_output_tokens)
 
 
 def from_file(options: LlamaOptions, query: Query) -> ServedModel:
@@ -49,13 +61,17 @@ def from_file(options: LlamaOptions, query: Query) -> ServedModel:
     except UnknownVocabulary:
         name = f"{path} {metadata.get('general.name')}"
         vocabulary = RemoteVocabulary(query, name, control_tokens(metadata))
+    info = ModelInfo.from_gguf(metadata)
+    is_packaged = path == packaged_model()
     return ServedModel(
         name=name_of(path),
         path=path,
         context=_context(options, metadata),
         slots=options.slots,
-        renderer=make_renderer("llama", options.dialect, manner_of(metadata), vocabulary),
+        renderer=make_renderer("llama", options.dialect, info, vocabulary),
         llguidance=True,
+        sampling=PACKAGED_SAMPLING if is_packaged else info.sampling,
+        max_output_tokens=PACKAGED_MAX_OUTPUT_TOKENS if is_packaged else None,
     )
 
 
@@ -76,21 +92,22 @@ async def from_server(options: LlamaOptions, client: HttpClient) -> ServedModel:
     try:
         model, settings = described["model"], described["default_generation_settings"]
         path = str(described.get("model_path") or model["id"])
-        manner = Manner.of(described)
+        info = ModelInfo.from_tokenizer_config(described)
         vocabulary: Vocabulary
         if options.tokenizer:
             vocabulary, _ = await asyncio.to_thread(read_tokenizer, "llama", options.tokenizer)
         else:
             name = f"{path} {model.get('meta', {}).get('n_vocab')}"
             vocabulary = remote = RemoteVocabulary(client.query_from_thread, name)
-            await asyncio.to_thread(remote.learn_control, manner.token_names())
+            await asyncio.to_thread(remote.learn_control, info.token_names())
         return ServedModel(
             name=name_of(str(described.get("model_alias") or path)),
             path="",
             context=int(settings["n_ctx"]),
             slots=int(described["total_slots"]),
-            renderer=await asyncio.to_thread(make_renderer, "llama", options.dialect, manner, vocabulary),
+            renderer=await asyncio.to_thread(make_renderer, "llama", options.dialect, info, vocabulary),
             llguidance=await understands_llguidance(client),
+            sampling=Sampling.from_llama_server(settings.get("params") or {}),
         )
     except (LookupError, TypeError, ValueError):
         raise StartupError(f"--engine llama: {options.model} does not answer like a llama-server") from None

@@ -1,31 +1,31 @@
-"""What the llama engine asks of llama-server: a job's settings as the body of ``/completion``.
+"""The body of a llama-server ``/completion`` request.
 
-The ids of the context are spliced in as ready bytes, one piece per earlier step.
+The ids of the context are spliced in as encoded bytes, one piece per earlier step.
 """
 
 from typing import Any
 
 from slipring.core.generation import Settings
-from slipring.engines.tokens.token_answer import sampling
+from slipring.engines.tokens.sampling import Sampling
 from slipring.prompts.rendering import Rendered
 from slipring.protocol import wire
 
 
-def completion_body(prompt: Rendered, settings: Settings, **fields: Any) -> bytes:
-    """The body of a request that goes on after ``prompt``."""
+def completion_body(prompt: Rendered, settings: Settings, sampling: Sampling, **fields: Any) -> bytes:
+    """Encode the body of a ``/completion`` request that continues ``prompt``."""
     body: dict[str, Any] = {
         "stream": True,
         "return_tokens": True,
-        # With it the engine tells after each batch of a prefill how far it is, and notices who has left.
+        # llama-server then reports after each batch of a prefill, and notices clients that disconnected.
         "return_progress": True,
-        **_sampling(settings),
+        **_sampling(settings, sampling),
         **fields,
     }
     return b'{"prompt":' + prompt.json() + b"," + wire.encode(body)[1:]
 
 
-def _sampling(settings: Settings) -> dict[str, Any]:
-    asked = {**sampling(settings), "top_k": 0}
+def _sampling(settings: Settings, sampling: Sampling) -> dict[str, Any]:
+    asked = sampling.fields(settings, penalty_name="repeat_penalty", unlimited_top_k=0)
     if settings.seed is not None:
         asked["seed"] = settings.seed
     if settings.logprobs:

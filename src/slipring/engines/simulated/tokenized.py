@@ -16,8 +16,14 @@ from slipring.engines.simulated.pace import Pace
 from slipring.engines.simulated.plan import Content, prepare
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
-from slipring.engines.tokens.gguf_models import MODEL_COMMAND, manner_of, packaged_model, read_gguf
-from slipring.engines.tokens.renderers import make_renderer, read_tokenizer
+from slipring.engines.tokens.model_files import (
+    MODEL_COMMAND,
+    ModelInfo,
+    packaged_model,
+    read_gguf,
+    read_tokenizer,
+)
+from slipring.engines.tokens.renderers import make_renderer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer, count, render
 from slipring.errors import StartupError
 from slipring.prompts.rendering import Rendered, Renderer, Rendering, Step
@@ -161,14 +167,14 @@ def _open_renderer(options: SimulatedOptions) -> Renderer:
     """The renderer for the packaged model's vocabulary, or for that of a file. Raises ``StartupError``."""
     path = _packaged_path() if options.vocabulary == _PACKAGED else options.vocabulary
     if not path.endswith(".gguf"):
-        tokenizer, manner = read_tokenizer("simulated", path)
-        return make_renderer("simulated", options.dialect, manner, tokenizer)
+        tokenizer, info = read_tokenizer("simulated", path)
+        return make_renderer("simulated", options.dialect, info, tokenizer)
     metadata = read_gguf("simulated", path)
     try:
         tokenizer = Tokenizer.from_gguf(metadata)
     except UnknownVocabulary as error:
         raise StartupError(f"--engine simulated: {path} has a {error}, which is not supported") from None
-    return make_renderer("simulated", options.dialect, manner_of(metadata), tokenizer)
+    return make_renderer("simulated", options.dialect, ModelInfo.from_gguf(metadata), tokenizer)
 
 
 def _packaged_path() -> str:

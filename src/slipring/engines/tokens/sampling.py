@@ -43,6 +43,12 @@ class Sampling(Struct, frozen=True):
         return cls._from({name: config.get(name) for name in _GGUF_KEYS})
 
     @classmethod
+    def from_llama_server(cls, params: dict[str, Any]) -> "Sampling":
+        """From the defaults that a llama-server reports: its flags, its model's metadata, or its own."""
+        named = {name: params.get(name) for name in _GGUF_KEYS}
+        return cls._from({**named, "repetition_penalty": params.get("repeat_penalty")})
+
+    @classmethod
     def _from(cls, values: dict[str, Any]) -> "Sampling":
         """Keep the values that are in range: files are written by many tools."""
         top_k = _number(values["top_k"], 1, 2**31)
@@ -58,25 +64,35 @@ class Sampling(Struct, frozen=True):
         """The values that the API has fields for: response objects show them."""
         return Defaults(temperature=self.temperature, top_p=self.top_p)
 
-    def fields(self, settings: Settings, *, unlimited_top_k: int, penalty_name: str) -> dict[str, Any]:
-        """The sampling fields of a request body. Without a request's or the authors' value, nothing is cut.
+    def known_fields(self, settings: Settings, *, penalty_name: str) -> dict[str, Any]:
+        """The sampling fields that the request or the authors have a value for, as a request body names them.
 
-        Servers differ in the ``top_k`` that means no limit and in the name of the repetition penalty.
+        Servers differ in the name of the repetition penalty.
         """
-        temperature = _first(settings.temperature, self.temperature, 1.0)
-        return {
-            "temperature": temperature,
-            "top_p": _first(settings.top_p, self.top_p, 1.0),
-            "top_k": _first(self.top_k, unlimited_top_k),
-            "min_p": _first(self.min_p, 0.0),
-            "presence_penalty": settings.presence_penalty or 0.0,
-            "frequency_penalty": settings.frequency_penalty or 0.0,
-            penalty_name: _first(self.repetition_penalty, 1.0),
+        fields = {
+            "temperature": self.temperature if settings.temperature is None else settings.temperature,
+            "top_p": self.top_p if settings.top_p is None else settings.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+            "presence_penalty": settings.presence_penalty,
+            "frequency_penalty": settings.frequency_penalty,
+            penalty_name: self.repetition_penalty,
         }
+        return {name: value for name, value in fields.items() if value is not None}
 
-
-def _first(*values: Any) -> Any:
-    return next(value for value in values if value is not None)
+    def fields(self, settings: Settings, *, penalty_name: str, unlimited_top_k: int) -> dict[str, Any]:
+        """All sampling fields. Those without a value get one that cuts nothing, whatever the server's own
+        default is. Servers differ in the ``top_k`` that means no limit."""
+        return {
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": unlimited_top_k,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            penalty_name: 1.0,
+            **self.known_fields(settings, penalty_name=penalty_name),
+        }
 
 
 def _number(value: object, least: float, most: float) -> float | None:

@@ -6,11 +6,11 @@ turn appends to exactly what the model has read and said.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct, structs
 
-from slipring.core.generation import CallArguments, Delta, Finished, Job, Prefilled, Settings, Text
+from slipring.core.generation import CallArguments, Delta, Finished, Job, Prefilled, Text
 from slipring.engines.tokens.tokenizing import Tokenizing
 from slipring.errors import ContextLengthExceeded
 from slipring.prompts.parsing.parser import Parser
@@ -21,18 +21,6 @@ from slipring.protocol.responses import Logprob
 
 _AT_ONCE_BYTES = 8192
 """Of texts that are tokenized on the event loop: of digits, a vocabulary reads so many in 15 ms."""
-
-
-def sampling(settings: Settings) -> dict[str, Any]:
-    """Sampling as the API means it: nothing is narrowed but by what the client asked for. What servers name
-    differently (how many candidates are no limit, the seed) is theirs to add."""
-    return {
-        "temperature": settings.temperature if settings.temperature is not None else 1.0,
-        "top_p": settings.top_p if settings.top_p is not None else 1.0,
-        "min_p": 0.0,
-        "presence_penalty": settings.presence_penalty or 0.0,
-        "frequency_penalty": settings.frequency_penalty or 0.0,
-    }
 
 
 async def learn(renderer: Renderer) -> None:

