@@ -13,7 +13,7 @@ from slipring.engines.catalog import KINDS, open_engine
 from slipring.engines.tokens.token_server import read_options
 from slipring.engines.vllm import VllmEngine
 from slipring.errors import InvalidRequest, StartupError, Unavailable
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from tests.engines.partner import Call, Refuse, Say, Stop
 from tests.engines.test_contract import text_of
 from tests.engines.token_partner import END, TEMPLATE, TOKENIZER, Ids, decoded, tokenizer_directory
@@ -382,12 +382,12 @@ async def test_the_template_is_the_servers_or_a_dialect_is_named(tmp_path: Path)
         with pytest.raises(StartupError, match="name its dialect with dialect="):
             await asyncio.to_thread(played.engine, tokenizer="")
         engine = await asyncio.to_thread(played.engine, tokenizer="", dialect="chatml")
-        assert isinstance(engine.renderer, FoldingRenderer)
+        assert isinstance(engine.renderer, DialectRenderer)
         only = tmp_path / "tokenizer.json"
         only.write_text(await asyncio.to_thread(Path(tokenizer_directory(), "tokenizer.json").read_text))
         played.tells_template = True
         engine = await asyncio.to_thread(played.engine, tokenizer=str(only))
-        assert isinstance(engine.renderer, FoldingRenderer)
+        assert isinstance(engine.renderer, DialectRenderer)
         assert engine.renderer.vocabulary.is_local
 
 
@@ -437,7 +437,7 @@ def test_a_directory_may_hold_its_template_in_a_file_of_its_own(tmp_path: Path) 
     (tmp_path / "tokenizer.json").write_text(source.read_text())
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     engine = VllmEngine.from_options(f"http://127.0.0.1:9,model=m,context=99,tokenizer={tmp_path}")
-    assert isinstance(engine.renderer, FoldingRenderer)
+    assert isinstance(engine.renderer, DialectRenderer)
     assert engine.models()[0].name == "m"
 
 

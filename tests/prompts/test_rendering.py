@@ -14,9 +14,9 @@ from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Job, Settings
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Block
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Body, Preface, Rendered, Step, empty
-from slipring.prompts.tokenization.token_budget import Room
+from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Offer, Toolset
@@ -73,7 +73,7 @@ def after(done: Job, position: object, *, output: Items = ()) -> ResponseState:
     )
 
 
-def whole(writer: FoldingRenderer, *items: Item, head: Head = HEAD) -> tuple[list[int], list[int]]:
+def whole(writer: DialectRenderer, *items: Item, head: Head = HEAD) -> tuple[list[int], list[int]]:
     rendering = writer.render(job(items, head=head))
     assert rendering.fallback is None
     return rendering.context.ids(), rendering.prompt.ids()
@@ -130,7 +130,7 @@ def test_emitted_ids_are_kept_as_emitted_and_the_rest_is_written_after_them(writ
             rendering = writes.render(step)
             prompt = rendering.prompt
             assert prompt.ids()[: len(ids)] == ids
-            spoken = rendering.spoken(emitted)
+            spoken = rendering.with_answer(emitted)
             ids = prompt.ids() + emitted
             assert spoken.ids() == ids
             assert spoken.total == len(ids)
@@ -149,7 +149,7 @@ def test_emitted_ids_are_kept_as_emitted_and_the_rest_is_written_after_them(writ
 def test_an_answer_is_closed_before_the_next_message(writer: str) -> None:
     writes = renderer(writer)
     first = job((user("hello"),))
-    spoken = writes.render(first).spoken(writes.vocabulary.encode("yes"))
+    spoken = writes.render(first).with_answer(writes.vocabulary.encode("yes"))
     rendering = writes.render(job((user("more"),), after(first, spoken)))
     assert (
         rendering.prompt.ids() == whole(writes, user("hello"), message("assistant", "yes"), user("more"))[1]
@@ -237,12 +237,12 @@ def test_the_oldest_items_are_dropped_at_borders_that_keep_calls_with_their_outp
     for earlier, kept in pairwise(borders):
         most = len(whole(writes, *kept)[1])
         for room in (most, len(whole(writes, *earlier)[1]) - 1):
-            shortened = writes.shorten(job(items), Room(room))
+            shortened = writes.shorten(job(items), TokenBudget(room))
             assert shortened is not None
             assert shortened.prompt.ids() == whole(writes, *kept)[1]
             assert shortened.dropped_items == len(items) - len(kept)
             assert shortened.fallback is not None
-    assert writes.shorten(job(items), Room(len(whole(writes, added, user("end"))[1]) - 1)) is None
+    assert writes.shorten(job(items), TokenBudget(len(whole(writes, added, user("end"))[1]) - 1)) is None
 
 
 # Parents that cannot be appended to
@@ -312,7 +312,7 @@ def test_answers_end_at_the_control_tokens_that_the_vocabulary_has(writer: str) 
 
 def test_a_dialect_whose_control_tokens_are_missing_cannot_be_written() -> None:
     smollm2 = renderer("chatml in smollm2").vocabulary
-    writes = FoldingRenderer(renderer("llama3 in small").dialect, smollm2)
+    writes = DialectRenderer(renderer("llama3 in small").dialect, smollm2)
     assert writes.stop_ids() == frozenset()
     with pytest.raises(KeyError):
         writes.render(job())

@@ -15,7 +15,7 @@ from slipring.engines.llama.slots import shared_tokens
 from slipring.errors import InvalidRequest
 from slipring.prompts.dialects.dialect import Block
 from slipring.prompts.rendering import Preface, Rendered, Renderer, Rendering, Step, empty
-from slipring.prompts.rendering_codec import RenderedPositions
+from slipring.prompts.rendering_codec import RenderingCodec
 from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
 from slipring.prompts.templates.template_renderer import Tail
 from slipring.protocol.requests import TEXT, TextFormat
@@ -27,7 +27,7 @@ from tests.prompts.templates.test_template_renderer import called, head_for, ret
 from tests.prompts.test_rendering import HEAD, SCHEMA, TOOLS, Items, after, job, user
 from tests.prompts.vocabulary import WRITERS, message, renderer
 
-POSITIONS: Positions = RenderedPositions()
+POSITIONS: Positions = RenderingCodec()
 OTHER_HEAD = Head("Other.", TOOLS)
 
 
@@ -55,7 +55,7 @@ def chain_of(writes: Renderer, turns: list[Turn], parent: ResponseState | None =
             rendering = (renderer("llama3 in small") if turn.by_another else writes).render(step)
         except InvalidRequest:
             break
-        position = rendering.context if turn.emitted is None else rendering.spoken(turn.emitted)
+        position = rendering.context if turn.emitted is None else rendering.with_answer(turn.emitted)
         parent = after(step, None if turn.is_lost else position, output=turn.output)
         states.append(parent)
     return states

@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Dialect
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.dialects.llama3 import Llama3
 from slipring.prompts.tokenization.gguf_metadata import read_metadata
 from slipring.prompts.tokenization.tokenizer import Tokenizer
@@ -174,9 +174,9 @@ WRITERS: dict[str, tuple[Dialect, Any]] = {
 }
 
 
-def renderer(writer: str) -> FoldingRenderer:
+def renderer(writer: str) -> DialectRenderer:
     dialect, tokenizer = WRITERS[writer]
-    return FoldingRenderer(dialect, tokenizer())
+    return DialectRenderer(dialect, tokenizer())
 
 
 def item(type: str, **fields: Any) -> Item:

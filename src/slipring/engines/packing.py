@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slipring.prompts.rendering_codec import RenderedPositions
+    from slipring.prompts.rendering_codec import RenderingCodec
 
 
-def positions() -> "RenderedPositions | None":
+def positions() -> "RenderingCodec | None":
     """None where what token engines need is not installed: then nobody leaves a position worth keeping."""
     try:
-        from slipring.prompts.rendering_codec import RenderedPositions
+        from slipring.prompts.rendering_codec import RenderingCodec
     except ModuleNotFoundError:
         return None
-    return RenderedPositions()
+    return RenderingCodec()

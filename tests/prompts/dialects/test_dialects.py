@@ -12,9 +12,9 @@ from msgspec import Raw
 from slipring.core.chain.head import Head
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.dialects.llama3 import Llama3
-from slipring.prompts.tokenization.token_budget import Encoder
+from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.prompts.tool_definitions import describe
 from slipring.protocol.items import Item
@@ -275,10 +275,10 @@ def test_the_dialect_of_the_documentation_is_a_dialect() -> None:
     control = ["<bos>", "<start_of_turn>", "<end_of_turn>"]
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *control]
     metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 3, 3, 3]
-    writes = FoldingRenderer(names["Gemma"](), Tokenizer.from_gguf(metadata))
+    writes = DialectRenderer(names["Gemma"](), Tokenizer.from_gguf(metadata))
     assert writes.stop_ids() == {writes.vocabulary.control("<end_of_turn>")}
     for cut in range(len(CONVERSATION) + 1):
-        start = writes.start(Head("Help."), TEXT, CONVERSATION[:cut], Encoder(writes.vocabulary))
+        start = writes.start(Head("Help."), TEXT, CONVERSATION[:cut], BudgetedEncoder(writes.vocabulary))
         fragments, block = writes.dialect.write_items(start.body.tail, CONVERSATION[cut:])
-        whole = writes.start(Head("Help."), TEXT, CONVERSATION, Encoder(writes.vocabulary))
+        whole = writes.start(Head("Help."), TEXT, CONVERSATION, BudgetedEncoder(writes.vocabulary))
         assert start.then(writes.encode(fragments), block).ids() == whole.ids()

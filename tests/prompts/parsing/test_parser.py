@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing.parser import CallFormat, Parser, flat_name
+from slipring.prompts.parsing.call_formats import CallFormat
+from slipring.prompts.parsing.parser import Parser
+from slipring.prompts.tool_definitions import flat_name
 from slipring.protocol.tools import CallableTool, CustomTool, FunctionTool, Offer
 
 QWEN = CallFormat(
@@ -441,7 +443,7 @@ ALIKE = 20_000
         '{"a": ' + ALIKE * "[",
     ],
 )
-def test_long_lookalikes(text: str):
+def test_long_finder(text: str):
     check(text, [Text(text)], BOTH)
 
 
@@ -472,13 +474,13 @@ calls = st.builds(
     written, st.sampled_from(["f", "files__read", "patch", "nope"]), arguments, st.sampled_from([None, 1])
 )
 marked = calls.map("<tool_call>\n{}\n</tool_call>".format)
-lookalikes = st.sampled_from(MARKERS).flatmap(
+finder = st.sampled_from(MARKERS).flatmap(
     lambda marker: st.integers(1, len(marker)).map(lambda n: marker[:n])
 )
 scraps = st.text('{}[]"\\<>/|;, \nnae1:é💩', max_size=6)
 outputs = st.lists(
     st.one_of(
-        st.text(max_size=4), st.sampled_from(MARKERS), st.sampled_from([" ", "\n", "; "]), scraps, lookalikes,
+        st.text(max_size=4), st.sampled_from(MARKERS), st.sampled_from([" ", "\n", "; "]), scraps, finder,
         calls, marked, calls.flatmap(lambda text: st.integers(1, len(text)).map(lambda n: text[:n])),
     ),
     max_size=8,

@@ -12,12 +12,12 @@ from slipring.core.chain.head import Head
 from slipring.errors import InvalidRequest
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
-    Folder,
+    MessageBuilder,
     head_messages,
     short_id,
-    tool_definitions,
+    template_tools,
 )
-from slipring.prompts.templates.template_probes import ALL_WORDS, answer, stand_in
+from slipring.prompts.templates.template_probes import ALL_PLACEHOLDERS, answer_stand_in, stand_in
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Toolset
@@ -32,7 +32,7 @@ def thought(text: str) -> Item:
 
 
 def read(*items: Item) -> list[dict[str, Any]]:
-    return [each.as_dict(str, lambda value: value) for each in Folder({}).read(items).messages]
+    return [each.as_dict(str, lambda value: value) for each in MessageBuilder({}).add(items).messages]
 
 
 def called(name: str, arguments: object, call_id: str = "c") -> dict[str, Any]:
@@ -79,9 +79,9 @@ def test_outputs_name_the_calls_that_they_answer() -> None:
         {"role": "tool", "content": "a", "tool_call_id": short_id("1"), "name": "f"},
         {"role": "tool", "content": "c", "tool_call_id": short_id("3")},
     ]
-    folder = Folder({}).read((*calls, second))
-    assert folder.names == {"1": "f"}
-    assert Folder(folder.names).read((first,)).messages[0].name == "f"
+    folder = MessageBuilder({}).add((*calls, second))
+    assert folder.pending == {"1": "f"}
+    assert MessageBuilder(folder.pending).add((first,)).messages[0].name == "f"
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_instructions_and_format_are_the_first_message() -> None:
 
 def test_tools_are_told_as_objects() -> None:
     tools = Toolset.read(Raw(json.dumps([WEATHER, FILES]).encode())).callables
-    weather, files = tool_definitions(tools)
+    weather, files = template_tools(tools)
     assert weather["function"]["parameters"]["properties"] == {"city": {"type": "string"}}
     assert files["function"]["name"] == "files__read"
     deep = {"type": "function", "name": "f", "parameters": {"a": json.loads("[" * 120 + "]" * 120)}}
     with pytest.raises(InvalidRequest, match="nested too deeply"):
-        tool_definitions(Toolset.read(Raw(json.dumps([deep]).encode())).callables)
+        template_tools(Toolset.read(Raw(json.dumps([deep]).encode())).callables)
 
 
 ROLES = st.sampled_from(["user", "assistant", "system"])
@@ -149,9 +149,9 @@ TURNS: st.SearchStrategy[list[Item]] = st.lists(
 
 @given(TURNS, TURNS)
 def test_a_stand_in_that_is_gone_on_with_stands_for_the_whole(before: list[Item], after: list[Item]) -> None:
-    folder = Folder({}).read(before)
+    folder = MessageBuilder({}).add(before)
     first = folder.messages
-    more = Folder(folder.names).read(after).messages
+    more = MessageBuilder(folder.pending).add(after).messages
     if first and more and first[-1].role == more[0].role == "assistant":
         return  # one message within the whole
     assert stand_in([*stand_in(first), *more]) == stand_in([*first, *more])
@@ -159,17 +159,17 @@ def test_a_stand_in_that_is_gone_on_with_stands_for_the_whole(before: list[Item]
 
 @given(TURNS)
 def test_a_stand_in_ends_as_the_conversation_and_says_none_of_its_words(items: list[Item]) -> None:
-    real = Folder({}).read(items).messages
+    real = MessageBuilder({}).add(items).messages
     stands = stand_in(real)
     assert [each.role for each in stands[-1:]] == [each.role for each in real[-1:]]
-    assert {each.content for each in stands} <= {*ALL_WORDS, ""}
+    assert {each.content for each in stands} <= {*ALL_PLACEHOLDERS, ""}
 
 
 def test_a_stand_in_does_not_grow() -> None:
     turn = [message("user", "u"), thought("t"), call("f"), output("o"), message("assistant", "a")]
-    assert len(stand_in(Folder({}).read(turn * 50).messages)) == 4
+    assert len(stand_in(MessageBuilder({}).add(turn * 50).messages)) == 4
     loop = [message("user", "u"), *[thought("t"), call("f"), output("o")] * 50]
-    asked, called, returned = stand_in(Folder({}).read(loop).messages)
+    asked, called, returned = stand_in(MessageBuilder({}).add(loop).messages)
     assert (asked.role, called.calls[0].name, bool(called.thoughts), returned.name) == (
         "user",
         "f",
@@ -179,12 +179,15 @@ def test_a_stand_in_does_not_grow() -> None:
 
 
 def test_an_answer_is_one_message_of_the_assistant_or_unknown() -> None:
-    spoken = answer(Folder({}).read([call("f"), call("g")]).messages)
+    spoken = answer_stand_in(MessageBuilder({}).add([call("f"), call("g")]).messages)
     assert spoken is not None
     assert [each.name for each in spoken.calls] == ["f", "g"]
     assert spoken.calls[0].arguments != spoken.calls[1].arguments
-    assert answer([]) is not None
-    assert answer(Folder({}).read([message("assistant", "a"), message("user", "b")]).messages) is None
+    assert answer_stand_in([]) is not None
+    assert (
+        answer_stand_in(MessageBuilder({}).add([message("assistant", "a"), message("user", "b")]).messages)
+        is None
+    )
 
 
 def test_a_search_for_tools_is_told_as_a_call_and_what_it_found() -> None:
@@ -216,7 +219,7 @@ def test_arguments_with_very_many_values_are_given_as_text(values: int) -> None:
 def test_a_tool_with_a_very_large_schema_is_refused() -> None:
     large = {"type": "function", "name": "f", "parameters": {"enum": [1] * 100_000}}
     with pytest.raises(InvalidRequest, match="too large"):
-        tool_definitions(Toolset.read(Raw(json.dumps([large]).encode())).callables)
+        template_tools(Toolset.read(Raw(json.dumps([large]).encode())).callables)
 
 
 def test_what_an_assistant_says_over_very_many_items_is_joined_in_one_go() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipring.errors import InvalidRequest
-from slipring.prompts.templates.jinja import Template, TemplateError, Yielding
+from slipring.prompts.templates.jinja import Template, TemplateError, YieldingList
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": " <b>é & 'x'</b> ", "n": {"b": 1, "a": [None]}}]
 
@@ -106,7 +106,7 @@ def test_lists_let_other_threads_in_and_are_lists_to_templates_all_the_same() ->
             fetched.append(key)
             return super().__getitem__(key)
 
-    calls = Yielding([{"name": "f"}, {"name": "g"}])
+    calls = YieldingList([{"name": "f"}, {"name": "g"}])
     messages = [Watched(role="user", content=text, calls=calls) for text in "abc"]
     source = (
         "{{ messages|length }}{{ messages[0].content }}{{ messages[-1].content }}{{ messages[1:]|length }}"
@@ -120,5 +120,5 @@ def test_lists_let_other_threads_in_and_are_lists_to_templates_all_the_same() ->
     environment = Template(source)
     assert environment.render(messages) == environment.render(plain)
     assert "content" in fetched
-    steps = iter(Yielding([1, 2]))
+    steps = iter(YieldingList([1, 2]))
     assert isinstance(steps, Generator)  # of Python, which other threads can interrupt

@@ -18,16 +18,16 @@ from slipring.prompts.dialects.llama3 import Llama3
 from slipring.prompts.rendering import Rendered, Rendering
 from slipring.prompts.templates.jinja import TemplateError
 from slipring.prompts.templates.template_renderer import (
-    ENDS_OTHERWISE,
-    GOES_ON,
+    CONTINUES_ASSISTANT,
     HEAD_CHANGED,
-    MOVES,
-    NO_SEAM,
-    REFUSES,
-    REWRITES,
+    MOVES_EARLIER,
+    NO_BOUNDARY,
+    REFUSES_PART,
+    REWRITES_EARLIER,
+    UNUSUAL_CALL_END,
     TemplateRenderer,
 )
-from slipring.prompts.tokenization.token_budget import Room
+from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol.items import Item
 from slipring.protocol.tools import Toolset
 from tests.prompts.template_texts import CHATML, SPECIAL, TEMPLATES, THINKING, everything, template_renderer
@@ -70,17 +70,17 @@ ALTERNATING = st.lists(
     st.tuples(st.builds(user, TEXTS), st.builds(message, st.just("assistant"), TEXTS)), max_size=4
 )
 REASONS = {
-    "chatml": {GOES_ON},
-    "chatml in odd": {GOES_ON},
-    "headers": {GOES_ON},
-    "smollm2": {GOES_ON},
-    "thinking": {GOES_ON, REWRITES},
-    "thinking in smollm2": {GOES_ON, REWRITES},
-    "moving": {GOES_ON, REWRITES, MOVES},
-    "plain": {GOES_ON, NO_SEAM},
-    "strict": {GOES_ON, REFUSES},
-    "folding": {GOES_ON, MOVES},
-    "last": {GOES_ON, REWRITES},
+    "chatml": {CONTINUES_ASSISTANT},
+    "chatml in odd": {CONTINUES_ASSISTANT},
+    "headers": {CONTINUES_ASSISTANT},
+    "smollm2": {CONTINUES_ASSISTANT},
+    "thinking": {CONTINUES_ASSISTANT, REWRITES_EARLIER},
+    "thinking in smollm2": {CONTINUES_ASSISTANT, REWRITES_EARLIER},
+    "moving": {CONTINUES_ASSISTANT, REWRITES_EARLIER, MOVES_EARLIER},
+    "plain": {CONTINUES_ASSISTANT, NO_BOUNDARY},
+    "strict": {CONTINUES_ASSISTANT, REFUSES_PART},
+    "folding": {CONTINUES_ASSISTANT, MOVES_EARLIER},
+    "last": {CONTINUES_ASSISTANT, REWRITES_EARLIER},
 }
 """Why everything may have to be rendered, by template."""
 
@@ -190,7 +190,7 @@ def test_answers_that_are_written_as_the_template_would_lead_to_the_whole(name: 
             if not said.startswith(prompted) or not said.endswith(closing):
                 return  # the template writes an answer differently from how it lets it begin
             emitted = encoded(writes, said[len(prompted) : len(said) - len(closing)])
-            parent = after(step, rendering.spoken(emitted), output=output)
+            parent = after(step, rendering.with_answer(emitted), output=output)
 
     the_same()
 
@@ -242,7 +242,7 @@ def test_a_step_without_anything_new_is_its_parents_position() -> None:
 def test_an_answer_is_closed_even_if_nothing_follows() -> None:
     writes = template_renderer("chatml")
     first = job((user("hello"),))
-    spoken = writes.render(first).spoken(writes.vocabulary.encode("yes"))
+    spoken = writes.render(first).with_answer(writes.vocabulary.encode("yes"))
     rendering = writes.render(job((), after(first, spoken, output=(message("assistant", "yes"),))))
     assert rendering.fallback is None
     assert rendering.prompt.ids() == whole(writes, user("hello"), message("assistant", "yes")).prompt.ids()
@@ -254,7 +254,9 @@ def test_emitted_ids_are_kept_as_emitted() -> None:
     prompt = writes.render(first)
     output = (thought("hm"), called("f", "{}", "1"))
     odd = [300, 301, 302]
-    rendering = writes.render(job((returned("3", "1"),), after(first, prompt.spoken(odd), output=output)))
+    rendering = writes.render(
+        job((returned("3", "1"),), after(first, prompt.with_answer(odd), output=output))
+    )
     assert rendering.fallback is None
     rest = writes.vocabulary.control("<|im_end|>")
     assert rendering.context.ids()[: prompt.prompt.total + 4] == [*prompt.prompt.ids(), *odd, rest]
@@ -277,7 +279,7 @@ def fallback(name: str, before: Items, new: Items, **changes: Any) -> str | None
 def fallback_after_answer(name: str, output: Items, new: Items) -> str | None:
     writes = template_renderer(name)
     first = job((user("hello"),), head=head_for(name))
-    spoken = writes.render(first).spoken(writes.vocabulary.encode("yes"))
+    spoken = writes.render(first).with_answer(writes.vocabulary.encode("yes"))
     return writes.render(job(new, after(first, spoken, output=output), first.head)).fallback
 
 
@@ -290,11 +292,11 @@ def test_thoughts_that_a_template_drops_later_are_dropped() -> None:
     asked, thinks, says = user("a"), thought("hm"), message("assistant", "b")
     asks, calls, returns = user("c"), called("f", "{}", "1"), returned("3", "1")
     assert fallback("thinking", (asked, says), (asks,)) is None
-    assert fallback("thinking", (asked, thinks, says), (asks,)) == REWRITES
+    assert fallback("thinking", (asked, thinks, says), (asks,)) == REWRITES_EARLIER
     assert fallback("thinking", (asked, thinks, calls), (returns,)) is None
-    assert fallback("thinking", (asked, thinks, calls, returns), (asks,)) == REWRITES
+    assert fallback("thinking", (asked, thinks, calls, returns), (asks,)) == REWRITES_EARLIER
     assert fallback("thinking", (asked, thinks, calls, returns), (says,)) is None
-    assert fallback("thinking", (asked, thinks, calls, returns, says), (asks,)) == REWRITES
+    assert fallback("thinking", (asked, thinks, calls, returns, says), (asks,)) == REWRITES_EARLIER
     assert fallback("thinking", (asked, thinks, says, asks), (says,)) is None
     assert fallback("thinking", (asked, thinks, says, asks, says), (asks,)) is None
     assert fallback("chatml", (asked, thinks, says), (asks,)) is None
@@ -304,15 +306,15 @@ def test_thoughts_that_the_model_had_are_dropped_as_the_template_drops_them() ->
     says, calls = message("assistant", "yes"), called("f", "{}", "1")
     returns = returned("3", "1")
     assert fallback_after_answer("thinking", (says,), (user("a"),)) is None
-    assert fallback_after_answer("thinking", (thought("hm"), says), (user("a"),)) == REWRITES
+    assert fallback_after_answer("thinking", (thought("hm"), says), (user("a"),)) == REWRITES_EARLIER
     assert fallback_after_answer("thinking", (thought("hm"), calls), (returns,)) is None
     assert fallback_after_answer("thinking", (thought("hm"), says, calls), (returns,)) is None
-    assert fallback_after_answer("chatml", (thought("hm"), says), (user("a"),)) == REWRITES
+    assert fallback_after_answer("chatml", (thought("hm"), says), (user("a"),)) == REWRITES_EARLIER
 
 
 def test_tools_that_a_template_moves_are_moved() -> None:
-    assert fallback("moving", (user("a"), message("assistant", "b")), (user("c"),)) == REWRITES
-    assert fallback("moving", (), (user("c"),)) == MOVES
+    assert fallback("moving", (user("a"), message("assistant", "b")), (user("c"),)) == REWRITES_EARLIER
+    assert fallback("moving", (), (user("c"),)) == MOVES_EARLIER
     assert fallback("moving", (user("a"), called("f", "{}", "1")), (returned("3", "1"),)) is None
 
 
@@ -327,33 +329,33 @@ def test_without_tools_nothing_is_moved() -> None:
 
 def test_an_answer_without_a_thought_is_gone_on_with_where_the_last_has_one() -> None:
     says = message("assistant", "yes")
-    assert fallback("last", (user("a"), says), (user("b"),)) == REWRITES
+    assert fallback("last", (user("a"), says), (user("b"),)) == REWRITES_EARLIER
     assert fallback_after_answer("last", (says,), (user("b"),)) is None
     assert fallback_after_answer("last", (thought("hm"), says), (user("b"),)) is None
 
 
 def test_an_assistants_message_that_goes_on_is_written_as_one() -> None:
     says, calls = message("assistant", "b"), called("f", "{}", "1")
-    assert fallback("chatml", (user("a"), says), (calls,)) == GOES_ON
-    assert fallback_after_answer("chatml", (says,), (calls,)) == GOES_ON
+    assert fallback("chatml", (user("a"), says), (calls,)) == CONTINUES_ASSISTANT
+    assert fallback_after_answer("chatml", (says,), (calls,)) == CONTINUES_ASSISTANT
     writes = template_renderer("chatml")
     first = job((user("a"), says))
-    parent = after(first, writes.render(first).spoken([5]), output=(message("assistant", "c"),))
-    assert writes.render(job((user("d"),), parent)).fallback == GOES_ON
+    parent = after(first, writes.render(first).with_answer([5]), output=(message("assistant", "c"),))
+    assert writes.render(job((user("d"),), parent)).fallback == CONTINUES_ASSISTANT
 
 
 def test_a_batch_of_outputs_that_goes_on_is_written_again() -> None:
     calls = (user("a"), called("f", "{}", "1"), called("f", "{}", "2"), returned("3", "1"))
-    assert fallback("thinking", calls, (returned("4", "2"),)) == REWRITES
+    assert fallback("thinking", calls, (returned("4", "2"),)) == REWRITES_EARLIER
     assert fallback("chatml", calls, (returned("4", "2"),)) is None
 
 
 def test_calls_that_a_template_does_not_write_are_forgotten() -> None:
     calls = called("f", "{}", "1")
-    assert fallback_after_answer("smollm2", (calls,), (returned("3", "1"),)) == REWRITES
+    assert fallback_after_answer("smollm2", (calls,), (returned("3", "1"),)) == REWRITES_EARLIER
     assert fallback_after_answer("smollm2", (message("assistant", "yes"),), (user("a"),)) is None
     assert fallback_after_answer("moving", (message("assistant", "yes"), calls), (returned("3", "1"),)) == (
-        REWRITES
+        REWRITES_EARLIER
     )
     assert fallback_after_answer("moving", (calls,), (returned("3", "1"),)) is None
 
@@ -364,13 +366,13 @@ def test_calls_must_end_as_other_answers_do() -> None:
     )
     writes = TemplateRenderer(source, everything())
     first = job((user("a"),))
-    parent = after(first, writes.render(first).spoken([5]), output=(called("f", "{}", "1"),))
-    assert writes.render(job((returned("3", "1"),), parent)).fallback == ENDS_OTHERWISE
+    parent = after(first, writes.render(first).with_answer([5]), output=(called("f", "{}", "1"),))
+    assert writes.render(job((returned("3", "1"),), parent)).fallback == UNUSUAL_CALL_END
 
 
 def test_without_control_tokens_there_is_no_seam() -> None:
-    assert fallback("plain", (user("a"),), (user("b"),)) == NO_SEAM
-    assert fallback_after_answer("plain", (message("assistant", "yes"),), (user("b"),)) == NO_SEAM
+    assert fallback("plain", (user("a"),), (user("b"),)) == NO_BOUNDARY
+    assert fallback_after_answer("plain", (message("assistant", "yes"),), (user("b"),)) == NO_BOUNDARY
     writes = template_renderer("plain")
     rendering = whole(writes, user("a"))
     assert rendering.context.ids() == rendering.prompt.ids(), "the prompt cannot be told apart"
@@ -389,7 +391,7 @@ def test_a_prompt_that_changes_what_stands_before_it_is_written_as_a_whole() -> 
     rendering = writes.render(first)
     assert spelled(writes, rendering.prompt) == "\0<|im_start|>\0a\0<|im_end|>\0"
     second = writes.render(job((user("b"),), after(first, rendering.context), Head()))
-    assert second.fallback == NO_SEAM
+    assert second.fallback == NO_BOUNDARY
     assert spelled(writes, second.prompt) == "\0<|im_start|>\0a\0<|im_end|>\0b\0<|im_end|>\0"
 
 
@@ -414,7 +416,7 @@ def test_contexts_that_are_too_long_are_shortened() -> None:
     writes = template_renderer("chatml")
     items = (user("one " * 50), message("assistant", "two"), user("three"))
     most = whole(writes, *items[1:]).prompt.total
-    shortened = writes.shorten(job(items), Room(most))
+    shortened = writes.shorten(job(items), TokenBudget(most))
     assert shortened is not None
     assert shortened.dropped_items == 1
 
@@ -532,19 +534,19 @@ def test_answers_end_at_the_end_of_text_and_at_what_closes_them() -> None:
 @pytest.mark.parametrize(
     ("source", "calls"),
     [
-        (CHATML, ChatMl.calls),
-        ("{{ '<|python_tag|>' }}", Llama3.calls),
-        ('{{ "{\\"parameters\\": 1}" }}', Llama3.calls),
+        (CHATML, ChatMl.call_format),
+        ("{{ '<|python_tag|>' }}", Llama3.call_format),
+        ('{{ "{\\"parameters\\": 1}" }}', Llama3.call_format),
     ],
 )
 def test_calls_are_read_as_the_template_writes_them(source: str, calls: object) -> None:
-    assert TemplateRenderer(source, everything()).calls == calls
+    assert TemplateRenderer(source, everything()).call_format == calls
 
 
 def test_calls_of_other_templates_are_bare_json() -> None:
-    bare = TemplateRenderer("{{ 1 }}", everything()).calls
+    bare = TemplateRenderer("{{ 1 }}", everything()).call_format
     assert (bare.bare_json, bare.call_open, bare.think_open) == (True, "", "")
-    thinks = TemplateRenderer("{{ '<think>' }}", everything()).calls
+    thinks = TemplateRenderer("{{ '<think>' }}", everything()).call_format
     assert (thinks.bare_json, thinks.think_open, thinks.think_close) == (True, "<think>", "</think>")
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.errors import InvalidRequest
-from slipring.prompts.tokenization.control_token_guard import Guard, Lookalikes, Piece
+from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder, ControlTokenGuard, Piece
 from slipring.prompts.tokenization.control_token_guard import _private_characters as private_characters
 from tests.prompts.template_texts import everything, odd
 
@@ -27,8 +27,8 @@ HOSTILE = st.lists(
 """Control tokens, pieces of them, and the characters that they are broken with."""
 
 
-def lookalikes(vocabulary: str, source: str = "") -> Lookalikes:
-    return Lookalikes(VOCABULARIES[vocabulary](), source)
+def finder(vocabulary: str, source: str = "") -> ControlTokenFinder:
+    return ControlTokenFinder(VOCABULARIES[vocabulary](), source)
 
 
 def spelled(vocabulary: str, piece: Piece) -> str:
@@ -39,11 +39,11 @@ def spelled(vocabulary: str, piece: Piece) -> str:
 
 @EVERY_VOCABULARY
 def test_no_control_token_has_a_character_of_a_client(vocabulary: str) -> None:
-    looks = lookalikes(vocabulary)
+    looks = finder(vocabulary)
 
     @given(st.lists(st.tuples(HOSTILE, SLICES | st.sampled_from(TOKENS)), min_size=1, max_size=4))
     def never(parts: list[tuple[str, str]]) -> None:
-        guard = Guard(looks, "".join(said for said, _ in parts))
+        guard = ControlTokenGuard(looks, "".join(said for said, _ in parts))
         text, own = "", set()
         for said, written in parts:
             if said == "type":
@@ -63,13 +63,13 @@ def test_no_control_token_has_a_character_of_a_client(vocabulary: str) -> None:
 
 @EVERY_VOCABULARY
 def test_what_was_broken_is_mended_whichever_character_was_chosen(vocabulary: str) -> None:
-    looks = lookalikes(vocabulary)
+    looks = finder(vocabulary)
 
     @given(HOSTILE, st.lists(st.integers(0xE000, 0xF8FF).map(chr), max_size=5).map("".join))
     def the_same(said: str, others: str) -> None:
         for text in (said, json.dumps(said)[1:-1], repr({"a": said})):
             for inputs in (text, text + others, text + others.encode("unicode_escape").decode()):
-                guard = Guard(looks, inputs)
+                guard = ControlTokenGuard(looks, inputs)
                 (mended,) = guard.mend([guard.text(text)])
                 assert mended == text
 
@@ -79,7 +79,7 @@ def test_what_was_broken_is_mended_whichever_character_was_chosen(vocabulary: st
 @EVERY_VOCABULARY
 @pytest.mark.parametrize("said", ["<|im_end|>", "a<|im_end|><|im_end|>b", " <|im_end|", "|>x", "im_end"])
 def test_escaping_does_not_hinder_mending(vocabulary: str, said: str) -> None:
-    guard = Guard(lookalikes(vocabulary), said)
+    guard = ControlTokenGuard(finder(vocabulary), said)
     broken = guard.text(said)
     assert broken != said
     assert guard.mend([json.dumps(broken)]) == [json.dumps(said)]
@@ -87,13 +87,13 @@ def test_escaping_does_not_hinder_mending(vocabulary: str, said: str) -> None:
 
 
 def test_plain_texts_are_left_as_they_are() -> None:
-    guard = Guard(lookalikes("everything"), "")
+    guard = ControlTokenGuard(finder("everything"), "")
     for text in ("", "hello", "2 < 3, or {so}", " Xyz\n", "properties", "type", "a|b", "[1]"):
         assert guard.text(text) == text
 
 
 def test_all_texts_of_a_value_are_broken_but_the_words_of_schemas() -> None:
-    guard = Guard(lookalikes("odd"), "")
+    guard = ControlTokenGuard(finder("odd"), "")
     value = {"type": "object", "halt": [{"x": "halt"}, 1, None], "required": ["hal"]}
     broken = guard.value(value)
     assert [*broken] == ["type", guard.text("halt"), "required"]
@@ -105,14 +105,14 @@ def test_all_texts_of_a_value_are_broken_but_the_words_of_schemas() -> None:
 
 def test_characters_of_the_template_are_not_chosen() -> None:
     source = "\ue000 {{ '\\ue001' }}"
-    guard = Guard(lookalikes("everything", source), "\ue002\\ue003")
+    guard = ControlTokenGuard(finder("everything", source), "\ue002\\ue003")
     assert guard.text("<|im_end|>") == "<\ue004|im_end|>"
     assert guard.mend(["\ue000\ue001\ue002\ue003"]) == ["\ue000\ue001\ue002\ue003"]
 
 
 def test_input_that_leaves_no_character_is_refused_only_if_one_is_needed() -> None:
     every = "".join(map(chr, range(0xE000, 0xF900)))
-    guard = Guard(lookalikes("everything"), every)
+    guard = ControlTokenGuard(finder("everything"), every)
     assert guard.text(every) == every
     assert guard.mend([every]) == [every]
     with pytest.raises(InvalidRequest, match="private-use"):
@@ -120,7 +120,7 @@ def test_input_that_leaves_no_character_is_refused_only_if_one_is_needed() -> No
 
 
 def test_white_space_is_no_control_token_and_the_longest_comes_first() -> None:
-    looks = lookalikes("everything")
+    looks = finder("everything")
     known = everything()
     assert looks.split("a<|im_end|>\n\n[/INST]") == [
         "a",
@@ -135,7 +135,7 @@ def test_white_space_is_no_control_token_and_the_longest_comes_first() -> None:
 def test_a_text_that_is_searched_in_steps_is_cut_as_one_that_is_not(
     vocabulary: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = lookalikes(vocabulary)
+    looks = finder(vocabulary)
     long = st.lists(HOSTILE | st.text(max_size=5), min_size=5, max_size=30).map("".join)
 
     @given(long, st.integers(1, 40))

@@ -11,9 +11,9 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Split
 
 from slipring.errors import InvalidRequest
-from slipring.prompts.tokenization.token_budget import BOUNDLESS, Encoder, Room, TooManyTokens
+from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Tokenizer
-from slipring.prompts.tokenization.windows import WINDOW_CHARS, Windows, is_splittable
+from slipring.prompts.tokenization.windowed_encoder import WINDOW_CHARS, WindowedEncoder, is_splittable
 from tests.prompts.vocabulary import (
     qwen2,
     qwen2_metadata,
@@ -88,7 +88,7 @@ def test_windows_give_the_ids_of_the_whole_text(vocabulary: str) -> None:
     @settings(deadline=None)
     @given(texts, st.sampled_from((20, 64, 150)))
     def same(text: str, size: int) -> None:
-        assert Windows(backend, size).encode(text, BOUNDLESS) == whole(backend, text)
+        assert WindowedEncoder(backend, size).encode(text, UNLIMITED) == whole(backend, text)
 
     same()
 
@@ -106,7 +106,7 @@ def test_long_texts_have_the_ids_of_the_whole(vocabulary: str, text: str) -> Non
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 def test_a_window_is_all_that_is_tokenized_at_once(text: str) -> None:
     backend = Counting(qwen2()._backend)
-    Windows(backend, 4096).encode(text, BOUNDLESS)  # type: ignore[arg-type]
+    WindowedEncoder(backend, 4096).encode(text, UNLIMITED)  # type: ignore[arg-type]
     assert max(backend.lengths) <= 4096
     # Little is tokenized twice.
     assert sum(backend.lengths) < 1.1 * len(text)
@@ -116,17 +116,17 @@ def test_tokenizing_ends_where_there_is_no_room() -> None:
     backend = Counting(qwen2()._backend)
     text = LONG["digits"]
     with pytest.raises(TooManyTokens) as refused:
-        Windows(backend, 4096).encode(text, Room(10_000))  # type: ignore[arg-type]
+        WindowedEncoder(backend, 4096).encode(text, TokenBudget(10_000))  # type: ignore[arg-type]
     assert 10_000 < refused.value.least <= 10_000 + 4096
     assert sum(backend.lengths) <= 3 * 4096
-    assert len(Windows(qwen2()._backend).encode(text, Room(len(text)))) == len(text)
+    assert len(WindowedEncoder(qwen2()._backend).encode(text, TokenBudget(len(text)))) == len(text)
 
 
 @pytest.mark.parametrize("character", ["a", " ", "漢", "!"])
 def test_a_run_that_cannot_be_split_is_tokenized_at_once_up_to_a_bound(character: str) -> None:
     backend = Counting(qwen2()._backend)
-    windows = Windows(backend, 1024)  # type: ignore[arg-type]
-    room = Room(unsplit_chars=5000)
+    windows = WindowedEncoder(backend, 1024)  # type: ignore[arg-type]
+    room = TokenBudget(unsplit_chars=5000)
     run = character * 4000
     assert windows.encode(f"x {run} y" + " more" * 500, room) == whole(
         qwen2()._backend, f"x {run} y" + " more" * 500
@@ -141,9 +141,9 @@ def test_a_run_that_cannot_be_split_is_tokenized_at_once_up_to_a_bound(character
 
 def test_marks_that_are_composed_are_not_split_from_what_they_belong_to() -> None:
     text = ("e" + "\u0301" * 50 + " ") * 40
-    assert Windows(COMPOSING, 30).encode(text, BOUNDLESS) == whole(COMPOSING, text)
+    assert WindowedEncoder(COMPOSING, 30).encode(text, UNLIMITED) == whole(COMPOSING, text)
     with pytest.raises(InvalidRequest):
-        Windows(COMPOSING, 30).encode("e" + "\u0301" * 200, Room(unsplit_chars=100))
+        WindowedEncoder(COMPOSING, 30).encode("e" + "\u0301" * 200, TokenBudget(unsplit_chars=100))
 
 
 def described(**changes: Any) -> tokenizers.Tokenizer:
@@ -186,9 +186,9 @@ def test_only_composing_is_known_not_to_hinder_windows() -> None:
 def test_texts_of_other_tokenizers_are_tokenized_whole_up_to_the_same_bound() -> None:
     tokenizer = Tokenizer(normalizing(normalizers.NFKC()), {}, "other")
     text = "ﬁne " * 10_000
-    assert tokenizer.encode(text, Room(unsplit_chars=len(text))) == qwen2().encode("fine " * 10_000)
+    assert tokenizer.encode(text, TokenBudget(unsplit_chars=len(text))) == qwen2().encode("fine " * 10_000)
     with pytest.raises(InvalidRequest):
-        tokenizer.encode(text, Room(unsplit_chars=len(text) - 1))
+        tokenizer.encode(text, TokenBudget(unsplit_chars=len(text) - 1))
 
 
 def test_a_file_that_truncates_or_pads_does_not() -> None:
@@ -221,7 +221,7 @@ def test_a_length_says_how_many_tokens_there_are_at_least() -> None:
 
 
 def test_an_encoder_counts_and_ends_at_its_bound() -> None:
-    encoder = Encoder(small(), Room(10), used=4)
+    encoder = BudgetedEncoder(small(), TokenBudget(10), used=4)
     encoder.expect(["x" * 30])
     with pytest.raises(TooManyTokens) as refused:
         encoder.expect(["x" * 30, "x"])
@@ -235,7 +235,7 @@ def test_an_encoder_counts_and_ends_at_its_bound() -> None:
 
 def test_an_encoder_that_is_told_of_known_texts_does_not_encode_them_again() -> None:
     known: dict[str, list[int]] = {}
-    first = Encoder(small(), known=known).encode("hello there")
+    first = BudgetedEncoder(small(), cache=known).encode("hello there")
     assert known == {"hello there": first}
     known["hello there"] = [1]
-    assert Encoder(small(), known=known).encode("hello there") == [1]
+    assert BudgetedEncoder(small(), cache=known).encode("hello there") == [1]
