@@ -1,4 +1,4 @@
-"""Long texts are tokenized in windows, into exactly the ids of the whole text."""
+"""Tokenizing in windows gives the ids of the whole text."""
 
 import json
 from typing import Any
@@ -11,7 +11,7 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Split
 
 from slipring.errors import InvalidRequest
-from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget, TooManyTokens
+from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.prompts.tokenization.windowed_encoder import WINDOW_CHARS, WindowedEncoder, is_splittable
 from tests.prompts.vocabulary import (
@@ -54,7 +54,7 @@ texts = st.builds(
 
 
 class Counting:
-    """A tokenizer that keeps the texts that it is given."""
+    """A tokenizer that records the lengths of its texts."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
@@ -67,7 +67,7 @@ class Counting:
 
 
 def normalizing(normalizer: normalizers.Normalizer) -> tokenizers.Tokenizer:
-    """Qwen2 as its ``tokenizer.json`` describes it, with a normalizer."""
+    """Qwen2 with a normalizer."""
     backend = tokenizers.Tokenizer.from_str(qwen2()._backend.to_str())
     backend.normalizer = normalizer
     return backend
@@ -95,7 +95,7 @@ def test_windows_give_the_ids_of_the_whole_text(vocabulary: str) -> None:
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_long_texts_have_the_ids_of_the_whole(vocabulary: str, text: str) -> None:
+def test_long_texts_have_the_ids_of_the_whole_text(vocabulary: str, text: str) -> None:
     tokenizer = VOCABULARIES[vocabulary]()
     assert len(text) > 2 * WINDOW_CHARS
     ids = tokenizer.encode(text)
@@ -104,7 +104,7 @@ def test_long_texts_have_the_ids_of_the_whole(vocabulary: str, text: str) -> Non
 
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
-def test_a_window_is_all_that_is_tokenized_at_once(text: str) -> None:
+def test_no_more_than_a_window_is_tokenized_at_once(text: str) -> None:
     backend = Counting(qwen2()._backend)
     WindowedEncoder(backend, 4096).encode(text, UNLIMITED)  # type: ignore[arg-type]
     assert max(backend.lengths) <= 4096
@@ -112,7 +112,7 @@ def test_a_window_is_all_that_is_tokenized_at_once(text: str) -> None:
     assert sum(backend.lengths) < 1.1 * len(text)
 
 
-def test_tokenizing_ends_where_there_is_no_room() -> None:
+def test_tokenizing_stops_when_the_budget_is_exceeded() -> None:
     backend = Counting(qwen2()._backend)
     text = LONG["digits"]
     with pytest.raises(TooManyTokens) as refused:
@@ -123,7 +123,7 @@ def test_tokenizing_ends_where_there_is_no_room() -> None:
 
 
 @pytest.mark.parametrize("character", ["a", " ", "漢", "!"])
-def test_a_run_that_cannot_be_split_is_tokenized_at_once_up_to_a_bound(character: str) -> None:
+def test_an_unsplittable_run_is_tokenized_at_once_up_to_the_limit(character: str) -> None:
     backend = Counting(qwen2()._backend)
     windows = WindowedEncoder(backend, 1024)  # type: ignore[arg-type]
     room = TokenBudget(unsplit_chars=5000)
@@ -139,7 +139,7 @@ def test_a_run_that_cannot_be_split_is_tokenized_at_once_up_to_a_bound(character
     assert max(backend.lengths) <= 5000
 
 
-def test_marks_that_are_composed_are_not_split_from_what_they_belong_to() -> None:
+def test_combining_marks_are_not_split_from_their_base() -> None:
     text = ("e" + "\u0301" * 50 + " ") * 40
     assert WindowedEncoder(COMPOSING, 30).encode(text, UNLIMITED) == whole(COMPOSING, text)
     with pytest.raises(InvalidRequest):
@@ -173,17 +173,17 @@ BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
         (None, False),
     ],
 )
-def test_only_tokenizers_that_are_known_to_allow_it_are_given_windows(splits: Any, expected: bool) -> None:
+def test_only_known_pre_tokenizers_are_splittable(splits: Any, expected: bool) -> None:
     changes = {} if splits is None else {"pre_tokenizer": splits}
     assert is_splittable(described(**changes)) is expected
 
 
-def test_only_composing_is_known_not_to_hinder_windows() -> None:
+def test_nfc_is_the_only_normalizer_that_is_splittable() -> None:
     assert is_splittable(COMPOSING)
     assert not is_splittable(normalizing(normalizers.NFKC()))
 
 
-def test_texts_of_other_tokenizers_are_tokenized_whole_up_to_the_same_bound() -> None:
+def test_unsplittable_tokenizers_tokenize_whole_texts_up_to_the_limit() -> None:
     tokenizer = Tokenizer(normalizing(normalizers.NFKC()), {}, "other")
     text = "ﬁne " * 10_000
     assert tokenizer.encode(text, TokenBudget(unsplit_chars=len(text))) == qwen2().encode("fine " * 10_000)
@@ -191,7 +191,7 @@ def test_texts_of_other_tokenizers_are_tokenized_whole_up_to_the_same_bound() ->
         tokenizer.encode(text, TokenBudget(unsplit_chars=len(text) - 1))
 
 
-def test_a_file_that_truncates_or_pads_does_not() -> None:
+def test_truncation_and_padding_of_a_tokenizer_json_are_ignored() -> None:
     backend = tokenizers.Tokenizer.from_str(qwen2()._backend.to_str())
     backend.enable_truncation(3)
     backend.enable_padding(length=20)
@@ -200,7 +200,7 @@ def test_a_file_that_truncates_or_pads_does_not() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_no_text_has_fewer_tokens_than_its_length_says(vocabulary: str) -> None:
+def test_no_text_has_fewer_tokens_than_the_lower_bound(vocabulary: str) -> None:
     tokenizer = VOCABULARIES[vocabulary]()
 
     @given(texts | st.text())
@@ -210,7 +210,7 @@ def test_no_text_has_fewer_tokens_than_its_length_says(vocabulary: str) -> None:
     at_least()
 
 
-def test_a_length_says_how_many_tokens_there_are_at_least() -> None:
+def test_the_lower_bound_follows_from_the_longest_word() -> None:
     words = map(qwen2().bytes_of, range(len(qwen2_metadata()["tokenizer.ggml.tokens"])))
     longest = max(words, key=len).decode()
     assert qwen2().least_tokens(longest * 10) == len(qwen2().encode(longest)) * 10 == 10
@@ -218,24 +218,3 @@ def test_a_length_says_how_many_tokens_there_are_at_least() -> None:
     assert qwen2().least_tokens("") == 0
     assert Tokenizer(COMPOSING, {}, "composing").least_tokens(longest * 8) == 2
     assert smollm2().least_tokens("\x04" * 1000) == 0
-
-
-def test_an_encoder_counts_and_ends_at_its_bound() -> None:
-    encoder = BudgetedEncoder(small(), TokenBudget(10), used=4)
-    encoder.expect(["x" * 30])
-    with pytest.raises(TooManyTokens) as refused:
-        encoder.expect(["x" * 30, "x"])
-    assert refused.value.least == 11
-    assert encoder.encode("abcdef") == small().encode("abcdef")
-    assert encoder.used == 10
-    with pytest.raises(TooManyTokens) as refused:
-        encoder.encode("g")
-    assert refused.value.least == 11
-
-
-def test_an_encoder_that_is_told_of_known_texts_does_not_encode_them_again() -> None:
-    known: dict[str, list[int]] = {}
-    first = BudgetedEncoder(small(), cache=known).encode("hello there")
-    assert known == {"hello there": first}
-    known["hello there"] = [1]
-    assert BudgetedEncoder(small(), cache=known).encode("hello there") == [1]
