@@ -130,12 +130,12 @@ def test_emitted_ids_are_kept_and_new_items_are_appended_to_them(writer: str) ->
             rendering = writes.render(step)
             prompt = rendering.prompt
             assert prompt.ids()[: len(ids)] == ids
-            spoken = rendering.with_answer(emitted)
+            answered = rendering.with_answer(emitted)
             ids = prompt.ids() + emitted
-            assert spoken.ids() == ids
-            assert spoken.total == len(ids)
+            assert answered.ids() == ids
+            assert answered.total == len(ids)
             # The text of the item does not matter: the emitted ids are used.
-            parent = after(step, spoken, output=(message("assistant", "something else"),))
+            parent = after(step, answered, output=(message("assistant", "something else"),))
         rendering = writes.render(job(last, parent))
         opened = Block.ASSISTANT if turns else Block.NONE
         written, block = writes.dialect.write_items(opened, last)
@@ -149,8 +149,8 @@ def test_emitted_ids_are_kept_and_new_items_are_appended_to_them(writer: str) ->
 def test_the_next_message_closes_the_answer(writer: str) -> None:
     writes = renderer(writer)
     first = job((user("hello"),))
-    spoken = writes.render(first).with_answer(writes.vocabulary.encode("yes"))
-    rendering = writes.render(job((user("more"),), after(first, spoken)))
+    answered = writes.render(first).with_answer(writes.vocabulary.encode("yes"))
+    rendering = writes.render(job((user("more"),), after(first, answered)))
     assert (
         rendering.prompt.ids() == whole(writes, user("hello"), message("assistant", "yes"), user("more"))[1]
     )
@@ -308,6 +308,7 @@ def test_answers_end_at_the_control_tokens_that_the_vocabulary_has(writer: str) 
     known = [token for token in writes.dialect.stop if writes.vocabulary.has_control(token)]
     assert len(known) >= 2
     assert writes.stop_ids() == {writes.vocabulary.control(token) for token in known}
+    assert writes.stop_ids() is writes.stop_ids()
 
 
 def test_a_dialect_needs_its_control_tokens_in_the_vocabulary() -> None:
@@ -354,3 +355,17 @@ def test_a_mark_is_a_token_if_the_vocabulary_has_it_and_text_never_becomes_one()
     assert ids[0] == mark
     assert ids.count(mark) == 1
     assert b"".join(map(writes.bytes_of, ids)).decode().count(VISIBLE) == 2
+
+
+def test_marks_in_an_answer_are_text_and_other_control_tokens_are_not() -> None:
+    writes = renderer("chatml in small")
+    mark, end = writes.vocabulary.control(VISIBLE), writes.vocabulary.control("<|im_end|>")
+    assert (writes.mark_of(mark), writes.mark_of(end)) == (VISIBLE, "")
+    ids = [mark, *writes.vocabulary.encode("hello"), end, 10**6]
+    assert writes.token_bytes.join(ids) == b"<tool_call>hello"
+    assert set(writes.token_bytes) == set(ids[:-2]), "tokens without bytes are not cached"
+
+
+def test_the_prompt_of_a_dialect_does_not_open_a_thought() -> None:
+    writes = renderer("chatml in small")
+    assert not writes.opens_thought(writes.render(job()).prompt)

@@ -5,6 +5,7 @@ from itertools import combinations
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -354,6 +355,12 @@ def test_corrupt_bytes_give_none(state: ResponseState) -> None:
         for change in (1, 0x80, 0xFF):
             damaged = data[:at] + bytes([data[at] ^ change]) + data[at + 1 :]
             assert POSITIONS.unpack(damaged, parent, state.head) is None
+
+
+def test_a_whole_context_without_a_preface_gives_none() -> None:
+    (whole,) = chain_of(renderer("chatml in small"), [Turn(ASKED)])
+    content = msgspec.msgpack.encode(["writer", None, None, b"", None, None])
+    assert POSITIONS.unpack(with_checksum(packed(whole), content), None, HEAD) is None
 
 
 def test_unpacking_never_raises(state: ResponseState) -> None:

@@ -370,6 +370,16 @@ def test_a_call_is_emitted_when_it_is_complete():
     assert parser.finish() == []
 
 
+def test_a_parser_is_idle_outside_of_thoughts_calls_and_possible_markers():
+    parser = Parser(BOTH, OFFER)
+    states = []
+    for text in ("Hm", " <", "b <think>", "so</think>", "<tool_call>", f"{G}</tool_call>"):
+        parser.feed(text)
+        states.append((parser.is_idle, parser.is_holding))
+    idle, waiting, holding = (True, False), (False, False), (False, True)
+    assert states == [idle, waiting, waiting, idle, holding, idle]
+
+
 def test_nothing_is_held_back_if_no_marker_is_possible():
     parser = Parser(QWEN, NONE, thinking=False)
     assert parser.feed("a \n<") == [Text("a \n<")]

@@ -244,8 +244,8 @@ def test_a_job_without_new_items_has_the_position_of_its_parent() -> None:
 def test_an_answer_is_closed_even_if_nothing_follows() -> None:
     writes = template_renderer("chatml")
     first = job((user("hello"),))
-    spoken = writes.render(first).with_answer(writes.vocabulary.encode("yes"))
-    rendering = writes.render(job((), after(first, spoken, output=(message("assistant", "yes"),))))
+    answered = writes.render(first).with_answer(writes.vocabulary.encode("yes"))
+    rendering = writes.render(job((), after(first, answered, output=(message("assistant", "yes"),))))
     assert rendering.fallback is None
     assert rendering.prompt.ids() == whole(writes, user("hello"), message("assistant", "yes")).prompt.ids()
 
@@ -281,8 +281,8 @@ def fallback(name: str, before: Items, new: Items, **changes: Any) -> str | None
 def fallback_after_answer(name: str, output: Items, new: Items) -> str | None:
     writes = template_renderer(name)
     first = job((user("hello"),), head=head_for(name))
-    spoken = writes.render(first).with_answer(writes.vocabulary.encode("yes"))
-    return writes.render(job(new, after(first, spoken, output=output), first.head)).fallback
+    answered = writes.render(first).with_answer(writes.vocabulary.encode("yes"))
+    return writes.render(job(new, after(first, answered, output=output), first.head)).fallback
 
 
 @pytest.mark.parametrize("changes", [{"head": Head("Other.", TOOLS)}, {"head": Head()}, {"format": SCHEMA}])
@@ -395,6 +395,36 @@ def test_a_prompt_that_changes_earlier_text_is_kept_in_the_context() -> None:
     second = writes.render(job((user("b"),), after(first, rendering.context), Head()))
     assert second.fallback == NO_BOUNDARY
     assert spelled(writes, second.prompt) == "\0<|im_start|>\0a\0<|im_end|>\0b\0<|im_end|>\0"
+
+
+def fallback_of_source(source: str) -> str | None:
+    """Why a message could not be appended to an answer, with a template of this source."""
+    writes = TemplateRenderer(source, everything())
+    first = job((user("a"),), head=Head())
+    parent = after(first, writes.render(first).with_answer([300]), output=(message("assistant", "yes"),))
+    return writes.render(job((user("b"),), parent, Head())).fallback
+
+
+def test_an_answer_that_is_closed_by_text_causes_a_full_rendering() -> None:
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content }}END{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
+    )
+    assert fallback_of_source(source) == NO_BOUNDARY
+
+
+def test_an_answer_that_is_closed_differently_before_other_messages_causes_a_full_rendering() -> None:
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content }}"
+        "{% if loop.last and m.role == 'assistant' %}<|endoftext|>{% else %}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
+    )
+    assert fallback_of_source(source) == REWRITES_EARLIER
+
+
+def test_an_answer_that_is_not_one_message_causes_a_full_rendering() -> None:
+    output = (message("assistant", "yes"), user("wait"))
+    assert fallback_after_answer("chatml", output, (user("b"),)) == REWRITES_EARLIER
 
 
 def test_a_conversation_that_the_template_refuses_is_rejected() -> None:
