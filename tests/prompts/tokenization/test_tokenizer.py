@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 
-from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, _split
+from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary, _split
 from tests.prompts.corpus import CORPUS, TEXTS
 from tests.prompts.vocabulary import (
     MERGES,
@@ -371,3 +371,7 @@ def test_a_search_without_a_result_ends_soon() -> None:
     found = _split(b"a" * 48, 24, Counted(words))
     assert found is not None
     assert (sum(found), len(found)) == (48, 24)
+
+
+def test_a_vocabulary_without_a_search_finds_no_spelling() -> None:
+    assert Vocabulary.spell(small(), b"a", 1, ()) is None

@@ -19,6 +19,7 @@ from tests.prompts.vocabulary import (
     qwen2_metadata,
     qwen2_with_llama3,
     small,
+    small_metadata,
     smollm2,
     smollm2_with_llama3,
 )
@@ -146,6 +147,13 @@ def test_combining_marks_are_not_split_from_their_base() -> None:
         WindowedEncoder(COMPOSING, 30).encode("e" + "\u0301" * 200, TokenBudget(unsplit_chars=100))
 
 
+def test_a_window_grows_if_none_of_its_last_words_may_begin_another() -> None:
+    backend = Counting(COMPOSING)
+    text = "\ue000a" * 300  # a window may not begin with a private-use character
+    assert WindowedEncoder(backend, 200).encode(text, UNLIMITED) == whole(COMPOSING, text)  # type: ignore[arg-type]
+    assert backend.lengths == [201, 600]  # a window does not end before such a character either
+
+
 def described(**changes: Any) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE(vocab={}, merges=[]))
     for name, value in changes.items():
@@ -218,3 +226,12 @@ def test_the_lower_bound_follows_from_the_longest_word() -> None:
     assert qwen2().least_tokens("") == 0
     assert Tokenizer(COMPOSING, {}, "composing").least_tokens(longest * 8) == 2
     assert smollm2().least_tokens("\x04" * 1000) == 0
+
+
+def test_the_lower_bound_is_zero_if_a_continuation_byte_has_no_token() -> None:
+    metadata = small_metadata()
+    tokens = [*metadata["tokenizer.ggml.tokens"]]
+    (id,) = (id for id in range(len(tokens)) if small().bytes_of(id) == b"\x80")
+    tokens[id] = "unused"
+    tokenizer = Tokenizer.from_gguf(metadata | {"tokenizer.ggml.tokens": tokens})
+    assert (small().least_tokens("x" * 100) > 0, tokenizer.least_tokens("x" * 100)) == (True, 0)
