@@ -19,7 +19,7 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 
 _FIRST_PRIVATE, _LAST_PRIVATE = 0xE000, 0xF8FF
 _PRIVATE = re.compile(r"[\ue000-\uf8ff]|\\u([ef][0-9a-f]{3})", re.IGNORECASE)
-"""Private-use characters, as they are or as JSON and Python's ``repr`` escape them."""
+"""Private-use characters, also in the escaped form that JSON and Python's ``repr`` give them."""
 _LONGEST_ESCAPE = len("\\ue000")
 _SCHEMA_WORDS = frozenset(
     "$defs $ref additionalProperties allOf anyOf array boolean const default description enum format function"
