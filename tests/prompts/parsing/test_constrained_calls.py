@@ -72,7 +72,7 @@ def check_trusted(text: str, expected: list[Delta], format: CallFormat = QWEN, o
 )
 def test_streamed_calls_equal_calls_that_are_held_back(
     name: str, arguments: str, expected: list[Delta] | None
-):
+) -> None:
     for format, key, before, after in (
         (QWEN, "arguments", "<think>x</think>\nHm\n<tool_call>\n", "\n</tool_call>"),
         (CALLED, "parameters", "<tool_call>", "</tool_call>"),
@@ -92,7 +92,7 @@ def test_streamed_calls_equal_calls_that_are_held_back(
             check_trusted(f"{text}\n{text}", parsed([f"{text}\n{text}"], format), format)
 
 
-def test_arguments_are_emitted_as_they_arrive():
+def test_arguments_are_emitted_as_they_arrive() -> None:
     parser = Parser(QWEN, OFFER, trusted=True)
     assert parser.feed('Hm \n<tool_call>\n{"name": "files__read", "arguments": ') == [Text("Hm")]
     assert parser.feed("{") == [CallStarted("function", "read", "files"), CallArguments("{")]
@@ -108,7 +108,7 @@ def test_arguments_are_emitted_as_they_arrive():
     assert parser.finish() == []
 
 
-def test_arguments_of_bare_calls_are_emitted_as_they_arrive():
+def test_arguments_of_bare_calls_are_emitted_as_they_arrive() -> None:
     parser = Parser(BARE, OFFER, trusted=True)
     assert parser.feed('{"name": "f"') == []
     assert parser.feed(', "arguments": {"a') == [
@@ -136,7 +136,7 @@ def test_arguments_of_bare_calls_are_emitted_as_they_arrive():
         ("line\nbreak", "line\nbreak"),
     ],
 )
-def test_invalid_escapes_in_streamed_input_are_replaced_or_kept(written: str, read: str):
+def test_invalid_escapes_in_streamed_input_are_replaced_or_kept(written: str, read: str) -> None:
     text = f'{{"name": "patch", "arguments": {{"input": "{written}"}}}}'
     check_trusted(text, custom_call("patch", read), BARE)
 
@@ -166,7 +166,7 @@ def test_invalid_escapes_in_streamed_input_are_replaced_or_kept(written: str, re
         10_000 * " " + '{"x": 1}',
     ],
 )
-def test_a_call_that_does_not_conform_is_read_as_without_a_grammar(body: str):
+def test_a_call_that_does_not_conform_is_read_as_without_a_grammar(body: str) -> None:
     for format, text in (
         (QWEN, f"Hm\n<tool_call>{body}</tool_call>\n<tool_call>{G}</tool_call>"),
         (QWEN, f"<tool_call>{body}"),
@@ -176,13 +176,13 @@ def test_a_call_that_does_not_conform_is_read_as_without_a_grammar(body: str):
 
 
 @pytest.mark.parametrize("text", [F, f"[{F}]", f" {F}", f"<|python_tag|>{F}", f"Hm <|python_tag|>{F}"])
-def test_only_calls_after_the_marker_of_the_format_are_streamed(text: str):
+def test_only_calls_after_the_marker_of_the_format_are_streamed(text: str) -> None:
     parser = Parser(BOTH, OFFER, trusted=True)
     assert merged([delta for piece in text[:-1] for delta in parser.feed(piece)]) in ([], [Text("Hm")])
     check_trusted(text, parsed([text], BOTH), BOTH)
 
 
-def test_calls_with_names_that_need_escapes_are_not_streamed():
+def test_calls_with_names_that_need_escapes_are_not_streamed() -> None:
     offer = Offer(tools=(function('f"'), function("a b")))
     for name in ('f\\"', "a b", "a\\u0020b", "ab"):
         text = f'{{"name": "{name}", "arguments": {{}}}}'
@@ -192,13 +192,13 @@ def test_calls_with_names_that_need_escapes_are_not_streamed():
 @pytest.mark.parametrize(
     "rest", [', "id": 1}', "]", "}.", '} {"name"', "} </tool_cal </tool_call>", "}</tool _call>", " x"]
 )
-def test_what_does_not_conform_after_the_arguments_is_text(rest: str):
+def test_what_does_not_conform_after_the_arguments_is_text(rest: str) -> None:
     text = f'<tool_call>{{"name": "f", "arguments": {{"a": 1}}{rest}'
     check_trusted(text, [*CALL_F, Text(rest)])
     check_trusted(f"{text}\n<tool_call>{G}</tool_call>", [*CALL_F, Text(rest), *CALL_G])
 
 
-def test_streamed_calls_may_be_cut_off_anywhere():
+def test_streamed_calls_may_be_cut_off_anywhere() -> None:
     value = '{"a": ["}\\"", {"b": 1}]}'
     start = '<tool_call>\n{"name": "f", "arguments": '
     text = f"{start}{value}}}\n</tool_call>"
@@ -209,7 +209,7 @@ def test_streamed_calls_may_be_cut_off_anywhere():
         check_trusted(f"Hm\n{cut}", [Text("Hm"), *call("f", got)] if got else [Text(f"Hm\n{cut}")])
 
 
-def test_streamed_input_may_be_cut_off_anywhere():
+def test_streamed_input_may_be_cut_off_anywhere() -> None:
     start = '{"name": "patch", "arguments": {"input": "'
     written, ends = "a\\n\\ud83d\\ude00b", {0: "", 1: "a", 3: "a\n", 15: "a\n😀", 16: "a\n😀b"}
     for end in range(len(written) + 1):
@@ -230,11 +230,11 @@ def test_streamed_input_may_be_cut_off_anywhere():
         LENGTH * " " + "{}" + LENGTH * "\n",
     ],
 )
-def test_long_calls_are_streamed(value: str):
+def test_long_calls_are_streamed(value: str) -> None:
     check_trusted(f'<tool_call>{{"name": "f", "arguments": {value}}}</tool_call>', call("f", value.strip()))
 
 
-def test_long_input_is_streamed():
+def test_long_input_is_streamed() -> None:
     written = LENGTH // 10 * "\\ud83d\\ude00x"
     text = f'{{"name": "patch", "arguments": {{"input": "{written}"}}}}'
     check_trusted(text, custom_call("patch", LENGTH // 10 * "😀x"), BARE)
@@ -243,14 +243,14 @@ def test_long_input_is_streamed():
 @given(outputs, st.lists(st.integers(0, 1000), max_size=6), formats, st.booleans())
 def test_any_split_of_streamed_calls_gives_the_same_deltas(
     text: str, cuts: list[int], format: CallFormat, inside: bool
-):
+) -> None:
     whole = parsed([text], format, starts_thinking=inside, trusted=True)
     assert parsed(split(text, cuts), format, starts_thinking=inside, trusted=True) == whole
     assert parsed(text, format, starts_thinking=inside, trusted=True) == whole
 
 
 @given(st.text('a{}<>"; bx,:', max_size=40))
-def test_any_split_of_streamed_calls_gives_the_same_deltas_with_overlapping_markers(text: str):
+def test_any_split_of_streamed_calls_gives_the_same_deltas_with_overlapping_markers(text: str) -> None:
     text = f'{{a{{"name": "f", "arguments": {{{text}'
     assert parsed(text, ODD, trusted=True) == parsed([text], ODD, trusted=True)
 
@@ -264,7 +264,7 @@ def test_any_split_of_streamed_calls_gives_the_same_deltas_with_overlapping_mark
 )
 def test_streamed_calls_are_complete_up_to_where_they_are_cut_off(
     wanted: list[tuple[str, object]], marked: bool, ascii: bool, indent: int | None, end: int
-):
+) -> None:
     sources = [
         json.dumps(
             {"name": name, "arguments": {"input": str(values)} if name == "patch" else values},

@@ -102,7 +102,7 @@ CALL_F, CALL_G = call("f", '{"a": 1}'), call("g", "{}")
         ("été 💩 <tool", [Text("été 💩 <tool")]),
     ],
 )
-def test_text_is_text(text: str, expected: list[Delta]):
+def test_text_is_text(text: str, expected: list[Delta]) -> None:
     check(text, expected)
 
 
@@ -123,7 +123,7 @@ def test_text_is_text(text: str, expected: list[Delta]):
         (f"<tool_call>{F}</tool_call>\n<think>x</think>\nDone", [*CALL_F, Thought("x"), Text("Done")]),
     ],
 )
-def test_thoughts_are_read_without_surrounding_space(text: str, expected: list[Delta]):
+def test_thoughts_are_read_without_surrounding_space(text: str, expected: list[Delta]) -> None:
     check(text, expected)
 
 
@@ -162,7 +162,7 @@ def test_thoughts_are_read_without_surrounding_space(text: str, expected: list[D
         ),
     ],
 )
-def test_marked_calls_are_read(text: str, expected: list[Delta]):
+def test_marked_calls_are_read(text: str, expected: list[Delta]) -> None:
     check(text, expected)
 
 
@@ -205,7 +205,7 @@ def test_marked_calls_are_read(text: str, expected: list[Delta]):
         '{"name": "f", "arguments": {"a": "\ud800"}}',
     ],
 )
-def test_malformed_calls_are_text_and_calls_after_them_are_calls(body: str):
+def test_malformed_calls_are_text_and_calls_after_them_are_calls(body: str) -> None:
     bad = f"Well, \n<tool_call> {body}\t</tool_call>"
     check(bad, [Text(bad)])
     check(f"{bad}\n", [Text(f"{bad}\n")])
@@ -226,11 +226,11 @@ def test_malformed_calls_are_text_and_calls_after_them_are_calls(body: str):
         "<tool_call><tool_call>",
     ],
 )
-def test_unclosed_calls_are_text(text: str):
+def test_unclosed_calls_are_text(text: str) -> None:
     check(text, [Text(text)])
 
 
-def test_a_call_inside_a_broken_one_is_a_call():
+def test_a_call_inside_a_broken_one_is_a_call() -> None:
     check(f"<tool_call>\n<tool_call>{F}</tool_call>", [Text("<tool_call>"), *CALL_F])
     check(f'<tool_call>{{"name": "f\n<tool_call>{G}</tool_call>', [Text('<tool_call>{"name": "f'), *CALL_G])
 
@@ -239,11 +239,11 @@ def test_a_call_inside_a_broken_one_is_a_call():
 @pytest.mark.parametrize(
     "text", [F, f"a\n<tool_call>{F}</tool_call>\n", f"<|python_tag|>{F}", "[TOOL_CALLS][]"]
 )
-def test_without_tools_nothing_is_a_call(format: CallFormat, text: str):
+def test_without_tools_nothing_is_a_call(format: CallFormat, text: str) -> None:
     check(text, [Text(text)], format, NONE)
 
 
-def test_without_tools_thoughts_are_still_recognized():
+def test_without_tools_thoughts_are_still_recognized() -> None:
     check(
         f"<think>x</think>\n<tool_call>{F}</tool_call>",
         [Thought("x"), Text(f"<tool_call>{F}</tool_call>")],
@@ -289,22 +289,22 @@ def test_without_tools_thoughts_are_still_recognized():
 @pytest.mark.parametrize("format", [LLAMA, BOTH])
 def test_bare_json_is_a_call_at_the_beginning_or_after_a_prefix(
     text: str, expected: list[Delta], format: CallFormat
-):
+) -> None:
     check(text, expected, format)
 
 
-def test_bare_json_after_thoughts_and_marked_calls():
+def test_bare_json_after_thoughts_and_marked_calls() -> None:
     check(f"<think>x</think>\n{F}", [Thought("x"), *CALL_F], BOTH)
     check(f"<tool_call>{F}</tool_call>\n{G}", [*CALL_F, *CALL_G], BOTH)
     check(f"{F};<think>x</think>{G}", [*CALL_F, Thought("x"), *CALL_G], BOTH)
     check(f"Hm\n<tool_call>{F}</tool_call>\n{G}", [Text("Hm"), *CALL_F, Text(G)], BOTH)
 
 
-def test_bare_json_is_text_if_the_format_has_none():
+def test_bare_json_is_text_if_the_format_has_none() -> None:
     check(F, [Text(F)], QWEN)
 
 
-def test_a_call_without_a_closing_marker_ends_with_its_json():
+def test_a_call_without_a_closing_marker_ends_with_its_json() -> None:
     check(f"Hm [TOOL_CALLS] [{F}, {G}]\n", [Text("Hm"), *CALL_F, *CALL_G], MISTRAL)
     check(f"[TOOL_CALLS]{F}[TOOL_CALLS]{G}", [*CALL_F, *CALL_G], MISTRAL)
     check(f"[TOOL_CALL]{F}", [Text(f"[TOOL_CALL]{F}")], MISTRAL)
@@ -312,7 +312,7 @@ def test_a_call_without_a_closing_marker_ends_with_its_json():
     check(f"[{F}]", CALL_F, CallFormat(call_open="[TOOL_CALLS]", bare_json=True))
 
 
-def test_a_closing_marker_alone_is_text():
+def test_a_closing_marker_alone_is_text() -> None:
     check(f"{F}</tool_call>", [Text(f"{F}</tool_call>")], CallFormat(call_close="</tool_call>"))
 
 
@@ -325,24 +325,24 @@ def test_a_closing_marker_alone_is_text():
         (f"Hm.</think>\n<tool_call>{F}</tool_call>", [Thought("Hm."), *CALL_F]),
     ],
 )
-def test_an_answer_may_start_inside_a_thought(text: str, expected: list[Delta]):
+def test_an_answer_may_start_inside_a_thought(text: str, expected: list[Delta]) -> None:
     assert parsed([text], starts_thinking=True) == expected
     assert parsed(text, starts_thinking=True) == expected
 
 
-def test_a_format_may_only_close_thoughts():
+def test_a_format_may_only_close_thoughts() -> None:
     format = CallFormat(think_close="</think>")
     assert parsed("a</think>b<think>c", format, starts_thinking=True) == [Thought("a"), Text("b<think>c")]
 
 
-def test_thinking_can_be_off():
+def test_thinking_can_be_off() -> None:
     text = "<think>x</think> y"
     assert parsed(text, thinking=False) == [Text(text)]
     assert parsed(text, thinking=False, starts_thinking=True) == [Text(text)]
     assert parsed(text, CallFormat(), starts_thinking=True) == [Text(text)]
 
 
-def test_text_and_thought_are_emitted_at_once_except_for_a_possible_marker():
+def test_text_and_thought_are_emitted_at_once_except_for_a_possible_marker() -> None:
     parser = Parser(QWEN, OFFER)
     assert parser.feed("<think>") == []
     assert parser.is_thinking
@@ -361,7 +361,7 @@ def test_text_and_thought_are_emitted_at_once_except_for_a_possible_marker():
     assert parser.finish() == []
 
 
-def test_a_call_is_emitted_when_it_is_complete():
+def test_a_call_is_emitted_when_it_is_complete() -> None:
     parser = Parser(BOTH, OFFER)
     assert parser.feed(F[:-1]) == []
     assert parser.feed("}") == CALL_F
@@ -370,7 +370,7 @@ def test_a_call_is_emitted_when_it_is_complete():
     assert parser.finish() == []
 
 
-def test_a_parser_is_idle_outside_of_thoughts_calls_and_possible_markers():
+def test_a_parser_is_idle_outside_of_thoughts_calls_and_possible_markers() -> None:
     parser = Parser(BOTH, OFFER)
     states = []
     for text in ("Hm", " <", "b <think>", "so</think>", "<tool_call>", f"{G}</tool_call>"):
@@ -380,7 +380,7 @@ def test_a_parser_is_idle_outside_of_thoughts_calls_and_possible_markers():
     assert states == [idle, waiting, waiting, idle, holding, idle]
 
 
-def test_nothing_is_held_back_if_no_marker_is_possible():
+def test_nothing_is_held_back_if_no_marker_is_possible() -> None:
     parser = Parser(QWEN, NONE, thinking=False)
     assert parser.feed("a \n<") == [Text("a \n<")]
     assert parser.feed(" ") == [Text(" ")]
@@ -401,7 +401,7 @@ HELD = 100_000
         f'<tool_call>{{"name": "f", "arguments": {{"a": "{HELD // 10 * "</tool_call>"}"}}}}</tool_call>',
     ],
 )
-def test_long_calls_are_read(text: str):
+def test_long_calls_are_read(text: str) -> None:
     check(text, call("f", text[text.index('{"a"') : text.rindex("}}") + 1]), BOTH)
 
 
@@ -425,11 +425,11 @@ LENGTH = 20_000
         '{"a": ' + LENGTH * "[",
     ],
 )
-def test_long_text_that_resembles_calls_is_text(text: str):
+def test_long_text_that_resembles_calls_is_text(text: str) -> None:
     check(text, [Text(text)], BOTH)
 
 
-def test_many_thoughts_are_read():
+def test_many_thoughts_are_read() -> None:
     check(2_000 * "<think>x</think>\n", [Thought(2_000 * "x")])
 
 
@@ -488,14 +488,14 @@ def split(text: str, cuts: list[int]) -> list[str]:
 )
 def test_any_split_gives_the_same_deltas(
     text: str, cuts: list[int], format: CallFormat, inside: bool, offer: Offer
-):
+) -> None:
     whole = parsed([text], format, offer, starts_thinking=inside)
     assert parsed(split(text, cuts), format, offer, starts_thinking=inside) == whole
     assert parsed(text, format, offer, starts_thinking=inside) == whole
 
 
 @given(st.text('a{}<>"; bx,:', max_size=40), st.sampled_from([OFFER, NONE]))
-def test_any_split_gives_the_same_deltas_with_overlapping_markers(text: str, offer: Offer):
+def test_any_split_gives_the_same_deltas_with_overlapping_markers(text: str, offer: Offer) -> None:
     assert parsed(text, ODD, offer) == parsed([text], ODD, offer)
 
 
@@ -517,12 +517,12 @@ def without_markers(text: str) -> list[Delta]:
 
 
 @given(outputs)
-def test_without_tools_only_think_markers_are_dropped(text: str):
+def test_without_tools_only_think_markers_are_dropped(text: str) -> None:
     assert parsed(text, BOTH, NONE) == without_markers(text)
 
 
 @given(outputs, st.sampled_from([QWEN, LLAMA, BOTH, MISTRAL]))
-def test_calls_to_other_tools_are_emitted_unchanged_as_text(text: str, format: CallFormat):
+def test_calls_to_other_tools_are_emitted_unchanged_as_text(text: str, format: CallFormat) -> None:
     offer = Offer(tools=(function("other"),))
     assert parsed(text, format, offer, thinking=False) == ([Text(text)] if text else [])
 
@@ -533,7 +533,7 @@ def test_calls_to_other_tools_are_emitted_unchanged_as_text(text: str, format: C
 )
 def test_all_forms_of_calls_give_the_same_names_and_arguments(
     wanted: list[tuple[str, object]], indent: int | None
-):
+) -> None:
     sources = [written(name, values, indent) for name, values in wanted]
     texts = [
         "".join(f"<tool_call>\n{source}\n</tool_call>\n" for source in sources),

@@ -11,7 +11,7 @@ def named(name: str, *tools: CallableTool) -> list[Delta]:
     return [] if deltas == [Text(text)] else deltas
 
 
-def test_an_ambiguous_name_addresses_no_tool():
+def test_an_ambiguous_name_addresses_no_tool() -> None:
     one, two = function("read", "one"), function("read", "two")
     assert named("read", one, two) == []
     assert named("one__read", one, two) == call("read", "{}", "one")
@@ -20,10 +20,10 @@ def test_an_ambiguous_name_addresses_no_tool():
     assert named("c", function("c", "a__b"), function("b__c", "a")) == call("c", "{}", "a__b")
 
 
-def test_a_tool_without_a_namespace_takes_precedence():
+def test_a_tool_without_a_namespace_takes_precedence() -> None:
     assert named("read", function("read"), function("read", "one")) == call("read", "{}")
     assert named("one__read", function("read"), function("read", "one")) == call("read", "{}", "one")
 
 
-def test_a_tool_offered_twice_is_one_tool():
+def test_a_tool_offered_twice_is_one_tool() -> None:
     assert named("read", function("read", "one"), function("read", "one")) == call("read", "{}", "one")

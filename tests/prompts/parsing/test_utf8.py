@@ -26,16 +26,18 @@ def decoded(*pieces: bytes) -> list[str]:
         ([b"\x80"], ["\ufffd", ""]),
     ],
 )
-def test_text_is_returned_as_soon_as_its_characters_are_complete(pieces: list[bytes], texts: list[str]):
+def test_text_is_returned_as_soon_as_its_characters_are_complete(
+    pieces: list[bytes], texts: list[str]
+) -> None:
     assert decoded(*pieces) == texts
 
 
 @given(st.lists(st.binary(max_size=5) | st.text(max_size=5).map(str.encode)))
-def test_any_split_of_bytes_gives_the_same_text(pieces: list[bytes]):
+def test_any_split_of_bytes_gives_the_same_text(pieces: list[bytes]) -> None:
     assert "".join(decoded(*pieces)) == b"".join(pieces).decode(errors="replace")
 
 
 @given(st.text())
-def test_text_is_decoded_byte_by_byte(text: str):
+def test_text_is_decoded_byte_by_byte(text: str) -> None:
     data = text.encode()
     assert "".join(decoded(*(data[at : at + 1] for at in range(len(data))))) == text
