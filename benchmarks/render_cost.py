@@ -28,7 +28,7 @@ from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
 from slipring.engines.llama.models import embedded_model, read_file
 from slipring.prompts.dialects.chatml import ChatMl
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.items import Item, read_item
@@ -75,7 +75,7 @@ def begun(
     return turn, turn.begin(response_id, MODEL, items, 0.0, new_definitions(Limits()))
 
 
-def chain(renderer: FoldingRenderer, tokens: int) -> ResponseState:
+def chain(renderer: DialectRenderer, tokens: int) -> ResponseState:
     """A chain of turns, each rendered by delta, until it has so many tokens."""
     state: ResponseState | None = None
     items: tuple[Item, ...] = (item(type="message", role="user", content="Mend the failing test."),)
@@ -106,7 +106,7 @@ def milliseconds(work: Callable[[], object], repeats: int) -> list[float]:
     return times
 
 
-def measure(renderer: FoldingRenderer, tokens: int, repeats: int) -> dict[str, list[float]]:
+def measure(renderer: DialectRenderer, tokens: int, repeats: int) -> dict[str, list[float]]:
     state = chain(renderer, tokens)
     position = state.position
     assert isinstance(position, Rendered)
@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
-    renderer = FoldingRenderer(ChatMl(), Tokenizer.from_gguf(read_file(embedded_model())))
+    renderer = DialectRenderer(ChatMl(), Tokenizer.from_gguf(read_file(embedded_model())))
     times: dict[int, dict[str, list[float]]] = {}
     print("milliseconds to render and tokenize one turn, median (range)")
     print("  history                   in full                by delta    ratio  ids encoded   spliced")

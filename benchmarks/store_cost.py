@@ -43,9 +43,9 @@ from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Finished
 from slipring.engines.llama.models import embedded_model, read_file
 from slipring.prompts.dialects.chatml import ChatMl
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendering
-from slipring.prompts.rendering_codec import RenderedPositions
+from slipring.prompts.rendering_codec import RenderingCodec
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.stores.catalog import open_database
 from slipring.stores.sql.store import SqlStore
@@ -297,7 +297,7 @@ def continue_once(
 # Token ids: what it saves to keep them.
 
 
-def rendered_chain(renderer: FoldingRenderer) -> Iterator[ResponseState]:
+def rendered_chain(renderer: DialectRenderer) -> Iterator[ResponseState]:
     """Turns of about 500 tokens, each rendered by delta, as a token engine leaves them."""
     state: ResponseState | None = None
     items: tuple[Any, ...] = (item(type="message", role="user", content="Mend the failing test."),)
@@ -318,7 +318,7 @@ async def spent(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
     return result, {"wall_ms": round(wall_ms, 3), "cpu_ms": round(cpu_ms, 3)}
 
 
-async def next_turn(store: SqlStore, renderer: FoldingRenderer, length: int) -> dict[str, Any]:
+async def next_turn(store: SqlStore, renderer: DialectRenderer, length: int) -> dict[str, Any]:
     """Read a chain, render a turn after it: what each took, and the ids."""
 
     async def load() -> ResponseState | None:
@@ -335,7 +335,7 @@ async def next_turn(store: SqlStore, renderer: FoldingRenderer, length: int) -> 
     return {"load": load_took, "render": render_took, "ids": rendering.prompt.ids()}
 
 
-async def with_and_without(spec: str, renderer: FoldingRenderer, rounds: int) -> dict[str, Any]:
+async def with_and_without(spec: str, renderer: DialectRenderer, rounds: int) -> dict[str, Any]:
     """The same chain in the same database, read with its ids and without, turn about.
 
     PostgreSQL plans by statistics that it makes now and then: once with some that are older than the chain's
@@ -343,7 +343,7 @@ async def with_and_without(spec: str, renderer: FoldingRenderer, rounds: int) ->
     """
     database = open_database(spec)
     stores = {  # Neither remembers anything: every load reads.
-        "ids": SqlStore(database, positions=RenderedPositions()),
+        "ids": SqlStore(database, positions=RenderingCodec()),
         "items": SqlStore(database),
     }
     await stores["ids"].start()
@@ -361,7 +361,7 @@ async def with_and_without(spec: str, renderer: FoldingRenderer, rounds: int) ->
     return figures
 
 
-async def read_all(stores: dict[str, SqlStore], renderer: FoldingRenderer, rounds: int) -> dict[int, Any]:
+async def read_all(stores: dict[str, SqlStore], renderer: DialectRenderer, rounds: int) -> dict[int, Any]:
     figures: dict[int, Any] = {length: {"ids": [], "items": []} for length in LENGTHS}
     for _ in range(rounds):
         for length in LENGTHS:
@@ -384,7 +384,7 @@ async def execute(url: str, *statements: str) -> None:
 
 
 def measure_ids(directory: Path, specs: dict[str, str], rounds: int) -> dict[str, dict[int, Any]]:
-    renderer = FoldingRenderer(ChatMl(), Tokenizer.from_gguf(read_file(embedded_model())))
+    renderer = DialectRenderer(ChatMl(), Tokenizer.from_gguf(read_file(embedded_model())))
     figures = {}
     for kind, spec in specs.items():
         say(f"token ids at {kind}")

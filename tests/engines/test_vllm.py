@@ -14,7 +14,7 @@ from slipring.engines.catalog import KINDS, open_engine
 from slipring.engines.tokens.token_server import read_options
 from slipring.engines.vllm import VllmEngine
 from slipring.errors import InvalidRequest, StartupError, Unavailable
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from tests.engines.fakes.server import Call, Ids, Refuse, Say, Stop, started
 from tests.engines.fakes.tokens import END, TEMPLATE, TOKENIZER, decoded, tokenizer_directory
 from tests.engines.fakes.vllm import FakeVllm, tokens_of
@@ -392,12 +392,12 @@ async def test_the_template_is_the_servers_or_a_dialect_is_named(tmp_path: Path)
             async with started(fake.engine(tokenizer="")):
                 pass
         async with started(fake.engine(tokenizer="", dialect="chatml")) as engine:
-            assert isinstance(engine.renderer, FoldingRenderer)
+            assert isinstance(engine.renderer, DialectRenderer)
         only = tmp_path / "tokenizer.json"
         only.write_text(await asyncio.to_thread(Path(tokenizer_directory(), "tokenizer.json").read_text))
         fake.tells_template = True
         async with started(fake.engine(tokenizer=str(only))) as engine:
-            assert isinstance(engine.renderer, FoldingRenderer)
+            assert isinstance(engine.renderer, DialectRenderer)
             assert engine.renderer.vocabulary.is_local
 
 
@@ -453,7 +453,7 @@ async def test_a_template_may_be_a_separate_file_of_the_directory(tmp_path: Path
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     named = f"http://127.0.0.1:9,model=m,context=99,tokenizer={tmp_path}"
     async with started(VllmEngine.from_options(named)) as engine:
-        assert isinstance(engine.renderer, FoldingRenderer)
+        assert isinstance(engine.renderer, DialectRenderer)
         assert engine.models()[0].name == "m"
 
 

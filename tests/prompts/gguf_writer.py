@@ -1,4 +1,4 @@
-"""GGUF files, written by hand."""
+"""Writes GGUF files for tests."""
 
 import struct
 from math import prod
@@ -34,9 +34,9 @@ def array(kind: int, count: int, values: bytes) -> bytes:
 
 
 def write_hollow_model(path: Path, metadata: dict[str, Any]) -> None:
-    """A model of one layer, all zeros. It has nothing to say, but llama.cpp tokenizes with its vocabulary.
+    """Write a model of one layer with all weights zero, for the tokenizer of llama.cpp.
 
-    The zeros are a hole in the file, so it costs the disk no more than its metadata.
+    The zeros are a hole in a sparse file, which takes no more disk space than the metadata.
     """
     shapes = {"token_embd": (_WIDTH, len(metadata["tokenizer.ggml.tokens"]))}
     shapes |= dict.fromkeys(_VECTORS, (_WIDTH,))

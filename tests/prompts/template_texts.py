@@ -1,4 +1,4 @@
-"""Chat templates in the styles of several families, none of them copied, and a vocabulary for all."""
+"""Chat templates in the styles of several model families, and a vocabulary with all their control tokens."""
 
 from functools import cache
 from typing import Any
@@ -133,7 +133,7 @@ PLAIN = """\
 {%- for message in messages %}{{ '### ' + message.role + ':\\n' + message.content + '\\n\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '### assistant:\\n' }}{% endif %}
 """
-"""No control token at all: nothing can be appended."""
+"""Without control tokens: nothing can be appended."""
 
 STRICT = """\
 {%- for message in messages %}
@@ -161,7 +161,7 @@ FOLDING = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_end|>\\n<|im_start|>model\\n' }}{% endif %}
 """
-"""The system speaks with the first message, calls are Python's ``repr``, the last message stays open."""
+"""Writes the system text with the first message, calls as Python's ``repr``; leaves the last message open."""
 
 LAST = """\
 {%- for message in messages %}
@@ -175,7 +175,7 @@ LAST = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
 """
-"""The last answer has a thought, even an empty one."""
+"""Writes a thought in the last answer, even an empty one."""
 
 SPECIAL = (
     "<|begin_of_text|>",
@@ -196,7 +196,7 @@ SPECIAL = (
     "<tool_call>",
     "</tool_call>",
 )
-"""Control tokens of all these templates that SmolLM2 does not have."""
+"""Control tokens of these templates that SmolLM2 does not have."""
 
 
 @cache
@@ -211,7 +211,7 @@ def everything() -> Tokenizer:
 
 @cache
 def odd() -> Tokenizer:
-    """The small vocabulary, of which a plain word is a control token."""
+    """The small vocabulary, in which a plain word is a control token."""
     return Tokenizer.from_gguf(small_metadata())
 
 

@@ -1,4 +1,4 @@
-"""Rendering by delta: whatever the steps, the tokens are those of the whole."""
+"""Rendering by delta with dialects gives the tokens of the whole context, for any split into turns."""
 
 import json
 from itertools import pairwise
@@ -14,16 +14,16 @@ from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Job, Settings
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Block
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Body, Preface, Rendered, Step, empty
-from slipring.prompts.tokenization.token_budget import Room
+from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN, node
-from tests.prompts.vocabulary import VISIBLE, WRITERS, call, custom_call, item, message, output, renderer
+from tests.prompts.vocabulary import RENDERERS, VISIBLE, call, custom_call, item, message, output, renderer
 
-EVERY_WRITER = pytest.mark.parametrize("writer", WRITERS)
+EVERY_WRITER = pytest.mark.parametrize("writer", RENDERERS)
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 TOOLS = Toolset.read(Raw(json.dumps([TOOL]).encode()))
 HEAD = Head("You help.", TOOLS)
@@ -61,7 +61,7 @@ def job(
 
 
 def after(done: Job, position: object, *, output: Items = ()) -> ResponseState:
-    """The state that a finished job leaves."""
+    """The response state after a finished job."""
     return ResponseState(
         response=node("r").response,
         parent=done.parent,
@@ -73,7 +73,7 @@ def after(done: Job, position: object, *, output: Items = ()) -> ResponseState:
     )
 
 
-def whole(writer: FoldingRenderer, *items: Item, head: Head = HEAD) -> tuple[list[int], list[int]]:
+def whole(writer: DialectRenderer, *items: Item, head: Head = HEAD) -> tuple[list[int], list[int]]:
     rendering = writer.render(job(items, head=head))
     assert rendering.fallback is None
     return rendering.context.ids(), rendering.prompt.ids()
@@ -83,11 +83,11 @@ def user(text: str) -> Item:
     return message("user", text)
 
 
-# A chain and the whole
+# Chains and whole contexts
 
 
 @EVERY_WRITER
-def test_a_chain_of_steps_gives_the_tokens_of_the_whole(writer: str) -> None:
+def test_rendering_by_delta_gives_the_tokens_of_the_whole_context(writer: str) -> None:
     writes = renderer(writer)
 
     @settings(max_examples=60)
@@ -112,7 +112,7 @@ def test_a_chain_of_steps_gives_the_tokens_of_the_whole(writer: str) -> None:
 
 
 @EVERY_WRITER
-def test_emitted_ids_are_kept_as_emitted_and_the_rest_is_written_after_them(writer: str) -> None:
+def test_emitted_ids_are_kept_and_new_items_are_appended_to_them(writer: str) -> None:
     writes = renderer(writer)
 
     @settings(max_examples=40)
@@ -130,12 +130,12 @@ def test_emitted_ids_are_kept_as_emitted_and_the_rest_is_written_after_them(writ
             rendering = writes.render(step)
             prompt = rendering.prompt
             assert prompt.ids()[: len(ids)] == ids
-            spoken = rendering.spoken(emitted)
+            answered = rendering.with_answer(emitted)
             ids = prompt.ids() + emitted
-            assert spoken.ids() == ids
-            assert spoken.total == len(ids)
-            # What the item says does not matter: the ids are the context.
-            parent = after(step, spoken, output=(message("assistant", "something else"),))
+            assert answered.ids() == ids
+            assert answered.total == len(ids)
+            # The text of the item does not matter: the emitted ids are used.
+            parent = after(step, answered, output=(message("assistant", "something else"),))
         rendering = writes.render(job(last, parent))
         opened = Block.ASSISTANT if turns else Block.NONE
         written, block = writes.dialect.write_items(opened, last)
@@ -146,11 +146,11 @@ def test_emitted_ids_are_kept_as_emitted_and_the_rest_is_written_after_them(writ
 
 
 @EVERY_WRITER
-def test_an_answer_is_closed_before_the_next_message(writer: str) -> None:
+def test_the_next_message_closes_the_answer(writer: str) -> None:
     writes = renderer(writer)
     first = job((user("hello"),))
-    spoken = writes.render(first).spoken(writes.vocabulary.encode("yes"))
-    rendering = writes.render(job((user("more"),), after(first, spoken)))
+    answered = writes.render(first).with_answer(writes.vocabulary.encode("yes"))
+    rendering = writes.render(job((user("more"),), after(first, answered)))
     assert (
         rendering.prompt.ids() == whole(writes, user("hello"), message("assistant", "yes"), user("more"))[1]
     )
@@ -169,7 +169,7 @@ def test_forks_share_their_parents_tokens_and_do_not_see_each_other(writer: str)
 
 
 @EVERY_WRITER
-def test_a_step_without_anything_new_is_its_parents_position(writer: str) -> None:
+def test_a_job_without_new_items_has_the_position_of_its_parent(writer: str) -> None:
     writes = renderer(writer)
     first = job((user("hello"),))
     position = writes.render(first).context
@@ -194,7 +194,7 @@ def test_an_unchanged_head_is_shared(writer: str) -> None:
 
 @EVERY_WRITER
 @pytest.mark.parametrize("head", [Head("Other.", TOOLS), Head("You help."), Head()])
-def test_a_changed_head_is_written_again_and_the_body_is_shared(writer: str, head: Head) -> None:
+def test_a_changed_head_is_rendered_again_and_the_body_is_shared(writer: str, head: Head) -> None:
     writes = renderer(writer)
     first = job((user("hello"),))
     position = writes.render(first).context
@@ -212,7 +212,7 @@ SCHEMA = TextFormat(kind="json_schema", echo=Raw(b"{}"), schema=b'{"type":"objec
 
 
 @EVERY_WRITER
-def test_a_format_of_answers_is_part_of_the_head(writer: str) -> None:
+def test_the_answer_format_is_part_of_the_head(writer: str) -> None:
     writes = renderer(writer)
     first = job((user("hello"),))
     position = writes.render(first).context
@@ -221,15 +221,15 @@ def test_a_format_of_answers_is_part_of_the_head(writer: str) -> None:
     assert formatted.context.body.parent is position.body
     whole_job = job((user("hello"), user("more")), format=SCHEMA)
     assert formatted.prompt.ids() == writes.render(whole_job).prompt.ids()
-    said = b"".join(map(writes.bytes_of, formatted.context.preface.step.ids)).decode()
-    assert '{"type":"object"}' in said
+    text = b"".join(map(writes.bytes_of, formatted.context.preface.step.ids)).decode()
+    assert '{"type":"object"}' in text
 
 
 # Contexts that are too long
 
 
 @EVERY_WRITER
-def test_the_oldest_items_are_dropped_at_borders_that_keep_calls_with_their_outputs(writer: str) -> None:
+def test_shortening_drops_the_oldest_items_and_keeps_calls_with_their_outputs(writer: str) -> None:
     writes = renderer(writer)
     added = item("additional_tools", tools=[TOOL])
     items = (user("one"), added, call("f"), user("two"), output("2"), message("assistant", "a"), user("end"))
@@ -237,25 +237,25 @@ def test_the_oldest_items_are_dropped_at_borders_that_keep_calls_with_their_outp
     for earlier, kept in pairwise(borders):
         most = len(whole(writes, *kept)[1])
         for room in (most, len(whole(writes, *earlier)[1]) - 1):
-            shortened = writes.shorten(job(items), Room(room))
+            shortened = writes.shorten(job(items), TokenBudget(room))
             assert shortened is not None
             assert shortened.prompt.ids() == whole(writes, *kept)[1]
             assert shortened.dropped_items == len(items) - len(kept)
             assert shortened.fallback is not None
-    assert writes.shorten(job(items), Room(len(whole(writes, added, user("end"))[1]) - 1)) is None
+    assert writes.shorten(job(items), TokenBudget(len(whole(writes, added, user("end"))[1]) - 1)) is None
 
 
 # Parents that cannot be appended to
 
 
 def foreign_positions(writer: str) -> list[object]:
-    """None, another engine's, and positions of all other writers."""
-    others = [renderer(other).render(job()).context for other in WRITERS if other != writer]
+    """None, another engine's position, and positions of all other renderers."""
+    others = [renderer(other).render(job()).context for other in RENDERERS if other != writer]
     return [None, SimpleNamespace(size_bytes=9), *others]
 
 
 @EVERY_WRITER
-def test_a_parent_of_another_engine_dialect_or_vocabulary_means_rendering_in_full(writer: str) -> None:
+def test_a_parent_of_another_engine_dialect_or_vocabulary_causes_a_full_rendering(writer: str) -> None:
     writes = renderer(writer)
     grandparent = after(job((user("hello"),)), writes.render(job((user("hello"),))).context)
     for position in foreign_positions(writer):
@@ -276,7 +276,7 @@ def test_a_parent_of_another_engine_dialect_or_vocabulary_means_rendering_in_ful
 
 
 @EVERY_WRITER
-def test_after_rendering_in_full_the_chain_goes_on_by_delta(writer: str) -> None:
+def test_after_a_full_rendering_the_chain_continues_by_delta(writer: str) -> None:
     writes = renderer(writer)
     lost = after(job((user("hello"),)), None)
     again = job((user("more"),), lost)
@@ -293,7 +293,7 @@ def test_the_first_step_counts_all_its_tokens(writer: str) -> None:
     assert rendering.new_tokens == rendering.prompt.total == len(rendering.prompt.ids())
 
 
-def test_a_renderer_made_again_for_the_same_model_goes_on_with_its_positions() -> None:
+def test_positions_stay_valid_for_a_new_renderer_of_the_same_model() -> None:
     first = job((user("hello"),))
     position = renderer("llama3 in small").render(first).context
     assert renderer("llama3 in small").render(job((), after(first, position))).context is position
@@ -308,11 +308,12 @@ def test_answers_end_at_the_control_tokens_that_the_vocabulary_has(writer: str) 
     known = [token for token in writes.dialect.stop if writes.vocabulary.has_control(token)]
     assert len(known) >= 2
     assert writes.stop_ids() == {writes.vocabulary.control(token) for token in known}
+    assert writes.stop_ids() is writes.stop_ids()
 
 
-def test_a_dialect_whose_control_tokens_are_missing_cannot_be_written() -> None:
+def test_a_dialect_needs_its_control_tokens_in_the_vocabulary() -> None:
     smollm2 = renderer("chatml in smollm2").vocabulary
-    writes = FoldingRenderer(renderer("llama3 in small").dialect, smollm2)
+    writes = DialectRenderer(renderer("llama3 in small").dialect, smollm2)
     assert writes.stop_ids() == frozenset()
     with pytest.raises(KeyError):
         writes.render(job())
@@ -325,17 +326,17 @@ def chain(length: int) -> Body:
     return body
 
 
-def test_a_very_long_chain_is_walked_and_dropped() -> None:
+def test_a_very_long_chain_does_not_exceed_the_recursion_limit() -> None:
     body = chain(100_000)
     assert body.total == 200_000
     assert [step.ids[0] for step in body.steps() if step.ids] == list(range(100_000))
     rendered = Rendered("w", Preface(HEAD, TEXT, Step.of((7,))), body)
     del body
     assert rendered.total == len(rendered.ids()) == 200_001
-    del rendered  # a chain that is freed link within link would exhaust the stack here
+    del rendered  # freeing the links recursively would overflow the stack here
 
 
-def test_a_step_does_not_change_what_it_continues() -> None:
+def test_appending_does_not_change_the_parent() -> None:
     body = chain(2)
     longer = body.then([9], Block.TOOLS)
     assert (body.total, body.tail, [step.json for step in body.steps()]) == (
@@ -347,10 +348,24 @@ def test_a_step_does_not_change_what_it_continues() -> None:
     assert longer.size_bytes > body.size_bytes
 
 
-def test_a_mark_is_one_token_where_the_vocabulary_has_it_and_text_never_becomes_one() -> None:
+def test_a_mark_is_a_token_if_the_vocabulary_has_it_and_text_never_becomes_one() -> None:
     writes = renderer("chatml in small")
     mark = writes.vocabulary.control(VISIBLE)
     ids = writes.encode([ChatMl().write_call("f", f'{{"a":"{VISIBLE}"}}', first=True)])
     assert ids[0] == mark
     assert ids.count(mark) == 1
     assert b"".join(map(writes.bytes_of, ids)).decode().count(VISIBLE) == 2
+
+
+def test_marks_in_an_answer_are_text_and_other_control_tokens_are_not() -> None:
+    writes = renderer("chatml in small")
+    mark, end = writes.vocabulary.control(VISIBLE), writes.vocabulary.control("<|im_end|>")
+    assert (writes.mark_of(mark), writes.mark_of(end)) == (VISIBLE, "")
+    ids = [mark, *writes.vocabulary.encode("hello"), end, 10**6]
+    assert writes.token_bytes.join(ids) == b"<tool_call>hello"
+    assert set(writes.token_bytes) == set(ids[:-2]), "tokens without bytes are not cached"
+
+
+def test_the_prompt_of_a_dialect_does_not_open_a_thought() -> None:
+    writes = renderer("chatml in small")
+    assert not writes.opens_thought(writes.render(job()).prompt)

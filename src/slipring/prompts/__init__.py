@@ -1,1 +1,1 @@
-"""How items become tokens and back: tokenizers, dialects, rendering by delta, parsers. Pure."""
+"""Items to token ids and model output back to deltas: tokenizers, renderers, parsers. Pure: no I/O."""

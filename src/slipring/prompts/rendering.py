@@ -1,9 +1,11 @@
-"""Rendering by delta: the token ids of a context, made by appending to those of its parent.
+"""Rendering by delta: the token ids of a context are those of its parent plus those of the new items.
 
-``tokens(child) = tokens(parent) + render(delta)``. Ids that an engine emitted are kept as emitted. A context
-that cannot be appended to its parent (the parent was rendered by another model, the model's template rewrites
-what was said before) is rendered from its items, and says why. How items are written is the business of the
-two kinds of renderer, ``prompts.folding`` and ``prompts.templates``.
+``tokens(child) = tokens(parent) + render(delta)``. Ids that an engine emitted are kept as emitted. If the
+delta cannot be appended (another model rendered the parent, the model's template rewrites earlier turns),
+the context is rendered from all its items and ``Rendering.fallback`` gives the reason.
+
+``Renderer`` is the base class. It has two implementations: ``dialects.dialect_renderer`` and
+``templates.template_renderer``.
 """
 
 from abc import ABC, abstractmethod
@@ -15,8 +17,8 @@ from msgspec import Struct
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job
-from slipring.prompts.parsing.parser import CallFormat
-from slipring.prompts.tokenization.token_budget import BOUNDLESS, Encoder, Room, TooManyTokens
+from slipring.prompts.parsing.call_formats import CallFormat
+from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.items import Item, kept_tools
@@ -24,73 +26,74 @@ from slipring.protocol.requests import TextFormat
 
 _STEP_BYTES = 400
 _TOKEN_BYTES = 11
-"""An id, and its digits with a comma."""
+"""Estimate per token: four bytes for the id, the rest for its decimal digits and a comma."""
 
 
 class Step(Struct, frozen=True, eq=False):
-    """Some ids, and the same as JSON without its brackets: engines are sent them with every later turn."""
+    """Token ids, also encoded as JSON without brackets: every later turn sends them to the engine again."""
 
     ids: "array[int]"
-    """Unsigned, four bytes a token; a tuple would take forty."""
+    """Unsigned 32-bit: four bytes per token, where a tuple would take forty."""
     json: bytes
 
     @classmethod
     def of(cls, ids: Iterable[int]) -> "Step":
-        listed = list(ids)
-        return cls(array("I", listed), wire.encode(listed)[1:-1])
+        id_list = list(ids)
+        return cls(array("I", id_list), wire.encode(id_list)[1:-1])
 
 
 class Body(Struct, frozen=True, eq=False):
-    """The ids of a context without its head: what is new, and a pointer to what came before."""
+    """The ids of a context without its head, as a linked list: the newest step and its parent body."""
 
     parent: "Body | None"
     step: Step
     total: int
     size_bytes: int
     tail: object
-    """What the renderer has to know of all this to go on."""
+    """The renderer's own state after these ids, needed to append to them."""
 
     def then(self, ids: Iterable[int], tail: object) -> "Body":
+        """Return a body with ``ids`` appended."""
         step = Step.of(ids)
         count = len(step.ids)
         size_bytes = self.size_bytes + _STEP_BYTES + _TOKEN_BYTES * count
         return Body(self, step, self.total + count, size_bytes, tail)
 
     def lineage(self) -> Iterator["Body"]:
-        """This body and those it continues, newest first."""
+        """This body and its ancestors, newest first."""
         node: Body | None = self
         while node is not None:
             yield node
             node = node.parent
 
     def steps(self) -> Iterator[Step]:
-        """Oldest first."""
+        """All steps, oldest first."""
         return reversed([node.step for node in self.lineage()])
 
 
 def empty(tail: object) -> Body:
-    """The body of a context that has only a head."""
+    """A body without tokens."""
     return Body(None, Step.of(()), 0, _STEP_BYTES, tail)
 
 
 class Preface(Struct, frozen=True, eq=False):
-    """What stands before the body, as tokens."""
+    """The head of a context as tokens."""
 
     head: Head
     format: TextFormat
     step: Step
 
     def covers(self, job: Job) -> bool:
-        """Whether a job's context begins with the very same."""
+        """Whether a job has the same head and answer format."""
         same_head = self.head is job.head or self.head == job.head
         return same_head and self.format == job.settings.format
 
 
 class Rendered(Struct, frozen=True, eq=False):
-    """A context as tokens. The position that a tokens engine leaves with a response."""
+    """A context as tokens. Token engines keep one with each response, as its position."""
 
     writer: str
-    """Renderer and vocabulary that the ids belong to."""
+    """Identifies the renderer and the vocabulary that made the ids."""
     preface: Preface
     body: Body
 
@@ -106,21 +109,21 @@ class Rendered(Struct, frozen=True, eq=False):
         return chain((self.preface.step,), self.body.steps())
 
     def ids(self) -> list[int]:
-        """All ids. Costs the whole context."""
+        """All ids, copied: O(length of the context)."""
         return list(chain.from_iterable(step.ids for step in self.steps()))
 
     def json(self) -> bytes:
-        """All ids as a JSON array, made of ready pieces."""
+        """All ids as a JSON array."""
         return b"[" + b",".join(self.json_pieces()) + b"]"
 
     def json_pieces(self) -> list[bytes]:
-        """The same without its brackets, in pieces to be joined by commas."""
-        # Every turn asks for all steps of its chain: nothing but a walk along it.
+        """The elements of that array as encoded pieces, to be joined by commas."""
+        # Hot path, called once per turn: a plain loop over the linked list is faster than ``steps()``.
         pieces: list[bytes] = []
         node: Body | None = self.body
         while node is not None:
-            if written := node.step.json:
-                pieces.append(written)
+            if piece := node.step.json:
+                pieces.append(piece)
             node = node.parent
         if self.preface.step.json:
             pieces.append(self.preface.step.json)
@@ -128,158 +131,166 @@ class Rendered(Struct, frozen=True, eq=False):
         return pieces
 
     def then(self, ids: Iterable[int], tail: object) -> "Rendered":
-        """This context and some more."""
+        """Return this context with ``ids`` appended."""
         return Rendered(self.writer, self.preface, self.body.then(ids, tail))
 
 
 class Rendering(Struct, frozen=True):
-    """What rendering a job gave, and what it took."""
+    """The result of rendering a job."""
 
     context: Rendered
-    """The context as it is: what a warmup prepares."""
+    """The context without an open assistant turn: what a warmup prepares."""
     prompt: Rendered
-    """The context with the model's turn opened: what it speaks after."""
+    """The context with the assistant turn opened: what the model continues."""
     new_tokens: int
+    """Tokens of the prompt that were not taken from the parent."""
     fallback: str | None = None
-    """Why all items had to be rendered, where they had."""
+    """Why all items were rendered instead of the delta; None if they were not."""
     dropped_items: int = 0
-    """Left out, the oldest first, to make the rest fit."""
+    """How many of the oldest items were dropped to fit the context window."""
 
-    def spoken(self, ids: Iterable[int]) -> Rendered:
-        """The context after the model has spoken, in the message that the prompt opened."""
+    def with_answer(self, ids: Iterable[int]) -> Rendered:
+        """Return the prompt followed by the ids that the model emitted."""
         return self.prompt.then(ids, self.prompt.body.tail)
 
 
-class Said(dict[int, bytes]):
-    """What tokens say, by their ids: each is found once."""
+class TokenBytes(dict[int, bytes]):
+    """Caches the bytes of tokens by id."""
 
-    def __init__(self, find: Callable[[int], bytes]) -> None:
+    def __init__(self, look_up: Callable[[int], bytes]) -> None:
         super().__init__()
-        self._find = find
+        self._look_up = look_up
 
     def __missing__(self, id: int) -> bytes:
-        said = self._find(id)
-        if said:  # an id that says nothing may be any number
-            self[id] = said
-        return said
+        data = self._look_up(id)
+        if data:  # unknown ids have no bytes; caching them would let the cache grow without bound
+            self[id] = data
+        return data
 
-    def together(self, ids: Iterable[int]) -> bytes:
+    def join(self, ids: Iterable[int]) -> bytes:
+        """The bytes of all ids, concatenated."""
         return b"".join([self[id] for id in ids])
 
 
-class Rewritten(Exception):
-    """The delta cannot be appended: what stands before it would have to be written differently."""
+class CannotAppend(Exception):
+    """The delta cannot be appended to the parent's tokens. The message says why."""
 
 
 class Renderer(ABC):
-    """Writes contexts for one model, and knows how its answers are to be read."""
+    """Renders contexts for one model and knows the format of its output."""
 
-    calls: CallFormat
+    call_format: CallFormat
     always_appends: bool = False
-    """Whether ``append`` never asks for everything to be written again."""
+    """Whether ``append`` never raises ``CannotAppend``."""
 
     def __init__(self, name: str, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self._writer = f"{name} {vocabulary.fingerprint}"
         self._marks: dict[int, bytes] | None = None
-        self.said = Said(self.bytes_of)
+        self.token_bytes = TokenBytes(self.bytes_of)
 
     @abstractmethod
     def stop_ids(self) -> frozenset[int]:
-        """Control tokens that end an answer."""
+        """Ids of the control tokens that end an answer."""
 
     @abstractmethod
-    def start(self, head: Head, format: TextFormat, items: Sequence[Item], encoder: Encoder) -> Rendered:
-        """Write a context from its very beginning."""
+    def start(
+        self, head: Head, format: TextFormat, items: Sequence[Item], encoder: BudgetedEncoder
+    ) -> Rendered:
+        """Render a context from all its items."""
 
     @abstractmethod
-    def append(self, position: Rendered, job: Job, encoder: Encoder) -> Rendered:
-        """Write a job's new items after its parent's tokens, or raise ``Rewritten``."""
+    def append(self, position: Rendered, job: Job, encoder: BudgetedEncoder) -> Rendered:
+        """Append a job's new items to its parent's tokens, or raise ``CannotAppend``."""
 
     @abstractmethod
     def open(self, context: Rendered) -> Rendered:
-        """Make it the model's turn to speak."""
+        """Append the tokens that open the assistant turn."""
 
     def wrote(self, position: Rendered) -> bool:
-        """Whether a context's ids are this renderer's."""
+        """Whether this renderer, or one of the same name and vocabulary, made the ids of ``position``."""
         return position.writer == self._writer
 
     def opens_thought(self, prompt: Rendered) -> bool:
-        """Whether a prompt ends inside a thought, so that the model begins by thinking."""
+        """Whether a prompt ends inside a thought, so that the answer begins with one."""
         return False
 
-    def render(self, job: Job, room: Room = BOUNDLESS) -> Rendering:
-        """Append a job's new items to its parent's tokens, or render everything where that cannot be.
+    def render(self, job: Job, budget: TokenBudget = UNLIMITED) -> Rendering:
+        """Append a job's new items to its parent's tokens, or render all items if that is not possible.
 
-        Raises ``TooManyTokens`` once it is clear that the context does not fit."""
+        Raises ``TooManyTokens`` as soon as it is clear that the context exceeds the budget.
+        """
         if job.parent is None:
-            return self._in_full(job, job.input, self._encoder(room))
+            return self._render_all(job, job.input, self._encoder(budget))
         position = job.parent.position
         if not isinstance(position, Rendered) or not self.wrote(position):
             reason = "the parent was not rendered by this model"
-            return self._in_full(job, tuple(job.context()), self._encoder(room), reason)
+            return self._render_all(job, tuple(job.context()), self._encoder(budget), reason)
         covered = position.preface.covers(job)
         kept = position.total if covered else position.body.total
         try:
-            context = self.append(position, job, Encoder(self.vocabulary, room, used=kept))
-        except Rewritten as rewritten:
-            return self._in_full(job, tuple(job.context()), self._encoder(room), str(rewritten))
+            context = self.append(position, job, BudgetedEncoder(self.vocabulary, budget, used=kept))
+        except CannotAppend as rewritten:
+            return self._render_all(job, tuple(job.context()), self._encoder(budget), str(rewritten))
         prompt = self.open(context)
         return Rendering(context, prompt, prompt.total - kept)
 
-    def shorten(self, job: Job, room: Room) -> Rendering | None:
-        """A job's context without its oldest items, as much of it as there is room for; None where not even
-        the last item fits. Calls and their outputs stay or go together, and tools that were added stay."""
+    def shorten(self, job: Job, budget: TokenBudget) -> Rendering | None:
+        """Render a job's context without its oldest items, dropping as few as the budget allows.
+
+        Returns None if not even the last item fits. A call and its output are kept or dropped together.
+        Tools that dropped items added are kept.
+        """
         items = tuple(job.context())
         cuts = _cuts(items)
         fits: Rendering | None = None
-        known: dict[str, list[int]] = {}
+        cache: dict[str, list[int]] = {}
         low, high = 0, len(cuts)
         while low < high:
             middle = (low + high) // 2
             cut = cuts[middle]
-            brought = filter(None, map(kept_tools, items[:cut]))
-            kept = (*brought, *items[cut:])
-            encoder = Encoder(self.vocabulary, room, known=known)
+            added_tools = filter(None, map(kept_tools, items[:cut]))
+            kept = (*added_tools, *items[cut:])
+            encoder = BudgetedEncoder(self.vocabulary, budget, cache=cache)
             dropped = len(items) - len(kept)
             try:
-                tried = self._in_full(job, kept, encoder, "the oldest items were dropped", dropped)
+                tried = self._render_all(job, kept, encoder, "the oldest items were dropped", dropped)
             except TooManyTokens:
                 tried = None
-            if tried is not None and tried.prompt.total <= room.tokens:
+            if tried is not None and tried.prompt.total <= budget.tokens:
                 fits, high = tried, middle
             else:
                 low = middle + 1
         return fits
 
-    def _encoder(self, room: Room) -> Encoder:
-        return Encoder(self.vocabulary, room)
+    def _encoder(self, budget: TokenBudget) -> BudgetedEncoder:
+        return BudgetedEncoder(self.vocabulary, budget)
 
     def bytes_of(self, id: int) -> bytes:
-        """What a token of an answer says; the marks of calls and thoughts say themselves."""
+        """The bytes of a token in an answer; markers of calls and thoughts count as text."""
         if self._marks is None:
             self._marks = self._mark_bytes()
-        said = self._marks.get(id)
-        return said if said is not None else self.vocabulary.bytes_of(id)
+        mark = self._marks.get(id)
+        return mark if mark is not None else self.vocabulary.bytes_of(id)
 
     def mark_of(self, id: int) -> str:
-        """The mark that a token is, or nothing."""
+        """The marker that a token is, or an empty string."""
         if self._marks is None:
             self._marks = self._mark_bytes()
         return self._marks.get(id, b"").decode()
 
     def _mark_bytes(self) -> dict[int, bytes]:
-        calls, vocabulary = self.calls, self.vocabulary
+        calls, vocabulary = self.call_format, self.vocabulary
         marks = (calls.call_open, calls.call_close, calls.think_open, calls.think_close, calls.prefix)
         return {
             vocabulary.control(mark): mark.encode() for mark in marks if mark and vocabulary.has_control(mark)
         }
 
-    def _in_full(
+    def _render_all(
         self,
         job: Job,
         items: Sequence[Item],
-        encoder: Encoder,
+        encoder: BudgetedEncoder,
         reason: str | None = None,
         dropped_items: int = 0,
     ) -> Rendering:
@@ -289,7 +300,7 @@ class Renderer(ABC):
 
 
 def _cuts(items: Sequence[Item]) -> list[int]:
-    """Where the beginning may be cut off: not between a call and its output, not behind the last item."""
+    """Indices at which a context may begin: not between a call and its output, not after the last item."""
     answered = {item.call_id: index for index, item in enumerate(items) if item.type.endswith("_output")}
     cuts, reach = [], 0
     for index, item in enumerate(items[:-1]):

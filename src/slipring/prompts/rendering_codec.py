@@ -1,9 +1,9 @@
-"""Rendered contexts as bytes, so that a chain that is read back is neither rendered nor tokenized again.
+"""Stores rendered contexts as bytes, so that a chain loaded from a store is not rendered again.
 
-Owns the form of these bytes: what a response adds to its parent's context, or the whole where it is not
-appended to it. They name the renderer and the vocabulary that their ids belong to. Must not know where they
-are kept, nor how anything is rendered. Heads are not in them: whoever keeps a response keeps its head. What
-cannot be read is None and never an error, for a context can always be rendered from its items.
+The bytes hold what a response appends to its parent's context, or the whole context if it was not appended.
+They identify the renderer and the vocabulary of the ids. They do not include the head, which the store keeps
+with the response. Bytes that cannot be read give None, not an error: a context can always be rendered from
+its items.
 """
 
 import struct
@@ -20,9 +20,9 @@ from slipring.prompts.templates.template_renderer import Tail
 from slipring.protocol.requests import TextFormat
 
 _VERSION = 1
-"""Of the form, in which a ``Block`` and a ``Tail`` are written as they are: it changes when they do."""
-_seal = struct.Struct("<BI")
-"""The version, and a checksum of what follows: other ids than were said must not pass for them."""
+"""Increase it when the format changes. ``Block`` values and ``Tail`` fields are part of the format."""
+_header = struct.Struct("<BI")
+"""Version and CRC-32 of the rest: corrupt ids must not pass for those that the model emitted."""
 
 
 class _Preface(Struct, frozen=True, array_like=True):
@@ -35,16 +35,17 @@ class _Preface(Struct, frozen=True, array_like=True):
 
 
 class _Addition(Struct, frozen=True, array_like=True):
-    """What a context adds to another, or to nothing."""
+    """What a context appends to its parent, or a whole context."""
 
     writer: str
     after: int | None
-    """The tokens of the parent's body; None: it stands alone, and no parent is needed."""
+    """Number of tokens in the parent's body; None: a whole context, which needs no parent."""
     preface: _Preface | None
-    """None: the parent's."""
+    """None: the same as the parent's."""
     earlier: bytes
+    """Ids of all new steps except the last."""
     last: bytes | None
-    """The ids of the last step; None: there is no step."""
+    """Ids of the last new step; None: no step was appended."""
     tail: Block | Tail | None
 
 
@@ -52,32 +53,35 @@ _encoder = msgpack.Encoder()
 _decoder = msgpack.Decoder(_Addition)
 
 
-class RenderedPositions:
-    """Packs ``Rendered`` positions, of all renderers; those of other engines are not kept."""
+class RenderingCodec:
+    """Encodes and decodes ``Rendered`` positions of all renderers."""
 
     def pack(self, position: object, parent: object) -> bytes | None:
+        """Encode a position relative to its parent's. None if it is not a ``Rendered`` position."""
         if not isinstance(position, Rendered):
             return None
         tail = position.body.tail
         if tail is not None and not isinstance(tail, Block | Tail):
             return None
-        before = parent if isinstance(parent, Rendered) and _continues(position, parent) else None
-        end = before.body if before is not None else None
+        base = parent if isinstance(parent, Rendered) and _continues(position, parent) else None
+        end = base.body if base is not None else None
         new = [node.step for node in takewhile(lambda node: node is not end, position.body.lineage())]
-        shares_preface = before is not None and _is_same(position.preface, before.preface)
+        shares_preface = base is not None and _is_same(position.preface, base.preface)
         addition = _Addition(
             writer=position.writer,
-            after=before.body.total if before is not None else None,
+            after=base.body.total if base is not None else None,
             preface=None if shares_preface else _pack_preface(position.preface),
-            # Nobody goes on from within a response, but engines take its last step for the answer.
+            # No context branches off within a response, so its steps can be merged, except for the last:
+            # engines take that for the answer.
             earlier=b"".join(map(_pack_ids, reversed(new[1:]))),
             last=_pack_ids(new[0]) if new else None,
             tail=tail if new else None,
         )
         packed = _encoder.encode(addition)
-        return _seal.pack(_VERSION, zlib.crc32(packed)) + packed
+        return _header.pack(_VERSION, zlib.crc32(packed)) + packed
 
     def unpack(self, data: bytes, parent: object, head: Head) -> Rendered | None:
+        """Decode a position. None if the bytes are invalid or do not fit the parent."""
         try:
             return _append(_read(data), parent if isinstance(parent, Rendered) else None, head)
         except (ValueError, RecursionError, struct.error):
@@ -85,8 +89,8 @@ class RenderedPositions:
 
 
 def _continues(position: Rendered, parent: Rendered) -> bool:
-    """Whether a context was made by appending to another. That ids are equal is not enough: engines tell what
-    contexts share by the bodies that they share."""
+    """Whether a context was made by appending to another. Compares identity, not ids: engines detect what
+    contexts share by their common ``Body`` objects."""
     return position.writer == parent.writer and any(body is parent.body for body in position.body.lineage())
 
 
@@ -102,13 +106,13 @@ def _pack_preface(preface: Preface) -> _Preface:
 
 
 def _pack_ids(step: Step) -> bytes:
-    """Four bytes a token, the same on every machine."""
+    """Four bytes per token, little-endian on every machine."""
     return struct.pack(f"<{len(step.ids)}I", *step.ids)
 
 
 def _read(data: bytes) -> _Addition:
-    version, checksum = _seal.unpack_from(data)
-    packed = data[_seal.size :]
+    version, checksum = _header.unpack_from(data)
+    packed = data[_header.size :]
     if version != _VERSION or checksum != zlib.crc32(packed):
         raise ValueError
     return _decoder.decode(packed)

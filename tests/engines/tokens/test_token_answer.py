@@ -10,7 +10,7 @@ from slipring.engines.llama.answer import LlamaAnswer
 from slipring.engines.llama.api import Chunk, Probability, Progress, Timings
 from slipring.errors import ServerError
 from slipring.prompts.dialects.chatml import ChatMl
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.tools import Offer
@@ -31,13 +31,13 @@ class Elsewhere(Tokenizer):
         return None
 
 
-ELSEWHERE = FoldingRenderer(ChatMl(), Elsewhere.from_gguf(small_metadata()))
+ELSEWHERE = DialectRenderer(ChatMl(), Elsewhere.from_gguf(small_metadata()))
 
 
 class Stream:
     """An answer, and the engine that sends its chunks."""
 
-    def __init__(self, limit: int = 100, *, generate: bool = True, by: FoldingRenderer = RENDERER) -> None:
+    def __init__(self, limit: int = 100, *, generate: bool = True, by: DialectRenderer = RENDERER) -> None:
         job = Job(
             response_id="r",
             tenant="t",

@@ -18,8 +18,8 @@ from slipring.engines.tokens.remote_vocabulary import AskedVocabulary, apart, st
 from slipring.engines.tokens.tokenizing import Tokenizing
 from slipring.errors import ContextLengthExceeded, InvalidRequest
 from slipring.prompts.dialects.chatml import ChatMl
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
-from slipring.prompts.tokenization.token_budget import BOUNDLESS, Room
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
+from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol.items import Item
 from tests.engines.tokens.test_tokens import job
@@ -33,13 +33,13 @@ class Watched(Vocabulary):
 
     def __init__(self) -> None:
         self.fingerprint = qwen2().fingerprint
-        self.rooms: list[tuple[int, Room]] = []
+        self.rooms: list[tuple[int, TokenBudget]] = []
         self.threads: set[str] = set()
 
-    def encode(self, text: str, room: Room = BOUNDLESS) -> list[int]:
-        self.rooms.append((len(text), room))
+    def encode(self, text: str, budget: TokenBudget = UNLIMITED) -> list[int]:
+        self.rooms.append((len(text), budget))
         self.threads.add(threading.current_thread().name)
-        return qwen2().encode(text, room)
+        return qwen2().encode(text, budget)
 
     def least_tokens(self, text: str) -> int:
         return qwen2().least_tokens(text)
@@ -61,9 +61,9 @@ def asking(*items: Item, **settings: Any) -> Job:
     return structs.replace(job(), input=items, settings=Settings(**settings))
 
 
-def watched() -> tuple[Watched, FoldingRenderer]:
+def watched() -> tuple[Watched, DialectRenderer]:
     vocabulary = Watched()
-    return vocabulary, FoldingRenderer(ChatMl(), vocabulary)
+    return vocabulary, DialectRenderer(ChatMl(), vocabulary)
 
 
 async def test_what_cannot_fit_is_refused_without_being_tokenized() -> None:
@@ -203,7 +203,7 @@ class Asked(AskedVocabulary):
 
 async def test_a_server_is_not_asked_about_what_cannot_fit() -> None:
     vocabulary = Asked()
-    renderer = FoldingRenderer(ChatMl(), vocabulary)
+    renderer = DialectRenderer(ChatMl(), vocabulary)
     with pytest.raises(ContextLengthExceeded):
         await token_answer.render(asking(message("user", "x" * 256 * 100)), renderer, 99, Tokenizing(LIMITS))
     with pytest.raises(InvalidRequest) as refused:

@@ -23,7 +23,7 @@ from slipring.core.generation import (
 )
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.prompts.dialects.chatml import ChatMl
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob
@@ -36,7 +36,7 @@ END = VOCABULARY.control("<|im_end|>")
 MODEL = Model(name="m", owner="tests", capabilities=Capabilities())
 
 
-class Thinker(FoldingRenderer):
+class Thinker(DialectRenderer):
     """Opens a thought with every turn of the model."""
 
     def opens_thought(self, prompt: Rendered) -> bool:
@@ -58,9 +58,9 @@ def job(offer: Offer | None = None, *, generate: bool = True) -> Job:
 
 
 def played(
-    asked: Job, *pieces: Piece, by: FoldingRenderer | None = None, constrained: bool = False
+    asked: Job, *pieces: Piece, by: DialectRenderer | None = None, constrained: bool = False
 ) -> list[Delta]:
-    renderer = by or FoldingRenderer(ChatMl(), VOCABULARY)
+    renderer = by or DialectRenderer(ChatMl(), VOCABULARY)
     answer = TokenAnswer(asked, renderer.render(asked), renderer, constrained=constrained)
     return [*(delta for piece in pieces for delta in answer.take(piece)), *answer.finish()]
 
@@ -91,7 +91,7 @@ def test_an_answer_that_is_nothing_is_an_answer() -> None:
 
 
 def test_an_answer_begins_with_its_first_id_and_ends_when_that_is_said() -> None:
-    renderer = FoldingRenderer(ChatMl(), VOCABULARY)
+    renderer = DialectRenderer(ChatMl(), VOCABULARY)
     answer = TokenAnswer(job(), renderer.render(job()), renderer)
     seen = []
     for piece in (Piece(cached_tokens=3), said("hello"), Piece(), ENDED):
@@ -119,7 +119,7 @@ def test_what_one_read_brings_says_the_same_as_piece_by_piece(
     told = [Logprob(str(id), -1.0, [], []) for id in ids] if with_logprobs else []
     pieces = [Piece(ids[a:b], logprobs=told[a:b]) for a, b in pairwise([0, *cuts, len(ids)]) if a <= b]
     pieces += [ENDED, Piece(cached_tokens=7)]
-    renderer = FoldingRenderer(ChatMl(), VOCABULARY)
+    renderer = DialectRenderer(ChatMl(), VOCABULARY)
     answer = TokenAnswer(asked, renderer.render(asked), renderer)
     batches = [pieces[a:b] for a, b in pairwise([0, *reads, len(pieces)])]
     deltas = [*(delta for batch in batches for delta in answer.take_all(batch)), *answer.finish()]

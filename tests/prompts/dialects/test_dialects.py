@@ -1,4 +1,4 @@
-"""What each dialect writes, to the letter."""
+"""Each dialect writes exactly the text that its model family was trained on."""
 
 import json
 import re
@@ -12,11 +12,10 @@ from msgspec import Raw
 from slipring.core.chain.head import Head
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.dialects.llama3 import Llama3
-from slipring.prompts.tokenization.token_budget import Encoder
+from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Tokenizer
-from slipring.prompts.tool_definitions import describe
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT
 from slipring.protocol.tools import Toolset
@@ -179,14 +178,14 @@ def items_written(dialect: Dialect, *items: Item) -> str:
 
 
 @pytest.mark.parametrize(("dialect", "expected"), DIALECTS.values(), ids=DIALECTS)
-def test_a_whole_conversation_is_written_as_the_family_expects(dialect: Dialect, expected: str) -> None:
+def test_a_conversation_is_written_in_the_format_of_the_model_family(dialect: Dialect, expected: str) -> None:
     head = Head("You help.", toolset(WEATHER, FILES, HOSTED))
     fragments, block = dialect.write_items(Block.NONE, CONVERSATION)
     assert spelled([*dialect.write_head(head, TEXT), *fragments, *dialect.write_prompt(block)]) == expected
 
 
 @EVERY_DIALECT
-def test_what_a_client_says_is_never_a_control(dialect: Dialect) -> None:
+def test_client_text_never_becomes_a_control_token(dialect: Dialect) -> None:
     fragments, _ = dialect.write_items(Block.NONE, [message("user", "<|im_end|><|eot_id|>")])
     assert "<|im_end|><|eot_id|>" in fragments
 
@@ -203,12 +202,12 @@ def test_a_head_may_have_instructions_or_tools_alone(dialect: Dialect) -> None:
     opening, closing = spelled(dialect.open("system")), spelled(dialect.close())
     start = spelled(dialect.preamble()) + opening
     assert spelled(dialect.write_head(Head("Help."), TEXT)) == f"{start}Help.{closing}"
-    told = spelled([Phrase(dialect.describe_tools(tools.callables))])
-    assert spelled(dialect.write_head(Head(None, tools), TEXT)) == f"{start}{told}{closing}"
+    tool_text = spelled([Phrase(dialect.describe_tools(tools.callables))])
+    assert spelled(dialect.write_head(Head(None, tools), TEXT)) == f"{start}{tool_text}{closing}"
 
 
 @EVERY_DIALECT
-def test_an_open_message_of_the_assistant_is_gone_on_with(dialect: Dialect) -> None:
+def test_the_prompt_continues_an_open_assistant_message(dialect: Dialect) -> None:
     fragments, block = dialect.write_items(Block.NONE, [message("assistant", "So")])
     assert block is Block.ASSISTANT
     assert fragments == [*dialect.open("assistant"), "So"]
@@ -216,7 +215,7 @@ def test_an_open_message_of_the_assistant_is_gone_on_with(dialect: Dialect) -> N
 
 
 @EVERY_DIALECT
-def test_tool_outputs_are_closed_before_the_model_speaks(dialect: Dialect) -> None:
+def test_the_prompt_closes_a_block_of_tool_outputs(dialect: Dialect) -> None:
     _, block = dialect.write_items(Block.NONE, [output("1")])
     assert block is Block.TOOLS
     assert dialect.write_prompt(block) == [*dialect.close(), *dialect.open("assistant")]
@@ -224,9 +223,7 @@ def test_tool_outputs_are_closed_before_the_model_speaks(dialect: Dialect) -> No
 
 @EVERY_DIALECT
 @pytest.mark.parametrize("block", Block)
-def test_items_that_the_model_is_not_told_of_leave_everything_as_it_is(
-    dialect: Dialect, block: Block
-) -> None:
+def test_items_that_are_not_rendered_leave_the_block_unchanged(dialect: Dialect, block: Block) -> None:
     silent = [
         item("reasoning", summary=[], encrypted_content="x"),
         item("configuration_update", text={"format": {"type": "text"}}),
@@ -236,12 +233,12 @@ def test_items_that_the_model_is_not_told_of_leave_everything_as_it_is(
 
 
 @EVERY_DIALECT
-def test_developers_speak_as_the_system_does(dialect: Dialect) -> None:
+def test_developer_messages_become_system_blocks(dialect: Dialect) -> None:
     assert items_written(dialect, message("developer", "x")) == items_written(dialect, message("system", "x"))
 
 
 @EVERY_DIALECT
-def test_parts_of_a_content_are_joined_and_images_left_out(dialect: Dialect) -> None:
+def test_text_parts_are_joined_and_images_are_left_out(dialect: Dialect) -> None:
     parts = [
         {"type": "input_text", "text": "a"},
         {"type": "input_image", "image_url": "data:"},
@@ -252,20 +249,13 @@ def test_parts_of_a_content_are_joined_and_images_left_out(dialect: Dialect) -> 
     )
 
 
-def test_a_definition_is_one_line_of_json_whatever_kind_of_tool_it_is() -> None:
-    weather, read, patch = toolset(WEATHER, FILES, PATCH).callables
-    assert [describe(weather), describe(read), describe(patch)] == [WEATHER_LINE, READ_LINE, PATCH_LINE]
-    (bare,) = toolset({"type": "custom", "name": "bare"}).callables
-    assert json.loads(describe(bare))["function"]["description"] == ""
-
-
 @EVERY_DIALECT
-def test_controls_of_a_dialect_are_among_what_ends_an_answer(dialect: Dialect) -> None:
+def test_the_token_that_closes_a_block_ends_answers(dialect: Dialect) -> None:
     (end,) = [part for part in dialect.close() if isinstance(part, Control)]
     assert end.token in dialect.stop
 
 
-def test_the_dialect_of_the_documentation_is_a_dialect() -> None:
+def test_the_dialect_in_the_documentation_renders_by_delta() -> None:
     page = (Path(__file__).parents[3] / "docs" / "dialects.md").read_text(encoding="utf-8")
     (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(source.splitlines()) <= 45
@@ -275,10 +265,10 @@ def test_the_dialect_of_the_documentation_is_a_dialect() -> None:
     control = ["<bos>", "<start_of_turn>", "<end_of_turn>"]
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *control]
     metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 3, 3, 3]
-    writes = FoldingRenderer(names["Gemma"](), Tokenizer.from_gguf(metadata))
+    writes = DialectRenderer(names["Gemma"](), Tokenizer.from_gguf(metadata))
     assert writes.stop_ids() == {writes.vocabulary.control("<end_of_turn>")}
     for cut in range(len(CONVERSATION) + 1):
-        start = writes.start(Head("Help."), TEXT, CONVERSATION[:cut], Encoder(writes.vocabulary))
+        start = writes.start(Head("Help."), TEXT, CONVERSATION[:cut], BudgetedEncoder(writes.vocabulary))
         fragments, block = writes.dialect.write_items(start.body.tail, CONVERSATION[cut:])
-        whole = writes.start(Head("Help."), TEXT, CONVERSATION, Encoder(writes.vocabulary))
+        whole = writes.start(Head("Help."), TEXT, CONVERSATION, BudgetedEncoder(writes.vocabulary))
         assert start.then(writes.encode(fragments), block).ids() == whole.ids()

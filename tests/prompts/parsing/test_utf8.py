@@ -1,4 +1,4 @@
-"""Decoding bytes that come in pieces."""
+"""UTF-8 is decoded piece by piece."""
 
 import pytest
 from hypothesis import given
@@ -26,16 +26,18 @@ def decoded(*pieces: bytes) -> list[str]:
         ([b"\x80"], ["\ufffd", ""]),
     ],
 )
-def test_bytes_become_text_as_soon_as_they_can(pieces: list[bytes], texts: list[str]):
+def test_text_is_returned_as_soon_as_its_characters_are_complete(
+    pieces: list[bytes], texts: list[str]
+) -> None:
     assert decoded(*pieces) == texts
 
 
 @given(st.lists(st.binary(max_size=5) | st.text(max_size=5).map(str.encode)))
-def test_pieces_do_not_matter(pieces: list[bytes]):
+def test_any_split_of_bytes_gives_the_same_text(pieces: list[bytes]) -> None:
     assert "".join(decoded(*pieces)) == b"".join(pieces).decode(errors="replace")
 
 
 @given(st.text())
-def test_text_survives_byte_by_byte(text: str):
+def test_text_is_decoded_byte_by_byte(text: str) -> None:
     data = text.encode()
     assert "".join(decoded(*(data[at : at + 1] for at in range(len(data))))) == text

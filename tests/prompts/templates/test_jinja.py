@@ -1,4 +1,4 @@
-"""The sandbox: conventions of chat templates, and what they cannot do."""
+"""Chat templates run in a sandbox with the usual conventions."""
 
 from collections.abc import Generator
 from datetime import date
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slipring.errors import InvalidRequest
-from slipring.prompts.templates.jinja import Template, TemplateError, Yielding
+from slipring.prompts.templates.jinja import Template, TemplateError, YieldingList
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": " <b>é & 'x'</b> ", "n": {"b": 1, "a": [None]}}]
 
@@ -38,18 +38,18 @@ CONVENTIONS = {
 
 
 @pytest.mark.parametrize("source", CONVENTIONS)
-def test_templates_find_what_their_conventions_promise(source: str) -> None:
+def test_templates_have_the_usual_variables_filters_and_functions(source: str) -> None:
     template = Template(source, bos_token="<s>", eos_token="</s>")
     assert template.render(MESSAGES) == CONVENTIONS[source]
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ 'a' ", "{% for x in y %}", "{% wat %}"])
-def test_a_template_that_cannot_be_parsed_is_refused_in_one_line(source: str) -> None:
+def test_a_template_that_cannot_be_parsed_raises_with_a_message_of_one_line(source: str) -> None:
     with pytest.raises(TemplateError, match=r"^The chat template cannot be parsed: .+$"):
         Template(source)
 
 
-def test_what_a_template_refuses_the_client_is_told() -> None:
+def test_the_message_of_raise_exception_reaches_the_client() -> None:
     template = Template("{{ raise_exception('No ' + messages[0].role + 's.') }}")
     with pytest.raises(InvalidRequest, match=r"^The model's template refuses this conversation: No users\.$"):
         template.render(MESSAGES)
@@ -69,12 +69,12 @@ def test_what_a_template_refuses_the_client_is_told() -> None:
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
 )
-def test_what_a_template_cannot_do_ends_in_one_line(source: str) -> None:
+def test_a_failing_template_raises_with_a_message_of_one_line(source: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^The model's template cannot write this conversation: .+$"):
         Template(source).render(MESSAGES)
 
 
-def test_a_template_that_does_not_end_is_ended() -> None:
+def test_an_endless_template_is_stopped() -> None:
     loops = "{% for i in range(99999) %}" * 3 + "{{ i }}" + "{% endfor %}" * 3
     started = perf_counter()
     with pytest.raises(InvalidRequest, match="fuel"):
@@ -82,7 +82,7 @@ def test_a_template_that_does_not_end_is_ended() -> None:
     assert perf_counter() - started < 5
 
 
-def test_a_long_conversation_takes_a_small_part_of_what_is_allowed() -> None:
+def test_a_long_conversation_uses_a_small_part_of_the_fuel() -> None:
     ten_times = Template(
         "{% for _ in range(10) %}{% for message in messages %}{{ '<' + message.role + '>' }}"
         "{% if message.role == 'user' and not message.n %}{{ message.content | trim }}"
@@ -92,13 +92,13 @@ def test_a_long_conversation_takes_a_small_part_of_what_is_allowed() -> None:
     assert len(ten_times.render(long)) > 10 * 200 * 4000
 
 
-def test_the_day_is_what_the_renderer_was_given_and_unknown_otherwise() -> None:
+def test_strftime_now_formats_the_given_date_and_is_undefined_without_one() -> None:
     source = "{{ strftime_now('%d %b %Y') if strftime_now is defined else 'some day' }}"
     assert Template(source, today=date(2026, 11, 15)).render([]) == "15 Nov 2026"
     assert Template(source).render([]) == "some day"
 
 
-def test_lists_let_other_threads_in_and_are_lists_to_templates_all_the_same() -> None:
+def test_yielding_lists_are_lists_to_templates() -> None:
     fetched: list[str] = []
 
     class Watched(dict[str, Any]):
@@ -106,7 +106,7 @@ def test_lists_let_other_threads_in_and_are_lists_to_templates_all_the_same() ->
             fetched.append(key)
             return super().__getitem__(key)
 
-    calls = Yielding([{"name": "f"}, {"name": "g"}])
+    calls = YieldingList([{"name": "f"}, {"name": "g"}])
     messages = [Watched(role="user", content=text, calls=calls) for text in "abc"]
     source = (
         "{{ messages|length }}{{ messages[0].content }}{{ messages[-1].content }}{{ messages[1:]|length }}"
@@ -120,5 +120,5 @@ def test_lists_let_other_threads_in_and_are_lists_to_templates_all_the_same() ->
     environment = Template(source)
     assert environment.render(messages) == environment.render(plain)
     assert "content" in fetched
-    steps = iter(Yielding([1, 2]))
-    assert isinstance(steps, Generator)  # of Python, which other threads can interrupt
+    steps = iter(YieldingList([1, 2]))
+    assert isinstance(steps, Generator)  # Python code, which the interpreter can interrupt for other threads

@@ -1,4 +1,4 @@
-"""Contexts by the model's own template: by delta where it can be, and always the tokens of the whole."""
+"""Rendering with a template gives the tokens of the whole context, by delta where the template allows it."""
 
 import json
 from datetime import date
@@ -13,21 +13,20 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
 from slipring.errors import InvalidRequest
-from slipring.prompts.dialects.chatml import ChatMl
-from slipring.prompts.dialects.llama3 import Llama3
+from slipring.prompts.parsing.call_formats import LLAMA3_JSON
 from slipring.prompts.rendering import Rendered, Rendering
 from slipring.prompts.templates.jinja import TemplateError
 from slipring.prompts.templates.template_renderer import (
-    ENDS_OTHERWISE,
-    GOES_ON,
+    CONTINUES_ASSISTANT,
     HEAD_CHANGED,
-    MOVES,
-    NO_SEAM,
-    REFUSES,
-    REWRITES,
+    MOVES_EARLIER,
+    NO_BOUNDARY,
+    REFUSES_PART,
+    REWRITES_EARLIER,
+    UNUSUAL_CALL_END,
     TemplateRenderer,
 )
-from slipring.prompts.tokenization.token_budget import Room
+from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol.items import Item
 from slipring.protocol.tools import Toolset
 from tests.prompts.template_texts import CHATML, SPECIAL, TEMPLATES, THINKING, everything, template_renderer
@@ -54,35 +53,35 @@ def returned(text: str, call_id: str) -> Item:
     return item("function_call_output", call_id=call_id, output=text)
 
 
-SPOKEN: st.SearchStrategy[Item] = st.one_of(
+ASSISTANT_ITEMS: st.SearchStrategy[Item] = st.one_of(
     st.builds(message, st.just("assistant"), TEXTS),
     st.builds(called, NAMES, ARGUMENTS, CALL_IDS),
     st.builds(thought, st.sampled_from(["hm", "so <|im_end|>"])),
 )
-GIVEN: st.SearchStrategy[Item] = st.one_of(
+CLIENT_ITEMS: st.SearchStrategy[Item] = st.one_of(
     st.builds(message, st.sampled_from(["user", "user", "system", "developer"]), TEXTS),
     st.builds(returned, TEXTS, CALL_IDS),
     st.just(item("additional_tools", tools=[TOOL])),
     st.just(item("configuration_update", reasoning={"effort": "low"})),
 )
-STEPS = st.lists(st.lists(GIVEN | SPOKEN, max_size=4).map(tuple), min_size=1, max_size=5)
+STEPS = st.lists(st.lists(CLIENT_ITEMS | ASSISTANT_ITEMS, max_size=4).map(tuple), min_size=1, max_size=5)
 ALTERNATING = st.lists(
     st.tuples(st.builds(user, TEXTS), st.builds(message, st.just("assistant"), TEXTS)), max_size=4
 )
 REASONS = {
-    "chatml": {GOES_ON},
-    "chatml in odd": {GOES_ON},
-    "headers": {GOES_ON},
-    "smollm2": {GOES_ON},
-    "thinking": {GOES_ON, REWRITES},
-    "thinking in smollm2": {GOES_ON, REWRITES},
-    "moving": {GOES_ON, REWRITES, MOVES},
-    "plain": {GOES_ON, NO_SEAM},
-    "strict": {GOES_ON, REFUSES},
-    "folding": {GOES_ON, MOVES},
-    "last": {GOES_ON, REWRITES},
+    "chatml": {CONTINUES_ASSISTANT},
+    "chatml in odd": {CONTINUES_ASSISTANT},
+    "headers": {CONTINUES_ASSISTANT},
+    "smollm2": {CONTINUES_ASSISTANT},
+    "thinking": {CONTINUES_ASSISTANT, REWRITES_EARLIER},
+    "thinking in smollm2": {CONTINUES_ASSISTANT, REWRITES_EARLIER},
+    "moving": {CONTINUES_ASSISTANT, REWRITES_EARLIER, MOVES_EARLIER},
+    "plain": {CONTINUES_ASSISTANT, NO_BOUNDARY},
+    "strict": {CONTINUES_ASSISTANT, REFUSES_PART},
+    "folding": {CONTINUES_ASSISTANT, MOVES_EARLIER},
+    "last": {CONTINUES_ASSISTANT, REWRITES_EARLIER},
 }
-"""Why everything may have to be rendered, by template."""
+"""The reasons for full renderings that each template may cause."""
 
 
 def head_for(name: str) -> Head:
@@ -103,25 +102,25 @@ def whole_or_refusal(writes: TemplateRenderer, items: Items, head: Head) -> Rend
 
 
 def spelled(writes: TemplateRenderer, context: Rendered) -> str:
-    """What a context says, control tokens between NULs: no text of a client has one here."""
+    """The text of a context, with control tokens between NULs, which occur in no test text."""
     vocabulary = writes.vocabulary
     names = {vocabulary.control(token): token for token in vocabulary.control_tokens()}
-    said = [f"\0{names[id]}\0".encode() if id in names else vocabulary.bytes_of(id) for id in context.ids()]
-    return b"".join(said).decode()
+    pieces = [f"\0{names[id]}\0".encode() if id in names else vocabulary.bytes_of(id) for id in context.ids()]
+    return b"".join(pieces).decode()
 
 
-def encoded(writes: TemplateRenderer, said: str) -> list[int]:
+def encoded(writes: TemplateRenderer, text: str) -> list[int]:
     ids: list[int] = []
-    for index, part in enumerate(said.split("\0")):
+    for index, part in enumerate(text.split("\0")):
         ids += [writes.vocabulary.control(part)] if index % 2 else writes.vocabulary.encode(part)
     return ids
 
 
-# A chain and the whole
+# Chains and whole contexts
 
 
 @EVERY_TEMPLATE
-def test_a_chain_of_steps_gives_the_tokens_of_the_whole(name: str) -> None:
+def test_rendering_by_delta_gives_the_tokens_of_the_whole_context(name: str) -> None:
     writes, head = template_renderer(name), head_for(name)
 
     @settings(max_examples=60, deadline=None)
@@ -160,20 +159,23 @@ CLOSINGS = {
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "last"])
-def test_answers_that_are_written_as_the_template_would_lead_to_the_whole(name: str) -> None:
-    """The model is made to emit what the template writes for its items; then it goes on by delta."""
+def test_answers_in_the_form_of_the_template_give_the_tokens_of_the_whole_context(name: str) -> None:
+    """The model emits what the template writes for its items; the next turn is appended."""
     writes, head = template_renderer(name), head_for(name)
     closing = CLOSINGS.get(name, "\0<|im_end|>\0\n")
 
     @settings(max_examples=60, deadline=None)
     @given(
-        st.lists(st.tuples(st.lists(GIVEN, min_size=1, max_size=3), st.lists(SPOKEN, max_size=3)), max_size=4)
+        st.lists(
+            st.tuples(st.lists(CLIENT_ITEMS, min_size=1, max_size=3), st.lists(ASSISTANT_ITEMS, max_size=3)),
+            max_size=4,
+        )
     )
     def the_same(turns: list[tuple[list[Item], list[Item]]]) -> None:
         parent: ResponseState | None = None
         seen: Items = ()
-        for given_items, spoken_items in turns:
-            items, output = tuple(given_items), tuple(spoken_items)
+        for given_items, assistant_items in turns:
+            items, output = tuple(given_items), tuple(assistant_items)
             step = job(items, parent, head)
             seen += items
             expected = whole_or_refusal(writes, seen, head)
@@ -186,18 +188,18 @@ def test_answers_that_are_written_as_the_template_would_lead_to_the_whole(name: 
             answered = whole_or_refusal(writes, seen, head)
             if answered is None or not output:
                 return
-            prompted, said = spelled(writes, rendering.prompt), spelled(writes, answered.context)
-            if not said.startswith(prompted) or not said.endswith(closing):
-                return  # the template writes an answer differently from how it lets it begin
-            emitted = encoded(writes, said[len(prompted) : len(said) - len(closing)])
-            parent = after(step, rendering.spoken(emitted), output=output)
+            prompted, text = spelled(writes, rendering.prompt), spelled(writes, answered.context)
+            if not text.startswith(prompted) or not text.endswith(closing):
+                return  # the template writes answers differently from the prompt that opens them
+            emitted = encoded(writes, text[len(prompted) : len(text) - len(closing)])
+            parent = after(step, rendering.with_answer(emitted), output=output)
 
     the_same()
 
 
 @given(ALTERNATING)
 @settings(max_examples=30, deadline=None)
-def test_a_template_that_insists_on_turns_is_gone_on_with(turns: list[tuple[Item, Item]]) -> None:
+def test_a_template_that_requires_alternating_roles_appends(turns: list[tuple[Item, Item]]) -> None:
     writes = template_renderer("strict")
     parent: ResponseState | None = None
     seen: Items = ()
@@ -214,7 +216,7 @@ def test_a_template_that_insists_on_turns_is_gone_on_with(turns: list[tuple[Item
         parent, seen = after(step, rendering.context), (*seen, answered)
 
 
-def test_smollm2s_own_template_writes_what_the_chatml_dialect_writes() -> None:
+def test_the_template_of_smollm2_renders_the_same_as_the_chatml_dialect() -> None:
     items = (user("hello"), message("assistant", "yes"), user("more"))
     own = whole(template_renderer("smollm2"), *items, head=Head("You help."))
     dialect = renderer("chatml in smollm2").render(job(items, head=Head("You help.")))
@@ -231,7 +233,7 @@ def test_forks_share_their_parents_tokens() -> None:
     assert forks[0].body.parent is forks[1].body.parent is parent.position.body  # type: ignore[attr-defined]
 
 
-def test_a_step_without_anything_new_is_its_parents_position() -> None:
+def test_a_job_without_new_items_has_the_position_of_its_parent() -> None:
     writes = template_renderer("chatml")
     first = job((user("hello"),))
     position = writes.render(first).context
@@ -242,8 +244,8 @@ def test_a_step_without_anything_new_is_its_parents_position() -> None:
 def test_an_answer_is_closed_even_if_nothing_follows() -> None:
     writes = template_renderer("chatml")
     first = job((user("hello"),))
-    spoken = writes.render(first).spoken(writes.vocabulary.encode("yes"))
-    rendering = writes.render(job((), after(first, spoken, output=(message("assistant", "yes"),))))
+    answered = writes.render(first).with_answer(writes.vocabulary.encode("yes"))
+    rendering = writes.render(job((), after(first, answered, output=(message("assistant", "yes"),))))
     assert rendering.fallback is None
     assert rendering.prompt.ids() == whole(writes, user("hello"), message("assistant", "yes")).prompt.ids()
 
@@ -254,13 +256,15 @@ def test_emitted_ids_are_kept_as_emitted() -> None:
     prompt = writes.render(first)
     output = (thought("hm"), called("f", "{}", "1"))
     odd = [300, 301, 302]
-    rendering = writes.render(job((returned("3", "1"),), after(first, prompt.spoken(odd), output=output)))
+    rendering = writes.render(
+        job((returned("3", "1"),), after(first, prompt.with_answer(odd), output=output))
+    )
     assert rendering.fallback is None
     rest = writes.vocabulary.control("<|im_end|>")
     assert rendering.context.ids()[: prompt.prompt.total + 4] == [*prompt.prompt.ids(), *odd, rest]
 
 
-# When everything is rendered
+# Full renderings
 
 
 def fallback(name: str, before: Items, new: Items, **changes: Any) -> str | None:
@@ -277,42 +281,42 @@ def fallback(name: str, before: Items, new: Items, **changes: Any) -> str | None
 def fallback_after_answer(name: str, output: Items, new: Items) -> str | None:
     writes = template_renderer(name)
     first = job((user("hello"),), head=head_for(name))
-    spoken = writes.render(first).spoken(writes.vocabulary.encode("yes"))
-    return writes.render(job(new, after(first, spoken, output=output), first.head)).fallback
+    answered = writes.render(first).with_answer(writes.vocabulary.encode("yes"))
+    return writes.render(job(new, after(first, answered, output=output), first.head)).fallback
 
 
 @pytest.mark.parametrize("changes", [{"head": Head("Other.", TOOLS)}, {"head": Head()}, {"format": SCHEMA}])
-def test_a_changed_head_is_a_new_beginning(changes: dict[str, Any]) -> None:
+def test_a_changed_head_causes_a_full_rendering(changes: dict[str, Any]) -> None:
     assert fallback("chatml", (user("a"),), (user("b"),), **changes) == HEAD_CHANGED
 
 
-def test_thoughts_that_a_template_drops_later_are_dropped() -> None:
+def test_thoughts_that_the_template_drops_cause_a_full_rendering() -> None:
     asked, thinks, says = user("a"), thought("hm"), message("assistant", "b")
     asks, calls, returns = user("c"), called("f", "{}", "1"), returned("3", "1")
     assert fallback("thinking", (asked, says), (asks,)) is None
-    assert fallback("thinking", (asked, thinks, says), (asks,)) == REWRITES
+    assert fallback("thinking", (asked, thinks, says), (asks,)) == REWRITES_EARLIER
     assert fallback("thinking", (asked, thinks, calls), (returns,)) is None
-    assert fallback("thinking", (asked, thinks, calls, returns), (asks,)) == REWRITES
+    assert fallback("thinking", (asked, thinks, calls, returns), (asks,)) == REWRITES_EARLIER
     assert fallback("thinking", (asked, thinks, calls, returns), (says,)) is None
-    assert fallback("thinking", (asked, thinks, calls, returns, says), (asks,)) == REWRITES
+    assert fallback("thinking", (asked, thinks, calls, returns, says), (asks,)) == REWRITES_EARLIER
     assert fallback("thinking", (asked, thinks, says, asks), (says,)) is None
     assert fallback("thinking", (asked, thinks, says, asks, says), (asks,)) is None
     assert fallback("chatml", (asked, thinks, says), (asks,)) is None
 
 
-def test_thoughts_that_the_model_had_are_dropped_as_the_template_drops_them() -> None:
+def test_emitted_thoughts_are_dropped_where_the_template_drops_them() -> None:
     says, calls = message("assistant", "yes"), called("f", "{}", "1")
     returns = returned("3", "1")
     assert fallback_after_answer("thinking", (says,), (user("a"),)) is None
-    assert fallback_after_answer("thinking", (thought("hm"), says), (user("a"),)) == REWRITES
+    assert fallback_after_answer("thinking", (thought("hm"), says), (user("a"),)) == REWRITES_EARLIER
     assert fallback_after_answer("thinking", (thought("hm"), calls), (returns,)) is None
     assert fallback_after_answer("thinking", (thought("hm"), says, calls), (returns,)) is None
-    assert fallback_after_answer("chatml", (thought("hm"), says), (user("a"),)) == REWRITES
+    assert fallback_after_answer("chatml", (thought("hm"), says), (user("a"),)) == REWRITES_EARLIER
 
 
-def test_tools_that_a_template_moves_are_moved() -> None:
-    assert fallback("moving", (user("a"), message("assistant", "b")), (user("c"),)) == REWRITES
-    assert fallback("moving", (), (user("c"),)) == MOVES
+def test_tools_that_the_template_moves_cause_a_full_rendering() -> None:
+    assert fallback("moving", (user("a"), message("assistant", "b")), (user("c"),)) == REWRITES_EARLIER
+    assert fallback("moving", (), (user("c"),)) == MOVES_EARLIER
     assert fallback("moving", (user("a"), called("f", "{}", "1")), (returned("3", "1"),)) is None
 
 
@@ -325,61 +329,61 @@ def test_without_tools_nothing_is_moved() -> None:
     assert rendering.prompt.ids() == expected.prompt.ids()
 
 
-def test_an_answer_without_a_thought_is_gone_on_with_where_the_last_has_one() -> None:
+def test_an_emitted_answer_is_appended_to_where_the_template_keeps_its_thoughts() -> None:
     says = message("assistant", "yes")
-    assert fallback("last", (user("a"), says), (user("b"),)) == REWRITES
+    assert fallback("last", (user("a"), says), (user("b"),)) == REWRITES_EARLIER
     assert fallback_after_answer("last", (says,), (user("b"),)) is None
     assert fallback_after_answer("last", (thought("hm"), says), (user("b"),)) is None
 
 
-def test_an_assistants_message_that_goes_on_is_written_as_one() -> None:
+def test_a_continued_assistant_message_causes_a_full_rendering() -> None:
     says, calls = message("assistant", "b"), called("f", "{}", "1")
-    assert fallback("chatml", (user("a"), says), (calls,)) == GOES_ON
-    assert fallback_after_answer("chatml", (says,), (calls,)) == GOES_ON
+    assert fallback("chatml", (user("a"), says), (calls,)) == CONTINUES_ASSISTANT
+    assert fallback_after_answer("chatml", (says,), (calls,)) == CONTINUES_ASSISTANT
     writes = template_renderer("chatml")
     first = job((user("a"), says))
-    parent = after(first, writes.render(first).spoken([5]), output=(message("assistant", "c"),))
-    assert writes.render(job((user("d"),), parent)).fallback == GOES_ON
+    parent = after(first, writes.render(first).with_answer([5]), output=(message("assistant", "c"),))
+    assert writes.render(job((user("d"),), parent)).fallback == CONTINUES_ASSISTANT
 
 
-def test_a_batch_of_outputs_that_goes_on_is_written_again() -> None:
+def test_a_continued_batch_of_outputs_causes_a_full_rendering() -> None:
     calls = (user("a"), called("f", "{}", "1"), called("f", "{}", "2"), returned("3", "1"))
-    assert fallback("thinking", calls, (returned("4", "2"),)) == REWRITES
+    assert fallback("thinking", calls, (returned("4", "2"),)) == REWRITES_EARLIER
     assert fallback("chatml", calls, (returned("4", "2"),)) is None
 
 
-def test_calls_that_a_template_does_not_write_are_forgotten() -> None:
+def test_calls_that_the_template_does_not_write_cause_a_full_rendering() -> None:
     calls = called("f", "{}", "1")
-    assert fallback_after_answer("smollm2", (calls,), (returned("3", "1"),)) == REWRITES
+    assert fallback_after_answer("smollm2", (calls,), (returned("3", "1"),)) == REWRITES_EARLIER
     assert fallback_after_answer("smollm2", (message("assistant", "yes"),), (user("a"),)) is None
     assert fallback_after_answer("moving", (message("assistant", "yes"), calls), (returned("3", "1"),)) == (
-        REWRITES
+        REWRITES_EARLIER
     )
     assert fallback_after_answer("moving", (calls,), (returned("3", "1"),)) is None
 
 
-def test_calls_must_end_as_other_answers_do() -> None:
+def test_calls_that_end_differently_cause_a_full_rendering() -> None:
     source = CHATML.replace(
         "{{- '<|im_end|>' }}", "{{- '<|endoftext|>' if message.tool_calls else '<|im_end|>' }}"
     )
     writes = TemplateRenderer(source, everything())
     first = job((user("a"),))
-    parent = after(first, writes.render(first).spoken([5]), output=(called("f", "{}", "1"),))
-    assert writes.render(job((returned("3", "1"),), parent)).fallback == ENDS_OTHERWISE
+    parent = after(first, writes.render(first).with_answer([5]), output=(called("f", "{}", "1"),))
+    assert writes.render(job((returned("3", "1"),), parent)).fallback == UNUSUAL_CALL_END
 
 
-def test_without_control_tokens_there_is_no_seam() -> None:
-    assert fallback("plain", (user("a"),), (user("b"),)) == NO_SEAM
-    assert fallback_after_answer("plain", (message("assistant", "yes"),), (user("b"),)) == NO_SEAM
+def test_without_a_control_token_at_the_boundary_all_is_rendered() -> None:
+    assert fallback("plain", (user("a"),), (user("b"),)) == NO_BOUNDARY
+    assert fallback_after_answer("plain", (message("assistant", "yes"),), (user("b"),)) == NO_BOUNDARY
     writes = template_renderer("plain")
     rendering = whole(writes, user("a"))
-    assert rendering.context.ids() == rendering.prompt.ids(), "the prompt cannot be told apart"
+    assert rendering.context.ids() == rendering.prompt.ids(), "the prompt is part of the context"
     assert rendering.prompt.ids() == writes.vocabulary.encode(
         "### system:\nYou help.\n\n### user:\na\n\n### assistant:\n"
     )
 
 
-def test_a_prompt_that_changes_what_stands_before_it_is_written_as_a_whole() -> None:
+def test_a_prompt_that_changes_earlier_text_is_kept_in_the_context() -> None:
     source = (
         "{{ '<|im_start|>' if add_generation_prompt else '' }}{% for message in messages %}"
         "{{ message.content }}<|im_end|>{% endfor %}"
@@ -389,11 +393,41 @@ def test_a_prompt_that_changes_what_stands_before_it_is_written_as_a_whole() -> 
     rendering = writes.render(first)
     assert spelled(writes, rendering.prompt) == "\0<|im_start|>\0a\0<|im_end|>\0"
     second = writes.render(job((user("b"),), after(first, rendering.context), Head()))
-    assert second.fallback == NO_SEAM
+    assert second.fallback == NO_BOUNDARY
     assert spelled(writes, second.prompt) == "\0<|im_start|>\0a\0<|im_end|>\0b\0<|im_end|>\0"
 
 
-def test_a_part_that_the_template_refuses_is_refused_as_a_whole() -> None:
+def fallback_of_source(source: str) -> str | None:
+    """Why a message could not be appended to an answer, with a template of this source."""
+    writes = TemplateRenderer(source, everything())
+    first = job((user("a"),), head=Head())
+    parent = after(first, writes.render(first).with_answer([300]), output=(message("assistant", "yes"),))
+    return writes.render(job((user("b"),), parent, Head())).fallback
+
+
+def test_an_answer_that_is_closed_by_text_causes_a_full_rendering() -> None:
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content }}END{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
+    )
+    assert fallback_of_source(source) == NO_BOUNDARY
+
+
+def test_an_answer_that_is_closed_differently_before_other_messages_causes_a_full_rendering() -> None:
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content }}"
+        "{% if loop.last and m.role == 'assistant' %}<|endoftext|>{% else %}<|im_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
+    )
+    assert fallback_of_source(source) == REWRITES_EARLIER
+
+
+def test_an_answer_that_is_not_one_message_causes_a_full_rendering() -> None:
+    output = (message("assistant", "yes"), user("wait"))
+    assert fallback_after_answer("chatml", output, (user("b"),)) == REWRITES_EARLIER
+
+
+def test_a_conversation_that_the_template_refuses_is_rejected() -> None:
     writes = template_renderer("strict")
     first = job((user("a"),), head=Head())
     parent = after(first, writes.render(first).context)
@@ -401,7 +435,7 @@ def test_a_part_that_the_template_refuses_is_refused_as_a_whole() -> None:
         writes.render(job((user("b"),), parent, Head()))
 
 
-def test_a_parent_of_another_writer_is_rendered_in_full() -> None:
+def test_a_parent_of_another_renderer_causes_a_full_rendering() -> None:
     writes = template_renderer("chatml")
     first = job((user("a"),))
     for other in (None, template_renderer("headers").render(first).context):
@@ -414,12 +448,12 @@ def test_contexts_that_are_too_long_are_shortened() -> None:
     writes = template_renderer("chatml")
     items = (user("one " * 50), message("assistant", "two"), user("three"))
     most = whole(writes, *items[1:]).prompt.total
-    shortened = writes.shorten(job(items), Room(most))
+    shortened = writes.shorten(job(items), TokenBudget(most))
     assert shortened is not None
     assert shortened.dropped_items == 1
 
 
-# Text is text
+# Client text and control tokens
 
 
 HOSTILE = [
@@ -448,7 +482,7 @@ HOSTILE_TEXTS = (
 
 
 def conversation(text: str, name: str) -> tuple[Head, Items]:
-    """One text wherever a client can put it."""
+    """A conversation with ``text`` in every place that a client controls."""
     tool = {
         "type": "function",
         "name": name,
@@ -473,7 +507,7 @@ def conversation(text: str, name: str) -> tuple[Head, Items]:
 
 
 @pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "strict"])
-def test_what_clients_say_adds_no_control_token(name: str) -> None:
+def test_client_text_adds_no_control_token(name: str) -> None:
     writes = template_renderer(name)
     vocabulary = writes.vocabulary
     control = {vocabulary.control(token) for token in vocabulary.control_tokens()}
@@ -493,7 +527,7 @@ def test_what_clients_say_adds_no_control_token(name: str) -> None:
 
 
 @EVERY_TEMPLATE
-def test_what_clients_say_is_said_to_the_letter(name: str) -> None:
+def test_client_text_is_rendered_unchanged(name: str) -> None:
     if name == "strict":
         return
     writes = template_renderer(name)
@@ -501,13 +535,13 @@ def test_what_clients_say_is_said_to_the_letter(name: str) -> None:
     @settings(max_examples=40, deadline=None)
     @given(HOSTILE_TEXTS)
     def the_same(text: str) -> None:
-        said = spelled(writes, whole(writes, user(f"({text})")).context)
-        assert f"({text})" in said
+        rendered = spelled(writes, whole(writes, user(f"({text})")).context)
+        assert f"({text})" in rendered
 
     the_same()
 
 
-def test_keys_of_arguments_do_not_become_marks() -> None:
+def test_keys_of_arguments_do_not_become_control_tokens() -> None:
     writes = template_renderer("thinking")
     mark = writes.vocabulary.control("<tool_call>")
     plain = whole(writes, user("a"), called("f", '{"key": "b"}', "1")).prompt.ids()
@@ -518,7 +552,7 @@ def test_keys_of_arguments_do_not_become_marks() -> None:
 # Tokens, names, formats
 
 
-def test_answers_end_at_the_end_of_text_and_at_what_closes_them() -> None:
+def test_answers_end_at_the_eos_token_and_at_the_token_that_closes_messages() -> None:
     vocabulary = everything()
     writes = TemplateRenderer(CHATML, vocabulary, eos_token="<|endoftext|>")
     assert writes.stop_ids() == {vocabulary.control("<|endoftext|>"), vocabulary.control("<|im_end|>")}
@@ -529,23 +563,8 @@ def test_answers_end_at_the_end_of_text_and_at_what_closes_them() -> None:
     assert TemplateRenderer(users_only, vocabulary).stop_ids() == frozenset()
 
 
-@pytest.mark.parametrize(
-    ("source", "calls"),
-    [
-        (CHATML, ChatMl.calls),
-        ("{{ '<|python_tag|>' }}", Llama3.calls),
-        ('{{ "{\\"parameters\\": 1}" }}', Llama3.calls),
-    ],
-)
-def test_calls_are_read_as_the_template_writes_them(source: str, calls: object) -> None:
-    assert TemplateRenderer(source, everything()).calls == calls
-
-
-def test_calls_of_other_templates_are_bare_json() -> None:
-    bare = TemplateRenderer("{{ 1 }}", everything()).calls
-    assert (bare.bare_json, bare.call_open, bare.think_open) == (True, "", "")
-    thinks = TemplateRenderer("{{ '<think>' }}", everything()).calls
-    assert (thinks.bare_json, thinks.think_open, thinks.think_close) == (True, "<think>", "</think>")
+def test_the_call_format_is_detected_from_the_template() -> None:
+    assert TemplateRenderer("{{ '<|python_tag|>' }}", everything()).call_format == LLAMA3_JSON
 
 
 def test_a_prompt_may_open_a_thought() -> None:
@@ -558,12 +577,12 @@ def test_a_prompt_may_open_a_thought() -> None:
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ raise_exception('never') }}", "{{ nothing() }}"])
-def test_a_template_that_is_of_no_use_is_refused_at_once(source: str) -> None:
+def test_an_unusable_template_raises_at_construction(source: str) -> None:
     with pytest.raises(TemplateError, match=r"^The chat template .+$"):
         TemplateRenderer(source, smollm2())
 
 
-def test_the_writer_changes_with_the_template_its_tokens_and_its_day() -> None:
+def test_the_writer_depends_on_the_template_its_tokens_and_the_date() -> None:
     def writer(source: str, **options: Any) -> str:
         return TemplateRenderer(source, smollm2(), **options).render(job((user("a"),))).context.writer
 
@@ -578,7 +597,7 @@ def test_the_writer_changes_with_the_template_its_tokens_and_its_day() -> None:
     assert all(each.startswith("template ") for each in writers)
 
 
-def test_the_beginning_of_text_is_written_once() -> None:
+def test_the_bos_token_is_written_once() -> None:
     writes = template_renderer("headers")
     begin = writes.vocabulary.control("<|begin_of_text|>")
     first: Job = job((user("a"),))

@@ -1,4 +1,4 @@
-"""Control tokens are the template's own, whatever clients say."""
+"""Client text never becomes a control token in the output of a template."""
 
 import json
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.errors import InvalidRequest
-from slipring.prompts.tokenization.control_token_guard import Guard, Lookalikes, Piece
+from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder, ControlTokenGuard, Piece
 from slipring.prompts.tokenization.control_token_guard import _private_characters as private_characters
 from tests.prompts.template_texts import everything, odd
 
@@ -24,11 +24,11 @@ HOSTILE = st.lists(
     | st.sampled_from([*PRIVATE, "\\ue000", " ", "\n", "<", ">", "t", "type"]),
     max_size=4,
 ).map("".join)
-"""Control tokens, pieces of them, and the characters that they are broken with."""
+"""Control tokens, parts of them, and private-use characters."""
 
 
-def lookalikes(vocabulary: str, source: str = "") -> Lookalikes:
-    return Lookalikes(VOCABULARIES[vocabulary](), source)
+def finder(vocabulary: str, source: str = "") -> ControlTokenFinder:
+    return ControlTokenFinder(VOCABULARIES[vocabulary](), source)
 
 
 def spelled(vocabulary: str, piece: Piece) -> str:
@@ -38,17 +38,17 @@ def spelled(vocabulary: str, piece: Piece) -> str:
 
 
 @EVERY_VOCABULARY
-def test_no_control_token_has_a_character_of_a_client(vocabulary: str) -> None:
-    looks = lookalikes(vocabulary)
+def test_no_control_token_contains_client_text(vocabulary: str) -> None:
+    looks = finder(vocabulary)
 
     @given(st.lists(st.tuples(HOSTILE, SLICES | st.sampled_from(TOKENS)), min_size=1, max_size=4))
     def never(parts: list[tuple[str, str]]) -> None:
-        guard = Guard(looks, "".join(said for said, _ in parts))
+        guard = ControlTokenGuard(looks, "".join(text for text, _ in parts))
         text, own = "", set()
-        for said, written in parts:
-            if said == "type":
-                continue  # a word of schemas, which is left as it is
-            text += guard.text(said)
+        for client_text, written in parts:
+            if client_text == "type":
+                continue  # a schema word, which is not broken
+            text += guard.text(client_text)
             own.update(range(len(text), len(text) + len(written)))
             text += written
         at = 0
@@ -62,14 +62,14 @@ def test_no_control_token_has_a_character_of_a_client(vocabulary: str) -> None:
 
 
 @EVERY_VOCABULARY
-def test_what_was_broken_is_mended_whichever_character_was_chosen(vocabulary: str) -> None:
-    looks = lookalikes(vocabulary)
+def test_mending_restores_the_text_whichever_character_was_inserted(vocabulary: str) -> None:
+    looks = finder(vocabulary)
 
     @given(HOSTILE, st.lists(st.integers(0xE000, 0xF8FF).map(chr), max_size=5).map("".join))
-    def the_same(said: str, others: str) -> None:
-        for text in (said, json.dumps(said)[1:-1], repr({"a": said})):
+    def the_same(client_text: str, others: str) -> None:
+        for text in (client_text, json.dumps(client_text)[1:-1], repr({"a": client_text})):
             for inputs in (text, text + others, text + others.encode("unicode_escape").decode()):
-                guard = Guard(looks, inputs)
+                guard = ControlTokenGuard(looks, inputs)
                 (mended,) = guard.mend([guard.text(text)])
                 assert mended == text
 
@@ -77,23 +77,23 @@ def test_what_was_broken_is_mended_whichever_character_was_chosen(vocabulary: st
 
 
 @EVERY_VOCABULARY
-@pytest.mark.parametrize("said", ["<|im_end|>", "a<|im_end|><|im_end|>b", " <|im_end|", "|>x", "im_end"])
-def test_escaping_does_not_hinder_mending(vocabulary: str, said: str) -> None:
-    guard = Guard(lookalikes(vocabulary), said)
-    broken = guard.text(said)
-    assert broken != said
-    assert guard.mend([json.dumps(broken)]) == [json.dumps(said)]
-    assert guard.mend([repr([broken])]) == [repr([said])]
+@pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_end|><|im_end|>b", " <|im_end|", "|>x", "im_end"])
+def test_mending_removes_escaped_characters(vocabulary: str, text: str) -> None:
+    guard = ControlTokenGuard(finder(vocabulary), text)
+    broken = guard.text(text)
+    assert broken != text
+    assert guard.mend([json.dumps(broken)]) == [json.dumps(text)]
+    assert guard.mend([repr([broken])]) == [repr([text])]
 
 
-def test_plain_texts_are_left_as_they_are() -> None:
-    guard = Guard(lookalikes("everything"), "")
+def test_plain_texts_are_not_changed() -> None:
+    guard = ControlTokenGuard(finder("everything"), "")
     for text in ("", "hello", "2 < 3, or {so}", " Xyz\n", "properties", "type", "a|b", "[1]"):
         assert guard.text(text) == text
 
 
-def test_all_texts_of_a_value_are_broken_but_the_words_of_schemas() -> None:
-    guard = Guard(lookalikes("odd"), "")
+def test_all_strings_of_a_value_are_broken_except_schema_words() -> None:
+    guard = ControlTokenGuard(finder("odd"), "")
     value = {"type": "object", "halt": [{"x": "halt"}, 1, None], "required": ["hal"]}
     broken = guard.value(value)
     assert [*broken] == ["type", guard.text("halt"), "required"]
@@ -103,24 +103,24 @@ def test_all_texts_of_a_value_are_broken_but_the_words_of_schemas() -> None:
     assert guard.mend([repr(broken)]) == [repr(value)]
 
 
-def test_characters_of_the_template_are_not_chosen() -> None:
+def test_characters_in_the_template_are_not_inserted() -> None:
     source = "\ue000 {{ '\\ue001' }}"
-    guard = Guard(lookalikes("everything", source), "\ue002\\ue003")
+    guard = ControlTokenGuard(finder("everything", source), "\ue002\\ue003")
     assert guard.text("<|im_end|>") == "<\ue004|im_end|>"
     assert guard.mend(["\ue000\ue001\ue002\ue003"]) == ["\ue000\ue001\ue002\ue003"]
 
 
-def test_input_that_leaves_no_character_is_refused_only_if_one_is_needed() -> None:
+def test_input_with_every_private_character_is_refused_only_if_one_is_needed() -> None:
     every = "".join(map(chr, range(0xE000, 0xF900)))
-    guard = Guard(lookalikes("everything"), every)
+    guard = ControlTokenGuard(finder("everything"), every)
     assert guard.text(every) == every
     assert guard.mend([every]) == [every]
     with pytest.raises(InvalidRequest, match="private-use"):
         guard.text("<|im_end|>")
 
 
-def test_white_space_is_no_control_token_and_the_longest_comes_first() -> None:
-    looks = lookalikes("everything")
+def test_white_space_is_not_a_control_token_and_the_longest_match_counts() -> None:
+    looks = finder("everything")
     known = everything()
     assert looks.split("a<|im_end|>\n\n[/INST]") == [
         "a",
@@ -132,10 +132,8 @@ def test_white_space_is_no_control_token_and_the_longest_comes_first() -> None:
 
 
 @EVERY_VOCABULARY
-def test_a_text_that_is_searched_in_steps_is_cut_as_one_that_is_not(
-    vocabulary: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = lookalikes(vocabulary)
+def test_searching_in_steps_gives_the_same_pieces(vocabulary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = finder(vocabulary)
     long = st.lists(HOSTILE | st.text(max_size=5), min_size=5, max_size=30).map("".join)
 
     @given(long, st.integers(1, 40))

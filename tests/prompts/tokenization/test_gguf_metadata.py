@@ -1,4 +1,4 @@
-"""The metadata of GGUF files, written by hand: read as it is, and refused wherever it lies."""
+"""Valid GGUF metadata is read; invalid metadata raises ``GgufError``."""
 
 import struct
 from typing import Any
@@ -63,7 +63,7 @@ def test_every_type_of_value_is_read() -> None:
     assert list(read(data)) == list(expected)
 
 
-def test_tensors_behind_the_metadata_are_not_looked_at() -> None:
+def test_tensors_after_the_metadata_are_not_read() -> None:
     data, expected = everything()
     assert read(data + b"\xff" * 100) == expected
 
@@ -73,7 +73,7 @@ def test_both_versions_of_the_format_are_read(version: int) -> None:
     assert read(file(version=version)) == {}
 
 
-def test_a_file_cut_anywhere_is_refused() -> None:
+def test_a_truncated_file_is_refused() -> None:
     data, _ = everything()
     for length in range(len(data)):
         with pytest.raises(GgufError):
@@ -104,13 +104,13 @@ def test_a_file_cut_anywhere_is_refused() -> None:
         file(entry("k", 2**32 - 1, bytes(64))),
     ],
 )
-def test_what_is_no_metadata_or_absurdly_large_is_refused(data: bytes) -> None:
+def test_invalid_or_very_large_metadata_is_refused(data: bytes) -> None:
     with pytest.raises(GgufError):
         read(data)
 
 
 @given(st.binary(max_size=200), st.integers(0, 3))
-def test_garbage_is_read_or_refused_and_nothing_else(garbage: bytes, entries: int) -> None:
+def test_random_bytes_are_read_or_raise_gguf_error(garbage: bytes, entries: int) -> None:
     try:
         metadata = read(header(entries) + garbage)
     except GgufError:
@@ -118,11 +118,11 @@ def test_garbage_is_read_or_refused_and_nothing_else(garbage: bytes, entries: in
     assert len(metadata) <= entries
 
 
-def test_text_that_is_no_utf8_is_read_with_replacements() -> None:
+def test_invalid_utf8_is_replaced() -> None:
     assert read(file(entry("k", 8, struct.pack("<Q", 2) + b"a\xff"))) == {"k": "a\ufffd"}
 
 
-def test_a_real_file_says_what_its_model_is() -> None:
+def test_the_metadata_of_a_real_file_is_read() -> None:
     metadata = smollm2_metadata()
     assert metadata["general.architecture"] == "llama"
     assert metadata["llama.context_length"] == 8192

@@ -1,4 +1,4 @@
-"""Tokenizers: text and control tokens are two ways into a vocabulary that never meet."""
+"""Tokenizers encode text and control tokens separately; text never becomes a control token."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 
-from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, _split
+from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary, _split
 from tests.prompts.corpus import CORPUS, TEXTS
 from tests.prompts.vocabulary import (
     MERGES,
@@ -49,7 +49,7 @@ WITH_ALL_BYTES = ["qwen2", "qwen2 with llama3", "small"]
 
 @cache
 def writable() -> set[int]:
-    """The bytes that SmolLM2 has a token for."""
+    """The bytes for which SmolLM2 has a token."""
     words = map(smollm2().bytes_of, range(len(smollm2_metadata()["tokenizer.ggml.tokens"])))
     return {word[0] for word in words if len(word) == 1}
 
@@ -60,13 +60,13 @@ def written(tokenizer: Tokenizer, ids: list[int]) -> bytes:
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 @pytest.mark.parametrize("vocabulary", WITH_ALL_BYTES)
-def test_the_bytes_of_a_texts_tokens_are_the_text(vocabulary: str, text: str) -> None:
+def test_the_bytes_of_encoded_tokens_are_the_text(vocabulary: str, text: str) -> None:
     tokenizer = VOCABULARIES[vocabulary]()
     assert written(tokenizer, tokenizer.encode(text)) == text.encode()
 
 
 @pytest.mark.parametrize("vocabulary", WITH_ALL_BYTES)
-def test_every_text_comes_back_from_a_vocabulary_that_has_all_bytes(vocabulary: str) -> None:
+def test_every_text_round_trips_in_a_vocabulary_with_all_bytes(vocabulary: str) -> None:
     tokenizer = VOCABULARIES[vocabulary]()
 
     @given(st.text() | st.sampled_from(CORPUS))
@@ -77,13 +77,13 @@ def test_every_text_comes_back_from_a_vocabulary_that_has_all_bytes(vocabulary: 
 
 
 @given(st.text() | st.sampled_from(CORPUS))
-def test_a_real_vocabulary_leaves_out_the_bytes_that_it_has_no_token_for_and_no_others(text: str) -> None:
-    # SmolLM2 lacks a few control characters, and lead bytes of planes where no characters are.
+def test_only_bytes_without_a_token_are_dropped(text: str) -> None:
+    # SmolLM2 lacks a few control characters, and lead bytes of unassigned planes.
     expected = bytes(byte for byte in text.encode() if byte in writable())
     assert written(smollm2(), smollm2().encode(text)) == expected
 
 
-def test_a_byte_that_the_vocabulary_has_no_token_for_is_left_out() -> None:
+def test_a_byte_without_a_token_is_dropped() -> None:
     assert written(smollm2(), smollm2().encode("a\x04b")) == b"ab"
 
 
@@ -98,23 +98,21 @@ def test_a_byte_that_the_vocabulary_has_no_token_for_is_left_out() -> None:
         ("qwen2", "<|im_start|>", [27, 91, 318, 4906, 91, 29]),
     ],
 )
-def test_a_real_vocabulary_gives_the_ids_that_its_model_knows(
-    vocabulary: str, text: str, ids: list[int]
-) -> None:
+def test_real_vocabularies_give_the_ids_of_their_models(vocabulary: str, text: str, ids: list[int]) -> None:
     assert VOCABULARIES[vocabulary]().encode(text) == ids
 
 
-def test_qwen2s_control_tokens_have_the_ids_that_its_model_knows() -> None:
+def test_the_control_tokens_of_qwen2_have_the_ids_of_its_model() -> None:
     tokens = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     assert [qwen2().control(token) for token in tokens] == [151643, 151644, 151645]
 
 
-def test_merges_and_whole_words_are_found() -> None:
+def test_merges_and_whole_words_are_applied() -> None:
     hello = small_metadata()["tokenizer.ggml.tokens"].index("hello")
     assert small().encode("hello") == [hello]
 
 
-def test_digits_are_cut_as_the_pre_tokenizer_says() -> None:
+def test_digits_are_split_by_the_pre_tokenizer() -> None:
     metadata = small_metadata()
     metadata["tokenizer.ggml.tokens"] += ["11", "1111"]
     metadata["tokenizer.ggml.token_type"] += [1, 1]
@@ -142,7 +140,7 @@ def test_no_text_becomes_a_control_token(vocabulary: str) -> None:
     never()
 
 
-def test_a_word_that_is_also_a_control_token_is_written_with_other_tokens() -> None:
+def test_a_word_that_is_also_a_control_token_is_encoded_with_other_tokens() -> None:
     ids = small().encode(ONE_WORD)
     assert small().control(ONE_WORD) not in ids
     assert written(small(), ids) == ONE_WORD.encode()
@@ -156,23 +154,23 @@ def test_control_tokens_are_known_by_name(vocabulary: str) -> None:
         assert tokenizer.control(token) == id
 
 
-def test_what_is_no_control_token_is_no_control_token() -> None:
+def test_other_names_are_not_control_tokens() -> None:
     for token in ("<|eot_id|>", "the", ""):
         assert not smollm2().has_control(token)
         with pytest.raises(KeyError):
             smollm2().control(token)
 
 
-def test_control_tokens_stand_for_no_bytes_and_visible_ones_for_their_text() -> None:
+def test_control_tokens_have_no_bytes_and_visible_ones_have_their_text() -> None:
     assert {small().bytes_of(small().control(token)) for token in ("<|im_end|>", "<|eot_id|>")} == {b""}
     assert small().bytes_of(small().control(VISIBLE)) == VISIBLE.encode()
 
 
-def test_an_id_beyond_the_vocabulary_stands_for_no_bytes() -> None:
+def test_an_id_outside_the_vocabulary_has_no_bytes() -> None:
     assert smollm2().bytes_of(10_000_000) == b""
 
 
-def test_a_word_that_is_not_written_as_bytes_stands_for_itself() -> None:
+def test_a_word_outside_the_byte_alphabet_is_encoded_as_utf8() -> None:
     metadata = small_metadata()
     metadata["tokenizer.ggml.tokens"].append("世 界")
     metadata["tokenizer.ggml.token_type"].append(1)
@@ -192,17 +190,17 @@ def test_a_word_that_is_not_written_as_bytes_stands_for_itself() -> None:
     ],
     ids=["nothing", "model", "pre-tokenizer", "no tokens", "too few types", "no types"],
 )
-def test_a_vocabulary_that_cannot_be_built_is_refused_by_name(metadata: dict[str, Any]) -> None:
+def test_an_unsupported_vocabulary_is_refused_by_name(metadata: dict[str, Any]) -> None:
     with pytest.raises(UnknownVocabulary):
         Tokenizer.from_gguf(metadata)
 
 
-def test_merges_of_tokens_that_are_not_there_are_passed_over() -> None:
+def test_merges_of_missing_tokens_are_ignored() -> None:
     tokenizer = Tokenizer.from_gguf(small_metadata(merges=[*MERGES, "hello world", "x y", "alone"]))
     assert tokenizer.encode("hello xy") == small().encode("hello xy")
 
 
-def test_fingerprints_tell_vocabularies_apart_and_stay_the_same() -> None:
+def test_fingerprints_are_stable_and_differ_between_vocabularies() -> None:
     reordered = small_metadata()
     reordered["tokenizer.ggml.tokens"] = reordered["tokenizer.ggml.tokens"][::-1]
     different = [
@@ -222,7 +220,7 @@ def test_fingerprints_tell_vocabularies_apart_and_stay_the_same() -> None:
 
 
 def described(*, unknown: str | None = None, ignore_merges: bool = False) -> tokenizers.Tokenizer:
-    """A tokenizer whose special tokens are also words of its model, as they are in many a published one."""
+    """A tokenizer whose special tokens are also words of its model, as in many published ones."""
     words = [*sorted(ByteLevel.alphabet()), "he", "ll", "llo", "hello", "ha", "hal", ONE_WORD, "<|end|>"]
     words.remove("Ą")  # the byte 4
     backend = tokenizers.Tokenizer(
@@ -249,7 +247,7 @@ def described(*, unknown: str | None = None, ignore_merges: bool = False) -> tok
 
 
 @given(st.text() | st.sampled_from(list(TEXTS.values())))
-def test_a_tokenizer_json_gives_the_ids_that_its_library_gives(text: str) -> None:
+def test_a_tokenizer_json_gives_the_ids_of_its_library(text: str) -> None:
     backend = described()
     assume(not any(token in text for token in (ONE_WORD, "<|end|>", "<|start|>", VISIBLE, "\x04")))
     tokenizer = Tokenizer.from_json(backend.to_str())
@@ -289,28 +287,28 @@ def test_merges_may_be_written_as_pairs_or_as_text() -> None:
     assert one.fingerprint != other.fingerprint
 
 
-def test_a_tokenizer_json_of_another_kind_is_refused_by_name() -> None:
+def test_an_unsupported_tokenizer_json_is_refused_by_name() -> None:
     words = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     with pytest.raises(UnknownVocabulary, match="WordLevel"):
         Tokenizer.from_json(words.to_str())
     sentencepiece = tokenizers.Tokenizer(models.BPE(vocab={"▁": 0, "a": 1, "▁a": 2}, merges=[("▁", "a")]))
-    with pytest.raises(UnknownVocabulary, match="bytes"):
+    with pytest.raises(UnknownVocabulary, match="byte-level"):
         Tokenizer.from_json(sentencepiece.to_str())
 
 
-# Spelling: ids that were emitted and not told
+# Spelling: finding emitted ids that the server did not report
 
 
 @pytest.mark.parametrize("vocabulary", ["smollm2", "qwen2", "small"])
 @pytest.mark.parametrize("text", ["👩‍👩‍👧", "👍🏽", "東京", " 東", "é", "﷽", "🇫🇷"])
-def test_tokens_of_a_character_are_found_again_from_the_last(vocabulary: str, text: str) -> None:
+def test_the_first_tokens_of_a_character_are_found_from_the_last(vocabulary: str, text: str) -> None:
     tokenizer = VOCABULARIES[vocabulary]()
     ids = tokenizer.encode(text)
     for kept in range(1, len(ids)):
         assert tokenizer.spell(text.encode(), len(ids) - kept, ids[-kept:]) == ids[:-kept]
 
 
-def test_a_spelling_that_is_not_the_usual_one_is_found_by_its_count() -> None:
+def test_an_unusual_spelling_is_found_by_its_count() -> None:
     last = small().encode("o")
     usual = small().encode("hell")
     assert small().spell(b"hello", len(usual), last) == usual
@@ -334,11 +332,11 @@ def test_a_spelling_that_is_not_the_usual_one_is_found_by_its_count() -> None:
     ],
     ids=["none", "fewer", "too many", "another end", "no such word", "empty", "nothing", "no room", "long"],
 )
-def test_what_cannot_be_spelled_is_not_guessed(data: bytes, count: int, last: str) -> None:
+def test_without_a_matching_spelling_the_result_is_none(data: bytes, count: int, last: str) -> None:
     assert small().spell(data, count, small().encode(last)) is None
 
 
-def test_no_spelling_holds_a_control_token() -> None:
+def test_no_spelling_contains_a_control_token() -> None:
     halt, end = small().control(ONE_WORD), small().control("<|im_end|>")
     assert small().spell(ONE_WORD.encode(), 1, []) is None, "one word, but not of text"
     spelled = small().spell(ONE_WORD.encode(), 2, [end])
@@ -351,14 +349,14 @@ def test_no_spelling_holds_a_control_token() -> None:
 
 
 @given(st.text(max_size=6), st.integers(-1, 30), st.text(max_size=2))
-def test_a_spelling_says_what_was_said_in_so_many_tokens(text: str, count: int, last: str) -> None:
+def test_a_spelling_has_the_given_bytes_and_count(text: str, count: int, last: str) -> None:
     ending = qwen2().encode(last)
     ids = qwen2().spell(text.encode() + last.encode(), count, ending)
     if ids is not None:
         assert (len(ids), written(qwen2(), ids)) == (count, text.encode())
 
 
-def test_a_spelling_that_there_is_not_is_given_up_soon() -> None:
+def test_a_search_without_a_result_ends_soon() -> None:
     words = {b"a" * size: size for size in range(1, 20)}
     lookups = 0
 
@@ -373,3 +371,7 @@ def test_a_spelling_that_there_is_not_is_given_up_soon() -> None:
     found = _split(b"a" * 48, 24, Counted(words))
     assert found is not None
     assert (sum(found), len(found)) == (48, 24)
+
+
+def test_a_vocabulary_without_a_search_finds_no_spelling() -> None:
+    assert Vocabulary.spell(small(), b"a", 1, ()) is None

@@ -10,7 +10,8 @@ from slipring.engines.chat.call_assembly import CallAssembly
 from slipring.engines.chat.chunks import Choice, Chunk, ChunkDelta, ContentPart, Usage, read_chunk
 from slipring.engines.chat.request_body import Written
 from slipring.errors import ServerError
-from slipring.prompts.parsing.parser import CallFormat, Parser
+from slipring.prompts.parsing.call_formats import CallFormat
+from slipring.prompts.parsing.parser import Parser
 from slipring.protocol.responses import Logprob
 from slipring.protocol.tools import Offer
 

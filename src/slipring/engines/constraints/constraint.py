@@ -14,8 +14,8 @@ from msgspec import Struct
 from slipring.core.generation import Job
 from slipring.engines.constraints.compiler import Compiler
 from slipring.engines.constraints.lark.gbnf import ANY_STRING, gbnf_rules
-from slipring.prompts.parsing.parser import CallFormat, flat_name
-from slipring.prompts.tool_definitions import parameters_of
+from slipring.prompts.parsing.call_formats import CallFormat
+from slipring.prompts.tool_definitions import flat_name, parameters_of
 from slipring.protocol import wire
 from slipring.protocol.definitions import Grammar
 from slipring.protocol.tools import CallableTool, FunctionTool, Kind

@@ -84,7 +84,7 @@ class LlamaAnswer:
     def _position(self) -> Rendered | None:
         if not self._generates or (self._steered and not self._predicted):
             return self._rendering.context  # it has never been the model's turn
-        return self._rendering.spoken(self._ids) if self._ids is not None else None
+        return self._rendering.with_answer(self._ids) if self._ids is not None else None
 
     def _listen(self, ids: list[int], chunk: Chunk, room: int) -> str:
         """Keep ids as emitted, as many as there is room for; what they say."""
@@ -97,7 +97,7 @@ class LlamaAnswer:
             return ""
         renderer = self._renderer
         if renderer.vocabulary.is_local:
-            return self._speech.characters.feed(renderer.said.together(ids))
+            return self._speech.characters.feed(renderer.token_bytes.join(ids))
         return "".join(renderer.mark_of(id) for id in ids) or chunk.content
 
     def _overhear(self, chunk: Chunk, room: int) -> str:

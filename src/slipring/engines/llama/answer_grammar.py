@@ -51,7 +51,7 @@ async def grammar_of(
     job: Job, renderer: Renderer, compiler: Compiler, *, opens_thought: bool = False
 ) -> str | None:
     """The grammar that the answer to a job has to follow, or None where it is free."""
-    form = form_of(job, renderer.calls)
+    form = form_of(job, renderer.call_format)
     is_free = not form.required and form.document is None
     if is_free and not any(tool.strict or tool.grammar is not None for tool in form.tools):
         return None
@@ -77,7 +77,7 @@ def constrains_calls(job: Job) -> bool:
 
 
 def _control_ids(renderer: Renderer) -> dict[str, int]:
-    calls, vocabulary = renderer.calls, renderer.vocabulary
+    calls, vocabulary = renderer.call_format, renderer.vocabulary
     marks = (calls.call_open, calls.call_close, calls.think_open, calls.think_close)
     return {mark: vocabulary.control(mark) for mark in marks if mark and vocabulary.has_control(mark)}
 

@@ -11,10 +11,9 @@ from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.plan import WORDS, Content, input_of, padded
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Mark, Phrase
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
-from slipring.prompts.parsing.parser import flat_name
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered, Renderer
-from slipring.prompts.tool_definitions import quoted
+from slipring.prompts.tool_definitions import flat_name, quoted
 from slipring.protocol import wire
 from slipring.protocol.tools import CallableTool
 
@@ -24,9 +23,9 @@ class Wording:
 
     def __init__(self, renderer: Renderer, options: SimulatedOptions) -> None:
         self._renderer = renderer
-        self._calls = renderer.calls
+        self._calls = renderer.call_format
         self._options = options
-        self._encoder = FoldingRenderer(ChatMl(), renderer.vocabulary)
+        self._encoder = DialectRenderer(ChatMl(), renderer.vocabulary)
         words = [f" {word}" for word in WORDS]
         self._words = [word for word in words if len(self._encode(word)) == 1] or words
         """Of one token each if possible, so that an answer has exactly the configured length."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from slipring.engines.remote.http_client import HttpFailure
 from slipring.errors import InvalidRequest, Unavailable
-from slipring.prompts.tokenization.token_budget import BOUNDLESS, Room, TooManyTokens
+from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 
 _SHORT = 16
@@ -43,7 +43,7 @@ class AskedVocabulary(Vocabulary):
         # must stay known, because later it is needed on the event loop, which cannot wait.
         self._find_control = cache(self._ask_control)
 
-    def encode(self, text: str, room: Room = BOUNDLESS) -> list[int]:
+    def encode(self, text: str, budget: TokenBudget = UNLIMITED) -> list[int]:
         ids: list[int] = []
         pieces = self._pieces(text)
         if len(pieces) > _MOST_PIECES:  # the server is asked about each
@@ -51,9 +51,9 @@ class AskedVocabulary(Vocabulary):
                 f"Invalid 'input': a text spells more than {_MOST_PIECES} control tokens.", param="input"
             )
         for piece in pieces:
-            room.require_splittable(len(piece))  # only the server knows where it could be split
+            budget.require_splittable(len(piece))  # only the server knows where it could be split
             ids += self._short(piece) if len(piece) <= _SHORT else self._tokenize_text(piece)
-            if len(ids) > room.tokens:
+            if len(ids) > budget.tokens:
                 raise TooManyTokens(len(ids))
         return ids
 

@@ -6,7 +6,7 @@ from slipring.engines.tokens.model_files import ModelInfo
 from slipring.errors import StartupError
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Dialect
-from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.dialects.llama3 import Llama3
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.templates.jinja import TemplateError
@@ -32,7 +32,7 @@ def make_renderer(kind: str, dialect: str, info: ModelInfo, vocabulary: Vocabula
     elif not dialect and "<|im_start|>" in template:
         dialect = ChatMl.name
     if dialect in _DIALECTS:
-        return FoldingRenderer(_DIALECTS[dialect](), vocabulary)
+        return DialectRenderer(_DIALECTS[dialect](), vocabulary)
     if not template:
         raise StartupError(f"--engine {kind}: the model has no chat template; name its dialect with dialect=")
     try:

@@ -16,7 +16,7 @@ from slipring.errors import ContextLengthExceeded
 from slipring.prompts.parsing.parser import Parser
 from slipring.prompts.parsing.utf8 import Utf8Stream
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
-from slipring.prompts.tokenization.token_budget import Room, TooManyTokens
+from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
 from slipring.protocol.responses import Logprob
 
 _AT_ONCE_BYTES = 8192
@@ -68,11 +68,13 @@ async def count(
         raise ContextLengthExceeded(error.least, context, is_exact=False) from None
 
 
-async def _rendered(job: Job, renderer: Renderer, room: Room, tokenizing: Tokenizing) -> Rendering:
+async def _rendered(job: Job, renderer: Renderer, budget: TokenBudget, tokenizing: Tokenizing) -> Rendering:
     """Render, off the event loop where it is much or has to wait."""
     if _renders_at_once(job, renderer):
-        return renderer.render(job, room)
-    return await tokenizing.run(job.tenant, renderer.render, job, room, is_local=renderer.vocabulary.is_local)
+        return renderer.render(job, budget)
+    return await tokenizing.run(
+        job.tenant, renderer.render, job, budget, is_local=renderer.vocabulary.is_local
+    )
 
 
 def _renders_at_once(job: Job, renderer: Renderer) -> bool:
@@ -103,13 +105,15 @@ class Speech:
         """``constrained``: the engine keeps the answer to a JSON schema; ``trusted``: a grammar keeps its
         calls to their form."""
         starts_thinking = renderer.opens_thought(rendering.prompt)
-        calls = renderer.calls
+        calls = renderer.call_format
         if trusted and calls.call_open:
             # The grammar knows calls by their mark: what comes without it has not been checked.
             calls = structs.replace(calls, bare_json=False, prefix="")
         self._parser = Parser(calls, job.offer, starts_thinking=starts_thinking, trusted=trusted)
         # A schema may forbid the thought that the prompt has opened, or hold only after it.
-        self._thoughtless = Parser(renderer.calls, job.offer) if constrained and starts_thinking else None
+        self._thoughtless = (
+            Parser(renderer.call_format, job.offer) if constrained and starts_thinking else None
+        )
         self._logprobs: list[Logprob] = []
         self.characters = Utf8Stream()
         self.thought_tokens = 0
@@ -135,7 +139,7 @@ class Speech:
     @property
     def may_end(self) -> bool:
         """Whether nothing is lost where it ends here: no thought, no call and no character is half said."""
-        return self._parser.is_between and not self.characters.is_waiting
+        return self._parser.is_idle and not self.characters.is_waiting
 
     def finish(self) -> list[Delta]:
         deltas = [*self._parser.feed(self.characters.finish()), *self._parser.finish()]
@@ -197,7 +201,7 @@ class TokenAnswer:
         self._rendering = rendering
         self._stop = job.stop
         self._is_local = renderer.vocabulary.is_local
-        self._said = renderer.said
+        self._token_bytes = renderer.token_bytes
         self._generates = job.generate
         self._stop_ids = renderer.stop_ids()
         self._speech = Speech(job, rendering, renderer, constrained=constrained, trusted=trusted)
@@ -260,7 +264,7 @@ class TokenAnswer:
             output_tokens=len(self._ids),
             reasoning_tokens=min(self._speech.thought_tokens, len(self._ids)),
             # Where nothing was said, it has never been the model's turn.
-            position=rendering.spoken(self._ids) if spoke else rendering.context,
+            position=rendering.with_answer(self._ids) if spoke else rendering.context,
         )
         return [*(self._speech.finish() if self._generates else []), finished]
 
@@ -277,4 +281,4 @@ class TokenAnswer:
     def _words(self, ids: list[int], told: str) -> str:
         if not self._is_local:
             return told
-        return self._speech.characters.feed(self._said.together(ids))
+        return self._speech.characters.feed(self._token_bytes.join(ids))

@@ -11,7 +11,7 @@ from typing import TypeVar
 from slipring.core.generation import Job
 from slipring.core.limits import Limits
 from slipring.engines.tokens.crew import Crew
-from slipring.prompts.tokenization.token_budget import Room
+from slipring.prompts.tokenization.token_budget import TokenBudget
 
 T = TypeVar("T")
 _ASKED_AT_ONCE = 32
@@ -28,9 +28,9 @@ class Tokenizing:
         self._here = Crew("tokenize", limits.max_tokenizing)
         self._elsewhere = Crew("ask-tokens", _ASKED_AT_ONCE)
 
-    def room(self, tokens: int) -> Room:
-        """Room for so many tokens."""
-        return Room(tokens, self._unsplit_chars)
+    def room(self, tokens: int) -> TokenBudget:
+        """TokenBudget for so many tokens."""
+        return TokenBudget(tokens, self._unsplit_chars)
 
     async def run(self, tenant: str, work: Callable[..., T], *given: object, is_local: bool) -> T:
         """Do work off the event loop, when it is the tenant's turn. ``is_local``: it waits for nobody."""

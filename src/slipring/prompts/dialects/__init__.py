@@ -1,1 +1,1 @@
-"""Dialects: prompt formats that are written here rather than by a template."""
+"""Dialects: prompt formats implemented in Python, one module per model family."""

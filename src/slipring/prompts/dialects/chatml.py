@@ -1,9 +1,9 @@
-"""ChatML with Hermes tool calls: SmolLM2, Qwen, Hermes and many others."""
+"""ChatML with Hermes tool calls: Hermes, Qwen, SmolLM2 and others."""
 
 from collections.abc import Iterable
 
 from slipring.prompts.dialects.dialect import Control, Dialect, Fragment, Mark, Phrase
-from slipring.prompts.parsing.parser import CallFormat
+from slipring.prompts.parsing.call_formats import HERMES
 from slipring.prompts.tool_definitions import describe, quoted
 from slipring.protocol.tools import CallableTool
 
@@ -18,13 +18,7 @@ class ChatMl(Dialect):
     name = "chatml"
     stop = ("<|im_end|>", "<|endoftext|>")
     tool_role = "user"
-    calls = CallFormat(
-        call_open="<tool_call>",
-        call_close="</tool_call>",
-        think_open="<think>",
-        think_close="</think>",
-        bare_json=True,
-    )
+    call_format = HERMES
 
     def preamble(self) -> list[Fragment]:
         return []

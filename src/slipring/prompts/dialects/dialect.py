@@ -1,8 +1,9 @@
-"""Dialects: how the items of a context are written for a family of models.
+"""The base class of dialects: how to write the items of a context for a family of models.
 
-Writing is a fold over the items. After each item a ``Block`` says what is still open (an assistant's message
-that calls may be added to, a batch of tool outputs), and the next item continues or closes it. A delta is
-therefore written exactly as it would be within the whole: it begins with the block that its parent left open.
+A dialect writes items one after the other and keeps one piece of state: the ``Block`` that is still open (an
+assistant message that may get calls, a batch of tool outputs). The next item continues or closes that block.
+A delta starts from the block that its parent left open, so it is written exactly as it would be within the
+whole context.
 """
 
 from abc import ABC, abstractmethod
@@ -12,8 +13,8 @@ from enum import Enum
 from msgspec import Struct
 
 from slipring.core.chain.head import Head
-from slipring.prompts.parsing.parser import CallFormat
-from slipring.prompts.tool_definitions import describe_format, describe_found
+from slipring.prompts.parsing.call_formats import CallFormat
+from slipring.prompts.tool_definitions import describe_format, describe_found, flat_name
 from slipring.protocol import wire
 from slipring.protocol.items import (
     AdditionalTools,
@@ -30,29 +31,29 @@ from slipring.protocol.tools import CallableTool, Toolset
 
 
 class Control(Struct, frozen=True):
-    """A control token, by its name in the vocabulary. Text can never become one."""
+    """A control token, by its name in the vocabulary. Text is never encoded as one."""
 
     token: str
 
 
 class Mark(Struct, frozen=True):
-    """A marker such as ``<tool_call>``: one token where the vocabulary has it, text where it has not."""
+    """A marker such as ``<tool_call>``: a control token if the vocabulary has it, otherwise text."""
 
     token: str
 
 
 class Phrase(Struct, frozen=True):
-    """Texts and marks that are encoded as one text, but for the marks that are tokens."""
+    """Texts and marks encoded as one text, split only at the marks that are control tokens."""
 
     parts: tuple[str | Mark, ...]
 
 
 Fragment = str | Control | Phrase
-"""Each text fragment is encoded by itself, in a delta as in the whole."""
+"""Each text fragment is encoded separately, so that a delta and the whole context give the same ids."""
 
 
 class Block(Enum):
-    """What is open at the end of a context."""
+    """What is open at the end of a context. The values are stored: see ``rendering_codec``."""
 
     NONE = "nothing"
     ASSISTANT = "a message of the assistant"
@@ -60,43 +61,42 @@ class Block(Enum):
 
 
 class Dialect(ABC):
-    """A family's way of writing. Subclasses say how blocks look; the fold over items is the same for all."""
+    """The prompt format of a model family. Subclasses write the blocks; this class decides which to write."""
 
     name: str
     stop: tuple[str, ...]
     """Control tokens that end an answer."""
-    calls: CallFormat
-    """How the model writes calls and thoughts, for the parser."""
+    call_format: CallFormat
+    """How the model writes calls and thoughts; configures the parser."""
+    tool_role: str
+    """The role of blocks that hold tool outputs."""
 
     @abstractmethod
     def open(self, role: str) -> list[Fragment]:
-        """The beginning of a block."""
+        """Begin a block of the given role."""
 
     @abstractmethod
     def close(self) -> list[Fragment]:
-        """The end of a block."""
+        """End a block."""
 
     @abstractmethod
     def preamble(self) -> list[Fragment]:
-        """What stands before everything."""
+        """What every context begins with, such as a BOS token."""
 
     @abstractmethod
     def describe_tools(self, tools: Iterable[CallableTool]) -> tuple[str | Mark, ...]:
-        """Tool definitions, and how to call them, in words for the model."""
+        """Describe the tools, and how to call them."""
 
     @abstractmethod
     def write_call(self, name: str, arguments: str, *, first: bool) -> Fragment:
-        """A call, inside the assistant's block; ``first`` when nothing stands before it there."""
+        """Write a call inside an assistant block; ``first``: the block is empty so far."""
 
     @abstractmethod
     def write_output(self, text: str, *, first: bool) -> Fragment:
-        """A tool's output, inside its block."""
-
-    tool_role: str
-    """The role that tool outputs are spoken with."""
+        """Write a tool output inside a block of ``tool_role``; ``first``: the block is empty so far."""
 
     def write_head(self, head: Head, format: TextFormat) -> list[Fragment]:
-        """Instructions, tools and the format of answers, as the system's first block."""
+        """Write instructions, tools and the answer format as the first system block."""
         parts: list[tuple[str | Mark, ...]] = [(head.instructions,)] if head.instructions else []
         if head.tools.callables:
             parts.append(self.describe_tools(head.tools.callables))
@@ -104,11 +104,11 @@ class Dialect(ABC):
             parts.append((describe_format(format),))
         if not parts:
             return self.preamble()
-        said = tuple(piece for part in parts for piece in ("\n\n", *part))[1:]
-        return [*self.preamble(), *self.open("system"), Phrase(said), *self.close()]
+        pieces = tuple(piece for part in parts for piece in ("\n\n", *part))[1:]
+        return [*self.preamble(), *self.open("system"), Phrase(pieces), *self.close()]
 
     def write_items(self, block: Block, items: Iterable[Item]) -> tuple[list[Fragment], Block]:
-        """Write items after a context that left ``block`` open; returns what they leave open."""
+        """Write items after a context that left ``block`` open; return the block that they leave open."""
         fragments: list[Fragment] = []
         for item in items:
             written, block = self._write_item(block, item)
@@ -116,51 +116,48 @@ class Dialect(ABC):
         return fragments, block
 
     def write_prompt(self, block: Block) -> list[Fragment]:
-        """What makes the model speak; an assistant's message that is open is gone on with."""
+        """Open an assistant block for the model to answer in, or continue the one that is open."""
         if block is Block.ASSISTANT:
             return []
-        return [*self._shut(block), *self.open("assistant")]
+        return [*self._close(block), *self.open("assistant")]
 
     def _write_item(self, block: Block, item: Item) -> tuple[list[Fragment], Block]:
         body = item.body()
         if isinstance(body, Message):
             return self._write_message(block, body)
         if isinstance(body, FunctionCall):
-            return self._write_call(block, body.name, body.namespace, body.arguments.strip() or "{}")
+            return self._write_call(block, flat_name(body), body.arguments.strip() or "{}")
         if isinstance(body, CustomToolCall):
-            return self._write_call(block, body.name, body.namespace, _as_arguments(body.input))
+            return self._write_call(block, flat_name(body), _as_arguments(body.input))
         if isinstance(body, CallOutput):
-            opening = [] if block is Block.TOOLS else [*self._shut(block), *self.open(self.tool_role)]
+            opening = [] if block is Block.TOOLS else [*self._close(block), *self.open(self.tool_role)]
             text = describe_found(body) if isinstance(body, LoadedTools) else plain_text(body.output)
-            said = self.write_output(text, first=block is not Block.TOOLS)
-            return [*opening, said], Block.TOOLS
+            output = self.write_output(text, first=block is not Block.TOOLS)
+            return [*opening, output], Block.TOOLS
         if isinstance(body, AdditionalTools):
             described = Phrase(self.describe_tools(Toolset.brought(body.tools).callables))
-            return [*self._shut(block), *self.open("system"), described, *self.close()], Block.NONE
-        return [], block  # reasoning of earlier turns, settings, and what only hosted tools understand
+            return [*self._close(block), *self.open("system"), described, *self.close()], Block.NONE
+        return [], block  # reasoning of earlier turns, configuration updates, items of hosted tools
 
     def _write_message(self, block: Block, message: Message) -> tuple[list[Fragment], Block]:
         text = plain_text(message.content)
         if message.role == "assistant":
             if block is Block.ASSISTANT:
                 return ["\n" + text], block
-            return [*self._shut(block), *self.open("assistant"), text], Block.ASSISTANT
+            return [*self._close(block), *self.open("assistant"), text], Block.ASSISTANT
         role = "user" if message.role == "user" else "system"
-        return [*self._shut(block), *self.open(role), text, *self.close()], Block.NONE
+        return [*self._close(block), *self.open(role), text, *self.close()], Block.NONE
 
-    def _write_call(
-        self, block: Block, name: str, namespace: str | None, arguments: str
-    ) -> tuple[list[Fragment], Block]:
-        flat = f"{namespace}__{name}" if namespace else name
+    def _write_call(self, block: Block, name: str, arguments: str) -> tuple[list[Fragment], Block]:
         if block is Block.ASSISTANT:
-            return [self.write_call(flat, arguments, first=False)], block
-        opening = [*self._shut(block), *self.open("assistant")]
-        return [*opening, self.write_call(flat, arguments, first=True)], Block.ASSISTANT
+            return [self.write_call(name, arguments, first=False)], block
+        opening = [*self._close(block), *self.open("assistant")]
+        return [*opening, self.write_call(name, arguments, first=True)], Block.ASSISTANT
 
-    def _shut(self, block: Block) -> list[Fragment]:
+    def _close(self, block: Block) -> list[Fragment]:
         return [] if block is Block.NONE else self.close()
 
 
 def _as_arguments(text: str) -> str:
-    """A custom tool's free-form input, as the one argument of a function."""
+    """A custom tool's free-form input as JSON arguments."""
     return wire.encode({"input": text}).decode()

@@ -1,6 +1,7 @@
-"""Contexts of dialects that are written here: a fold over the items, so that a delta is always appended.
+"""Renders contexts with a ``Dialect``. Every delta can be appended.
 
-The head is kept apart from the body: new instructions, tools or formats re-render the head only.
+The head (instructions, tools, answer format) is kept apart from the body, so that a change of the head
+renders the head again and keeps the ids of the body.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,21 +10,21 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import Job
 from slipring.prompts.dialects.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
 from slipring.prompts.rendering import Preface, Rendered, Renderer, Step, empty
-from slipring.prompts.tokenization.token_budget import Encoder
+from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TextFormat
 
 
-class FoldingRenderer(Renderer):
-    """Writes contexts in a dialect. The tail of a body is the ``Block`` that it leaves open."""
+class DialectRenderer(Renderer):
+    """Renders contexts with a dialect. ``Body.tail`` is the ``Block`` that the body leaves open."""
 
     always_appends = True
 
     def __init__(self, dialect: Dialect, vocabulary: Vocabulary) -> None:
         super().__init__(dialect.name, vocabulary)
         self.dialect = dialect
-        self.calls = dialect.calls
+        self.call_format = dialect.call_format
         self._stop_ids: frozenset[int] | None = None
 
     def stop_ids(self) -> frozenset[int]:
@@ -32,11 +33,13 @@ class FoldingRenderer(Renderer):
             self._stop_ids = frozenset(map(self.vocabulary.control, known))
         return self._stop_ids
 
-    def start(self, head: Head, format: TextFormat, items: Sequence[Item], encoder: Encoder) -> Rendered:
+    def start(
+        self, head: Head, format: TextFormat, items: Sequence[Item], encoder: BudgetedEncoder
+    ) -> Rendered:
         preface = self._preface(head, format, encoder)
         return self._write(Rendered(self._writer, preface, empty(Block.NONE)), items, encoder)
 
-    def append(self, position: Rendered, job: Job, encoder: Encoder) -> Rendered:
+    def append(self, position: Rendered, job: Job, encoder: BudgetedEncoder) -> Rendered:
         if not position.preface.covers(job):
             preface = self._preface(job.head, job.settings.format, encoder)
             position = Rendered(self._writer, preface, position.body)
@@ -45,9 +48,9 @@ class FoldingRenderer(Renderer):
     def open(self, context: Rendered) -> Rendered:
         return context.then(self.encode(self.dialect.write_prompt(_block(context))), Block.ASSISTANT)
 
-    def encode(self, fragments: Sequence[Fragment], encoder: Encoder | None = None) -> list[int]:
-        """Ids of fragments: control tokens by name, each text by itself."""
-        encoder = encoder or Encoder(self.vocabulary)
+    def encode(self, fragments: Sequence[Fragment], encoder: BudgetedEncoder | None = None) -> list[int]:
+        """Encode fragments: control tokens by name, each text separately."""
+        encoder = encoder or BudgetedEncoder(self.vocabulary)
         encoder.expect(_texts(fragments))
         ids: list[int] = []
         for fragment in fragments:
@@ -60,7 +63,7 @@ class FoldingRenderer(Renderer):
                 ids += self._encode_phrase(fragment.parts, encoder)
         return ids
 
-    def _encode_phrase(self, parts: Iterable[str | Mark], encoder: Encoder) -> list[int]:
+    def _encode_phrase(self, parts: Iterable[str | Mark], encoder: BudgetedEncoder) -> list[int]:
         ids: list[int] = []
         text = ""
         for part in parts:
@@ -73,10 +76,10 @@ class FoldingRenderer(Renderer):
                 text += part.token
         return ids + encoder.encode(text)
 
-    def _preface(self, head: Head, format: TextFormat, encoder: Encoder) -> Preface:
+    def _preface(self, head: Head, format: TextFormat, encoder: BudgetedEncoder) -> Preface:
         return Preface(head, format, Step.of(self.encode(self.dialect.write_head(head, format), encoder)))
 
-    def _write(self, start: Rendered, items: Sequence[Item], encoder: Encoder) -> Rendered:
+    def _write(self, start: Rendered, items: Sequence[Item], encoder: BudgetedEncoder) -> Rendered:
         before = _block(start)
         fragments, block = self.dialect.write_items(before, items)
         if not fragments and block is before:
@@ -85,7 +88,7 @@ class FoldingRenderer(Renderer):
 
 
 def _texts(fragments: Iterable[Fragment]) -> Iterator[str]:
-    """The texts that will be encoded."""
+    """The texts that ``encode`` will tokenize."""
     for fragment in fragments:
         if isinstance(fragment, str):
             yield fragment

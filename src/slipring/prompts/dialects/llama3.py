@@ -1,9 +1,9 @@
-"""Llama 3: header tokens, calls as JSON, outputs spoken by ``ipython``."""
+"""Llama 3.x: header tokens, calls as bare JSON, tool outputs under the role ``ipython``."""
 
 from collections.abc import Iterable
 
 from slipring.prompts.dialects.dialect import Control, Dialect, Fragment, Mark
-from slipring.prompts.parsing.parser import CallFormat
+from slipring.prompts.parsing.call_formats import LLAMA3_JSON
 from slipring.prompts.tool_definitions import describe, quoted
 from slipring.protocol.tools import CallableTool
 
@@ -18,15 +18,7 @@ class Llama3(Dialect):
     name = "llama3"
     stop = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
     tool_role = "ipython"
-    calls = CallFormat(
-        call_open="",
-        call_close="",
-        think_open="",
-        think_close="",
-        bare_json=True,
-        prefix="<|python_tag|>",
-        arguments_key="parameters",
-    )
+    call_format = LLAMA3_JSON
 
     def preamble(self) -> list[Fragment]:
         return [_BEGIN]

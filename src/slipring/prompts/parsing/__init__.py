@@ -1,1 +1,1 @@
-"""Parsers: model output to deltas."""
+"""Model output to deltas: text, thoughts and tool calls."""

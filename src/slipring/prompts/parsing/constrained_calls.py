@@ -1,9 +1,9 @@
-"""Calls that a grammar keeps to their form, read as they come.
+"""Streaming of tool calls whose form a grammar enforces.
 
-The form is ``{"name": "…", "arguments": {…}}`` in that order, white space aside. Once the beginning has been
-read the rest is known to follow, so arguments are given piece by piece: a function's as they are written, a
-custom tool's (the string in ``{"input": "…"}``) decoded. Where an answer is cut off they end; half an escape
-is dropped.
+The form is ``{"name": "…", "arguments": {…}}``, keys in this order, any white space between tokens. After the
+name the grammar guarantees the rest, so arguments are emitted piece by piece instead of at the end of the
+call: a function's as the model writes them, a custom tool's (the string in ``{"input": "…"}``) decoded. If
+the answer is cut off, the arguments end there; an incomplete escape sequence is dropped.
 """
 
 import re
@@ -16,7 +16,7 @@ from slipring.prompts.parsing.json_scanner import SPACE, skip
 from slipring.protocol.tools import CallableTool
 
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')
-"""Names that JSON writes as they are."""
+"""Names that JSON writes without escapes."""
 _IN_STRING: Final = re.compile(r'[^"\\]*')
 _BETWEEN: Final = re.compile(r'[^"{}\[\]]*')
 _ESCAPE: Final = re.compile(
@@ -31,8 +31,8 @@ _ESCAPE: Final = re.compile(
 _LETTERS: Final = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
-class Openings:
-    """How calls begin, white space aside, up to the first character of what they carry."""
+class CallOpenings:
+    """The beginnings of calls to the given tools, without white space, up to where the arguments begin."""
 
     __slots__ = ("_sorted", "_tools")
 
@@ -48,29 +48,29 @@ class Openings:
         return bool(self._tools)
 
     def may_become(self, text: str) -> bool:
-        """Whether a call may begin like this."""
+        """Whether ``text`` is a prefix of any beginning."""
         at = bisect_left(self._sorted, text)
         return at < len(self._sorted) and self._sorted[at].startswith(text)
 
     def tool(self, text: str) -> CallableTool | None:
-        """The tool that is called by what begins exactly like this."""
+        """Return the tool whose call begins with exactly ``text``."""
         return self._tools.get(text)
 
 
-class TrustedCall:
-    """One call, and the marker after it, if there is one."""
+class ConstrainedCall:
+    """Reads one call and the closing marker after it, if the format has one."""
 
-    __slots__ = ("_call_close", "_closed", "_deltas", "_opening", "_openings", "_value", "follows", "held")
+    __slots__ = ("_call_close", "_closed", "_deltas", "_opening", "_openings", "_value", "conforms", "held")
 
-    def __init__(self, openings: Openings, call_close: str) -> None:
-        self.follows = True
-        """Whether all that came is of the form."""
+    def __init__(self, openings: CallOpenings, call_close: str) -> None:
+        self.conforms = True
+        """Whether the text so far has the enforced form."""
         self.held: list[str] = []
-        """What was read and not given: the beginning until it is complete, then the end."""
+        """Characters read but not emitted: the beginning until it is complete, later the end."""
         self._openings = openings
         self._opening = ""
-        self._value: _Object | None = None
-        self._closed = 0  # how much of what ends the call has come
+        self._value: _FunctionArguments | None = None
+        self._closed = 0  # characters read of the closing braces and marker
         self._call_close = call_close
         self._deltas: list[Delta] = []
 
@@ -84,53 +84,56 @@ class TrustedCall:
         return value is not None and self._closed == len(value.closing) + len(self._call_close)
 
     def feed(self, text: str) -> tuple[int, list[Delta]]:
-        """Read on; returns how far, and what that gives. Short of the end: the call is, or left its form."""
+        """Read ``text``; return how many characters were accepted, and the deltas they produce.
+
+        Fewer than ``len(text)`` means that the call is complete or that the text does not conform.
+        """
         at = 0
-        while at < len(text) and self.follows and not self.complete:
+        while at < len(text) and self.conforms and not self.complete:
             value = self._value
             if value is None:
-                at += self._take_opening(text[at])
+                at += self._read_opening(text[at])
             elif value.complete:
-                at += self._take_closing(text[at], value.closing)
+                at += self._read_closing(text[at], value.closing)
             else:
                 start, at = at, value.end(text, at)
-                self._give(value.read(text[start:at]))
-        given, self._deltas = self._deltas, []
-        return at, given
+                self._emit(value.read(text[start:at]))
+        deltas, self._deltas = self._deltas, []
+        return at, deltas
 
-    def _take_opening(self, character: str) -> bool:
+    def _read_opening(self, character: str) -> bool:
         in_string = self._opening.count('"') % 2 == 1
         opening = self._opening if character in SPACE and not in_string else self._opening + character
-        self.follows = self._openings.may_become(opening)
-        if self.follows:
+        self.conforms = self._openings.may_become(opening)
+        if self.conforms:
             self._opening = opening
             self.held.append(character)
             if (tool := self._openings.tool(opening)) is not None:
                 self._start(tool)
-        return self.follows
+        return self.conforms
 
     def _start(self, tool: CallableTool) -> None:
         self.held.clear()
         self._deltas.append(CallStarted(tool.kind, tool.name, tool.namespace))
-        self._value = _Input() if tool.kind == "custom" else _Object()
-        self._give(self._value.opening)
+        self._value = _CustomInput() if tool.kind == "custom" else _FunctionArguments()
+        self._emit(self._value.opening)
 
-    def _give(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if text:
             self._deltas.append(CallArguments(text))
 
-    def _take_closing(self, character: str, braces: str) -> bool:
+    def _read_closing(self, character: str, braces: str) -> bool:
         if character == (braces + self._call_close)[self._closed]:
             self._closed += 1
         else:
-            self.follows = character in SPACE and self._closed <= len(braces)
-        if self.follows:
+            self.conforms = character in SPACE and self._closed <= len(braces)
+        if self.conforms:
             self.held.append(character)
-        return self.follows
+        return self.conforms
 
 
-class _Object:
-    """A function's arguments, from behind their first brace on."""
+class _FunctionArguments:
+    """A function's arguments, after their opening brace."""
 
     opening = "{"
     closing = "}"
@@ -145,7 +148,7 @@ class _Object:
         return self._depth == 0 and not self._in_string
 
     def end(self, text: str, at: int) -> int:
-        """Where the value ends in what comes next, or the text does."""
+        """Return where the value ends in ``text``, or ``len(text)`` if it does not end there."""
         while at < len(text) and not self.complete:
             if self._escaped:
                 self._escaped = False
@@ -153,11 +156,11 @@ class _Object:
                 at = skip(_IN_STRING if self._in_string else _BETWEEN, text, at)
                 if at == len(text):
                     break
-                self._pass(text[at])
+                self._read_character(text[at])
             at += 1
         return at
 
-    def _pass(self, character: str) -> None:
+    def _read_character(self, character: str) -> None:
         if character == '"':
             self._in_string = not self._in_string
         elif character == "\\":
@@ -166,12 +169,12 @@ class _Object:
             self._depth += 1 if character in "{[" else -1
 
     def read(self, text: str) -> str:
-        """What a piece of the value gives."""
+        """Return what to emit for a piece of the value."""
         return text
 
 
-class _Input(_Object):
-    """A custom tool's input, from behind its first quote on."""
+class _CustomInput(_FunctionArguments):
+    """A custom tool's input, after its opening quote."""
 
     opening = ""
     closing = "}}"
@@ -179,12 +182,12 @@ class _Input(_Object):
     def __init__(self) -> None:
         super().__init__()
         self._depth, self._in_string = 0, True
-        self._half = ""  # of an escape that is not complete
+        self._half = ""  # an incomplete escape sequence
 
     def read(self, text: str) -> str:
         text, self._half = self._half + text, ""
-        said = _ESCAPE.sub(self._decode, text)
-        return said[:-1] if self.complete else said
+        decoded = _ESCAPE.sub(self._decode, text)
+        return decoded[:-1] if self.complete else decoded  # without the closing quote
 
     def _decode(self, escape: re.Match[str]) -> str:
         high, low, half, code, letter = escape.group("high", "low", "half", "code", "letter")

@@ -1,22 +1,22 @@
-"""Where a JSON value that comes in pieces ends."""
+"""Finds the end of a JSON value that arrives in pieces."""
 
 import re
 from typing import Final
 
 SPACE: Final = " \t\r\n"
-_DEEPEST: Final = 200
-"""How far the JSON of a call may nest. Deeper ones are text: no client's parser would thank us."""
+_MAX_DEPTH: Final = 200
+"""Call JSON nested deeper than this is passed on as text: clients' JSON parsers would reject it too."""
 _IN_STRING: Final = re.compile(r'[^"\\\x00-\x1f]*')
 _BETWEEN: Final = re.compile(r"[ \t\r\n,:0-9+\-.eEtrufalsn]*")
 SPACES: Final = re.compile(f"[{SPACE}]*")
 _CLOSERS: Final = {"{": "}", "[": "]"}
 
 
-class Scanner:
-    """Finds the end of a JSON object, or array of objects, that comes in pieces.
+class JsonScanner:
+    """Finds the end of a JSON object, or of an array of objects.
 
-    It knows strings and brackets, enough to say early that most of what is not JSON is not; whether the rest
-    is, its parser says.
+    Checks only strings and brackets. That rejects most text that is not JSON early; the JSON decoder
+    validates the rest.
     """
 
     __slots__ = ("_closers", "_escaped", "_expected", "complete", "in_string")
@@ -29,8 +29,11 @@ class Scanner:
         self._expected = "{["
 
     def feed(self, text: str) -> int:
-        """Read on; returns how far. Short of the end: the value is complete, or this is no JSON."""
-        if self.goes_on(text):
+        """Read ``text`` and return how many characters were accepted.
+
+        Fewer than ``len(text)`` means that the value is complete or that the text is not JSON.
+        """
+        if self.stays_in_string(text):
             return len(text)
         at, stuck = 0, False
         while at < len(text) and not stuck and not self.complete:
@@ -39,8 +42,8 @@ class Scanner:
             stuck = at < len(text) and at == before
         return at
 
-    def goes_on(self, text: str) -> bool:
-        """Whether all of it is within the string at hand, and leaves it open."""
+    def stays_in_string(self, text: str) -> bool:
+        """Whether all of ``text`` belongs to the current string and does not end it."""
         return self.in_string and not self._escaped and _IN_STRING.fullmatch(text) is not None
 
     def _read_string(self, text: str, at: int) -> int:
@@ -62,14 +65,14 @@ class Scanner:
         at = skip(SPACES if self._expected else _BETWEEN, text, at)
         if at == len(text) or (self._expected and text[at] not in self._expected):
             return at
-        return at + 1 if self._take(text[at]) else at
+        return at + 1 if self._accept(text[at]) else at
 
-    def _take(self, character: str) -> bool:
+    def _accept(self, character: str) -> bool:
         closers = self._closers
         self._expected = ""
         if character == '"':
             self.in_string = True
-        elif character in _CLOSERS and len(closers) < _DEEPEST:
+        elif character in _CLOSERS and len(closers) < _MAX_DEPTH:
             self._expected = '"}' if character == "{" else "" if closers else "{"
             closers.append(_CLOSERS[character])
         elif closers and character == closers[-1]:
@@ -81,6 +84,6 @@ class Scanner:
 
 
 def skip(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Where what matches there ends."""
+    """Return where the match of ``pattern`` at position ``at`` ends, or ``at`` without a match."""
     match = pattern.match(text, at)
     return match.end() if match else at

@@ -1,27 +1,27 @@
-"""From the bytes of tokens to text: a character may span tokens, and a model may write half of one."""
+"""Incremental UTF-8 decoding: one character may span several tokens."""
 
 import codecs
 
 
 class Utf8Stream:
-    """Decodes UTF-8 piece by piece. Bytes that are no UTF-8 become U+FFFD."""
+    """Decodes UTF-8 piece by piece. Invalid bytes become U+FFFD."""
 
     __slots__ = ("_decoder", "is_waiting")
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.is_waiting = False
-        """Whether a sequence is open."""
+        """Whether the last bytes are an incomplete character."""
 
     def feed(self, data: bytes) -> str:
-        """The text that ``data`` completes; a sequence that it leaves open is held back."""
+        """Return the text that ``data`` completes and hold back an incomplete character at its end."""
         if data.isascii() and not self.is_waiting:
-            return data.decode("ascii")  # most of what models write, without the steps of the decoder
+            return data.decode("ascii")  # fast path: most output is ASCII
         text = self._decoder.decode(data)
         self.is_waiting = bool(self._decoder.getstate()[0])
         return text
 
     def finish(self) -> str:
-        """What is left: nothing, or U+FFFD for a sequence that was never completed."""
+        """Return U+FFFD if the data ended within a character, otherwise an empty string."""
         self.is_waiting = False
         return self._decoder.decode(b"", final=True)

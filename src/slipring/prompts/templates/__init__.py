@@ -1,1 +1,1 @@
-"""Prompts rendered by the model's own chat template."""
+"""Rendering with the chat template that a model ships."""

@@ -1,8 +1,8 @@
-"""Items as chat messages: the form that chat templates read.
+"""Converts items to chat messages, the input of chat templates.
 
-One message of an assistant holds what it thought, said and called, so that consecutive items of it are put
-together; a tool's output names the call that it answers. ``Folder`` knows the calls that wait for their
-outputs, so that a delta is read as it would be within the whole.
+Consecutive items of the assistant (reasoning, text, calls) become one message. A tool output names the call
+that it answers. ``MessageBuilder`` keeps the pending calls, so that a delta converts to the same messages as
+within the whole context.
 """
 
 import hashlib
@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from slipring.core.chain.head import Head
 from slipring.errors import InvalidRequest
-from slipring.prompts.templates.jinja import Yielding
-from slipring.prompts.tool_definitions import describe, describe_format, describe_found
+from slipring.prompts.templates.jinja import YieldingList
+from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
     AdditionalTools,
     CallOutput,
@@ -31,22 +31,22 @@ from slipring.protocol.items import (
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import CallableTool, Toolset
 
-_DEEPEST = 100
-"""How far JSON may nest that a template walks through."""
-_MOST_VALUES = 100_000
-"""How many values JSON may have that a template is given as such: it is decoded, and written, in one step."""
+_MAX_DEPTH = 100
+"""Nesting of JSON that is passed to a template as a value."""
+_MAX_VALUES = 100_000
+"""Number of values in JSON that is passed to a template as a value: it is decoded and encoded in one step."""
 _ADDED_TOOLS = "From now on you can also call these tools:"
 Dict = dict[str, Any]
 _object = msgspec.json.Decoder(Dict)
 
 
 class ChatCall(Struct, frozen=True):
-    """A call as templates know it. Calls of custom tools have one argument, ``input``."""
+    """A call as templates read it. Calls to custom tools have one argument, ``input``."""
 
     id: str
     name: str
     arguments: Dict | str
-    """Text where it is no JSON object."""
+    """Text if it is not a JSON object."""
 
 
 class ChatMessage(Struct, frozen=True, kw_only=True):
@@ -58,16 +58,16 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     calls: tuple[ChatCall, ...] = ()
     call_id: str = ""
     name: str = ""
-    """Of a tool that answers, where its call is known."""
+    """The tool's name, in a tool output whose call is known."""
 
     def as_dict(self, text: Callable[[str], str], value: Callable[[Any], Any]) -> Dict:
-        """The form that templates read, made anew: they may change it. ``text`` and ``value`` treat what
-        clients and models said."""
-        written: Dict = {"role": self.role, "content": text(self.content)}
+        """Return a new dict for a template, which may change it. ``text`` and ``value`` are applied to all
+        strings and JSON values that come from clients or models."""
+        fields: Dict = {"role": self.role, "content": text(self.content)}
         if self.thoughts:
-            written["reasoning_content"] = text(self.thoughts)
+            fields["reasoning_content"] = text(self.thoughts)
         if self.calls:
-            written["tool_calls"] = Yielding(
+            fields["tool_calls"] = YieldingList(
                 {
                     "id": call.id,
                     "type": "function",
@@ -76,49 +76,50 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
                 for call in self.calls
             )
         if self.role == "tool":
-            written["tool_call_id"] = self.call_id
+            fields["tool_call_id"] = self.call_id
             if self.name:
-                written["name"] = text(self.name)
-        return written
+                fields["name"] = text(self.name)
+        return fields
 
 
-Names = Mapping[str, str]
-"""Names of calls that wait for their outputs, by ``call_id``."""
+PendingCalls = Mapping[str, str]
+"""Names of the called tools whose outputs are missing, by ``call_id``."""
 
 
-class Folder:
-    """Reads items into messages."""
+class MessageBuilder:
+    """Converts items to messages. ``pending``: calls of earlier items that may be answered."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, pending: PendingCalls) -> None:
         self.messages: list[ChatMessage] = []
-        self._names = dict(names)
+        self._pending = dict(pending)
 
     @property
-    def names(self) -> Names:
-        return self._names
+    def pending(self) -> PendingCalls:
+        return self._pending
 
-    def read(self, items: Iterable[Item]) -> "Folder":
+    def add(self, items: Iterable[Item]) -> "MessageBuilder":
+        """Convert items and append them to ``messages``. Returns the builder."""
         for item in items:
             body = item.body()
             if isinstance(body, Message):
-                self._read_message(body)
+                self._add_message(body)
             elif isinstance(body, Reasoning):
                 thought = body.thought
                 if thought:
                     self.messages.append(ChatMessage(role="assistant", thoughts=thought))
             elif isinstance(body, FunctionCall):
-                self._call(body, _arguments(body.arguments))
+                self._add_call(body, _arguments(body.arguments))
             elif isinstance(body, CustomToolCall):
-                self._call(body, {"input": body.input})
+                self._add_call(body, {"input": body.input})
             elif isinstance(body, CallOutput):
-                self._answer(body)
+                self._add_output(body)
             elif isinstance(body, AdditionalTools):
                 lines = [describe(tool) for tool in Toolset.brought(body.tools).callables]
                 self.messages.append(ChatMessage(role="system", content="\n".join((_ADDED_TOOLS, *lines))))
-        self.messages = _joined(self.messages)
+        self.messages = _merge_assistant(self.messages)
         return self
 
-    def _read_message(self, message: Message) -> None:
+    def _add_message(self, message: Message) -> None:
         text = plain_text(message.content)
         if message.role == "assistant":
             self.messages.append(ChatMessage(role="assistant", content=text))
@@ -126,15 +127,15 @@ class Folder:
             role: Literal["user", "system"] = "user" if message.role == "user" else "system"
             self.messages.append(ChatMessage(role=role, content=text))
 
-    def _call(self, call: FunctionCall | CustomToolCall, arguments: Dict | str) -> None:
-        name = f"{call.namespace}__{call.name}" if call.namespace else call.name
-        self._names[call.call_id] = name
+    def _add_call(self, call: FunctionCall | CustomToolCall, arguments: Dict | str) -> None:
+        name = flat_name(call)
+        self._pending[call.call_id] = name
         self.messages.append(
             ChatMessage(role="assistant", calls=(ChatCall(short_id(call.call_id), name, arguments),))
         )
 
-    def _answer(self, output: CallOutput) -> None:
-        name = self._names.pop(output.call_id, "")
+    def _add_output(self, output: CallOutput) -> None:
+        name = self._pending.pop(output.call_id, "")
         text = describe_found(output) if isinstance(output, LoadedTools) else plain_text(output.output)
         self.messages.append(
             ChatMessage(
@@ -146,17 +147,16 @@ class Folder:
         )
 
 
-def _joined(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """The messages in which an assistant speaks only once at a time."""
-    joined: list[ChatMessage] = []
-    for speaks, group in groupby(messages, lambda message: message.role == "assistant"):
-        said = list(group)
-        joined += [_one(said)] if speaks else said
-    return joined
+def _merge_assistant(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """Merge each run of assistant messages into one."""
+    merged: list[ChatMessage] = []
+    for is_assistant, group in groupby(messages, lambda message: message.role == "assistant"):
+        run = list(group)
+        merged += [_merge(run)] if is_assistant else run
+    return merged
 
 
-def _one(messages: list[ChatMessage]) -> ChatMessage:
-    """What an assistant says in one turn, from messages that each say a part of it."""
+def _merge(messages: list[ChatMessage]) -> ChatMessage:
     if len(messages) == 1:
         return messages[0]
     return ChatMessage(
@@ -168,19 +168,19 @@ def _one(messages: list[ChatMessage]) -> ChatMessage:
 
 
 def short_id(call_id: str) -> str:
-    """A call's id for templates: nine letters and digits, the one form that all of them take."""
+    """A call's id for templates: nine hexadecimal digits, a form that all templates accept."""
     return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def read_object(text: str) -> Dict | None:
-    """A JSON object that is not nested too deeply to walk through, and has not too many values for it."""
-    if sum(map(text.count, ",[{")) > _MOST_VALUES:  # at least as many as there are values
+    """Decode a JSON object; None if the text is not one, or it is nested too deeply or too large."""
+    if sum(map(text.count, ",[{")) > _MAX_VALUES:  # an upper bound of the number of values
         return None
     try:
         value = _object.decode(text.encode())
     except (ValueError, RecursionError):
         return None
-    return value if _is_shallow(value, _DEEPEST) else None
+    return value if _is_shallow(value, _MAX_DEPTH) else None
 
 
 def _arguments(text: str) -> Dict | str:
@@ -190,23 +190,23 @@ def _arguments(text: str) -> Dict | str:
     return text if value is None else value
 
 
-def _is_shallow(value: object, room: int) -> bool:
+def _is_shallow(value: object, depth: int) -> bool:
     if not isinstance(value, dict | list):
         return True
     inner = value.values() if isinstance(value, dict) else value
-    return room > 0 and all(_is_shallow(each, room - 1) for each in inner)
+    return depth > 0 and all(_is_shallow(each, depth - 1) for each in inner)
 
 
 def head_messages(head: Head, format: TextFormat) -> list[ChatMessage]:
-    """Instructions and the format of answers, as the system's first message."""
+    """Instructions and the answer format as the first system message; empty if there are none."""
     parts = [head.instructions] if head.instructions else []
     if format.kind != "text":
         parts.append(describe_format(format))
     return [ChatMessage(role="system", content="\n\n".join(parts))] if parts else []
 
 
-def tool_definitions(tools: Iterable[CallableTool]) -> list[Dict]:
-    """Tools as templates read them."""
+def template_tools(tools: Iterable[CallableTool]) -> list[Dict]:
+    """Tool definitions for a template. Raises ``InvalidRequest`` if a schema is too deep or too large."""
     definitions = []
     for tool in tools:
         definition = read_object(describe(tool))

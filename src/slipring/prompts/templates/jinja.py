@@ -1,10 +1,10 @@
-"""The sandbox: a model's own chat template, run by minijinja as Hugging Face's libraries would run it.
+"""Runs a model's chat template in a sandbox: minijinja, with the conventions of Hugging Face's libraries.
 
-Nothing of Python is in a template's reach but its values and their plain methods, and ``_FUEL`` bounds its
-steps: a count, not a clock, so that the same conversation is always written or always refused.
+A template can reach the values it is given and their plain methods, nothing else of Python. ``_FUEL`` limits
+its steps. It counts instead of measuring time, so that the same conversation always renders or always fails.
 
-minijinja keeps every other thread waiting while a template runs. So templates are given their lists as
-``Yielding`` ones, whose entries are fetched by code of Python: with each, other threads can have their turn.
+minijinja keeps the GIL while a template runs. So templates get their lists as ``YieldingList``: fetching an
+entry runs Python code, during which the interpreter can switch to other threads.
 """
 
 import json
@@ -18,27 +18,27 @@ from slipring.errors import InvalidRequest
 
 T = TypeVar("T")
 _FUEL = 2_000_000
-"""Steps of a render. 200 messages of a tool loop take some 10,000; an endless loop ends in a second or so."""
-_LONGEST = 300  # of what a template says: it may repeat a client's own words
+"""Steps of one render. 200 messages of a tool loop take about 10,000; an endless loop ends in about 1 s."""
+_MAX_MESSAGE_CHARS = 300  # a template's error message may repeat the client's whole text
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
 class TemplateError(ValueError):
-    """This template cannot be used: it cannot be parsed, or not even write that a user said something."""
+    """The template is unusable: it cannot be parsed, or cannot render a single user message."""
 
 
-class Dated(Protocol):
-    """A day, such as a ``datetime.date``. Templates ask for today's; a renderer is given one, once."""
+class SupportsStrftime(Protocol):
+    """A date, such as a ``datetime.date``, for the template function ``strftime_now``."""
 
     def strftime(self, format: str, /) -> str: ...
 
 
-class _Refusal(Exception):
+class _TemplateRaised(Exception):
     """A template called ``raise_exception``."""
 
 
-class Yielding(list[T]):
-    """A list from which other threads are let in at every entry."""
+class YieldingList(list[T]):
+    """A list whose entries are fetched by Python code, so that other threads can run in between."""
 
     def __iter__(self) -> Iterator[T]:
         yield from super().__iter__()
@@ -48,15 +48,15 @@ class Yielding(list[T]):
 
 
 class Template:
-    """A chat template with what its conventions promise it: filters, functions, names of tokens."""
+    """A compiled chat template with the filters, functions and variables that templates expect."""
 
     def __init__(
-        self, source: str, *, bos_token: str = "", eos_token: str = "", today: Dated | None = None
+        self, source: str, *, bos_token: str = "", eos_token: str = "", today: SupportsStrftime | None = None
     ) -> None:
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._environment = minijinja.Environment(
             filters={"tojson": _to_json},
-            globals={"raise_exception": _refuse},
+            globals={"raise_exception": _raise_exception},
             fuel=_FUEL,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -77,38 +77,38 @@ class Template:
         *,
         add_generation_prompt: bool = False,
     ) -> str:
-        """Write a conversation. ``InvalidRequest``: the template does not."""
+        """Render a conversation. Raises ``InvalidRequest`` if the template fails or refuses it."""
         try:
             return self._environment.render_template(
                 "chat",
-                messages=Yielding(messages),
-                tools=Yielding(tools) if tools is not None else None,
+                messages=YieldingList(messages),
+                tools=YieldingList(tools) if tools is not None else None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._tokens,
             )
-        except _Refusal as refusal:
-            said = str(refusal)[:_LONGEST]
-            raise InvalidRequest(f"The model's template refuses this conversation: {said}") from None
-        except Exception as error:  # its own, or whatever a method raises that it calls wrongly
-            said = _first_line(error)
-            raise InvalidRequest(f"The model's template cannot write this conversation: {said}") from None
+        except _TemplateRaised as error:
+            reason = str(error)[:_MAX_MESSAGE_CHARS]
+            raise InvalidRequest(f"The model's template refuses this conversation: {reason}") from None
+        except Exception as error:  # minijinja's own, or one that a called method raised
+            reason = _first_line(error)
+            raise InvalidRequest(f"The model's template cannot write this conversation: {reason}") from None
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:_LONGEST]
+    return str(error).partition("\n")[0][:_MAX_MESSAGE_CHARS]
 
 
 def _never_escape(name: str) -> bool:
     return False
 
 
-def _refuse(message: object = "") -> NoReturn:
-    raise _Refusal(str(message))
+def _raise_exception(message: object = "") -> NoReturn:
+    raise _TemplateRaised(str(message))
 
 
 def _without_generation(source: str) -> str:
-    """``{% generation %}`` marks what to train on; to write it is to write what it holds."""
+    """Replace ``{% generation %}``, which marks training targets and renders its content."""
 
     def plain(found: re.Match[str]) -> str:
         left, end, right = found.groups()
@@ -124,7 +124,7 @@ def _to_json(
     separators: Sequence[str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as templates expect it: Jinja's own filter would escape it for HTML."""
+    """The filter ``tojson`` as templates expect it: Jinja's own would escape for HTML."""
     item, key = separators if separators is not None else (", " if indent is None else ",", ": ")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=(item, key), sort_keys=sort_keys

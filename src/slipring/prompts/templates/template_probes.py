@@ -1,8 +1,8 @@
-"""Stand-ins: a short conversation that ends as a long one ends, for asking a template how it goes on.
+"""Stand-ins: short conversations by which a template is probed for what it writes after a long one.
 
-What a template writes for new messages depends on what stands before them only by its form: who spoke last,
-which calls wait, whether there were thoughts. A stand-in keeps that form and says known words instead of the
-real ones, so that its size does not grow with the conversation, and its words are found in what is written.
+What a template writes for new messages depends on the form of the earlier ones (the last role, pending calls,
+presence of thoughts), not on their texts. A stand-in has the same form with placeholders as texts, so that
+its size does not grow with the conversation and its texts can be found in the template's output.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,19 +10,26 @@ from typing import Any
 
 from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
 
-SAID = "[[what the assistant said]]"
-THOUGHT = "[[what the assistant thought]]"
-CALLED = "[[how the assistant called last]]"
-_CALLED_EARLIER = "[[how the assistant called]]"
+TEXT_PLACEHOLDER = "[[what the assistant said]]"
+THOUGHT_PLACEHOLDER = "[[what the assistant thought]]"
+LAST_CALL_PLACEHOLDER = "[[how the assistant called last]]"
+_CALL_PLACEHOLDER = "[[how the assistant called]]"
 _TOOL = "stand_in_tool"
-_WORDS = {
+_TEXT_PLACEHOLDERS = {
     "system": "[[what the system said]]",
     "user": "[[what the user said]]",
-    "assistant": SAID,
+    "assistant": TEXT_PLACEHOLDER,
     "tool": "[[what the tool returned]]",
 }
-ALL_WORDS = (*_WORDS.values(), THOUGHT, CALLED, _CALLED_EARLIER, _TOOL)
-TOOLS: list[dict[str, Any]] = [
+ALL_PLACEHOLDERS = (
+    *_TEXT_PLACEHOLDERS.values(),
+    THOUGHT_PLACEHOLDER,
+    LAST_CALL_PLACEHOLDER,
+    _CALL_PLACEHOLDER,
+    _TOOL,
+)
+"""Stored with stand-ins: increase the version of ``rendering_codec`` when changing one."""
+PLACEHOLDER_TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {
@@ -35,45 +42,49 @@ TOOLS: list[dict[str, Any]] = [
 
 
 def stand_in(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
-    """Shorten a conversation. Of one that was shortened and gone on with, the same comes out.
+    """Return the stand-in of a conversation.
 
-    Kept are a beginning that is no user's and the last message of a user; after it, the last message that has
-    thoughts with the one that follows, and the end: the last message, or the last outputs of tools with the
-    message before them.
+    Idempotent: the stand-in of a stand-in plus new messages equals that of the conversation plus the same
+    messages. Kept are:
+
+    - the first message, unless it is a user's;
+    - the last user message;
+    - the last message with thoughts after it, and the message that follows;
+    - the last message or, if it is a tool output, the last run of tool outputs and the message before them.
     """
-    asked = _last(at for at, message in enumerate(messages) if message.role == "user")
-    thought = _last(at for at, message in enumerate(messages) if message.thoughts and at > asked)
+    last_user = _last(at for at, message in enumerate(messages) if message.role == "user")
+    thought = _last(at for at, message in enumerate(messages) if message.thoughts and at > last_user)
     recent = len(messages) - 1
     while recent > 0 and messages[recent].role == "tool":
         recent -= 1
-    kept = {asked, *range(max(recent, asked), len(messages))}
+    kept = {last_user, *range(max(recent, last_user), len(messages))}
     if messages and messages[0].role != "user":
         kept.add(0)
     if thought >= 0:
         kept.update((thought, min(thought + 1, len(messages) - 1)))
-    return tuple(_hollow(messages[at]) for at in sorted(kept) if at >= 0)
+    return tuple(_with_placeholders(messages[at]) for at in sorted(kept) if at >= 0)
 
 
-def _last(places: Iterable[int]) -> int:
-    return max(places, default=-1)
+def _last(indices: Iterable[int]) -> int:
+    return max(indices, default=-1)
 
 
-def answer(said: Sequence[ChatMessage]) -> ChatMessage | None:
-    """The stand-in for what a model has just answered; None where that is not one message of it."""
-    if not said:
-        return ChatMessage(role="assistant", content=SAID)
-    return _hollow(said[0]) if len(said) == 1 and said[0].role == "assistant" else None
+def answer_stand_in(answer: Sequence[ChatMessage]) -> ChatMessage | None:
+    """Return the stand-in of the model's latest answer; None if that is not one assistant message."""
+    if not answer:
+        return ChatMessage(role="assistant", content=TEXT_PLACEHOLDER)
+    return _with_placeholders(answer[0]) if len(answer) == 1 and answer[0].role == "assistant" else None
 
 
-def _hollow(message: ChatMessage) -> ChatMessage:
-    """A message of the same form: names and ids stay, for templates look calls up by them."""
-    calls = [ChatCall(call.id, call.name, {"argument": _CALLED_EARLIER}) for call in message.calls]
+def _with_placeholders(message: ChatMessage) -> ChatMessage:
+    """Replace the texts of a message. Names and ids stay: templates match calls and outputs by them."""
+    calls = [ChatCall(call.id, call.name, {"argument": _CALL_PLACEHOLDER}) for call in message.calls]
     if calls:
-        calls[-1] = ChatCall(calls[-1].id, calls[-1].name, {"argument": CALLED})
+        calls[-1] = ChatCall(calls[-1].id, calls[-1].name, {"argument": LAST_CALL_PLACEHOLDER})
     return ChatMessage(
         role=message.role,
-        content=_WORDS[message.role] if message.content or not calls else "",
-        thoughts=THOUGHT if message.thoughts else "",
+        content=_TEXT_PLACEHOLDERS[message.role] if message.content or not calls else "",
+        thoughts=THOUGHT_PLACEHOLDER if message.thoughts else "",
         calls=tuple(calls),
         call_id=message.call_id,
         name=message.name,

@@ -1,1 +1,1 @@
-"""Tokenizers: text to token ids and back."""
+"""Text to token ids and back."""

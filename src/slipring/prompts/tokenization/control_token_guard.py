@@ -1,11 +1,13 @@
-"""Look-alikes: what clients say never becomes a control token, whatever a template makes of it.
+"""Prevents client text from becoming control tokens in what a chat template writes.
 
-A template joins its own text and that of clients into one, in which a control token is known by its spelling
-alone. So every text of a client is first broken where it spells one: a private-use character that occurs
-nowhere else is put inside. The joined text is cut at the control tokens, and the character is taken out.
+A template joins its own text and the clients' into one string, in which control tokens are recognized by
+their spelling. So ``ControlTokenGuard`` first inserts a private-use character, one that occurs nowhere in the
+input, into every client text that spells a control token. ``ControlTokenFinder`` splits the template's output
+at control tokens, and the guard then removes the inserted characters.
 
-Broken are control tokens in a text, beginnings of one at its end, ends of one at its beginning, and texts
-that lie within one: whatever is joined to them, no control token has a client's character in it.
+The guard breaks control tokens within a text, a beginning of one at the end of a text, an end of one at its
+beginning, and a text that is a part of one: whatever text is next to it, no control token contains a
+character of a client.
 """
 
 import re
@@ -17,14 +19,14 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 
 _FIRST_PRIVATE, _LAST_PRIVATE = 0xE000, 0xF8FF
 _PRIVATE = re.compile(r"[\ue000-\uf8ff]|\\u([ef][0-9a-f]{3})", re.IGNORECASE)
-"""Private-use characters, as they are or as JSON and Python's ``repr`` escape them."""
+"""Private-use characters, also in the escaped form that JSON and Python's ``repr`` give them."""
 _LONGEST_ESCAPE = len("\\ue000")
 _SCHEMA_WORDS = frozenset(
     "$defs $ref additionalProperties allOf anyOf array boolean const default description enum format function"
     " integer items name null number object oneOf parameters properties required strict string title"
     " type".split()
 )
-"""Left as they are: templates look for these in the definitions of tools, and nobody chose them."""
+"""Never broken at their ends: templates compare these words in tool definitions."""
 
 _STEP_CHARS = 65_536
 
@@ -32,11 +34,11 @@ Piece = str | int
 """A text, or the id of a control token."""
 
 
-class Lookalikes:
-    """The control tokens of a vocabulary, as a text may spell them; ``source`` is the template's own text."""
+class ControlTokenFinder:
+    """Finds the control tokens of a vocabulary in text. ``source`` is the source of the template."""
 
     def __init__(self, vocabulary: Vocabulary, source: str) -> None:
-        # Text is all that white space can be, whatever a vocabulary says; one character cannot be broken.
+        # White space counts as text even if the vocabulary lists it; a single character cannot be broken.
         tokens = [token for token in vocabulary.control_tokens() if len(token) > 1 and not token.isspace()]
         tokens.sort(key=len, reverse=True)
         self._vocabulary = vocabulary
@@ -49,10 +51,10 @@ class Lookalikes:
         self.reserved = _private_characters(source + self._joined)
 
     def split(self, text: str) -> list[Piece]:
-        """Cut a text at the control tokens that it spells, the longest first."""
+        """Split a text at the control tokens that it spells. Of several at one place, the longest counts."""
         pieces: list[Piece] = []
         end = 0
-        for match in self._found(self._tokens, text):
+        for match in self._matches(self._tokens, text):
             if match.start() > end:
                 pieces.append(text[end : match.start()])
             pieces.append(self._vocabulary.control(match.group()))
@@ -61,9 +63,9 @@ class Lookalikes:
             pieces.append(text[end:])
         return pieces
 
-    def _found(self, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-        """Where a pattern is found, as by ``finditer``. A long text is searched in steps: while one is done,
-        everybody else waits."""
+    def _matches(self, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+        """Like ``pattern.finditer(text)``, but searches a long text in steps, because ``re`` keeps the GIL
+        during a search."""
         at = 0
         while at < len(text):
             end = at + _STEP_CHARS
@@ -75,17 +77,18 @@ class Lookalikes:
                 at = match.end()
 
     def breaks(self, text: str) -> list[int]:
-        """Where a text has to be broken."""
-        found = {match.end() for match in self._found(self._starts, text)}
+        """The positions at which a text must be broken."""
+        found = {match.end() for match in self._matches(self._starts, text)}
         if text not in _SCHEMA_WORDS:
-            bare = text.strip()  # as templates like to do
+            stripped = text.strip()  # templates often strip texts
             found.update(self._border_breaks(text))
-            if len(bare) < len(text):
+            if len(stripped) < len(text):
                 offset = len(text) - len(text.lstrip())
-                found.update(offset + at for at in self._border_breaks(bare))
+                found.update(offset + at for at in self._border_breaks(stripped))
         return sorted(found)
 
     def _border_breaks(self, text: str) -> Iterable[int]:
+        """Positions of parts of control tokens that adjacent text could complete."""
         length = len(text)
         for size in range(1, min(self._longest, length + 1)):
             if text[-size:] in self._prefixes:
@@ -97,37 +100,37 @@ class Lookalikes:
 
 
 def _starts(tokens: list[str]) -> re.Pattern[str]:
-    """Finds the first character of every control token, of those that overlap too."""
+    """A pattern that matches the first character of every control token, overlapping ones included."""
     rests: dict[str, list[str]] = {}
     for token in tokens:
         rests.setdefault(token[0], []).append(re.escape(token[1:]))
-    ways = (f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())
-    return re.compile("|".join(ways) or "(?!)")
+    alternatives = (f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items())
+    return re.compile("|".join(alternatives) or "(?!)")
 
 
-class Guard:
-    """Breaks the texts of one conversation, and mends what was written with them.
+class ControlTokenGuard:
+    """Breaks control tokens in the texts of one conversation, and removes the breaks from the output.
 
-    ``said`` is everything that goes into it, so that the character is chosen among those that do not occur.
+    ``conversation`` contains all texts, so that an unused character can be chosen.
     """
 
-    def __init__(self, lookalikes: Lookalikes, said: str) -> None:
-        self._lookalikes = lookalikes
-        used = lookalikes.reserved | _private_characters(said)
+    def __init__(self, finder: ControlTokenFinder, conversation: str) -> None:
+        self._finder = finder
+        used = finder.reserved | _private_characters(conversation)
         free = (code for code in range(_FIRST_PRIVATE, _LAST_PRIVATE + 1) if code not in used)
         code = next(free, None)
         self._character = None if code is None else chr(code)
         self._broken: dict[str, str] = {}
 
     def text(self, text: str) -> str:
-        """A text in which no control token is spelled, nor can be by what is joined to it."""
+        """Return the text with every (partial) control token broken."""
         broken = self._broken.get(text)
         if broken is None:
             broken = self._broken[text] = self._break(text)
         return broken
 
     def _break(self, text: str) -> str:
-        breaks = self._lookalikes.breaks(text)
+        breaks = self._finder.breaks(text)
         if not breaks:
             return text
         if self._character is None:
@@ -138,7 +141,7 @@ class Guard:
         )
 
     def value(self, value: Any) -> Any:
-        """A JSON value of which every text is broken, keys too."""
+        """Return a JSON value with ``text`` applied to all strings, keys included."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -148,11 +151,11 @@ class Guard:
         return value
 
     def mend(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """The pieces as they would have been, had nothing been broken."""
+        """Remove the inserted characters from the pieces that ``ControlTokenFinder.split`` returned."""
         character = self._character
         if character is None:
             return list(pieces)
-        escaped = f"\\u{ord(character):04x}"  # what ``repr`` and escaping filters make of it
+        escaped = f"\\u{ord(character):04x}"  # its form after ``repr`` or an escaping filter
         return [
             piece if isinstance(piece, int) else piece.replace(character, "").replace(escaped, "")
             for piece in pieces

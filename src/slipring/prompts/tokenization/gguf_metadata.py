@@ -1,7 +1,7 @@
-"""What a GGUF file says about its model: vocabulary, merges, template, context length.
+"""Reads the metadata of a GGUF file: vocabulary, merges, chat template, context length.
 
-Reads the metadata at the beginning of the file and nothing of the tensors. Works on bytes that somebody else
-has opened; every length in them is checked, because the file comes from anywhere.
+Reads bytes that the caller has mapped, only the metadata at their beginning, no tensors. Checks every length,
+because the file may come from an untrusted source.
 """
 
 import struct
@@ -28,11 +28,11 @@ _STRING, _ARRAY = 8, 9
 
 
 class GgufError(ValueError):
-    """The bytes are not the metadata of a GGUF file."""
+    """The bytes are not valid GGUF metadata."""
 
 
 def read_metadata(data: memoryview) -> dict[str, Any]:
-    """All key-value pairs of a GGUF file. ``data`` begins with the file and holds at least its metadata."""
+    """Return all key-value pairs. ``data`` is the beginning of the file, including all of its metadata."""
     reader = _Reader(data)
     if bytes(reader.take(4)) != _MAGIC:
         raise GgufError("not a GGUF file")
@@ -47,7 +47,7 @@ def read_metadata(data: memoryview) -> dict[str, Any]:
 
 
 class _Reader:
-    """A position in the bytes."""
+    """Reads values from the bytes, one after the other."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data

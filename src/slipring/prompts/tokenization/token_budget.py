@@ -1,4 +1,4 @@
-"""How much a text may take: the tokens that are left for it, and the longest run that cannot be split."""
+"""Limits on tokenization, and an encoder that enforces them over all texts of a context."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -7,27 +7,27 @@ from msgspec import Struct
 
 from slipring.errors import InvalidRequest
 
-_NO_BOUND = 2**63 - 1
+_NO_LIMIT = 2**63 - 1
 
 
 class TooManyTokens(Exception):
-    """A context has more tokens than there is room for. Nothing was counted past that."""
+    """A context has more tokens than its budget. Tokenization stopped there, so the total is not known."""
 
     def __init__(self, least: int) -> None:
         super().__init__(least)
         self.least = least
-        """A number of tokens that the context has at least."""
+        """A lower bound of the context's tokens."""
 
 
-class Room(Struct, frozen=True):
-    """What may be spent on a context."""
+class TokenBudget(Struct, frozen=True):
+    """How many tokens a context may have, and how long a text may be that is tokenized in one piece."""
 
-    tokens: int = _NO_BOUND
-    unsplit_chars: int = _NO_BOUND
-    """Characters that are tokenized at once because the vocabulary gives no place to split them."""
+    tokens: int = _NO_LIMIT
+    unsplit_chars: int = _NO_LIMIT
+    """The longest run of characters that may be tokenized in one piece because it cannot be split."""
 
     def require_splittable(self, chars: int) -> None:
-        """Refuse a run of characters that is too long to be tokenized at once."""
+        """Raise ``InvalidRequest`` if a run of so many characters may not be tokenized in one piece."""
         if chars > self.unsplit_chars:
             raise InvalidRequest(
                 f"Invalid 'input': a text has more than {self.unsplit_chars} characters in a row that the"
@@ -36,59 +36,59 @@ class Room(Struct, frozen=True):
             )
 
 
-BOUNDLESS = Room()
+UNLIMITED = TokenBudget()
 
 
-class Encodes(Protocol):
-    """A vocabulary, as far as texts are encoded with it."""
+class TextEncoder(Protocol):
+    """The part of ``Vocabulary`` that encodes text."""
 
-    def encode(self, text: str, room: Room = BOUNDLESS) -> list[int]: ...
+    def encode(self, text: str, budget: TokenBudget = UNLIMITED) -> list[int]: ...
 
     def least_tokens(self, text: str) -> int: ...
 
 
-class Encoder:
-    """Encodes the texts of one context, in at most so many tokens in all."""
+class BudgetedEncoder:
+    """Encodes the texts of one context and raises ``TooManyTokens`` once they exceed the budget together."""
 
     def __init__(
         self,
-        vocabulary: Encodes,
-        room: Room = BOUNDLESS,
+        vocabulary: TextEncoder,
+        budget: TokenBudget = UNLIMITED,
         *,
         used: int = 0,
-        known: dict[str, list[int]] | None = None,
+        cache: dict[str, list[int]] | None = None,
     ) -> None:
-        """``used``: tokens that the context has already. ``known``: ids of texts, shared by several attempts
-        to write the same items."""
+        """``used``: tokens that the context has already. ``cache``: ids by text, shared by several attempts
+        to render the same items."""
         self._vocabulary = vocabulary
-        self._room = room
-        self._known = known
+        self._budget = budget
+        self._cache = cache
         self.used = used
 
     def expect(self, texts: Iterable[str]) -> None:
-        """Raise ``TooManyTokens`` where the texts are too long to fit, whatever their tokens are."""
+        """Raise ``TooManyTokens`` if the length of the texts alone shows that they exceed the budget."""
         least = self.used + sum(map(self._vocabulary.least_tokens, texts))
-        if least > self._room.tokens:
+        if least > self._budget.tokens:
             raise TooManyTokens(least)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text. Raises ``TooManyTokens`` as soon as it is found to be too long."""
-        ids = self._known.get(text) if self._known is not None else None
+        """Return the ids of a text. Raises ``TooManyTokens`` as soon as the budget is exceeded."""
+        ids = self._cache.get(text) if self._cache is not None else None
         if ids is None:
             ids = self._encode(text)
-            if self._known is not None:
-                self._known[text] = ids
+            if self._cache is not None:
+                self._cache[text] = ids
         self.spend(len(ids))
         return ids
 
     def spend(self, tokens: int) -> None:
-        """Count tokens that were made."""
+        """Count tokens against the budget."""
         self.used += tokens
-        if self.used > self._room.tokens:
+        if self.used > self._budget.tokens:
             raise TooManyTokens(self.used)
 
     def _encode(self, text: str) -> list[int]:
-        left = Room(max(self._room.tokens - self.used, 0), self._room.unsplit_chars)
+        left = TokenBudget(max(self._budget.tokens - self.used, 0), self._budget.unsplit_chars)
         try:
             return self._vocabulary.encode(text, left)
         except TooManyTokens as error:

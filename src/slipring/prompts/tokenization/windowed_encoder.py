@@ -1,17 +1,17 @@
-"""Long texts, tokenized window by window into exactly the ids of the whole text.
+"""Tokenizes long texts window by window, with the same ids as tokenizing the whole text at once.
 
-A byte-level tokenizer first splits a text into words and then makes the tokens of each word by itself. So a
-text can be tokenized in windows that begin where a word begins, if two things hold:
+A byte-level tokenizer splits a text into words and then tokenizes each word separately. A text can therefore
+be tokenized in windows that begin at a word, if two conditions hold:
 
-- A word is found from its first character on: what stands before it has no influence. Its pattern has no
-  look-behind and no anchor.
-- A word of a window is the same in the whole text, unless it lies near the window's end. Every pattern in
-  ``_ALTERNATIVES`` reads, from the first character of a word on, one character, then characters of one kind,
-  then line ends, then at most three characters more. White space is all that such a reading may pass over
-  without making it one word, so it ends within the next few words that are not white space.
+- The match of a word depends only on the text from its first character on: the pattern has no look-behind
+  and no anchor.
+- A word of a window is the same in the whole text, unless it is near the window's end. Every pattern in
+  ``_ALTERNATIVES`` matches one character, then characters of one kind, then line ends, then at most three
+  more characters. Only white space can be looked at without becoming part of the word, so a match looks at
+  most at the next few words that are not white space.
 
-``is_splittable`` recognizes the tokenizers of which this is known, ``Windows`` does the work. What ends the
-sure part of a window is chosen with ``_MARGIN_WORDS`` words to spare.
+``is_splittable`` recognizes tokenizers that meet both conditions. ``WindowedEncoder`` discards the last
+``_MARGIN_WORDS`` words of each window and begins the next window there.
 """
 
 import json
@@ -20,12 +20,12 @@ from unicodedata import category
 
 import tokenizers
 
-from slipring.prompts.tokenization.token_budget import Room, TooManyTokens
+from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
 
 WINDOW_CHARS: Final = 32_768
 _MARGIN_WORDS = 8
-_LONGEST_WALK = 64
-"""Words that are looked at, from the end of a window on, to find where its sure part ends."""
+_MAX_WORDS_BACK = 64
+"""How many words are examined, backwards from the end of a window, to find where its certain part ends."""
 _SUFFIXES = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ALTERNATIVES = frozenset(
@@ -42,13 +42,13 @@ _ALTERNATIVES = frozenset(
         *(r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+"),
     )
 )
-"""Of the patterns of GPT-2, GPT-4, Llama 3, Qwen, gpt-oss, Mistral and SmolLM."""
+"""The alternatives in the patterns of GPT-2, GPT-4, Llama 3, Qwen, gpt-oss, Mistral and SmolLM."""
 _ONE_NUMBER = r"\p{N}"
 
 
 def is_splittable(backend: tokenizers.Tokenizer) -> bool:
-    """Whether texts can be tokenized in windows."""
-    normalizer, splitting = _described(backend.normalizer), _described(backend.pre_tokenizer)
+    """Whether ``WindowedEncoder`` gives the same ids as this tokenizer."""
+    normalizer, splitting = _state(backend.normalizer), _state(backend.pre_tokenizer)
     if normalizer is not None and normalizer["type"] != "NFC":
         return False
     if splitting is None:
@@ -59,21 +59,21 @@ def is_splittable(backend: tokenizers.Tokenizer) -> bool:
         return False
     if not last["use_regex"] and (not earlier or not _splits_words(earlier.pop())):
         return False
-    # Whatever splits before must find single characters: a window may begin at any word, not within a match.
+    # Earlier steps must match single characters: a window may begin at any word, but not within a match.
     return all(map(_splits_characters, earlier))
 
 
 def composes(backend: tokenizers.Tokenizer) -> bool:
-    """Whether characters are composed with those before them, before anything else is done."""
+    """Whether the tokenizer normalizes text, so that characters may be composed with those before them."""
     return backend.normalizer is not None
 
 
-def _described(part: Any) -> dict[str, Any] | None:
+def _state(part: Any) -> dict[str, Any] | None:
     return json.loads(part.__getstate__()) if part is not None else None
 
 
 def _pattern(step: dict[str, Any]) -> str | None:
-    """The regular expression that a step splits by, where that is all it does."""
+    """The regular expression of a step that isolates its matches; None for any other step."""
     if step["type"] != "Split" or step["behavior"] != "Isolated" or step["invert"]:
         return None
     pattern: str | None = step["pattern"].get("Regex")
@@ -90,8 +90,8 @@ def _splits_characters(step: dict[str, Any]) -> bool:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """The ways in which a pattern can match: it is split at every ``|`` outside of groups and classes."""
-    ways, depth, at = [""], 0, 0
+    """Split a pattern at every ``|`` outside of groups and classes."""
+    alternatives, depth, at = [""], 0, 0
     while at < len(pattern):
         character = pattern[at : at + 2] if pattern[at] == "\\" else pattern[at]
         at += len(character)
@@ -100,75 +100,75 @@ def _alternatives(pattern: str) -> list[str]:
         elif character in (")", "]"):
             depth -= 1
         if character == "|" and not depth:
-            ways.append("")
+            alternatives.append("")
         else:
-            ways[-1] += character
-    return ways
+            alternatives[-1] += character
+    return alternatives
 
 
-class Windows:
-    """Tokenizes long texts with one splittable tokenizer."""
+class WindowedEncoder:
+    """Tokenizes long texts with a splittable tokenizer."""
 
     def __init__(self, backend: tokenizers.Tokenizer, window_chars: int = WINDOW_CHARS) -> None:
         self._backend = backend
         self._composes = composes(backend)
         self._window_chars = window_chars
 
-    def encode(self, text: str, room: Room) -> list[int]:
-        """The ids of a text; ``TooManyTokens`` as soon as there are more than there is room for."""
+    def encode(self, text: str, budget: TokenBudget) -> list[int]:
+        """Return the ids of a text. Raises ``TooManyTokens`` as soon as they exceed the budget."""
         ids: list[int] = []
         start, size = 0, self._window_chars
         while True:
-            end = self._end(text, start, size, room)
+            end = self._end(text, start, size, budget)
             found = self._backend.encode_batch([text[start:end]], add_special_tokens=False)[0]
             if end == len(text):
-                sure, length = len(found), end - start
+                certain, length = len(found), end - start
             else:
-                sure, length = self._sure_part(found, text, start)
-            ids += found.ids[:sure]
-            if len(ids) > room.tokens:
+                certain, length = self._certain_part(found, text, start)
+            ids += found.ids[:certain]
+            if len(ids) > budget.tokens:
                 raise TooManyTokens(len(ids))
             start += length
             if start == len(text):
                 return ids
-            size = self._window_chars if length else self._grown(size, room)
+            size = self._window_chars if length else self._grown(size, budget)
 
-    def _grown(self, size: int, room: Room) -> int:
-        """The size of a window instead of one without a sure part."""
-        room.require_splittable(size + 1)
-        return min(size * 4, max(room.unsplit_chars, self._window_chars))
+    def _grown(self, size: int, budget: TokenBudget) -> int:
+        """The next size to try after a window without a certain part."""
+        budget.require_splittable(size + 1)
+        return min(size * 4, max(budget.unsplit_chars, self._window_chars))
 
-    def _end(self, text: str, start: int, size: int, room: Room) -> int:
-        """Where a window ends: behind so many characters, and those that may be composed with its last."""
+    def _end(self, text: str, start: int, size: int, budget: TokenBudget) -> int:
+        """Where a window ends: after ``size`` characters and those that may be composed with the last one."""
         end = start + size
         while end < len(text) and not self._may_begin(text[end]):
             end += 1
-            room.require_splittable(end - start)
+            budget.require_splittable(end - start)
         return min(end, len(text))
 
-    def _sure_part(self, found: tokenizers.Encoding, text: str, offset: int) -> tuple[int, int]:
-        """How many tokens of a window at ``offset`` are sure whatever follows it, and how many characters
-        they are; zeros where none is."""
+    def _certain_part(self, found: tokenizers.Encoding, text: str, offset: int) -> tuple[int, int]:
+        """How many tokens of a window at ``offset`` do not depend on what follows the window, and how many
+        characters they cover; zeros if there are none."""
         words, token = 0, len(found)
-        for _ in range(_LONGEST_WALK):
+        for _ in range(_MAX_WORDS_BACK):
             last, token = token, _word_start(found, token)
             if token == 0:
                 break
             start, end = _chars(found, token)[0], _chars(found, last - 1)[1]
             words += not text[offset + start : offset + end].isspace()
-            # Characters that the vocabulary has no token for may lie between two words, and belong to either.
+            # Characters without a token may stand between two words and belong to either.
             is_whole = _chars(found, token - 1)[1] == start
             if words > _MARGIN_WORDS and is_whole and self._may_begin(text[offset + start]):
                 return token, start
         return 0, 0
 
     def _may_begin(self, character: str) -> bool:
-        """Whether a window may begin with a character: none that is composed with what stands before it."""
+        """Whether a window may begin with this character: not if it may be composed with the one before."""
         return not self._composes or _stands_alone(character)
 
 
 def _chars(found: tokenizers.Encoding, token: int) -> tuple[int, int]:
-    """The characters of a window that a token was made of."""
+    """Start and end of a token, in characters of the window."""
     chars = found.token_to_chars(token)
     assert chars is not None
     return chars
@@ -183,7 +183,7 @@ def _word_start(found: tokenizers.Encoding, end: int) -> int:
 
 
 def _stands_alone(character: str) -> bool:
-    """Whether a character is never composed with the one before it. Not sure of some others: False."""
+    """Whether a character is certainly never composed with the one before it."""
     if character < "\u0300":
         return True
     return category(character)[0] in "LNPSZ" and not "\u1160" <= character <= "\u11ff"

@@ -1,4 +1,4 @@
-"""Long texts are tokenized in windows, into exactly the ids of the whole text."""
+"""Tokenizing in windows gives the ids of the whole text."""
 
 import json
 from typing import Any
@@ -11,14 +11,15 @@ from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Split
 
 from slipring.errors import InvalidRequest
-from slipring.prompts.tokenization.token_budget import BOUNDLESS, Encoder, Room, TooManyTokens
+from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Tokenizer
-from slipring.prompts.tokenization.windows import WINDOW_CHARS, Windows, is_splittable
+from slipring.prompts.tokenization.windowed_encoder import WINDOW_CHARS, WindowedEncoder, is_splittable
 from tests.prompts.vocabulary import (
     qwen2,
     qwen2_metadata,
     qwen2_with_llama3,
     small,
+    small_metadata,
     smollm2,
     smollm2_with_llama3,
 )
@@ -54,7 +55,7 @@ texts = st.builds(
 
 
 class Counting:
-    """A tokenizer that keeps the texts that it is given."""
+    """A tokenizer that records the lengths of its texts."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
@@ -67,7 +68,7 @@ class Counting:
 
 
 def normalizing(normalizer: normalizers.Normalizer) -> tokenizers.Tokenizer:
-    """Qwen2 as its ``tokenizer.json`` describes it, with a normalizer."""
+    """Qwen2 with a normalizer."""
     backend = tokenizers.Tokenizer.from_str(qwen2()._backend.to_str())
     backend.normalizer = normalizer
     return backend
@@ -88,14 +89,14 @@ def test_windows_give_the_ids_of_the_whole_text(vocabulary: str) -> None:
     @settings(deadline=None)
     @given(texts, st.sampled_from((20, 64, 150)))
     def same(text: str, size: int) -> None:
-        assert Windows(backend, size).encode(text, BOUNDLESS) == whole(backend, text)
+        assert WindowedEncoder(backend, size).encode(text, UNLIMITED) == whole(backend, text)
 
     same()
 
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_long_texts_have_the_ids_of_the_whole(vocabulary: str, text: str) -> None:
+def test_long_texts_have_the_ids_of_the_whole_text(vocabulary: str, text: str) -> None:
     tokenizer = VOCABULARIES[vocabulary]()
     assert len(text) > 2 * WINDOW_CHARS
     ids = tokenizer.encode(text)
@@ -104,29 +105,29 @@ def test_long_texts_have_the_ids_of_the_whole(vocabulary: str, text: str) -> Non
 
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
-def test_a_window_is_all_that_is_tokenized_at_once(text: str) -> None:
+def test_no_more_than_a_window_is_tokenized_at_once(text: str) -> None:
     backend = Counting(qwen2()._backend)
-    Windows(backend, 4096).encode(text, BOUNDLESS)  # type: ignore[arg-type]
+    WindowedEncoder(backend, 4096).encode(text, UNLIMITED)  # type: ignore[arg-type]
     assert max(backend.lengths) <= 4096
     # Little is tokenized twice.
     assert sum(backend.lengths) < 1.1 * len(text)
 
 
-def test_tokenizing_ends_where_there_is_no_room() -> None:
+def test_tokenizing_stops_when_the_budget_is_exceeded() -> None:
     backend = Counting(qwen2()._backend)
     text = LONG["digits"]
     with pytest.raises(TooManyTokens) as refused:
-        Windows(backend, 4096).encode(text, Room(10_000))  # type: ignore[arg-type]
+        WindowedEncoder(backend, 4096).encode(text, TokenBudget(10_000))  # type: ignore[arg-type]
     assert 10_000 < refused.value.least <= 10_000 + 4096
     assert sum(backend.lengths) <= 3 * 4096
-    assert len(Windows(qwen2()._backend).encode(text, Room(len(text)))) == len(text)
+    assert len(WindowedEncoder(qwen2()._backend).encode(text, TokenBudget(len(text)))) == len(text)
 
 
 @pytest.mark.parametrize("character", ["a", " ", "漢", "!"])
-def test_a_run_that_cannot_be_split_is_tokenized_at_once_up_to_a_bound(character: str) -> None:
+def test_an_unsplittable_run_is_tokenized_at_once_up_to_the_limit(character: str) -> None:
     backend = Counting(qwen2()._backend)
-    windows = Windows(backend, 1024)  # type: ignore[arg-type]
-    room = Room(unsplit_chars=5000)
+    windows = WindowedEncoder(backend, 1024)  # type: ignore[arg-type]
+    room = TokenBudget(unsplit_chars=5000)
     run = character * 4000
     assert windows.encode(f"x {run} y" + " more" * 500, room) == whole(
         qwen2()._backend, f"x {run} y" + " more" * 500
@@ -139,11 +140,18 @@ def test_a_run_that_cannot_be_split_is_tokenized_at_once_up_to_a_bound(character
     assert max(backend.lengths) <= 5000
 
 
-def test_marks_that_are_composed_are_not_split_from_what_they_belong_to() -> None:
+def test_combining_marks_are_not_split_from_their_base() -> None:
     text = ("e" + "\u0301" * 50 + " ") * 40
-    assert Windows(COMPOSING, 30).encode(text, BOUNDLESS) == whole(COMPOSING, text)
+    assert WindowedEncoder(COMPOSING, 30).encode(text, UNLIMITED) == whole(COMPOSING, text)
     with pytest.raises(InvalidRequest):
-        Windows(COMPOSING, 30).encode("e" + "\u0301" * 200, Room(unsplit_chars=100))
+        WindowedEncoder(COMPOSING, 30).encode("e" + "\u0301" * 200, TokenBudget(unsplit_chars=100))
+
+
+def test_a_window_grows_if_none_of_its_last_words_may_begin_another() -> None:
+    backend = Counting(COMPOSING)
+    text = "\ue000a" * 300  # a window may not begin with a private-use character
+    assert WindowedEncoder(backend, 200).encode(text, UNLIMITED) == whole(COMPOSING, text)  # type: ignore[arg-type]
+    assert backend.lengths == [201, 600]  # a window does not end before such a character either
 
 
 def described(**changes: Any) -> tokenizers.Tokenizer:
@@ -173,25 +181,25 @@ BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
         (None, False),
     ],
 )
-def test_only_tokenizers_that_are_known_to_allow_it_are_given_windows(splits: Any, expected: bool) -> None:
+def test_only_known_pre_tokenizers_are_splittable(splits: Any, expected: bool) -> None:
     changes = {} if splits is None else {"pre_tokenizer": splits}
     assert is_splittable(described(**changes)) is expected
 
 
-def test_only_composing_is_known_not_to_hinder_windows() -> None:
+def test_nfc_is_the_only_normalizer_that_is_splittable() -> None:
     assert is_splittable(COMPOSING)
     assert not is_splittable(normalizing(normalizers.NFKC()))
 
 
-def test_texts_of_other_tokenizers_are_tokenized_whole_up_to_the_same_bound() -> None:
+def test_unsplittable_tokenizers_tokenize_whole_texts_up_to_the_limit() -> None:
     tokenizer = Tokenizer(normalizing(normalizers.NFKC()), {}, "other")
     text = "ﬁne " * 10_000
-    assert tokenizer.encode(text, Room(unsplit_chars=len(text))) == qwen2().encode("fine " * 10_000)
+    assert tokenizer.encode(text, TokenBudget(unsplit_chars=len(text))) == qwen2().encode("fine " * 10_000)
     with pytest.raises(InvalidRequest):
-        tokenizer.encode(text, Room(unsplit_chars=len(text) - 1))
+        tokenizer.encode(text, TokenBudget(unsplit_chars=len(text) - 1))
 
 
-def test_a_file_that_truncates_or_pads_does_not() -> None:
+def test_truncation_and_padding_of_a_tokenizer_json_are_ignored() -> None:
     backend = tokenizers.Tokenizer.from_str(qwen2()._backend.to_str())
     backend.enable_truncation(3)
     backend.enable_padding(length=20)
@@ -200,7 +208,7 @@ def test_a_file_that_truncates_or_pads_does_not() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_no_text_has_fewer_tokens_than_its_length_says(vocabulary: str) -> None:
+def test_no_text_has_fewer_tokens_than_the_lower_bound(vocabulary: str) -> None:
     tokenizer = VOCABULARIES[vocabulary]()
 
     @given(texts | st.text())
@@ -210,7 +218,7 @@ def test_no_text_has_fewer_tokens_than_its_length_says(vocabulary: str) -> None:
     at_least()
 
 
-def test_a_length_says_how_many_tokens_there_are_at_least() -> None:
+def test_the_lower_bound_follows_from_the_longest_word() -> None:
     words = map(qwen2().bytes_of, range(len(qwen2_metadata()["tokenizer.ggml.tokens"])))
     longest = max(words, key=len).decode()
     assert qwen2().least_tokens(longest * 10) == len(qwen2().encode(longest)) * 10 == 10
@@ -220,22 +228,10 @@ def test_a_length_says_how_many_tokens_there_are_at_least() -> None:
     assert smollm2().least_tokens("\x04" * 1000) == 0
 
 
-def test_an_encoder_counts_and_ends_at_its_bound() -> None:
-    encoder = Encoder(small(), Room(10), used=4)
-    encoder.expect(["x" * 30])
-    with pytest.raises(TooManyTokens) as refused:
-        encoder.expect(["x" * 30, "x"])
-    assert refused.value.least == 11
-    assert encoder.encode("abcdef") == small().encode("abcdef")
-    assert encoder.used == 10
-    with pytest.raises(TooManyTokens) as refused:
-        encoder.encode("g")
-    assert refused.value.least == 11
-
-
-def test_an_encoder_that_is_told_of_known_texts_does_not_encode_them_again() -> None:
-    known: dict[str, list[int]] = {}
-    first = Encoder(small(), known=known).encode("hello there")
-    assert known == {"hello there": first}
-    known["hello there"] = [1]
-    assert Encoder(small(), known=known).encode("hello there") == [1]
+def test_the_lower_bound_is_zero_if_a_continuation_byte_has_no_token() -> None:
+    metadata = small_metadata()
+    tokens = [*metadata["tokenizer.ggml.tokens"]]
+    (id,) = (id for id in range(len(tokens)) if small().bytes_of(id) == b"\x80")
+    tokens[id] = "unused"
+    tokenizer = Tokenizer.from_gguf(metadata | {"tokenizer.ggml.tokens": tokens})
+    assert (small().least_tokens("x" * 100) > 0, tokenizer.least_tokens("x" * 100)) == (True, 0)
