@@ -10,8 +10,8 @@ from slipring.core.limits import Limits
 from slipring.errors import StartupError
 from slipring.stores.base import RunEvent
 from slipring.stores.catalog import default_file, open_store
+from slipring.stores.databases import schema
 from slipring.stores.databases.database import Statement
-from slipring.stores.sql import schema
 from slipring.stores.sql.store import SqlStore
 from tests.stores.conftest import Place
 from tests.stores.material import HEAD, TokenPositions, Tokens, chain, response, same, state
@@ -74,7 +74,9 @@ async def test_a_newer_schema_is_refused(durable: Place) -> None:
     store = await durable.open()
     await store._database.write(Statement(schema.WRITE_VERSION, (99,)))
     await store.close()
-    with pytest.raises(StartupError, match=r"newer slipring \(schema 99, this one knows 1\)"):
+    with pytest.raises(
+        StartupError, match=r"newer slipring \(schema version 99, this one supports up to 1\)"
+    ):
         await durable.open()
 
 
@@ -95,7 +97,7 @@ async def test_the_memory_store_lets_the_oldest_chains_go() -> None:
     store = await place.open()
     empty = await store._database.used_bytes()
     await store.close()
-    store = await place.open(most_bytes=empty + 200_000, recent_bytes=0)
+    store = await place.open(max_bytes=empty + 200_000, recent_bytes=0)
     assert await store.prune(0) == 0
     # Ten chains, turn by turn: all of them end at about the same time, the first one first.
     chains = [
@@ -122,7 +124,7 @@ async def test_what_runs_have_said_goes_before_responses() -> None:
     store = await place.open()
     empty = await store._database.used_bytes()
     await store.close()
-    store = await place.open(most_bytes=empty + 200_000, recent_bytes=0)
+    store = await place.open(max_bytes=empty + 200_000, recent_bytes=0)
     await store.responses.save("t", state("resp_kept"))
     done, running = response("resp_done", status="completed"), response("resp_running")
     for each in (done, running):
@@ -139,7 +141,7 @@ async def test_what_runs_have_said_goes_before_responses() -> None:
 
 async def test_a_memory_store_without_room_keeps_nothing() -> None:
     place = Place("memory")
-    store = await place.open(most_bytes=1)
+    store = await place.open(max_bytes=1)
     for each in chain(60):
         await store.responses.save("t", each)
     while await store.prune(0):

@@ -188,7 +188,7 @@ async def locks_waited_for(connection: "asyncpg.Connection[asyncpg.Record]", cou
         pass
 
 
-@pytest.mark.parametrize("collisions", [0, 1, postgres._CONFLICTS - 1, postgres._CONFLICTS])
+@pytest.mark.parametrize("collisions", [0, 1, postgres._MAX_ATTEMPTS - 1, postgres._MAX_ATTEMPTS])
 async def test_collisions_are_borne_up_to_a_bound(
     database: PostgresDatabase, postgres_url: str, collisions: int
 ) -> None:
@@ -201,7 +201,7 @@ async def test_collisions_are_borne_up_to_a_bound(
     """)
     await other.close()
     write = database.write(add("a"), Statement("SELECT collide() IS NULL"))
-    if collisions < postgres._CONFLICTS:
+    if collisions < postgres._MAX_ATTEMPTS:
         await write
         assert await names(database) == ["a"]
     else:
@@ -209,7 +209,7 @@ async def test_collisions_are_borne_up_to_a_bound(
             await write
         assert await names(database) == []
     assert await database.read("SELECT last_value FROM attempts") == [
-        (min(collisions + 1, postgres._CONFLICTS),)
+        (min(collisions + 1, postgres._MAX_ATTEMPTS),)
     ]
 
 

@@ -12,7 +12,12 @@ import pytest
 
 from slipring.errors import StartupError, Unavailable
 from slipring.stores.databases import sqlite
-from slipring.stores.databases.database import ForeignKeyViolated, Statement, UniqueViolated, Unmet
+from slipring.stores.databases.database import (
+    ForeignKeyViolated,
+    RequiredRowMissing,
+    Statement,
+    UniqueViolated,
+)
 from slipring.stores.databases.sqlite import SqliteDatabase
 
 ADD = "INSERT INTO slipring_nodes (id, url, seen_at) VALUES ($1, $2, 0)"
@@ -143,7 +148,7 @@ async def test_an_old_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_one_that_fails_hurts_nobody_in_its_group(database: SqliteDatabase, path: Path) -> None:
     columns = "tenant, response_id, sequence_number, data"
     orphan = Statement(f"INSERT INTO slipring_run_events ({columns}) VALUES ('t', 'r', 0, $1)", (b"",))
-    unmet = Statement("DELETE FROM slipring_nodes WHERE id = 'nobody' RETURNING id", must=True)
+    unmet = Statement("DELETE FROM slipring_nodes WHERE id = 'nobody' RETURNING id", requires_row=True)
     with locked(path):
         # The first waits for the other process, so that all the others are waiting behind it.
         tasks = [asyncio.create_task(database.write(add(f"{number:03}"))) for number in range(100)]
@@ -155,7 +160,7 @@ async def test_one_that_fails_hurts_nobody_in_its_group(database: SqliteDatabase
         await asyncio.sleep(0)
     results = await asyncio.gather(*tasks, return_exceptions=True)
     kinds = [type(result) for result in results if isinstance(result, BaseException)]
-    assert kinds == [UniqueViolated, ForeignKeyViolated, Unmet, apsw.SQLError]
+    assert kinds == [UniqueViolated, ForeignKeyViolated, RequiredRowMissing, apsw.SQLError]
     assert await names(database) == [*(f"{number:03}" for number in range(100)), "last"]
 
 

@@ -1,6 +1,6 @@
 """States that are kept in memory: counted once, and the oldest forgotten first."""
 
-from slipring.stores.recent_states import RecentStates
+from slipring.stores.sql.recent_states import RecentStates
 from tests.core.stage import line, node
 
 
