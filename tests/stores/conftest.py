@@ -59,7 +59,7 @@ async def location(spec: str) -> AsyncIterator[StoreLocation]:
 
 @pytest.fixture
 async def durable(durable_spec: str) -> AsyncIterator[StoreLocation]:
-    """Only where closing and opening again finds everything."""
+    """A location whose data survives closing and reopening."""
     location = StoreLocation(durable_spec)
     yield location
     await location.close()
