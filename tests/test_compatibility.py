@@ -1121,7 +1121,7 @@ def test_the_page_names_the_keys_that_our_items_lack() -> None:
     for member in members(sdk.ResponseOutputItem) + members(beta_types.BetaResponseOutputItem):
         for name in types_in(member) & made.keys():
             lacking |= wire_keys(member) - made[name] - {"type"}
-    assert code_spans("Items that are made here have no") == lacking
+    assert code_spans("Items that slipring creates have no") == lacking
 
 
 def test_the_page_names_the_keys_that_our_events_lack() -> None:
