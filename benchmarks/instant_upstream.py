@@ -1,11 +1,9 @@
-"""A server that answers at once, or at a chosen speed, over the wires of several kinds of engine, and says in
-its answers what it was sent.
+"""A fake engine server for several APIs, which answers at once or at a chosen speed.
 
-It calls the first tool on offer, or answers with words where there is none or ``tool_choice`` forbids it.
-Answers are streamed in sixty pieces, and a history that was lost on the way is seen in them: they hold a
-digest of all tool outputs that the request brought (``outputs=``) and, where the wire brings items or
-messages, one of the whole context as ``slipring bench`` computes it (``digest=``). It prints its address and
-serves until it is ended.
+It calls the first available tool, or answers with text if there is none or ``tool_choice`` forbids it.
+Answers are streamed in sixty pieces. They show whether history was lost: they contain a digest of all tool
+outputs of the request (``outputs=``) and, for APIs with items or messages, a digest of the whole context as
+``slipring bench`` computes it (``digest=``). The server prints its address and serves until it is stopped.
 
     python benchmarks/instant_upstream.py [--tokens-per-s 1000] [--tokens 60] [--port 0]
 """
@@ -32,11 +30,11 @@ _OUTPUT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _numbers = counting(1)
 _WORDS = "plain words that no model chose and that mean nothing "
 Entry = tuple[str, str]
-"""A part of a context: what it is, and its text."""
+"""A part of a context: its kind and its text."""
 
 
 class Settings:
-    """How it answers."""
+    """Speed and length of the answers."""
 
     tokens = 60
     tokens_per_s = 0.0
@@ -58,7 +56,7 @@ def outputs_of(entries: Iterable[Entry]) -> list[str]:
 
 
 def saying(entries: list[Entry]) -> str:
-    """An answer's words, of four characters a token."""
+    """Return the text of an answer, at four characters per token."""
     return _padded(f"digest={context_digest(entries)} outputs={digest(outputs_of(entries))} ")
 
 
@@ -68,21 +66,21 @@ def _padded(text: str) -> str:
 
 
 def carrier_of(parameters: Any) -> str:
-    """The first argument of a tool that is a string."""
+    """Return the name of a tool's first string parameter."""
     properties = (parameters or {}).get("properties") or {}
     strings = [name for name, schema in properties.items() if (schema or {}).get("type") == "string"]
     return strings[0] if strings else "text"
 
 
 def cut(text: str) -> list[str]:
-    """A text in as many pieces of about the same length as an answer has."""
+    """Cut a text into as many pieces of about the same length as an answer has."""
     count = min(Settings.tokens, len(text))
     cuts = [len(text) * number // count for number in range(count + 1)]
     return [text[start:end] for start, end in pairwise(cuts)]
 
 
 def text_of(content: Any) -> str:
-    """The text of a content, or of all its parts."""
+    """Return a content that is text, or the text of all its parts."""
     if isinstance(content, list):
         return "".join(part.get("text") or "" for part in content)
     return content or ""
@@ -171,12 +169,12 @@ def chat_events(tool: dict[str, Any] | None, said: str, usage: dict[str, int]) -
             *(chunk({"content": each}) for each in others),
         ]
     ended = chunk({}, finish_reason="stop" if tool is None else "tool_calls")
-    # What ends an answer comes with its last piece, so that an answer takes the time of its pieces.
+    # The end of an answer is sent with its last piece, so that it adds no time.
     told[-1] += ended + sse({**head, "choices": [], "usage": usage}) + b"data: [DONE]\n\n"
     return told
 
 
-# Responses, over SSE and over a WebSocket that remembers.
+# Responses, over SSE and over a WebSocket that keeps the context.
 
 
 def item_entries(items: Iterable[Any]) -> Iterator[Entry]:
@@ -265,8 +263,8 @@ def response_events(response_id: str, arguments: str, lane: dict[str, str]) -> I
 
 
 class Tokens:
-    """Reads contexts back from their ids and answers in ids. What it has read of a context, it need not read
-    again: as with an engine's own cache of prefixes, a long history costs little more than a short one."""
+    """Decodes contexts from ids and answers in ids. It caches decoded prefixes, as an engine caches prefixes,
+    so that a long history costs little more than a short one."""
 
     def __init__(self) -> None:
         self._tokenizer = Tokenizer.from_gguf(read_file(embedded_model()))
