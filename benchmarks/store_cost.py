@@ -459,9 +459,7 @@ def show_ratios(kind: str, loads: dict[str, Any]) -> None:
 
 
 def show_chains(figures: dict[str, Any]) -> None:
-    print(
-        "from the frame to response.created, ms, median (range); in brackets the server's time for finding the chain"
-    )
+    print("from the frame to response.created, ms, median (range); in brackets the server's lookup")
     titles = {
         "store": "not cached",
         "process": "cached by the process",

@@ -73,7 +73,7 @@ class PostgresPlace:
     async def crash(self, random: Random) -> None:
         """Kill one of its processes, whereupon it ends all others and recovers; or all of it at once."""
         if random.random() < 0.5:
-            await asyncio.to_thread(self._server.restart_at_once)
+            await asyncio.to_thread(self._server.crash_and_restart)
         else:
             await self._kill_a_backend(random)
         async with asyncio.timeout(_PATIENCE_S):
