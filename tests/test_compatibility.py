@@ -1,8 +1,8 @@
 """Compares `docs/compatibility.md` with the openai package and with the server.
 
-The package's types define what the page must list. The page's tables define what the server must do: every row is
-tested, with the samples below, on a session without a network. A row without a sample fails, so every claim on the
-page is checked.
+The package's types define what the page must list. The page's tables define what the server must do: every
+row is tested, with the samples below, on a session without a network. A row without a sample fails, so every
+claim on the page is checked.
 """
 
 import asyncio
