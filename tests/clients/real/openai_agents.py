@@ -1,4 +1,4 @@
-"""openai-agents (Python): its part of the ordinary tests, and a tool loop against `slipring serve`."""
+"""openai-agents (Python): its tests of the ordinary suite, and a tool loop against `slipring serve`."""
 
 import sys
 from importlib.metadata import version

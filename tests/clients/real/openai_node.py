@@ -1,4 +1,4 @@
-"""openai-node: `ResponsesWS`, and the lanes that the package lays over it."""
+"""openai-node: `ResponsesWS`, and the package's own lanes on top of it."""
 
 from tests.clients.real.client import Client
 from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Stage, call, require_delta, require_forks, say

@@ -21,7 +21,7 @@ WISHES = {"happy": "End it well.", "sad": "End it badly."}
 
 
 def create(words: str, parent: str | None = None) -> Any:
-    """A create; the lane adds its own name."""
+    """Return the fields of a create; the lane adds its name."""
     fields = {"model": os.environ["OPENAI_MODEL"], "input": words, "store": False, "max_output_tokens": 12}
     if parent:
         fields["previous_response_id"] = parent
