@@ -41,9 +41,9 @@ async def _nothing(stage: Stage) -> None:
 def _measure(place: Arena, attack: Attack, repeats: int) -> list[Outcome]:
     outcomes = []
     for number in range(repeats):
-        outcomes.append(outcome := place.suffer(attack, seed=number))
+        outcomes.append(outcome := place.run(attack, seed=number))
         print(f"  {attack.name}: p99 {outcome.times.p99:.1f} ms", file=sys.stderr, flush=True)
-        if place.is_hurt:
+        if place.is_impaired:
             break
     return outcomes
 
@@ -60,7 +60,7 @@ def measure(repeats: int) -> list[list[Outcome]]:
         waiting = list(attacks)
         while waiting:
             with arena(spec, TIMED_S) as place:
-                while waiting and not place.is_hurt:
+                while waiting and not place.is_impaired:
                     found.append(_measure(place, waiting.pop(0), repeats))
     return found
 
