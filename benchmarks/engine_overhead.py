@@ -183,12 +183,12 @@ class DirectTokens(Direct):
         asked = [self._start, *encode("user\n"), *encode(outputs), self._end, *encode("\n")]
         self._keep([*asked, self._start, *encode("assistant\n")])
         writing = time.thread_time() - began
-        said: list[int] = []
+        answer_ids: list[int] = []
         for chunk in await self.payloads(self.body(self._sent)):
-            said = self.read(said, chunk)
+            answer_ids = self.read(answer_ids, chunk)
         began = time.thread_time()
-        self._keep([*said, *encode("\n")])
-        text = b"".join(map(self._tokenizer.bytes_of, said)).decode()
+        self._keep([*answer_ids, *encode("\n")])
+        text = b"".join(map(self._tokenizer.bytes_of, answer_ids)).decode()
         self.tokenizing_ms = (writing + time.thread_time() - began) * 1e3
         return json.dumps(
             json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))["arguments"]
@@ -203,7 +203,7 @@ class DirectTokens(Direct):
         """Return the body of a request with these ids."""
 
     @abstractmethod
-    def read(self, said: list[int], chunk: Any) -> list[int]:
+    def read(self, answer_ids: list[int], chunk: Any) -> list[int]:
         """Return all ids of the answer so far, including those of this chunk."""
 
 
@@ -213,8 +213,8 @@ class DirectVllm(DirectTokens):
     def body(self, ids: bytes) -> bytes:
         return b'{"prompt":[' + ids + b'],"model":"instant","stream":true,"return_token_ids":true}'
 
-    def read(self, said: list[int], chunk: Any) -> list[int]:
-        return said + [id for choice in chunk["choices"] for id in choice["token_ids"]]
+    def read(self, answer_ids: list[int], chunk: Any) -> list[int]:
+        return answer_ids + [id for choice in chunk["choices"] for id in choice["token_ids"]]
 
 
 class DirectSglang(DirectTokens):
@@ -223,7 +223,7 @@ class DirectSglang(DirectTokens):
     def body(self, ids: bytes) -> bytes:
         return b'{"input_ids":[' + ids + b'],"stream":true}'
 
-    def read(self, said: list[int], chunk: Any) -> list[int]:
+    def read(self, answer_ids: list[int], chunk: Any) -> list[int]:
         return list(chunk["output_ids"])
 
 

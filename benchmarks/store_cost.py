@@ -214,7 +214,7 @@ def measure_turns(directory: Path, specs: dict[str, str], rounds: int) -> dict[s
         for number in range(rounds):
             report_progress(f"turns, round {number + 1} of {rounds}")
             for name, load in LOADS.items():
-                # Beside each load: a disk's moods are shorter than a round.
+                # Measured beside each load, because the speed of a disk changes within a round.
                 for rows, figures in floors.items():
                     figures.append(floor(directory, int(rows)))
                 for kind, server in servers.items():

@@ -484,11 +484,11 @@ def send(frame: Json) -> Outcome:
             pending.append(Send(session.deltas(action.turn, [Accepted()])))
         elif isinstance(action, Send):
             for event in action.events:
-                told = json.loads(wire.encode(event))
-                outcome.error = told if told["type"] == "error" else outcome.error
-                if told["type"].startswith(ADDITIONS):
-                    outcome.answer = told
-                outcome.response = told.get("response", outcome.response)
+                decoded = json.loads(wire.encode(event))
+                outcome.error = decoded if decoded["type"] == "error" else outcome.error
+                if decoded["type"].startswith(ADDITIONS):
+                    outcome.answer = decoded
+                outcome.response = decoded.get("response", outcome.response)
     assert (outcome.error is None) != (outcome.job is None) or frame.get("type") in CLIENT_EVENTS
     return outcome
 

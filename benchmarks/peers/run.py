@@ -44,8 +44,8 @@ def measure(server: Server, workload: str, deep: str, path: Path) -> results.Rec
     env = {**os.environ, "OPENAI_API_KEY": server.key}
     ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if ended.returncode not in _MEASURED:
-        said = ended.stderr.strip().splitlines() or ["no output"]
-        raise Unmeasured(f"{server.name}: slipring bench ended with {ended.returncode}: {said[-1]}")
+        errors = ended.stderr.strip().splitlines() or ["no output"]
+        raise Unmeasured(f"{server.name}: slipring bench ended with {ended.returncode}: {errors[-1]}")
     try:
         return results.read(path)
     except results.Unreadable as error:

@@ -115,10 +115,10 @@ def complaints(turn: results.Turn) -> list[str]:
 
 def faults_of(loop: results.Loop) -> list[str]:
     """Return the reasons why the answers of a loop are wrong."""
-    said = [each for turn in loop.turns for each in complaints(turn)]
+    found = [each for turn in loop.turns for each in complaints(turn)]
     for whole in filter(None, (loop.wrong, loop.error)):
-        said += whole.removeprefix("before the first turn: ").split("; ")
-    return [each for each in said if not _FORM.fullmatch(each)]
+        found += whole.removeprefix("before the first turn: ").split("; ")
+    return [each for each in found if not _FORM.fullmatch(each)]
 
 
 def shortened(fault: str) -> str:

@@ -53,9 +53,9 @@ def _run(chosen: list[Attack], seed: int) -> list[Outcome]:
     with Campaign(_print, seed) as campaign:
         for number, attack in enumerate(chosen, 1):
             outcomes.append(outcome := campaign.run(attack))
-            said = "; ".join([*outcome.faults[:2], *outcome.notes[:3]])[:400]
+            details = "; ".join([*outcome.faults[:2], *outcome.notes[:3]])[:400]
             _print(
-                f"[{number}/{len(chosen)}] {attack.name}: {'FAILED' if outcome.faults else 'held'}  {said}"
+                f"[{number}/{len(chosen)}] {attack.name}: {'FAILED' if outcome.faults else 'held'}  {details}"
             )
     return outcomes
 

@@ -19,8 +19,8 @@ def _create(**fields: object) -> Json:
 async def _around(stage: Stage, bound: int, make: Callable[[int], Json | bytes], param: str) -> None:
     """Require that a request of this size is accepted, and one that is larger by one is refused."""
     served, refused = await asyncio.gather(stage.post(make(bound)), stage.post(make(bound + 1)))
-    said = served and served.body[:300]
-    stage.check(served is not None and served.status == 200, f"{param} at its bound {bound}: {said!r}")
+    body = served and served.body[:300]
+    stage.check(served is not None and served.status == 200, f"{param} at its bound {bound}: {body!r}")
     stage.refused(refused, (400,), param=param)
 
 

@@ -64,14 +64,14 @@ def _judge(stage: Stage, name: str, answer: Answer | None) -> None:
     """Require a refusal in the API's format or a close, which repeats nothing and names no library."""
     if answer is None:
         return
-    told = (answer.head + answer.body.decode("latin-1")).lower()
-    stage.check(_SECRET not in told, f"{name}: the answer repeats what was sent: {told[:300]!r}")
+    text = (answer.head + answer.body.decode("latin-1")).lower()
+    stage.check(_SECRET not in text, f"{name}: the answer repeats what was sent: {text[:300]!r}")
     for library in _LIBRARIES:
-        stage.check(library not in told, f"{name}: the answer names {library}: {told[:300]!r}")
+        stage.check(library not in text, f"{name}: the answer names {library}: {text[:300]!r}")
     if answer.status < 400:
         stage.check(False, f"{name}: answered {answer.status}")
     else:
-        stage.check(answer.error, f"{name}: {answer.status} is not in the API's format: {told[:300]!r}")
+        stage.check(answer.error, f"{name}: {answer.status} is not in the API's format: {text[:300]!r}")
 
 
 @attack(quick=True)

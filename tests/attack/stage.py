@@ -80,13 +80,13 @@ class Stage:
 
     # Checks.
 
-    def check(self, holds: object, said: str) -> None:
-        if not holds:
-            self.faults.append(said)
+    def check(self, condition: object, message: str) -> None:
+        if not condition:
+            self.faults.append(message)
 
-    def note(self, said: str) -> None:
+    def note(self, text: str) -> None:
         """Add a remark that is shown beside the verdict."""
-        self.notes.append(said)
+        self.notes.append(text)
 
     def refused(
         self,

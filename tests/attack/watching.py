@@ -65,15 +65,15 @@ class Watch:
 
     def cut(self) -> Report:
         """Return the findings since the last cut."""
-        told = self._ask("cut")
-        if told is None:
+        report = self._ask("cut")
+        if report is None:
             return Report(faults=["the victim's process does not answer"])
-        first, *others = (told["waits_ms"][model] for model in self._models)
+        first, *others = (report["waits_ms"][model] for model in self._models)
         return Report(
             times=Times.of(first, PACE_MS),
             model_times=Times.of(others[0], _MODEL_PACE_MS) if others else None,
-            faults=told["faults"],
-            turns=sum(told["turns"].values()),
+            faults=report["faults"],
+            turns=sum(report["turns"].values()),
         )
 
     def whole_turns(self, within_s: float) -> bool:

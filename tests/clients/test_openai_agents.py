@@ -179,8 +179,8 @@ async def test_a_handoff_changes_instructions_within_the_chain(
             result = await Runner.run(clerk, "the answer?", run_config=config, auto_previous_response_id=True)
         assert result.final_output == "forty-two"
         assert result.last_agent is expert
-        told = [response["instructions"] for response in relay.socket.responses]
-        assert told == ["Ask the expert.", "You know it."]
+        instructions = [response["instructions"] for response in relay.socket.responses]
+        assert instructions == ["Ask the expert.", "You know it."]
 
 
 @pytest.mark.parametrize("websocket", [True, False], ids=["socket", "http"])

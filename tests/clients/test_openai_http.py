@@ -151,17 +151,17 @@ async def test_input_items_are_listed_in_pages_in_both_orders(
 ) -> None:
     with served(store=any_store) as relay:
         async with sdk(relay.url) as client:
-            previous, said = None, []
+            previous, texts = None, []
             for turn in range(3):
                 asked = [user(f"{turn}.{number}") for number in range(10)]
                 response = await client.call(
                     "responses.create", model=MODEL, input=asked, previous_response_id=previous
                 )
                 previous = response.id
-                said += [message["content"] for message in asked]
-                said += [response.output_text] if turn < 2 else []
+                texts += [message["content"] for message in asked]
+                texts += [response.output_text] if turn < 2 else []
             upwards = await client.every("responses.input_items.list", response.id, order="asc")
-            assert [text_of(item) for item in upwards] == said
+            assert [text_of(item) for item in upwards] == texts
             downwards = await client.every("responses.input_items.list", response.id, limit=7)
             assert downwards == upwards[::-1]
             requests = [exchange for exchange in relay.exchanges if exchange.method == "GET"]
@@ -422,14 +422,14 @@ async def test_responses_continue_a_conversation(
             assert asked.conversation.id == conversation
             (call,) = asked.output
             output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
-            told = await client.call("responses.create", input=[output], **fields)
+            answer = await client.call("responses.create", input=[output], **fields)
             thanked = await client.call("responses.parse", input="as data", text_format=Forecast, **fields)
             assert isinstance(thanked.output_parsed, Forecast)
             listed = await client.every("conversations.items.list", conversation, order="asc")
             kinds = ["message", "function_call", "function_call_output", "message", "message", "message"]
             assert [item.type for item in listed] == kinds
-            assert text_of(listed[3]) == told.output_text
-            assert await client.call("responses.retrieve", told.id) == told
+            assert text_of(listed[3]) == answer.output_text
+            assert await client.call("responses.retrieve", answer.id) == answer
             seen = await client.every("responses.input_items.list", thanked.id, order="asc")
             assert [item.id for item in seen] == [item.id for item in listed][:-1]
 

@@ -240,14 +240,14 @@ async def test_a_response_in_progress_is_steered(
     with served(engine) as relay:
         async with connect(relay) as conversation:
             await conversation.create(model="puppet", input="a story", stream_id="a")
-            told = portal.call(engine.next)
-            portal.call(told.say, "Once")
+            job = portal.call(engine.next)
+            portal.call(job.say, "Once")
             events = await conversation.read("response.output_text.delta")
             target = events[0].response.id
             await conversation.steer(previous_response_id=target, input="shorter")
             accepted = (await conversation.read("response.steer.accepted"))[-1]
             assert (accepted.stream_id, accepted.steer.previous_response_id) == ("a", target)
-            portal.call(told.say, " upon a time.")
+            portal.call(job.say, " upon a time.")
             ended = (await conversation.read(*TERMINAL))[-1].response
             assert (ended.status, ended.incomplete_details.reason) == ("incomplete", "steered")
             assert ended.output_text == "Once upon a time."

@@ -205,8 +205,8 @@ class Inspector:
     async def _read_run(self, turn: Turn) -> None:
         """The events of an ended run have no gap and one terminal event, which matches the response."""
         async with self._http.get(f"{self._url}/responses/{turn.id}?stream=true") as answer:
-            told = [line[6:] for line in (await answer.read()).splitlines() if line.startswith(b"data: {")]
-        events = [json.loads(data) for data in told]
+            lines = [line[6:] for line in (await answer.read()).splitlines() if line.startswith(b"data: {")]
+        events = [json.loads(data) for data in lines]
         numbers = [event["sequence_number"] for event in events]
         ends = [event for event in events if event["type"] in _TERMINAL]
         if numbers != list(range(len(events))) or len(ends) != 1 or ends[0] is not events[-1]:

@@ -153,7 +153,7 @@ async def _(stage: Stage) -> None:
 
 @codex.check("WebSocket", "a connection that breaks in the middle of an answer")
 async def _(stage: Stage) -> None:
-    broken = [say("These are words that nobody will hear the end of.")]
+    broken = [say("These are words of an answer that breaks off.")]
     async with stage.serve(
         _TURN[0], broken, _TURN[1], disturbance=Cutting(3), abandoned=True, foreign_tool_types=_FOREIGN
     ) as relay:

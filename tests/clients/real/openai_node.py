@@ -33,7 +33,7 @@ async def _(stage: Stage) -> None:
     require_forks(ended.result, relay.socket, "The end.")
 
 
-@openai_node.check("WebSocket", "an error is told, and the socket stays usable")
+@openai_node.check("WebSocket", "an error is reported, and the socket stays usable")
 async def _(stage: Stage) -> None:
     async with stage.serve([say("Hi.")]) as relay:
         ended = await stage.node("openai-node", _DRIVER, relay.url, "error")

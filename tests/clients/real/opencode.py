@@ -57,7 +57,7 @@ async def _(stage: Stage) -> None:
 
 @opencode.check("WebSocket", "a connection that breaks in the middle of an answer")
 async def _(stage: Stage) -> None:
-    broken = [say("These are words that nobody will hear the end of.")]
+    broken = [say("These are words of an answer that breaks off.")]
     async with stage.serve(
         [_CALL], broken, [say("Done.")], flags=_FLAGS, disturbance=Cutting(3), abandoned=True
     ) as relay:
