@@ -1,10 +1,11 @@
-"""A tenant's time per event while another tenant has something hostile compiled or tokenized.
+"""Measures the latency of one tenant's events while another tenant attacks the server.
 
-The attacks are those of `make test-attack`, against the same kind of server: a process of its own, with two
-tenants and the deadlines of that suite. The one tenant is a process that takes turns over a WebSocket, SSE
-and plain POSTs all the time, at an event every 5 ms; the other is the attacker. Its times are taken first
-while nobody attacks, then during each attack, in one run. A long wait is counted as all the waits that it
-stands for: whoever waits half a second for one event would have waited for a hundred.
+The attacks are those of `make test-attack` that make the server compile or tokenize hostile input, against
+the same kind of server: a separate process, with two tenants and the deadlines of that suite. The first
+tenant is a process that makes turns over WebSocket, SSE and plain POST all the time, with an event every 5
+ms; the other is the attacker. The latency is measured first without an attack, then during each attack, in
+one run. A long wait is counted as every event that would have been due during it: half a second counts as a
+hundred waits.
 
     python benchmarks/attacks.py
 """
@@ -34,32 +35,32 @@ TIMED_S = 2.0
 
 
 async def _nothing(stage: Stage) -> None:
-    """Nobody attacks."""
+    """The baseline: no attack."""
 
 
 def _measure(place: Arena, attack: Attack, repeats: int) -> list[Outcome]:
     outcomes = []
     for number in range(repeats):
-        outcomes.append(outcome := place.suffer(attack, seed=number))
+        outcomes.append(outcome := place.run(attack, seed=number))
         print(f"  {attack.name}: p99 {outcome.times.p99:.1f} ms", file=sys.stderr, flush=True)
-        if place.is_hurt:
+        if place.is_impaired:
             break
     return outcomes
 
 
 def measure(repeats: int) -> list[list[Outcome]]:
-    """Every attack, as often as was asked for: with a new server after one that was hurt."""
+    """Run every attack ``repeats`` times; the server is replaced if an attack has impaired it."""
     chosen = [attack for attack in ATTACKS if attack.group in GROUPS]
     found: list[list[Outcome]] = []
     for engine, attacks in itertools.groupby(chosen, key=lambda attack: attack.spec.engine):
         spec = Spec(engine)
         with arena(spec, QUIET_S) as place:
-            quiet = Attack("quiet", engine, "nobody attacks", _nothing, spec)
+            quiet = Attack("quiet", engine, "no attack", _nothing, spec)
             found.append(_measure(place, quiet, repeats))
         waiting = list(attacks)
         while waiting:
             with arena(spec, TIMED_S) as place:
-                while waiting and not place.is_hurt:
+                while waiting and not place.is_impaired:
                     found.append(_measure(place, waiting.pop(0), repeats))
     return found
 

@@ -1,7 +1,7 @@
-"""The budgets that slipring sets itself, held against what was measured last.
+"""Compares the performance budgets with the latest measurements.
 
-Reads ``results/`` and measures nothing. A figure that is not there is told as such: it counts as neither met
-nor missed.
+Reads ``results/`` and measures nothing. A missing figure is reported as "not measured"; it counts as neither
+met nor missed.
 
     python benchmarks/budgets.py
 """
@@ -25,15 +25,15 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Budget:
-    """One promise, and what was measured."""
+    """One budget, with the measured figure."""
 
     what: str
     budget: str
     measured: str
     met: bool | None
-    """None: there is no figure."""
+    """None: not measured."""
     where: str
-    """The measurement that it is from."""
+    """The name of the measurement that the figure is from."""
 
     @property
     def verdict(self) -> str:
@@ -41,7 +41,7 @@ class Budget:
 
 
 def all_budgets(since: str = "") -> list[Budget]:
-    """``since``: older figures are none."""
+    """Return all budgets. Figures from before ``since`` count as not measured."""
     readers: dict[str, Callable[[Path], list[Budget]]] = {
         "continuation_cost": _figures(_continuation),
         "loops": _loops,
@@ -110,7 +110,7 @@ def _loops(path: Path) -> list[Budget]:
 
 
 def _saving(record: BenchRecord, what: str, mode: str, least: float) -> Budget:
-    """By the median of the repeats, each measured side by side."""
+    """Compare by the median of the repeats; the modes of each repeat were measured side by side."""
     found = compare(record.of("coding", mode), record.of("coding", "websocket"))
     budget = f"≥ {least:.0%} less time"
     if found is None or any(loop.faults for loop in record.loops if loop.workload == "coding"):

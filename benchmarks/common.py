@@ -1,6 +1,7 @@
-"""What the measurements share: server processes, their CPU and memory, and how figures are kept.
+"""Shared by the benchmarks: server processes, their CPU and memory, and files of figures.
 
-Only loopback is used, all loops are bounded, and every process started here is ended here, by its id.
+The benchmarks use only the loopback interface, all loops are bounded, and every process that they start is
+ended by its process id.
 """
 
 import contextlib
@@ -22,20 +23,20 @@ from slipring.bench.subject import machine
 
 RESULTS = Path(__file__).parent / "results"
 _NUMBERS = re.compile(r"\[[\s\d.,eE+-]+\]")
-"""A list of numbers in a kept file: one line, however long."""
+"""Matches a list of numbers in a results file, to put it on one line."""
 EXCHANGE_KB = 3.5
-"""What a call and its output bring, in the loops of `engine_overhead.py`."""
+"""Size of a tool call with its output, in the loops of `engine_overhead.py`."""
 
 
 class Process:
-    """A server in a process of its own, and what it costs."""
+    """A server process, with its CPU time and memory."""
 
     def __init__(self, process: "subprocess.Popen[str]", url: str) -> None:
         self.pid = process.pid
         self.url = url
 
     def cpu_s(self) -> float:
-        """CPU time that all its threads have used, to the nanosecond that the kernel keeps."""
+        """Return the CPU time of all its threads, with the nanosecond resolution of the kernel."""
         spent = 0
         for path in Path(f"/proc/{self.pid}/task").glob("*/schedstat"):
             with contextlib.suppress(OSError):
@@ -49,7 +50,7 @@ class Process:
 
 @contextlib.contextmanager
 def started(*command: str) -> Iterator[Process]:
-    """A child process that prints its URL within its first lines; ended with the block."""
+    """Start a child process, which must print its URL in its first lines; end it when the block exits."""
     process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -69,13 +70,13 @@ def slipring(engine: str, *flags: str) -> "contextlib.AbstractContextManager[Pro
 
 
 class Loop:
-    """An agent's end of a socket: sends creates, reads answers to their end."""
+    """An agent's WebSocket: sends creates and reads the events of each response."""
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         self._ws = ws
 
     async def turn(self, **create: Any) -> tuple[dict[str, Any], list[str]]:
-        """One response: its object, and every frame that came."""
+        """Create one response; return its final object and all frames."""
         await self._ws.send_str(json.dumps({"type": "response.create", **create}))
         frames = []
         while True:
@@ -96,21 +97,21 @@ async def connected(url: str) -> Any:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, with the range that the repeats covered."""
+    """Return the median and range of the repeats."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
 def added(figures: Mapping[str, Sequence[float]], *taken: str, without: str) -> float:
-    """What a turn takes more than its counterpart: the median over the pairs. The two of a pair follow each
-    other at once, so that a machine that slows down or speeds up on the way does so for both."""
+    """Return the median difference between a turn and its counterpart. The two of a pair run directly after
+    each other, so that a change of the machine's speed affects both."""
     columns = [*(figures[name] for name in taken), [-each for each in figures[without]]]
     return statistics.median(map(sum, zip(*columns, strict=True)))
 
 
 def growth(lengths: Mapping[int, Mapping[str, Sequence[float]]], turns: int) -> float:
-    """How much more CPU slipring takes for a turn with every 10 kB of history, without what making ids takes
-    in the client beside it: the median over the pairs of loops that followed each other, after the fewest
-    exchanges and after the most."""
+    """Return by how much slipring's CPU time per turn grows with every 10 kB of history, minus the time that
+    the direct client takes to create ids: the median over consecutive pairs of loops, with the shortest and
+    the longest history."""
     fewest, most = min(lengths), max(lengths)
     loops = {
         before: [added(each, "cpu", without="tokenizing") for each in _loops(lengths[before], turns)]
@@ -121,7 +122,7 @@ def growth(lengths: Mapping[int, Mapping[str, Sequence[float]]], turns: int) -> 
 
 
 def _loops(figures: Mapping[str, Sequence[float]], turns: int) -> list[dict[str, Sequence[float]]]:
-    """The figures of each loop of so many turns."""
+    """Split the figures into loops of ``turns`` turns."""
     count = min(map(len, figures.values())) // turns
     return [
         {name: values[loop * turns : (loop + 1) * turns] for name, values in figures.items()}
@@ -130,7 +131,7 @@ def _loops(figures: Mapping[str, Sequence[float]], turns: int) -> list[dict[str,
 
 
 def keep(name: str, figures: dict[str, Any]) -> None:
-    """Keep the raw figures with what they were measured on."""
+    """Write the raw figures to a results file, with a description of the machine."""
     RESULTS.mkdir(exist_ok=True)
     record = {
         "benchmark": name,

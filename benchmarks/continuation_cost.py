@@ -1,11 +1,11 @@
-"""What a continuation costs beside the model, at growing history: it should not depend on it.
+"""Measures the cost of a continuation without the model, with growing history: it should stay constant.
 
-Each chain begins with one create that brings its whole history (messages, tool calls and tool outputs, as a
-coding agent makes them), then continues by id with one small message at a time, with ten tools sent again in
-every frame. The engine answers at once with one token, so what is left is the plumbing: wall time from send
-to ``response.completed`` as the client sees it, and CPU of the server process. The same for forks: a
-continuation of the chain's first response on another lane. Chains take turns, so that the machine's moods hit
-all.
+Each chain begins with one create that sends its whole history (messages, tool calls and tool outputs, as a
+coding agent creates them), then continues by id with one small message at a time, with ten tools in every
+frame. The engine answers at once with one token, so that only slipring's own work is measured: wall time from
+sending to ``response.completed`` at the client, and CPU time of the server process. The same is measured for
+forks: continuations of the chain's first response on another lane. Chains alternate, so that changes of the
+machine's speed affect all of them.
 
     python benchmarks/continuation_cost.py
 """
@@ -40,7 +40,7 @@ TOOLS = [
 
 
 def history(tokens: int) -> list[dict[str, Any]]:
-    """Items of about this many tokens, at four bytes a token."""
+    """Return items of about ``tokens`` tokens, at four bytes per token."""
     items: list[dict[str, Any]] = [{"role": "user", "content": "Mend the failing test."}]
     for number in range(tokens * 4 // OUTPUT_BYTES):
         call_id = f"call_{number}"
@@ -51,7 +51,7 @@ def history(tokens: int) -> list[dict[str, Any]]:
 
 
 class Chain:
-    """A conversation with a long past."""
+    """A conversation with a long history."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -86,7 +86,7 @@ class Chain:
 
 
 async def measure(server: Process, steps: int, batch: int) -> dict[int, dict[str, list[float]]]:
-    """Milliseconds per continuation, wall and CPU, and per fork, one figure per batch of steps."""
+    """Return the milliseconds per continuation, wall and CPU, and per fork: one figure per batch of steps."""
     costs: dict[int, dict[str, list[float]]] = {tokens: {kind: [] for kind in KINDS} for tokens in HISTORIES}
     async with AsyncExitStack() as stack:
         chains = {}

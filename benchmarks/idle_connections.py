@@ -1,8 +1,8 @@
-"""Memory that a server holds per idle connection.
+"""Measures the server's memory per idle connection.
 
-Opens connections in two lots and divides the growth of the server's resident memory between them by their
-number, so that what a server needs once is not counted. Then each connection makes one small response, and
-the growth is measured again: what a connection costs that has a conversation to come back to.
+Opens connections in two batches and divides the growth of the server's resident memory during the second by
+its size, so that one-time costs do not count. Then each connection creates one small response, and the growth
+is measured again: the memory of an idle connection with a conversation in its cache.
 
     python benchmarks/idle_connections.py
 """

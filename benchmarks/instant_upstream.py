@@ -1,11 +1,9 @@
-"""A server that answers at once, or at a chosen speed, over the wires of several kinds of engine, and says in
-its answers what it was sent.
+"""A fake engine server for several APIs, which answers at once or at a chosen speed.
 
-It calls the first tool on offer, or answers with words where there is none or ``tool_choice`` forbids it.
-Answers are streamed in sixty pieces, and a history that was lost on the way is seen in them: they hold a
-digest of all tool outputs that the request brought (``outputs=``) and, where the wire brings items or
-messages, one of the whole context as ``slipring bench`` computes it (``digest=``). It prints its address and
-serves until it is ended.
+It calls the first available tool, or answers with text if there is none or ``tool_choice`` forbids it.
+Answers are streamed in sixty pieces. They show whether history was lost: they contain a digest of all tool
+outputs of the request (``outputs=``) and, for APIs with items or messages, a digest of the whole context as
+``slipring bench`` computes it (``digest=``). The server prints its address and serves until it is stopped.
 
     python benchmarks/instant_upstream.py [--tokens-per-s 1000] [--tokens 60] [--port 0]
 """
@@ -32,11 +30,11 @@ _OUTPUT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _numbers = counting(1)
 _WORDS = "plain words that no model chose and that mean nothing "
 Entry = tuple[str, str]
-"""A part of a context: what it is, and its text."""
+"""A part of a context: its kind and its text."""
 
 
 class Settings:
-    """How it answers."""
+    """Speed and length of the answers."""
 
     tokens = 60
     tokens_per_s = 0.0
@@ -57,8 +55,8 @@ def outputs_of(entries: Iterable[Entry]) -> list[str]:
     return [text for kind, text in entries if kind == "output"]
 
 
-def saying(entries: list[Entry]) -> str:
-    """An answer's words, of four characters a token."""
+def answer_text(entries: list[Entry]) -> str:
+    """Return the text of an answer, at four characters per token."""
     return _padded(f"digest={context_digest(entries)} outputs={digest(outputs_of(entries))} ")
 
 
@@ -68,21 +66,21 @@ def _padded(text: str) -> str:
 
 
 def carrier_of(parameters: Any) -> str:
-    """The first argument of a tool that is a string."""
+    """Return the name of a tool's first string parameter."""
     properties = (parameters or {}).get("properties") or {}
     strings = [name for name, schema in properties.items() if (schema or {}).get("type") == "string"]
     return strings[0] if strings else "text"
 
 
 def cut(text: str) -> list[str]:
-    """A text in as many pieces of about the same length as an answer has."""
+    """Cut a text into as many pieces of about the same length as an answer has."""
     count = min(Settings.tokens, len(text))
     cuts = [len(text) * number // count for number in range(count + 1)]
     return [text[start:end] for start, end in pairwise(cuts)]
 
 
 def text_of(content: Any) -> str:
-    """The text of a content, or of all its parts."""
+    """Return a content that is text, or the text of all its parts."""
     if isinstance(content, list):
         return "".join(part.get("text") or "" for part in content)
     return content or ""
@@ -122,19 +120,19 @@ def chat_entries(messages: Iterable[dict[str, Any]]) -> Iterator[Entry]:
 async def chat(request: web.Request) -> web.StreamResponse:
     body = await request.json()
     entries = list(chat_entries(body["messages"]))
-    said = saying(entries)
+    text = answer_text(entries)
     tool = None
     if body.get("tools") and body.get("tool_choice") != "none":
         tool = body["tools"][0]["function"]
-        said = json.dumps({carrier_of(tool.get("parameters")): said})
+        text = json.dumps({carrier_of(tool.get("parameters")): text})
     usage = {
         "prompt_tokens": sum(len(text) for _, text in entries) // 4,
         "completion_tokens": Settings.tokens,
     }
     usage["total_tokens"] = sum(usage.values())
     if not body.get("stream"):
-        return web.json_response(chat_completion(tool, said, usage))
-    return await stream(request, chat_events(tool, said, usage))
+        return web.json_response(chat_completion(tool, text, usage))
+    return await stream(request, chat_events(tool, text, usage))
 
 
 def _call(tool: dict[str, Any], arguments: str) -> dict[str, Any]:
@@ -142,10 +140,10 @@ def _call(tool: dict[str, Any], arguments: str) -> dict[str, Any]:
     return {"index": 0, "id": f"call_{next(_numbers)}", "type": "function", "function": function}
 
 
-def chat_completion(tool: dict[str, Any] | None, said: str, usage: dict[str, int]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": said}
+def chat_completion(tool: dict[str, Any] | None, text: str, usage: dict[str, int]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
     if tool is not None:
-        message |= {"content": None, "tool_calls": [_call(tool, said)]}
+        message |= {"content": None, "tool_calls": [_call(tool, text)]}
     choice = {"index": 0, "message": message, "finish_reason": "stop" if tool is None else "tool_calls"}
     return {
         **{"id": f"chatcmpl-{next(_numbers)}", "object": "chat.completion", "created": 0, "model": "instant"},
@@ -153,7 +151,7 @@ def chat_completion(tool: dict[str, Any] | None, said: str, usage: dict[str, int
     }
 
 
-def chat_events(tool: dict[str, Any] | None, said: str, usage: dict[str, int]) -> list[bytes]:
+def chat_events(tool: dict[str, Any] | None, text: str, usage: dict[str, int]) -> list[bytes]:
     name = f"chatcmpl-{next(_numbers)}"
     head = {"id": name, "object": "chat.completion.chunk", "created": 0, "model": "instant"}
 
@@ -161,22 +159,22 @@ def chat_events(tool: dict[str, Any] | None, said: str, usage: dict[str, int]) -
         choice = {"index": 0, "delta": delta, "finish_reason": None, **rest}
         return sse({**head, "choices": [choice]})
 
-    first, *others = cut(said)
+    first, *others = cut(text)
     if tool is not None:
-        told = [chunk({"role": "assistant", "content": None, "tool_calls": [_call(tool, first)]})]
-        told += (chunk({"tool_calls": [{"index": 0, "function": {"arguments": each}}]}) for each in others)
+        events = [chunk({"role": "assistant", "content": None, "tool_calls": [_call(tool, first)]})]
+        events += (chunk({"tool_calls": [{"index": 0, "function": {"arguments": each}}]}) for each in others)
     else:
-        told = [
+        events = [
             chunk({"role": "assistant", "content": first}),
             *(chunk({"content": each}) for each in others),
         ]
     ended = chunk({}, finish_reason="stop" if tool is None else "tool_calls")
-    # What ends an answer comes with its last piece, so that an answer takes the time of its pieces.
-    told[-1] += ended + sse({**head, "choices": [], "usage": usage}) + b"data: [DONE]\n\n"
-    return told
+    # The end of an answer is sent with its last piece, so that it adds no time.
+    events[-1] += ended + sse({**head, "choices": [], "usage": usage}) + b"data: [DONE]\n\n"
+    return events
 
 
-# Responses, over SSE and over a WebSocket that remembers.
+# Responses, over SSE and over a WebSocket that keeps the context.
 
 
 def item_entries(items: Iterable[Any]) -> Iterator[Entry]:
@@ -196,7 +194,7 @@ def head_entries(create: dict[str, Any]) -> list[Entry]:
 
 def arguments_for(create: dict[str, Any], entries: list[Entry]) -> str:
     (tool, *_) = create.get("tools") or [{}]
-    return json.dumps({carrier_of(tool.get("parameters")): saying(entries)})
+    return json.dumps({carrier_of(tool.get("parameters")): answer_text(entries)})
 
 
 async def responses(request: web.Request) -> web.StreamResponse:
@@ -265,8 +263,8 @@ def response_events(response_id: str, arguments: str, lane: dict[str, str]) -> I
 
 
 class Tokens:
-    """Reads contexts back from their ids and answers in ids. What it has read of a context, it need not read
-    again: as with an engine's own cache of prefixes, a long history costs little more than a short one."""
+    """Decodes contexts from ids and answers in ids. It caches decoded prefixes, as an engine caches prefixes,
+    so that a long history costs little more than a short one."""
 
     def __init__(self) -> None:
         self._tokenizer = Tokenizer.from_gguf(read_file(embedded_model()))
@@ -274,10 +272,10 @@ class Tokens:
         self._read: deque[tuple[list[int], bytes]] = deque(maxlen=4)
 
     def answer(self, ids: list[int]) -> list[int]:
-        known, said = next((each for each in self._read if ids[: len(each[0])] == each[0]), ([], b""))
-        said += b"".join(map(self._tokenizer.bytes_of, ids[len(known) :]))
-        self._read.appendleft((ids, said))
-        outputs = f"outputs={digest(_OUTPUT.findall(said.decode('utf-8', 'replace')))} "
+        known, text = next((each for each in self._read if ids[: len(each[0])] == each[0]), ([], b""))
+        text += b"".join(map(self._tokenizer.bytes_of, ids[len(known) :]))
+        self._read.appendleft((ids, text))
+        outputs = f"outputs={digest(_OUTPUT.findall(text.decode('utf-8', 'replace')))} "
         call = f'{{"name": "run", "arguments": {json.dumps({"digest": _padded(outputs)})}}}'
         return self._tokenizer.encode(f"<tool_call>\n{call}\n</tool_call>")
 
@@ -285,7 +283,7 @@ class Tokens:
         ids = msgspec.json.decode(await request.read())["prompt"]
         return await stream(request, self._vllm_events(ids, self.answer(ids)))
 
-    def _vllm_events(self, prompt: list[int], said: list[int]) -> Iterator[bytes]:
+    def _vllm_events(self, prompt: list[int], answer: list[int]) -> Iterator[bytes]:
         def chunk(token_ids: list[int], reason: str | None = None) -> bytes:
             choice = {
                 "index": 0,
@@ -296,10 +294,10 @@ class Tokens:
             }
             return sse({"id": "c", "object": "text_completion", "model": "instant", "choices": [choice]})
 
-        for piece in _in_pieces(said):
+        for piece in _in_pieces(answer):
             yield chunk(piece)
         yield chunk([self._stop], "stop")
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(said) + 1}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(answer) + 1}
         yield sse({"id": "c", "object": "text_completion", "model": "instant", "choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
 
@@ -307,15 +305,15 @@ class Tokens:
         ids = msgspec.json.decode(await request.read())["input_ids"]
         return await stream(request, self._sglang_events(ids, self.answer(ids)))
 
-    def _sglang_events(self, prompt: list[int], said: list[int]) -> Iterator[bytes]:
-        told: list[int] = []
-        for piece in _in_pieces(said):
-            told += piece
-            counts = {"prompt_tokens": len(prompt), "cached_tokens": 0, "completion_tokens": len(told)}
-            yield sse({"text": "", "output_ids": told, "meta_info": {**counts, "finish_reason": None}})
-        counts = {"prompt_tokens": len(prompt), "cached_tokens": 0, "completion_tokens": len(told) + 1}
+    def _sglang_events(self, prompt: list[int], answer: list[int]) -> Iterator[bytes]:
+        sent: list[int] = []
+        for piece in _in_pieces(answer):
+            sent += piece
+            counts = {"prompt_tokens": len(prompt), "cached_tokens": 0, "completion_tokens": len(sent)}
+            yield sse({"text": "", "output_ids": sent, "meta_info": {**counts, "finish_reason": None}})
+        counts = {"prompt_tokens": len(prompt), "cached_tokens": 0, "completion_tokens": len(sent) + 1}
         ended = {**counts, "finish_reason": {"type": "stop", "matched": self._stop}}
-        yield sse({"text": "", "output_ids": [*told, self._stop], "meta_info": ended})
+        yield sse({"text": "", "output_ids": [*sent, self._stop], "meta_info": ended})
         yield b"data: [DONE]\n\n"
 
 

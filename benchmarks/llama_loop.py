@@ -1,10 +1,11 @@
-"""An agent loop on the embedded model: continued over a WebSocket, against full history over HTTP.
+"""Measures an agent loop on the embedded model: continuations over a WebSocket against full history over
+HTTP.
 
 Twelve turns, each a forced tool call, then the tool's output. One conversation sends `previous_response_id`
 and the new item; the other sends all items again, streamed, over one kept-alive connection. Both run on the
-same server with a slot each, and the engine's own prompt cache works for both: it finds the longest beginning
-that a slot still holds. What differs is what has to be sent, parsed, rendered and tokenized, and whether the
-tokens of earlier answers are the ones that the engine has seen. Turns of the two alternate.
+same server with a slot each, and both use the engine's prompt cache, which finds the longest prefix that a
+slot still holds. They differ in how much has to be sent, parsed, rendered and tokenized, and in whether the
+tokens of earlier answers are exactly those that the engine generated. The two alternate by turn.
 
     python benchmarks/llama_loop.py
 """
@@ -47,12 +48,12 @@ TERMINAL = ("response.completed", "response.incomplete", "response.failed", "err
 
 
 def question() -> dict[str, Any]:
-    """The first message of a conversation, like no other: conversations must not find each other's cache."""
+    """Return a unique first message, so that conversations do not share cached prefixes."""
     return {"role": "user", "content": f"{next(_asked)}: mend the failing test in tests/test_parser.py."}
 
 
 class Turn:
-    """What was seen of one turn."""
+    """Measurements of one turn."""
 
     def __init__(self, sent_bytes: int) -> None:
         self.sent_bytes = sent_bytes
@@ -61,7 +62,7 @@ class Turn:
         self.response: dict[str, Any] = {}
 
     def see(self, event: dict[str, Any]) -> bool:
-        """Take an event; whether it was the last."""
+        """Record an event; return whether it was the last."""
         passed = (time.perf_counter() - self._start) * 1e3
         if not self.first_ms and event["type"].endswith(".delta"):
             self.first_ms = passed
@@ -93,7 +94,7 @@ def tool_output(response: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 class Continued:
-    """Over a WebSocket, by id."""
+    """Continues by id over a WebSocket."""
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         self._ws = ws
@@ -115,7 +116,7 @@ class Continued:
 
 
 class Repeated:
-    """Over HTTP, with everything sent again."""
+    """Sends the whole history with every HTTP request."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http
@@ -135,7 +136,7 @@ class Repeated:
 
 
 async def play(url: str) -> dict[str, list[dict[str, float]]]:
-    """One loop of each kind, turn about."""
+    """Run one loop of each kind, alternating by turn."""
     seen: dict[str, list[dict[str, float]]] = {"websocket": [], "http": []}
     async with (
         aiohttp.ClientSession() as http,

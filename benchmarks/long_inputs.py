@@ -1,8 +1,8 @@
-"""What one tenant's long inputs cost a server, and another tenant's turns, side by side in one run.
+"""Measures what one tenant's long inputs cost the server, and how they delay another tenant's turns.
 
-Each attack is sent a few times at once while another client makes small turns one after the other. Reported
-are the CPU seconds that the server spent on the attack, the growth of its resident memory while and after it,
-and the other client's turns: their median and the slowest, as multiples of what they take on the idle server.
+Each attack is sent several times at once while another client makes small turns one after the other. Reported
+are the server's CPU seconds for the attack, the growth of its resident memory during and after it, and the
+other client's turns: their median as a multiple of a turn on the idle server, and the slowest.
 
     python benchmarks/long_inputs.py
 """
@@ -25,11 +25,11 @@ MIB = 2**20
 AT_ONCE = 4
 TINY = {"role": "user", "content": "x"}
 CPU_BUDGET_S = 6.0
-"""Of all attempts of an attack together."""
+"""For all attempts of an attack together."""
 
 
 def attacks() -> dict[str, tuple[str, dict[str, Any]]]:
-    """Paths and bodies by what is in them."""
+    """Return the path and body of each attack, by its name."""
     digits = "0123456789" * (5 * MIB // 10)
     return {
         "5 MiB of digits": ("/responses", {"input": digits}),
@@ -55,7 +55,7 @@ def attacks() -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 class Bystander:
-    """A client that makes small turns, and how long they take."""
+    """A client that makes small turns and measures how long they take."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self._http = http
@@ -71,7 +71,7 @@ class Bystander:
 
     @asynccontextmanager
     async def beside(self) -> AsyncIterator[None]:
-        """Make turns for as long as the block goes on, at least one."""
+        """Make turns until the block ends, at least one."""
         self.times_s = []
         done = asyncio.Event()
 

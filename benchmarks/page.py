@@ -1,6 +1,6 @@
-"""Writes the figures of ``docs/benchmarks.md`` from what was measured last.
+"""Writes the latest figures into ``docs/benchmarks.md``.
 
-What stands between the page's markers, and the figure beside it, is made from ``results/`` alone.
+The text between the page's markers, and its figure, are generated from ``results/`` alone.
 
     python benchmarks/page.py
 """
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def sections() -> dict[str, str]:
-    """What is written, by the name of its markers."""
+    """Return the generated sections, by the name of their markers."""
     loops, fast, deep = (results.read(RESULTS / f"{name}.json") for name in ("loops", "fast", "deep"))
     return {
         "machine": machine(loops),
@@ -45,7 +45,7 @@ def sections() -> dict[str, str]:
 
 
 def put(text: str, name: str, table: str) -> str:
-    """The page with this between the markers of this name."""
+    """Replace the text between the markers called ``name``; return the page."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if not pattern.search(text):
@@ -82,7 +82,7 @@ def loop_tables(record: BenchRecord) -> str:
 
 
 def stage_table(record: BenchRecord, workload: str) -> str:
-    """Where a turn's time goes: means per turn, in ms."""
+    """Return a table of the mean time per turn and stage, in ms."""
     found = [each for each in summarise(record) if each.workload == workload and each.stages_ms]
     means = {each.mode: dict(each.stages_ms) for each in found}
     names = [name for each in found for name, _ in each.stages_ms]

@@ -1,10 +1,9 @@
-"""What it costs to make the tokens of a turn: the whole context again, or only what is new.
+"""Measures the cost of rendering and tokenizing a turn: the whole context, or only the new items.
 
 A coding agent's history (tool calls and outputs of 3.5 kB) grows from 2k to 150k tokens of the embedded
-model's real vocabulary. At each size the same new tool output is rendered and tokenized twice over: in full,
-from all items, as a server must that keeps only items; and by delta, appended to the parent's tokens. Last,
-the JSON array of all ids is put together, which is what an engine is sent: spliced from ready pieces, or
-encoded.
+model's real vocabulary. At each size the same new tool output is rendered and tokenized in two ways: in full,
+from all items, as by a server that stores only items; and by delta, appended to the parent's tokens. Finally
+the JSON array of all ids for the engine is created: by joining encoded pieces, and by encoding all ids.
 
     python benchmarks/render_cost.py
 """
@@ -48,7 +47,7 @@ def item(**fields: Any) -> Item:
 
 
 def exchange(number: int, size: int = 3_500) -> tuple[Item, Item]:
-    """A call and what the tool said."""
+    """Return a tool call and its output."""
     call_id = f"call_{number}"
     arguments = json.dumps({"path": f"src/module_{number}.py"})
     start = number * 31 % 1000
@@ -76,7 +75,7 @@ def begun(
 
 
 def chain(renderer: DialectRenderer, tokens: int) -> ResponseState:
-    """A chain of turns, each rendered by delta, until it has so many tokens."""
+    """Return a chain of turns, each rendered by delta, with at least ``tokens`` tokens."""
     state: ResponseState | None = None
     items: tuple[Item, ...] = (item(type="message", role="user", content="Mend the failing test."),)
     number = 0
@@ -91,8 +90,8 @@ def chain(renderer: DialectRenderer, tokens: int) -> ResponseState:
         number += 1
 
 
-def forgetting(state: ResponseState) -> ResponseState:
-    """The same chain as a server has it that keeps items only."""
+def without_positions(state: ResponseState) -> ResponseState:
+    """Return the same chain without token ids, as on a server that stores only items."""
     state.position = None
     return state
 
@@ -117,7 +116,7 @@ def measure(renderer: DialectRenderer, tokens: int, repeats: int) -> dict[str, l
         "splice": milliseconds(by_delta.prompt.json, repeats * 5),
         "encode": milliseconds(lambda: json.dumps(by_delta.prompt.ids()), repeats),
     }
-    _, lost = begun(new.input, forgetting(state))
+    _, lost = begun(new.input, without_positions(state))
     in_full = renderer.render(lost)
     assert in_full.prompt.ids() == by_delta.prompt.ids(), "the two renderings differ"
     return {"full": milliseconds(lambda: renderer.render(lost), repeats), **figures}

@@ -1,7 +1,7 @@
-"""CPU that a server uses for connections at rest.
+"""Measures the server's CPU time for idle connections.
 
-Opens WebSockets that say nothing and answer every ping, waits for the first pings, and measures the
-CPU of the server over whole ping intervals.
+Opens WebSockets that send nothing and answer every ping, waits for the first pings, and measures the server's
+CPU time over whole ping intervals.
 
     python benchmarks/rest_cost.py --connections 1250
 """

@@ -1,9 +1,10 @@
-"""What a tool boundary costs: a rollout in one response against separate responses over the same WebSocket.
+"""Measures the cost of a tool boundary: a rollout in one response against separate responses on a WebSocket.
 
-A loop of tool calls, as a coding agent makes them, with ten tools and instructions that separate responses
-send again each time. The engine answers at once, so what is left is the plumbing. A boundary is all between
-sending the result of a call and having read the next call, or the end; nothing is logged. Both shapes take
-turns, loop by loop, on connections of their own to one server, so that the machine's moods hit both.
+A loop of tool calls, as a coding agent makes them, with ten tools and instructions, which separate responses
+send again each time. The engine answers at once, so that only slipring's own work is measured. A boundary is
+the time between sending the output of a call and having read the next call, or the end; nothing is logged.
+The two alternate by loop, on separate connections to one server, so that changes of the machine's speed
+affect both.
 
     python benchmarks/rollout.py
 """
@@ -20,7 +21,7 @@ from common import Process, keep, slipring, spread
 from continuation_cost import TOOLS
 
 BUDGET = 1.15
-"""Separate responses may take this much of what a rollout takes."""
+"""Most that separate responses may take, as a multiple of a rollout."""
 RESULT = "line of code\n" * 269
 INSTRUCTIONS = "You mend programs. Read before you write, and test what you have written. " * 54
 HEADER = {"OpenAI-Beta": "slipring_rollout=v1"}
@@ -29,7 +30,7 @@ ENDS = ("response.done", "response.completed", "response.failed", "error")
 
 
 class Loop:
-    """One loop after the other on a socket, in one of the two shapes."""
+    """Runs loops on one socket, as rollouts or as separate responses."""
 
     def __init__(self, ws: aiohttp.ClientWebSocketResponse, calls: int, *, rollout: bool) -> None:
         self._ws = ws
@@ -37,7 +38,7 @@ class Loop:
         self._rollout = rollout
 
     async def run(self, server: Process) -> tuple[float, float]:
-        """Milliseconds per boundary: wall, and CPU of the server."""
+        """Run one loop; return the milliseconds per boundary, wall time and CPU time of the server."""
         settings = {"model": "simulated", "store": False, "tools": TOOLS, "instructions": INSTRUCTIONS}
         last = await self._ask(
             type="response.create", **settings, rollout=self._rollout, input="Mend the failing test."
@@ -122,7 +123,7 @@ def main() -> None:
         print(f"  {shape:9}  {'   '.join(parts)}")
     ratios = {}
     for kind in ("wall_ms", "cpu_ms"):
-        # Each pair was measured side by side.
+        # Ratios of pairs, because each pair was measured side by side.
         pairs = zip(costs["separate"][kind], costs["rollout"][kind], strict=True)
         each = spread([separate / rollout for separate, rollout in pairs])
         ratios[kind] = each

@@ -1,8 +1,7 @@
-"""The standard set: every measurement behind a budget, one after the other, and the budgets held against it.
+"""Runs every benchmark that has a budget, one after the other, and compares the figures with the budgets.
 
-Takes up to ten minutes on two cores, and wants them for itself. Figures are no tests: it ends well whether
-budgets are met or not, and fails only where something could not be measured. The page of measurements is
-written anew.
+Takes up to ten minutes on two cores that should be otherwise idle. A missed budget is not a failure: the exit
+code is an error only if something could not be measured. Rewrites the page of measurements.
 
     python benchmarks/standard.py
 """
@@ -37,11 +36,11 @@ PARTS: dict[str, list[str]] = {
 }
 LONGEST_S = 600
 ENDING_S = 10
-"""For a part that takes too long, to end what it has started."""
+"""Time for a part that was interrupted to end its child processes."""
 
 
 def run(command: list[str], longest_s: float) -> int:
-    """Run a part; its exit code. However this ends, neither it nor what it has started is left behind."""
+    """Run a part; return its exit code. Ends the part and its child processes in any case."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, lambda number, _: sys.exit(128 + number))

@@ -1,22 +1,22 @@
-"""What it costs that responses are stored: until they are, and until a chain is there again.
+"""Measures the cost of storing responses and of loading chains.
 
-Three stores (memory, SQLite in a file, PostgreSQL), each below a server of its own with an engine that
-answers at once. All of them and all loads take turns in every round, so that the moods of machine and disk
-hit all.
+Three stores (memory, SQLite in a file, PostgreSQL), each with its own server and an engine that answers at
+once. All stores and loads alternate in every round, so that changes in the speed of machine and disk affect
+all of them.
 
-- Turns, as a client on a WebSocket sees them: from the last output event to ``response.completed``, stored
-  against not stored, by one client and by sixteen at once, which share commits. Then sixteen that pause
-  between turns, half of them storing: what these wait for must not be seen by those that store nothing.
-- The floor: rows of the same size committed by SQLite alone, one by one and sixteen together.
-- Chains: from the frame to ``response.created``, on a server that has just been started, against the same
-  when the process or the connection remembers the chain. In memory nothing outlives a start; there, a server
-  that remembers nothing stands in. The simulated engine counts a context from its beginning unless the
-  connection remembers it; what finding the chain took is told apart.
-- Token ids: what it takes to read a chain with its ids and render the next turn by delta, against reading it
-  without them and rendering all of it. In this process; what PostgreSQL itself spends is in the wall time
-  only.
+- Turns at a WebSocket client: the time from the last output event to ``response.completed``, with ``store``
+  and without, for one client and for sixteen at once, which share commits. Then sixteen clients that pause
+  between turns, half of them with ``store``: the others must not be delayed. - The floor: rows of the same
+  size committed by SQLite alone, one at a time and sixteen at a time. - Chains: the time from the frame to
+  ``response.created`` on a server that has just been started, and with the chain cached by the process or by
+  the connection. The memory store does not survive a restart; a server with an empty cache replaces it there.
+  The simulated engine counts a context from its beginning unless the connection has it cached; the time for
+  finding the chain is reported separately.
+- Token ids: the time to read a chain with its ids and render the next turn by delta, compared with reading it
+  without ids and rendering it in full. Measured in this process; PostgreSQL's own work is only in the wall
+  time.
 
-Reading is from files that the system has in memory: what is measured is the software, not a cold disk.
+Files are in the page cache: the software is measured, not a cold disk.
 
     python benchmarks/store_cost.py
 """
@@ -56,18 +56,18 @@ ENGINE = "simulated:tokens_per_s=0,output_tokens=8"
 TEXT = "def handler(request): return request.body  # line of code\n" * 34
 LENGTHS = (1, 10, 50, 200, 1000)
 TURN_CHARACTERS = 1_400
-"""Of a tool's output, which makes about 500 tokens of a turn."""
+"""Size of a tool's output: a turn then has about 500 tokens."""
 FLOOR_COMMITS = 40
 
 
 class Load(NamedTuple):
-    """Clients that hold conversations at the same time."""
+    """Clients that have conversations at the same time."""
 
     storing: int
     others: int
     turns: int
     pause_s: float = 0.0
-    """Between two turns, on average."""
+    """Average pause between two turns."""
 
 
 LOADS = {
@@ -86,12 +86,12 @@ LOADS = {
 class Seen(NamedTuple):
     response_id: str
     first_ms: float
-    """Until ``response.created``."""
+    """From the frame to ``response.created``."""
     gap_ms: float
     """From the last output event to ``response.completed``."""
     total_ms: float
     stages: dict[str, float]
-    """What the server says of its own time, where it was asked."""
+    """The server's own timings, if requested."""
 
 
 class Client:
@@ -131,11 +131,11 @@ async def client(url: str, *, timing: bool = False) -> AsyncIterator[Client]:
         yield Client(ws, timing=timing)
 
 
-# Turns: what waiting for the store adds.
+# Turns: the time added by waiting for the store.
 
 
 async def converse(each: Client, load: Load, *, store: bool) -> list[Seen]:
-    """A conversation by id. Its first turn is for warming up."""
+    """Run a conversation by id. Its first turn is a warm-up."""
     latest = (await each.turn(None, store=store)).response_id
     seen = []
     for _ in range(load.turns):
@@ -147,7 +147,7 @@ async def converse(each: Client, load: Load, *, store: bool) -> list[Seen]:
 
 
 async def play(url: str, load: Load) -> dict[str, dict[str, float]]:
-    """All clients of a load at once; what those saw that stored, and those that did not."""
+    """Run all clients of a load at once; return the turns of those with ``store`` and of those without."""
     async with AsyncExitStack() as stack:
         stores = [True] * load.storing + [False] * load.others
         clients = [await stack.enter_async_context(client(url)) for _ in stores]
@@ -169,7 +169,7 @@ def summed_up(conversations: list[list[Seen]], took_s: float) -> dict[str, float
         "gap_p95_ms": round(p95(gaps), 3),
         "turn_ms": round(statistics.median(totals), 3),
         "turn_p95_ms": round(p95(totals), 3),
-        # With the turns for warming up, which took their time too.
+        # Includes the warm-up turns, which are part of the elapsed time.
         "per_s": round((len(turns) + len(conversations)) / took_s, 1),
     }
 
@@ -179,7 +179,7 @@ def p95(values: Sequence[float]) -> float:
 
 
 def floor(directory: Path, rows: int) -> float:
-    """Milliseconds per commit of so many rows, by nothing but SQLite."""
+    """Return the milliseconds per commit of ``rows`` rows by SQLite alone."""
     connection = apsw.Connection(str(directory / "floor.db"))
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -197,7 +197,8 @@ def floor(directory: Path, rows: int) -> float:
 
 
 def commits(spec: str) -> int | None:
-    """How many SQLite has made: its index of the log, beside the file, counts them."""
+    """Return the number of commits, which SQLite counts in the index of the write-ahead log beside the
+    file."""
     if not spec.startswith("sqlite:"):
         return None
     index = Path(f"{spec.removeprefix('sqlite:')}-shm").read_bytes()
@@ -205,15 +206,15 @@ def commits(spec: str) -> int | None:
 
 
 def measure_turns(directory: Path, specs: dict[str, str], rounds: int) -> dict[str, Any]:
-    """Every load at every store, in every round; the floor with them."""
+    """Run every load on every store in every round, and the floor beside them."""
     turns: dict[str, Any] = {kind: {name: [] for name in LOADS} for kind in specs}
     floors: Figures = {"1": [], "16": []}
     with ExitStack() as stack:
         servers = {kind: stack.enter_context(serving(spec)) for kind, spec in specs.items()}
         for number in range(rounds):
-            say(f"turns, round {number + 1} of {rounds}")
+            report_progress(f"turns, round {number + 1} of {rounds}")
             for name, load in LOADS.items():
-                # Beside each load: a disk's moods are shorter than a round.
+                # Measured beside each load, because the speed of a disk changes within a round.
                 for rows, figures in floors.items():
                     figures.append(floor(directory, int(rows)))
                 for kind, server in servers.items():
@@ -229,11 +230,11 @@ def serving(spec: str, *flags: str) -> Any:
     return slipring(ENGINE, "--store", spec, "--log-level", "error", *flags)
 
 
-# Chains: what it costs to have one again.
+# Chains: the cost of loading one.
 
 
 async def grow(url: str, length: int) -> str:
-    """A stored chain of so many responses; the id of the last."""
+    """Create a stored chain of ``length`` responses; return the id of the last."""
     latest: str | None = None
     async with client(url) as each:
         for _ in range(length):
@@ -243,13 +244,14 @@ async def grow(url: str, length: int) -> str:
 
 
 async def grow_all(url: str) -> dict[int, str]:
-    """Side by side, for the longest takes as long as all together. One more of length 1, for warming up."""
+    """Create all chains concurrently, because the longest takes as long as all of them; and one for warming
+    up."""
     tips = await asyncio.gather(*(grow(url, length) for length in (1, *LENGTHS)))
     return dict(zip((0, *LENGTHS), tips, strict=True))
 
 
 async def continue_all(url: str, tips: dict[int, str], figures: dict[int, dict[str, Figures]]) -> None:
-    """Each chain on connections that do not know it, twice, and then where it is known."""
+    """Continue each chain twice on connections that have not cached it, then on one that has."""
     for length in (0, *random.sample(LENGTHS, len(LENGTHS))):
         async with client(url, timing=True) as each:
             from_store = await each.turn(tips[length], store=False)
@@ -270,35 +272,35 @@ def measure_chains(specs: dict[str, str], rounds: int) -> dict[str, dict[int, di
     with ExitStack() as stack:
         tips = {}
         for kind, spec in specs.items():
-            say(f"chains at {kind}")
-            # The one in memory has to stay, and keeps no state beside its rows.
+            report_progress(f"chains at {kind}")
+            # The memory store's server has to keep running; it has no cache besides the rows.
             flags = ("--recent-bytes", "1") if kind == "memory" else ()
             with ExitStack() as own:
                 server = (stack if kind == "memory" else own).enter_context(serving(spec, *flags))
                 tips[kind] = server if kind == "memory" else None, asyncio.run(grow_all(server.url))
         for number in range(rounds):
-            say(f"chains, start {number + 1} of {rounds}")
+            report_progress(f"chains, start {number + 1} of {rounds}")
             for kind, spec in specs.items():
                 continue_once(spec, *tips[kind], figures[kind])
     for mine in figures.get("memory", {}).values():
-        del mine["process"]  # it remembers nothing: this was the store again
+        del mine["process"]  # it has no cache: this was the store again
     return figures
 
 
 def continue_once(
     spec: str, server: Process | None, tips: dict[int, str], figures: dict[int, dict[str, Figures]]
 ) -> None:
-    """On the server that is there, or on one that has just been started."""
+    """Use the server that is running, or start one."""
     with ExitStack() as stack:
         url = (server or stack.enter_context(serving(spec))).url
         asyncio.run(continue_all(url, tips, figures))
 
 
-# Token ids: what it saves to keep them.
+# Token ids: what storing them saves.
 
 
 def rendered_chain(renderer: DialectRenderer) -> Iterator[ResponseState]:
-    """Turns of about 500 tokens, each rendered by delta, as a token engine leaves them."""
+    """Return turns of about 500 tokens, each rendered by delta, as by a token engine."""
     state: ResponseState | None = None
     items: tuple[Any, ...] = (item(type="message", role="user", content="Mend the failing test."),)
     for number in range(LENGTHS[-1]):
@@ -311,7 +313,7 @@ def rendered_chain(renderer: DialectRenderer) -> Iterator[ResponseState]:
 
 
 async def spent(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """Wall time and CPU of this process, its threads included."""
+    """Return the wall time and the CPU time of this process, threads included."""
     wall, cpu = time.perf_counter(), time.process_time()
     result = await work()
     wall_ms, cpu_ms = (time.perf_counter() - wall) * 1e3, (time.process_time() - cpu) * 1e3
@@ -319,7 +321,7 @@ async def spent(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
 
 
 async def next_turn(store: SqlStore, renderer: DialectRenderer, length: int) -> dict[str, Any]:
-    """Read a chain, render a turn after it: what each took, and the ids."""
+    """Read a chain and render a turn after it; return the time of each, and the ids."""
 
     async def load() -> ResponseState | None:
         return await store.responses.load("t", f"resp_{length}")
@@ -336,13 +338,13 @@ async def next_turn(store: SqlStore, renderer: DialectRenderer, length: int) -> 
 
 
 async def with_and_without(spec: str, renderer: DialectRenderer, rounds: int) -> dict[str, Any]:
-    """The same chain in the same database, read with its ids and without, turn about.
+    """Read the same chain from the same database with its ids and without, alternating.
 
-    PostgreSQL plans by statistics that it makes now and then: once with some that are older than the chain's
-    tenant, and once with new ones.
+    PostgreSQL plans queries by statistics that it collects now and then: measured once with statistics older
+    than the chain's tenant, and once with new ones.
     """
     database = open_database(spec)
-    stores = {  # Neither remembers anything: every load reads.
+    stores = {  # Neither has a cache: every load reads from the database.
         "ids": SqlStore(database, positions=RenderingCodec()),
         "items": SqlStore(database),
     }
@@ -375,7 +377,7 @@ async def read_all(stores: dict[str, SqlStore], renderer: DialectRenderer, round
 
 
 async def execute(url: str, *statements: str) -> None:
-    import asyncpg  # which need not be here
+    import asyncpg  # optional
 
     connection = await asyncpg.connect(url)
     for sql in statements:
@@ -387,20 +389,20 @@ def measure_ids(directory: Path, specs: dict[str, str], rounds: int) -> dict[str
     renderer = DialectRenderer(ChatMl(), Tokenizer.from_gguf(read_file(embedded_model())))
     figures = {}
     for kind, spec in specs.items():
-        say(f"token ids at {kind}")
+        report_progress(f"token ids at {kind}")
         where = f"sqlite:{directory}/ids.db" if kind == "sqlite" else spec
         figures |= asyncio.run(with_and_without(where, renderer, rounds))
     return figures
 
 
-# What is printed.
+# Output.
 
 
-def say(text: str) -> None:
+def report_progress(text: str) -> None:
     print(f"{text} …", file=sys.stderr, flush=True)
 
 
-def told(values: Sequence[float], digits: int = 2) -> str:
+def formatted(values: Sequence[float], digits: int = 2) -> str:
     each = spread(values)
     return f"{each['median']:.{digits}f} ({each['low']:.{digits}f} – {each['high']:.{digits}f})"
 
@@ -409,7 +411,7 @@ def show_turns(figures: dict[str, Any]) -> None:
     print("SQLite alone, synchronous=FULL, ms per commit, median (range)")
     for rows, times in figures["floor_ms_per_commit"].items():
         each = spread(times)["median"]
-        print(f"  {rows:>2} rows   {told(times):28}   {int(rows) * 1e3 / each:7.0f} rows/s")
+        print(f"  {rows:>2} rows   {formatted(times):28}   {int(rows) * 1e3 / each:7.0f} rows/s")
     print("turns, ms: from the last output event to response.completed, and the whole turn")
     print(f"  {'':37} {'gap':24} {'p95':>7}   {'turn':24} {'p95':>7}   turns/s")
     for kind, loads in figures["turns"].items():
@@ -421,7 +423,7 @@ def show_turns(figures: dict[str, Any]) -> None:
         for name in ("1 stored", "16 stored"):
             grouped = [each["stored"].get("per_commit") for each in loads[name]]
             if None not in grouped:
-                print(f"  {kind:10} {name}: responses in one commit {told(grouped)}")
+                print(f"  {kind:10} {name}: responses in one commit {formatted(grouped)}")
 
 
 def label(name: str, group: str) -> str:
@@ -431,9 +433,9 @@ def label(name: str, group: str) -> str:
 def turns_row(played: list[dict[str, float]]) -> str:
     columns = {name: [each[name] for each in played] for name in played[0]}
     return (
-        f"{told(columns['gap_ms']):24} {statistics.median(columns['gap_p95_ms']):7.2f}  "
-        f" {told(columns['turn_ms']):24} {statistics.median(columns['turn_p95_ms']):7.2f}  "
-        f" {told(columns['per_s'], 0)}"
+        f"{formatted(columns['gap_ms']):24} {statistics.median(columns['gap_p95_ms']):7.2f}  "
+        f" {formatted(columns['turn_ms']):24} {statistics.median(columns['turn_p95_ms']):7.2f}  "
+        f" {formatted(columns['per_s'], 0)}"
     )
 
 
@@ -453,22 +455,20 @@ def show_ratios(kind: str, loads: dict[str, Any]) -> None:
             [one[group][column] / other["not stored"][column] for one, other in rounds]
             for column in ("turn_ms", "turn_p95_ms")
         )
-        print(f"  {kind:10} {title}: whole turn {told(whole)} ×, p95 {told(tail)} ×")
+        print(f"  {kind:10} {title}: whole turn {formatted(whole)} ×, p95 {formatted(tail)} ×")
 
 
 def show_chains(figures: dict[str, Any]) -> None:
-    print(
-        "from the frame to response.created, ms, median (range); in brackets what the server says of finding"
-    )
+    print("from the frame to response.created, ms, median (range); in brackets the server's lookup")
     titles = {
-        "store": "not remembered",
-        "process": "remembered by the process",
+        "store": "not cached",
+        "process": "cached by the process",
         "connection": "by the connection",
     }
     for kind, lengths in figures.items():
         for length, mine in lengths.items():
             cells = [
-                f"{titles[name]} {told(each['first_ms'])} [{spread(each['resolve_ms'])['median']:.2f}]"
+                f"{titles[name]} {formatted(each['first_ms'])} [{spread(each['resolve_ms'])['median']:.2f}]"
                 for name, each in mine.items()
             ]
             print(f"  {kind:10} {length:5} responses   {'   '.join(cells)}")
@@ -488,15 +488,15 @@ def ids_row(mine: dict[str, Any], unit: str) -> str:
     for name, title in {"ids": "by delta", "items": "in full"}.items():
         load, render = ([each[step][unit] for each in mine[name]] for step in ("load", "render"))
         sums[name] = [sum(each) for each in zip(load, render, strict=True)]
-        parts.append(f"read {told(load)} + {title} {told(render)}")
+        parts.append(f"read {formatted(load)} + {title} {formatted(render)}")
     ratios = [full / delta for full, delta in zip(sums["items"], sums["ids"], strict=True)]
-    return f"{parts[0]}   against   {parts[1]}: {told(ratios, 1)} ×"
+    return f"{parts[0]}   against   {parts[1]}: {formatted(ratios, 1)} ×"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--dir", default=None, help="where the databases lie while it runs; else a temporary")
+    parser.add_argument("--dir", default=None, help="directory for the databases; default: a temporary")
     parser.add_argument("--only", default="", help=f"stores whose names begin with this: {', '.join(KINDS)}")
     arguments = parser.parse_args()
     with places(arguments.dir, arguments.only) as (directory, specs):

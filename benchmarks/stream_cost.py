@@ -1,14 +1,15 @@
-"""CPU per streamed delta: slipring against a bare aiohttp socket that sends the same frames.
+"""Measures the CPU time per streamed delta: slipring against a bare aiohttp socket that sends the same
+frames.
 
-Both are servers in processes of their own; the CPU of the server process alone is counted, for the time
-between a create and its last frame. The bare server is given the very frames that slipring sent, and sends
-them on the same schedule: 1,000 tokens/s on one stream, the same on eight streams at once, and as fast as
-possible, one frame per turn of the event loop. The last is no load that an engine makes: it takes away all
-waiting and shows what is left. Rounds alternate, so that the machine's moods hit both.
+Each is a separate server process; only the CPU time of that process between a create and its last frame
+counts. The bare server gets the frames that slipring sent and sends them on the same schedule: 1,000 tokens/s
+on one stream, the same on eight streams at once, and as fast as possible, one frame per iteration of the
+event loop. No engine produces the last load; it shows the cost without any waiting. Rounds alternate, so that
+changes of the machine's speed affect both.
 
-Then one stream of 4,000 tokens/s, and how far behind their schedule its deltas reach the client: a server
-that cannot keep up falls behind more and more, and ends late. The schedule begins with the first delta that
-arrives. What the bare server falls behind is the machine's doing.
+Then one stream of 4,000 tokens/s, and how late its deltas reach the client: a server that cannot keep up
+falls further and further behind its schedule, and ends late. The schedule begins with the first delta that
+arrives. The delay of the bare server is due to the machine.
 
     python benchmarks/stream_cost.py
 """
@@ -36,7 +37,7 @@ LOADS = {  # streams, tokens/s of each
 
 
 async def measure(tokens: int, rounds: int, streams: int, tokens_per_s: int) -> dict[str, list[float]]:
-    """CPU per frame in µs, for each round, of both servers."""
+    """Return the CPU time per frame in µs, for each round and both servers."""
     costs: dict[str, list[float]] = {"slipring": [], "bare": []}
     engine = f"simulated:tokens_per_s={tokens_per_s},output_tokens={tokens}"
     async with AsyncExitStack() as stack:
@@ -58,15 +59,15 @@ async def measure(tokens: int, rounds: int, streams: int, tokens_per_s: int) -> 
 
 
 async def _cpu_of(server: Process, turns: list[Any]) -> tuple[float, list[str]]:
-    """CPU that a server used for some turns at once, and the frames of the last one."""
+    """Return the CPU time of a server for concurrent turns, and the frames of the last one."""
     before = server.cpu_s()
     *_, (_, frames) = await asyncio.gather(*turns)
     return server.cpu_s() - before, frames
 
 
 async def measure_lag(tokens: int, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """How late the last delta of a fast stream arrives, and the latest, in ms; and how much of a core that
-    took. For each round, of both servers."""
+    """Return the delay of the last delta of a fast stream, the longest delay, both in ms, and the load in
+    cores: for each round and both servers."""
     lags: dict[str, dict[str, list[float]]] = {}
     create = json.dumps({"type": "response.create", "model": "simulated", "input": "go", "store": False})
     engine = f"simulated:tokens_per_s={FASTEST},output_tokens={tokens}"
@@ -94,7 +95,7 @@ async def measure_lag(tokens: int, rounds: int) -> dict[str, dict[str, list[floa
 
 
 async def _arrivals(ws: aiohttp.ClientWebSocketResponse, create: str) -> tuple[list[str], list[float]]:
-    """The frames of a response, and when each of its deltas came."""
+    """Return the frames of a response, and the arrival times of its deltas."""
     await ws.send_str(create)
     frames, arrivals = [], []
     while not frames or not frames[-1].startswith('{"type":"response.completed"'):
@@ -118,7 +119,7 @@ def show_lag(lags: dict[str, dict[str, list[float]]]) -> None:
 
 
 def serve_bare(tokens_per_s: int) -> None:
-    """The floor: a socket that sends ready-made frames."""
+    """Serve the baseline: a socket that sends prepared frames."""
     frames: list[str] = []
 
     async def take(request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""The endpoints around a response, called over a real socket, with every answer checked."""
+"""A client for the HTTP endpoints besides create, which checks every answer."""
 
 import asyncio
 from typing import Any
@@ -11,7 +11,7 @@ from tests.harness import Running, read_sse
 
 
 class Api:
-    """The endpoints around a response, with every answer checked."""
+    """Calls the HTTP endpoints of a server and checks every answer."""
 
     def __init__(self, server: Running, key: str = "test-key") -> None:
         self.server = server
@@ -44,7 +44,7 @@ class Api:
         return response
 
     async def ended(self, response_id: str) -> dict[str, Any]:
-        """The response, once it is over."""
+        """Wait until a response has ended; return it."""
         async with asyncio.timeout(60):
             while True:
                 response = await self.read(response_id)
@@ -53,7 +53,7 @@ class Api:
                 await asyncio.sleep(0.01)
 
     async def events(self, response_id: str, **query: Any) -> list[dict[str, Any]]:
-        """The events of a run to its end; those from the first on are checked for order."""
+        """Return the events of a run until its end. If they begin with the first, their order is checked."""
         text = await self.stream(response_id, **query)
         if "starting_after" not in query:
             return read_sse(text)
@@ -68,7 +68,7 @@ class Api:
 
 
 def check_answer(body: Any, path: str) -> None:
-    """Whatever an endpoint answers, strictly as the SDK has it."""
+    """Check the answer of an endpoint strictly against the SDK's types."""
     kind = body.get("object")
     if kind == "response" and "deleted" not in body:
         wire.check_response(body)

@@ -12,15 +12,15 @@ from tests.tap import tapped
 
 __all__ = ["data_home", "postgres_server", "postgres_url", "tap", "usual_signals"]
 
-# The same examples on every machine and every run: a failure can be repeated, a pass means the same.
+# The same examples on every machine and in every run, so that failures can be reproduced.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def usual_signals() -> None:
-    """Signals do what they usually do, however the tests were started: what is ignored, below nohup or in the
-    background of a shell, would be ignored by every process that they start."""
+    """Restore the default signal handlers. Under nohup or in the background of a shell some signals are
+    ignored, and child processes would inherit that."""
     for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
@@ -28,14 +28,14 @@ def usual_signals() -> None:
 
 @pytest.fixture(autouse=True)
 def data_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers that name no store have one for each test, where nothing of the user's lies."""
+    """Give each test its own data directory, so that servers with the default store do not use the user's."""
     home = tmp_path_factory.getbasetemp() / "data" / secrets.token_hex(8)
     monkeypatch.setenv("XDG_DATA_HOME", str(home))
 
 
 @pytest.fixture(autouse=True)
 def tap(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Every frame and SSE event that a server in this process emits is checked, in every test."""
+    """Check every frame and SSE event of the servers in this process, in every test."""
     with tapped(monkeypatch) as faults:
         yield faults
     assert not faults, "\n".join(faults)

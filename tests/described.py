@@ -1,4 +1,4 @@
-"""The OpenAPI document as a judge: whether an answer is one that it describes."""
+"""Checks answers against the OpenAPI document."""
 
 import json
 from functools import cache
@@ -14,7 +14,7 @@ DOCUMENT = document()
 
 @cache
 def validator(reference: str) -> Draft202012Validator:
-    """What checks values by a schema of the document."""
+    """Return a validator for one schema of the document."""
     return Draft202012Validator({"$ref": reference, "components": DOCUMENT["components"]})
 
 
@@ -24,7 +24,7 @@ def complaints(schema: dict[str, Any], value: object) -> list[str]:
 
 
 def check_answer(operation: Operation, status: int, content_type: str, body: bytes) -> None:
-    """Require that an operation may answer like this."""
+    """Require that the document describes this answer of an operation."""
     responses = DOCUMENT["paths"][operation.path][operation.method.lower()]["responses"]
     if str(status) not in responses:
         raise AssertionError(

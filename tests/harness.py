@@ -1,8 +1,8 @@
-"""A real server on a real port, and clients that check every frame they get.
+"""Runs a real server on a real port, with clients that check every frame they receive.
 
 Nothing of slipring is mocked: ``serve`` starts the server that ``slipring serve`` starts, in this process.
-Every frame and SSE event passes ``tests.wire`` (strict types and order) on its way to a test, so any test
-that talks to a server also tests that what it says is well formed.
+``tests.wire`` checks the types and order of all frames and SSE events, so every test that uses a server also
+tests that its output is well formed.
 """
 
 import asyncio
@@ -39,12 +39,12 @@ WEATHER = {
 
 
 class Performance:
-    """One job of a ``PuppetEngine``, played by the test."""
+    """One job of a ``PuppetEngine``, whose output the test controls."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.stopped = asyncio.Event()
-        """Set when the engine was told to stop before the job was done."""
+        """Set when the server cancels the job before it is done."""
         self.pulled = asyncio.Semaphore(0)
         """Released each time the server asks for more."""
         self.cues: asyncio.Queue[list[Delta] | Exception] = asyncio.Queue()
@@ -65,16 +65,16 @@ class Performance:
 
 
 class PuppetEngine(Engine):
-    """An engine whose every word comes from the test: ``await engine.next()`` is the next job."""
+    """An engine whose output the test controls: ``await engine.next()`` returns the next job."""
 
     name = "puppet"
     level = Level.ITEMS
 
     accepts = True
-    """Whether jobs are accepted at once; if not, the first cue accepts or refuses."""
+    """Whether jobs are accepted at once. If not, the first thing that the test emits accepts or refuses."""
 
     tokens = 1
-    """How long every prompt is said to be."""
+    """The number of prompt tokens that the engine reports for every job."""
 
     def __init__(self, capabilities: Capabilities | None = None) -> None:
         self._capabilities = capabilities or Capabilities()
@@ -127,7 +127,7 @@ class Socket:
         await self.send(type="response.create", **fields)
 
     async def receive(self, within_s: float = 60) -> dict[str, Any]:
-        """The next event."""
+        """Return the next event."""
         message = await self.ws.receive(timeout=within_s)
         assert message.type is WSMsgType.TEXT, f"expected an event, got {message}"
         event = wire.check_frame(message.data, self._foreign)
@@ -135,7 +135,7 @@ class Socket:
         return event
 
     async def until(self, *types: str, lane: str | None = None) -> list[dict[str, Any]]:
-        """Events up to the first of these types on a lane (other lanes' events are read over)."""
+        """Return the events of a lane up to the first of these types. Events of other lanes are skipped."""
         events = []
         while True:
             event = await self.receive()
@@ -151,26 +151,26 @@ class Socket:
         return await self.until(*TERMINAL, "error", lane=fields.get("stream_id"))
 
     async def response(self, **fields: Any) -> dict[str, Any]:
-        """Create a response; the object of its terminal event, which must not be an error."""
+        """Create a response; return the object of its terminal event, which must not be an error."""
         last = (await self.turn(**fields))[-1]
         assert last["type"] in TERMINAL, last
         return last["response"]
 
     async def error(self, **fields: Any) -> dict[str, Any]:
-        """Create a response that is refused; the error frame."""
+        """Create a response that is refused; return the error frame."""
         last = (await self.turn(**fields))[-1]
         assert last["type"] == "error", last
         return last
 
     async def closed(self, within_s: float = 60) -> int | None:
-        """Wait for the server to close; the close code."""
+        """Wait until the server closes the connection; return the close code."""
         message = await self.ws.receive(timeout=within_s)
         assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message
         return self.ws.close_code
 
 
 class Running:
-    """A server under test, and doors to it."""
+    """A running server, with methods that open clients of it."""
 
     def __init__(self, server: Server, http: aiohttp.ClientSession) -> None:
         self.server = server
@@ -202,7 +202,7 @@ class Running:
             socket.order.finish(abandoned=abandoned)
 
     async def post(self, *, key: str = "test-key", **body: Any) -> tuple[int, dict[str, Any]]:
-        """POST a create without streaming; status and checked body."""
+        """POST a create without streaming; return the status and the checked body."""
         headers = {"Authorization": f"Bearer {key}"}
         async with self.http.post(f"{self.url}/responses", json=body, headers=headers) as answer:
             content = await answer.json()
@@ -213,7 +213,7 @@ class Running:
             return answer.status, content
 
     async def compact(self, *, key: str = "test-key", **body: Any) -> tuple[int, dict[str, Any]]:
-        """POST to the compact endpoint; status and checked body."""
+        """POST to the compact endpoint; return the status and the checked body."""
         headers = {"Authorization": f"Bearer {key}"}
         async with self.http.post(f"{self.url}/responses/compact", json=body, headers=headers) as answer:
             content = await answer.json()
@@ -221,7 +221,7 @@ class Running:
             return answer.status, content
 
     async def stream(self, *, key: str = "test-key", **body: Any) -> list[dict[str, Any]]:
-        """POST a create with ``stream: true``; the checked events."""
+        """POST a create with ``stream: true``; return the checked events."""
         headers = {"Authorization": f"Bearer {key}"}
         url = f"{self.url}/responses"
         async with self.http.post(url, json={**body, "stream": True}, headers=headers) as answer:
@@ -257,7 +257,7 @@ async def serve(
     store: str | Store = "memory",
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """A server on a free port of the loopback, until the block ends."""
+    """Run a server on a free loopback port until the block ends."""
     named = engine if isinstance(engine, str) else FAST
     spec = store if isinstance(store, str) else "memory"
     config = Config(port=0, engine=named, store=spec, limits=limits or Limits(), **settings)

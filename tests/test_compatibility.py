@@ -1,8 +1,8 @@
-"""`docs/compatibility.md`, held against the openai package and against the server.
+"""Compares `docs/compatibility.md` with the openai package and with the server.
 
-The package's own types say what the page must mention. The page's tables say what the server must do with
-it: every row is tried out, with the samples below, on a session without a network. A row without a sample
-fails, so the page cannot grow a claim that nobody checks.
+The package's types define what the page must list. The page's tables define what the server must do: every
+row is tested, with the samples below, on a session without a network. A row without a sample fails, so every
+claim on the page is checked.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ def _without_indexes(param: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Row:
-    """What the page says of one name."""
+    """One row of a table on the page."""
 
     status: str
     cells: Json
@@ -111,7 +111,7 @@ class Row:
 
 
 def read_tables(text: str) -> dict[str, list[Json]]:
-    """The table below each heading: its rows, by the names of their columns."""
+    """Return the table below each heading; each row maps column names to cells."""
     tables: dict[str, list[Json]] = {}
     heading, columns = "", []
     for line in text.splitlines():
@@ -133,7 +133,7 @@ TABLES = read_tables(TEXT)
 
 
 def listed(heading: str) -> dict[str, Row]:
-    """The rows of a table by the names in their first column. The second column is the status."""
+    """Return the rows of a table, by the names in the first column. The second column is the status."""
     found: dict[str, Row] = {}
     for cells in TABLES[heading]:
         first, second = list(cells)[:2]
@@ -163,11 +163,11 @@ SERVER_EVENTS = listed("Server events")
 SETTINGS = listed("Simulated engine")
 
 
-def test_the_page_is_about_the_package_that_is_tested_against() -> None:
+def test_the_page_names_the_version_of_the_tested_package() -> None:
     assert f"version {'.'.join(openai.__version__.split('.')[:2])} of the `openai`" in TEXT
 
 
-def test_every_status_is_one_of_three_words() -> None:
+def test_every_status_is_supported_carried_or_refused() -> None:
     with_status = {heading for heading, rows in TABLES.items() if "Status" in list(rows[0])[1:]}
     assert len(with_status) == 15
     for heading in with_status:
@@ -175,14 +175,14 @@ def test_every_status_is_one_of_three_words() -> None:
             assert row.status in STATUSES, f"'{heading}', {name}"
 
 
-def test_every_refusal_is_spelled_out_and_nothing_else_is() -> None:
+def test_refused_rows_and_only_these_give_an_error() -> None:
     for heading, rows in TABLES.items():
         if {"Status", "Refused with"} <= rows[0].keys():
             for name, row in listed(heading).items():
                 assert (row.refusal is not None) == (row.status == "refused"), f"'{heading}', {name}"
 
 
-def test_links_within_the_page_lead_somewhere() -> None:
+def test_links_within_the_page_resolve() -> None:
     headings = re.findall(r"^#+ (.+)$", TEXT, re.MULTILINE)
     anchors = {heading.lower().replace(" ", "-") for heading in headings}
     assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
@@ -192,7 +192,7 @@ def test_links_within_the_page_lead_somewhere() -> None:
 
 
 def members(union: Any) -> list[Any]:
-    """The members of a union, through annotations and iterables."""
+    """Return the members of a union, also inside annotations and iterables."""
     origin = typing.get_origin(union)
     if origin is None or origin is typing.Literal:
         return [union]
@@ -205,7 +205,7 @@ def members(union: Any) -> list[Any]:
 
 
 def keys(kind: Any) -> Json:
-    """The keys of a model or a TypedDict, with their types."""
+    """Return the keys of a model or a TypedDict, with their types."""
     if issubclass(kind, BaseModel):
         return {name: field.annotation for name, field in kind.model_fields.items()}
     return typing_extensions.get_type_hints(kind)
@@ -218,7 +218,7 @@ def literals(kind: Any) -> set[str]:
 
 
 def types_in(*unions: Any) -> set[str]:
-    """Every value that the `type` of a member can have."""
+    """Return every value that the `type` of a member can have."""
     found: set[str] = set()
     for member in (member for union in unions for member in members(union)):
         if member is not types.NoneType and member is not str:
@@ -232,7 +232,7 @@ TABLES_OF_THEIR_OWN = {"input", "tools", "tool_choice", "text.format"}
 
 
 def objects_in(kind: Any, within: str = "") -> list[str]:
-    """What lies below the fields of a request, however deep, but for what has a table of its own."""
+    """Return the nested keys of the request fields, except those that have their own table."""
     found = []
     for name, hint in keys(kind).items():
         place = f"{within}{name}"
@@ -245,7 +245,7 @@ def objects_in(kind: Any, within: str = "") -> list[str]:
 
 
 def all_keys(*unions: Any, within: str = "") -> set[str]:
-    """Every key of every member that is an object."""
+    """Return every key of every member that is an object."""
     known = (member for union in unions for member in members(union))
     return {
         f"{within}{key}" for member in known if typing_extensions.is_typeddict(member) for key in keys(member)
@@ -318,7 +318,7 @@ _ANY_REQUEST = re.compile(r"self\._(?:get|post|put|patch|delete|get_api_list)\("
 
 
 def known_endpoints() -> set[str]:
-    """Where the methods of the package's resources send their requests."""
+    """Return the endpoints that the methods of the package's resources call."""
     resources = (
         responses.Responses,
         responses.InputItems,
@@ -380,11 +380,11 @@ OURS_ALONE = {
     "items": {"compaction_summary"},
     "fields": {"client_metadata", "rollout", "presence_penalty", "frequency_penalty", "seed"},
 }
-"""What slipring knows and the package does not."""
+"""Names that are specific to slipring."""
 
 
 @pytest.mark.parametrize(("kind", "rows", "known"), KNOWN, ids=[kind for kind, _, _ in KNOWN])
-def test_the_page_lists_what_the_package_knows(
+def test_the_page_lists_everything_in_the_package(
     kind: str, rows: dict[str, Row], known: Callable[[], set[str]]
 ) -> None:
     names = known() | OURS_ALONE.get(kind, set())
@@ -400,7 +400,7 @@ def test_the_page_lists_the_keys_of_objects_that_are_not_refused() -> None:
     assert wanted == {name for name in FIELDS if "." in name}
 
 
-def test_the_page_lists_what_the_server_knows() -> None:
+def test_the_page_lists_everything_in_the_server() -> None:
     assert set(requests.CreateRequest.__struct_fields__) <= FIELDS.keys()
     assert ITEMS.keys() == items.SUPPORTED_TYPES | items.CARRIED_TYPES
     assert {name for name, row in TOOLS.items() if row.status == "carried"} == tools.HOSTED_TYPES
@@ -418,17 +418,17 @@ GOOD: Json = {"input": "hello", "store": False, "tools": [WEATHER, NOTE]}
 
 @dataclass
 class Outcome:
-    """What came of a frame: an error, or a response that an engine is to make."""
+    """The outcome of a frame: an error, or a job for the engine."""
 
     error: Json | None = None
     response: Json | None = None
     job: Job | None = None
     answer: Json | None = None
-    """What was said about a frame that asks for no response."""
+    """The answer to a frame that creates no response."""
 
 
 def open_session() -> Session:
-    """A session that has made `resp_1`, and a store that holds `msg_stored`."""
+    """A session with the response `resp_1`, and a store with the item `msg_stored`."""
     made: dict[str, int] = {}
 
     def mint(prefix: str) -> str:
@@ -457,7 +457,7 @@ ADDITIONS = ("response.steer.", "response.append.", "response.inject.")
 
 
 def checked(session: Session, check: Check) -> list[Action]:
-    """Compile what a request defines."""
+    """Compile the grammars and schemas of a request."""
     try:
         asyncio.run(IN_THREAD.check("tenant", check.grammars))
     except ApiError as error:
@@ -484,17 +484,17 @@ def send(frame: Json) -> Outcome:
             pending.append(Send(session.deltas(action.turn, [Accepted()])))
         elif isinstance(action, Send):
             for event in action.events:
-                told = json.loads(wire.encode(event))
-                outcome.error = told if told["type"] == "error" else outcome.error
-                if told["type"].startswith(ADDITIONS):
-                    outcome.answer = told
-                outcome.response = told.get("response", outcome.response)
+                decoded = json.loads(wire.encode(event))
+                outcome.error = decoded if decoded["type"] == "error" else outcome.error
+                if decoded["type"].startswith(ADDITIONS):
+                    outcome.answer = decoded
+                outcome.response = decoded.get("response", outcome.response)
     assert (outcome.error is None) != (outcome.job is None) or frame.get("type") in CLIENT_EVENTS
     return outcome
 
 
 def check(row: Row, outcome: Outcome) -> None:
-    """Require that a create was accepted, or refused just as the row says."""
+    """Require that a create was accepted, or refused as the row says."""
     if row.refusal is None:
         assert outcome.error is None
         assert outcome.job is not None
@@ -583,7 +583,7 @@ def with_field(name: str, value: object) -> Json:
 
 NOT_OPTIONAL = {"type", "input", "conversation.id"}
 NOT_OPTIONAL |= {"context_management.type", "context_management.compact_threshold"}
-"""Or only where a model's context is known."""
+"""Fields whose absence is an error, at least for models with an unknown context size."""
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -604,13 +604,13 @@ def test_null_counts_as_absent(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ACCEPTED_WHEN_OFF)
-def test_a_refused_field_may_be_switched_off(name: str) -> None:
+def test_a_refused_field_may_be_disabled_explicitly(name: str) -> None:
     assert FIELDS[name].status == "refused"
     assert send(with_field(name, ACCEPTED_WHEN_OFF[name])).job is not None
 
 
 @pytest.mark.parametrize("name", sorted(FIELDS.keys() & set(Settings.__struct_fields__)))
-def test_what_an_engine_may_honour_reaches_it(name: str) -> None:
+def test_settings_are_passed_to_the_engine(name: str) -> None:
     job = send(with_field(name, FIELD_SAMPLES[name])).job
     if FIELDS[name].status == "supported":
         assert job is not None
@@ -624,7 +624,7 @@ def test_conversation_and_previous_response_id_exclude_each_other() -> None:
     assert "`invalid_value`, param `previous_response_id`" in FIELDS["conversation"].cells["Notes"]
 
 
-def test_lanes_exist_on_sockets_only() -> None:
+def test_lanes_exist_only_on_websockets() -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         read_create(json.dumps({**GOOD, "stream_id": "agent.1"}).encode())
     stated = FIELDS["stream_id"].cells["Notes"].partition("Over HTTP: ")[2].rstrip(".")
@@ -859,7 +859,7 @@ ITEM_FIELD_SAMPLES: dict[str, list[Json]] = {
 
 
 @pytest.mark.parametrize("name", ITEM_FIELDS)
-def test_an_item_field_is_taken_and_kept(name: str) -> None:
+def test_an_item_field_is_accepted_and_kept(name: str) -> None:
     sample = ITEM_FIELD_SAMPLES[name]
     assert any(name in item for item in sample)
     job = send({**GOOD, "input": sample}).job
@@ -881,7 +881,7 @@ PART_FIELD_SAMPLES: dict[str, Json] = {
 
 
 @pytest.mark.parametrize("name", PART_FIELDS)
-def test_a_part_field_is_taken_and_kept(name: str) -> None:
+def test_a_part_field_is_accepted_and_kept(name: str) -> None:
     part = PART_FIELD_SAMPLES[name]
     assert name in part
     role = "user" if part["type"].startswith("input") else "assistant"
@@ -1072,17 +1072,17 @@ def test_a_client_event_is_treated_as_the_page_says(name: str) -> None:
     assert (outcome.error and Refusal.of(outcome.error)) == row.refusal
 
 
-def test_the_page_lists_every_way_in_which_steering_fails() -> None:
+def test_the_page_lists_every_error_code_of_steering() -> None:
     known = set(typing.get_args(events.SteerErrorCode))
     assert listed("Steering").keys() == known == literals(ResponseSteerErrorCode)
 
 
-def test_the_page_lists_every_way_in_which_appending_fails() -> None:
+def test_the_page_lists_every_error_code_of_appending() -> None:
     assert listed("Rollouts").keys() == set(typing.get_args(events.AppendErrorCode))
 
 
 def tags(kind: type) -> set[str]:
-    """The wire names of a class of events and of those below it."""
+    """Return the wire names of an event class and its subclasses."""
     tag = kind.__struct_config__.tag
     own = {tag} if isinstance(tag, str) and tag in SERVER_EVENTS else set()
     return own.union(*map(tags, kind.__subclasses__()))
@@ -1092,28 +1092,28 @@ def supported(rows: dict[str, Row]) -> set[str]:
     return {name for name, row in rows.items() if row.status == "supported"}
 
 
-def test_the_events_called_supported_are_those_that_can_be_sent() -> None:
+def test_the_supported_events_are_those_that_the_server_can_send() -> None:
     assert supported(SERVER_EVENTS) == tags(events.Event)
 
 
-def test_the_output_items_called_supported_are_those_that_can_be_made() -> None:
+def test_the_supported_output_items_are_those_that_the_server_can_create() -> None:
     made = {item.__struct_config__.tag for item in typing.get_args(OutputItem)}
     assert supported(OUTPUT_ITEMS) == made
 
 
 def code_spans(start: str) -> set[str]:
-    """The code in the paragraph that starts like this."""
+    """Return the code spans of the paragraph that begins with ``start``."""
     paragraph = re.search(rf"^{re.escape(start)}.+?\n\n", TEXT, re.MULTILINE | re.DOTALL)
     assert paragraph, start
     return set(_CODE_SPAN.findall(paragraph[0]))
 
 
 def wire_keys(kind: Any) -> set[str]:
-    """The keys of a model as they are sent."""
+    """Return the keys of a model as they are sent."""
     return {field.alias or name for name, field in kind.model_fields.items()}
 
 
-def test_the_page_names_the_keys_that_our_items_lack() -> None:
+def test_the_page_names_the_keys_that_output_items_lack() -> None:
     made = {
         item.__struct_config__.tag: set(item.__struct_encode_fields__) for item in typing.get_args(OutputItem)
     }
@@ -1121,10 +1121,10 @@ def test_the_page_names_the_keys_that_our_items_lack() -> None:
     for member in members(sdk.ResponseOutputItem) + members(beta_types.BetaResponseOutputItem):
         for name in types_in(member) & made.keys():
             lacking |= wire_keys(member) - made[name] - {"type"}
-    assert code_spans("Items that are made here have no") == lacking
+    assert code_spans("Items that slipring creates have no") == lacking
 
 
-def test_the_page_names_the_keys_that_our_events_lack() -> None:
+def test_the_page_names_the_keys_that_events_lack() -> None:
     sent: dict[str, set[str]] = {}
 
     def collect(kind: type) -> None:
@@ -1152,7 +1152,7 @@ def test_the_page_names_the_keys_that_a_response_lacks() -> None:
 
 
 async def fresh_ids(server: Running) -> dict[str, str]:
-    """Something of everything that an endpoint can name."""
+    """Create one of each thing that a path can name; return their ids."""
     api = Api(server)
     response = await api.begin(input="hello")
     await api.ended(response["id"])
@@ -1167,7 +1167,7 @@ async def fresh_ids(server: Running) -> dict[str, str]:
     }
 
 
-async def test_the_endpoints_are_as_the_page_says() -> None:
+async def test_the_endpoints_behave_as_the_page_says() -> None:
     message = {"role": "user", "content": "hello"}
     body = {"model": "simulated", "input": "hello", "items": [message], "metadata": {}}
     async with serve() as server:
@@ -1188,7 +1188,7 @@ async def test_the_endpoints_are_as_the_page_says() -> None:
 
 _CODE_ARGUMENT = re.compile(r'\bcode="(\w+)"|^ +code = "(\w+)"', re.MULTILINE)
 NEVER_SENT: set[str] = set()
-"""Codes of classes of errors of which only more exact ones are raised."""
+"""Codes of error classes of which only subclasses are raised."""
 
 
 def error_classes(kind: type[ApiError] = ApiError) -> set[type[ApiError]]:
@@ -1211,7 +1211,7 @@ def test_the_page_lists_every_error_code() -> None:
     assert errors.RateLimited.type == "rate_limit_error"
 
 
-def test_errors_go_by_the_same_status_all_over_the_page() -> None:
+def test_error_codes_have_the_same_status_everywhere_on_the_page() -> None:
     rows = listed("Errors")
     mentioned = re.findall(r"(\d{3}) `(\w+)`", TEXT)
     assert mentioned
@@ -1222,7 +1222,7 @@ def test_errors_go_by_the_same_status_all_over_the_page() -> None:
 UNITS = {"": 1, "s": 1, "KiB": 2**10, "MiB": 2**20}
 
 
-def test_the_limits_are_as_the_page_says() -> None:
+def test_the_limits_have_the_values_on_the_page() -> None:
     rows = listed("Limits")
     defaults = {field.name: field.default for field in fields(Limits)}
     for name, row in rows.items():
@@ -1255,7 +1255,7 @@ async def play(job: Job) -> list[Delta]:
 
 
 def shown(deltas: list[Delta]) -> list[Any]:
-    """Deltas without what only the engine sees, and without what its prefix cache makes of a repetition."""
+    """Return deltas without what only the engine sees, and without the effects of its prefix cache."""
     plain = [
         structs.replace(delta, position=None, cached_tokens=0) if isinstance(delta, Finished) else delta
         for delta in deltas
@@ -1290,11 +1290,11 @@ async def test_a_schema_without_values_fails_as_the_page_says() -> None:
     assert f"400 `{code}`, param `{param}`" in SETTINGS["format"].cells["Notes"]
 
 
-def test_the_page_tells_of_every_setting_of_an_engine() -> None:
+def test_the_page_lists_every_engine_setting() -> None:
     assert SETTINGS.keys() == set(Settings.__struct_fields__)
     assert {row.status for row in SETTINGS.values()} == {"honoured", "ignored", "refused"}
 
 
-def test_the_llama_engine_is_described_setting_by_setting() -> None:
+def test_the_page_lists_every_setting_of_the_llama_engine() -> None:
     described = {name for row in listed("Llama engine") for name in row.replace("`", "").split(", ")}
     assert described == {field.name for field in structs.fields(Settings)}

@@ -1,4 +1,4 @@
-"""The tap itself: it must notice."""
+"""The tap reports malformed and misordered messages."""
 
 import pytest
 
@@ -25,13 +25,13 @@ async def _write(message: bytes) -> None:
         (b"hello", True),
     ],
 )
-async def test_the_tap_notices_what_is_malformed(message: bytes, is_fault: bool, tap: list[str]) -> None:
+async def test_a_malformed_message_is_reported(message: bytes, is_fault: bool, tap: list[str]) -> None:
     Outbox(_write, 1000).post(message)
     assert bool(tap) is is_fault
-    tap.clear()  # said on purpose
+    tap.clear()  # expected faults
 
 
-async def test_the_tap_notices_what_is_out_of_order(tap: list[str]) -> None:
+async def test_a_message_out_of_order_is_reported(tap: list[str]) -> None:
     delta = (
         b'{"type":"response.function_call_arguments.delta","sequence_number":5,"output_index":0,'
         b'"item_id":"fc_1","delta":"{"}'

@@ -1,7 +1,7 @@
-"""The checker must let a lawful exchange pass and must fail on every kind of violation.
+"""The checks in `tests.wire` accept valid exchanges and report every kind of violation.
 
-Each violation test starts from a lawful sample, breaks one thing, and names the complaint it
-expects: a test that failed for another reason would prove nothing.
+Each violation test changes one thing in a valid sample and matches the expected message, because a check that
+fails for another reason would prove nothing.
 """
 
 import copy
@@ -164,7 +164,7 @@ CITATION = {
 
 
 def emptied(item: Json) -> Json:
-    """The item as its `output_item.added` shows it."""
+    """Return the item as in its `output_item.added`."""
     empty = {"content": [], "summary": [], "arguments": "", "input": "", "status": "in_progress"}
     return {**item, **{key: value for key, value in empty.items() if key in item}}
 
@@ -192,7 +192,7 @@ def item_events(item: Json, index: int) -> Events:
 
 
 def numbered(events: Events, lane: str | None = None) -> Events:
-    """Give a turn its sequence numbers and its lane, in copies that tests may break."""
+    """Return copies of the events with sequence numbers and a lane."""
     marks = {} if lane is None else {"stream_id": lane}
     events = copy.deepcopy(events)
     return [{**event, "sequence_number": n, **marks} for n, event in enumerate(events)]
@@ -233,7 +233,7 @@ def steer(verb: str, number: int, target: str = "resp_1", **changes: Any) -> Jso
 
 
 def see_all(events: Events) -> Order:
-    """Take the events of a whole connection, with nothing left open."""
+    """Check the events of a whole connection, after which no response may be open."""
     order = Order()
     for event in events:
         order.see(event)
@@ -278,20 +278,20 @@ def complains(complaint: str) -> Any:
 
 
 @pytest.mark.parametrize("events", LAWFUL.values(), ids=LAWFUL)
-def test_lawful_frames_pass_and_come_back_parsed(events: Events) -> None:
+def test_valid_frames_pass_and_are_returned_parsed(events: Events) -> None:
     for event in events:
         assert check_frame(json.dumps(event)) == event
         assert check_frame(json.dumps(event).encode()) == event
 
 
 @pytest.mark.parametrize("name", ["text", "every kind of item", "cut short", "failed late"])
-def test_lawful_events_pass_over_sse(name: str) -> None:
+def test_valid_events_pass_over_sse(name: str) -> None:
     for event in LAWFUL[name]:
         assert check_sse_event(event["type"], json.dumps(event)) == event
 
 
 @pytest.mark.parametrize("status", ["completed", "failed", "incomplete", "in_progress", "queued"])
-def test_a_lawful_response_passes_as_text_bytes_and_object(status: str) -> None:
+def test_a_valid_response_passes_as_text_bytes_and_object(status: str) -> None:
     body = response(status)
     text = json.dumps(body)
     assert check_response(body) == check_response(text) == check_response(text.encode()) == body
@@ -313,7 +313,7 @@ def test_a_lawful_response_passes_as_text_bytes_and_object(status: str) -> None:
         ('{"type": "codex.rate_limits"}', "unknown event type"),
     ],
 )
-def test_what_is_no_event_is_refused(raw: str | bytes, complaint: str) -> None:
+def test_a_message_that_is_no_event_is_refused(raw: str | bytes, complaint: str) -> None:
     with complains(complaint):
         check_frame(raw)
 
@@ -389,7 +389,7 @@ def test_outcome_and_status_must_agree(status: str, change: Json, complaint: str
 
 
 @pytest.mark.parametrize("key", response())
-def test_every_key_of_the_response_is_needed(key: str) -> None:
+def test_every_key_of_the_response_is_required(key: str) -> None:
     (event,) = numbered([lifecycle("created", "in_progress")])
     del event["response"][key]
     with complains(key):
@@ -403,7 +403,7 @@ presence_penalty frequency_penalty top_logprobs temperature store background ser
 
 
 @pytest.mark.parametrize("key", NOT_NULL.split())
-def test_null_is_refused_where_outside_schemas_refuse_it(key: str) -> None:
+def test_null_is_refused_where_other_schemas_refuse_it(key: str) -> None:
     with complains(key):
         check_response({**response(), key: None})
 
@@ -425,7 +425,7 @@ def test_an_echoed_function_tool_carries_all_its_keys(key: str) -> None:
         check_response(response(tools=[tool]))
 
 
-def test_foreign_tools_pass_only_when_they_are_named() -> None:
+def test_unknown_tool_types_pass_only_if_they_are_named() -> None:
     body = response(tools=[{"type": "acme_tool", "any": "thing"}, function_tool()])
     event = {"type": "response.created", "sequence_number": 0, "response": body}
     named = frozenset({"acme_tool"})
@@ -436,7 +436,7 @@ def test_foreign_tools_pass_only_when_they_are_named() -> None:
         check_response(body, frozenset({"other_tool"}))
 
 
-def test_extras_are_allowed_on_the_response_only() -> None:
+def test_extra_keys_are_allowed_only_on_the_response() -> None:
     with complains("store: Extra inputs"):
         check_frame(json.dumps({**LAWFUL["text"][0], "store": True}))
     with complains("store: Extra inputs"):
@@ -444,7 +444,7 @@ def test_extras_are_allowed_on_the_response_only() -> None:
 
 
 @pytest.mark.parametrize("lane", [None, 7, "", "bad name!", "x" * 257])
-def test_a_stream_id_is_one_that_a_client_can_have_sent(lane: object) -> None:
+def test_a_stream_id_that_no_client_can_send_is_refused(lane: object) -> None:
     for event in (LAWFUL["text"][0], LAWFUL["text"][4], error_frame(), steer("accepted", 1)):
         with complains("stream_id"):
             check_frame(json.dumps({**event, "stream_id": lane}))
@@ -547,15 +547,15 @@ def test_a_wrong_http_error_is_refused(body: Json | str, complaint: str) -> None
         check_http_error(body)
 
 
-# The order of many -------------------------------------------------------------------------------
+# Sequences of events -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("events", LAWFUL.values(), ids=LAWFUL)
-def test_lawful_orders_pass(events: Events) -> None:
+def test_valid_sequences_pass(events: Events) -> None:
     see_all(events)
 
 
-def test_finished_responses_and_errors_are_kept_in_order() -> None:
+def test_finished_responses_and_errors_are_recorded_in_order() -> None:
     first = turn(message(), lane="a")
     second = turn(message(), lane="b", id="resp_2")
     refused = error_frame(stream_id="a")
@@ -564,19 +564,19 @@ def test_finished_responses_and_errors_are_kept_in_order() -> None:
     assert order.errors == [refused]
 
 
-def test_a_lane_takes_one_response_after_the_other() -> None:
+def test_a_lane_may_have_one_response_after_the_other() -> None:
     chained = turn(message(), id="resp_2", previous_response_id="resp_1")
     order = see_all([*turn(message()), *chained])
     assert [finished["id"] for finished in order.responses] == ["resp_1", "resp_2"]
 
 
-def test_a_failure_may_keep_a_part_of_the_open_item() -> None:
+def test_a_failed_response_may_have_part_of_the_open_item() -> None:
     partial = {**message(item_id="msg_2"), "status": "incomplete"}
     events = turn(message(), partial, status="failed")
     see_all(numbered([event for event in events if event is not events[-2]]))
 
 
-def test_a_failure_may_lose_finished_items_but_keeps_their_order() -> None:
+def test_a_failed_response_may_lack_finished_items_but_keeps_their_order() -> None:
     second = message(item_id="msg_2")
     events = turn(message(), second, status="failed")
     see_all(changed(events, "response.failed", response__output=[second]))
@@ -584,28 +584,28 @@ def test_a_failure_may_lose_finished_items_but_keeps_their_order() -> None:
         see_all(changed(events, "response.failed", response__output=[second, message()]))
 
 
-def test_a_failure_may_lose_the_open_item() -> None:
+def test_a_failed_response_may_lack_the_open_item() -> None:
     events = turn(message(), {**FUNCTION_CALL, "status": "incomplete"}, status="failed")
     events = numbered([event for event in events if event is not events[-2]])
     see_all(changed(events, "response.failed", response__output=[]))
     see_all(changed(events, "response.failed", response__output=[message()]))
 
 
-def test_a_hosted_call_may_come_without_deltas() -> None:
+def test_a_hosted_call_may_have_no_deltas() -> None:
     events = turn(MCP_CALL)
     see_all(numbered([*events[:3], *events[-2:]]))
 
 
-def test_a_call_cut_short_may_lack_its_done() -> None:
+def test_an_incomplete_call_may_lack_its_done_event() -> None:
     events = turn({**FUNCTION_CALL, "status": "incomplete"}, status="incomplete")
     see_all(without(events, "response.function_call_arguments.done"))
 
 
-def test_annotations_pass_inside_their_part() -> None:
+def test_annotations_are_allowed_inside_their_part() -> None:
     see_all(annotated())
 
 
-def test_a_steered_response_counts_the_answer() -> None:
+def test_the_answer_to_a_steer_has_a_number_of_the_steered_response() -> None:
     events = turn(message())
     see_all(numbered([*events[:3], steer("accepted", 0), *events[3:]]))
 
@@ -620,7 +620,7 @@ def test_an_abandoned_connection_may_leave_a_response_open() -> None:
 
 
 def annotated(annotation_index: int = 0, annotations: tuple[Json, ...] = (CITATION,)) -> Events:
-    """A text whose part carries `annotations`, of which one was streamed."""
+    """Return a text whose part has `annotations`, one of which was streamed."""
     events = turn(message({**text_part("Hello."), "annotations": list(annotations)}))
     added = find(events, "response.content_part.added")
     events[added]["part"]["annotations"] = []
@@ -1123,7 +1123,7 @@ VIOLATIONS: dict[str, tuple[Events, str]] = {
 
 
 @pytest.mark.parametrize(("events", "complaint"), VIOLATIONS.values(), ids=VIOLATIONS)
-def test_a_violation_of_the_order_is_noticed(events: Events, complaint: str) -> None:
+def test_an_invalid_sequence_is_reported(events: Events, complaint: str) -> None:
     with complains(complaint):
         see_all(events)
 
@@ -1151,7 +1151,7 @@ def test_progress_belongs_to_an_item_of_its_kind(kind: str) -> None:
 COMPACTED = turn(COMPACTION, message())
 
 
-def test_a_compaction_says_that_it_is_being_made() -> None:
+def test_a_compaction_reports_its_progress() -> None:
     kinds = [event["type"] for event in COMPACTED]
     at = kinds.index("response.compaction.compacting")
     with complains("progress of a compaction"):
@@ -1160,7 +1160,7 @@ def test_a_compaction_says_that_it_is_being_made() -> None:
         see_all(inserted(COMPACTED, at, COMPACTED[at]))
 
 
-def test_a_compaction_holds_something() -> None:
+def test_a_compaction_must_have_content() -> None:
     events = turn({**COMPACTION, "encrypted_content": ""})
     with complains("a finished compaction holds nothing"):
         see_all(events)
@@ -1182,7 +1182,7 @@ WINDOW: Json = {
 }
 
 
-def test_a_window_is_messages_of_the_user_and_a_compaction() -> None:
+def test_a_window_has_user_messages_and_a_compaction() -> None:
     assert check_window(WINDOW) == WINDOW
 
 
@@ -1200,6 +1200,6 @@ def test_a_window_is_messages_of_the_user_and_a_compaction() -> None:
         ({"surprise": 1}, "not a valid CompactedResponse"),
     ],
 )
-def test_a_window_that_is_not_one(changes: Json, complaint: str) -> None:
+def test_an_invalid_window_is_refused(changes: Json, complaint: str) -> None:
     with complains(complaint):
         check_window({**WINDOW, **changes})

@@ -1,12 +1,12 @@
-"""What every frame, SSE event and response body of slipring must look like.
+"""Validates every frame, SSE event and response body that slipring sends.
 
-Two kinds of check, both raising AssertionError. The `check_*` functions look at one document: they
-validate it strictly with the openai package's own types (the SDK itself builds its objects without
-validation, so a real client would not notice) and add what other clients need beyond those types.
-`Order` looks at the events of one connection, one after the other.
+There are two kinds of check, both of which raise AssertionError. The `check_*` functions check one document:
+they validate it strictly with the openai package's own types (the SDK itself builds its objects without
+validation, so a real client would not notice an error) and check what other clients need beyond those types.
+`Order` checks the sequence of events on one connection.
 
-No `assert` statements here: pytest does not rewrite them in this module, so each rule says itself
-what went wrong.
+This module has no `assert` statements: pytest does not rewrite them here, so each check writes its own
+message.
 """
 
 import json
@@ -52,7 +52,7 @@ def _no_constant(name: str) -> None:
 
 
 def _parse(raw: str | bytes) -> Json:
-    """Read one JSON object, without the liberties that Python's parser takes."""
+    """Parse one JSON object, stricter than Python's parser: no duplicate keys, no NaN or Infinity."""
     try:
         text = raw.decode() if isinstance(raw, bytes) else raw
         document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
@@ -79,7 +79,7 @@ _SSE_EVENTS = _models_by_type(ResponseStreamEvent)
 
 
 def _explain(error: ValidationError) -> str:
-    """Drop the complaints of union members that a `type` already rules out: there are dozens."""
+    """Format a validation error without the complaints of union members that the `type` rules out."""
     complaints = error.errors(include_url=False, include_input=False)
     ruled_out = [
         complaint["loc"][:-1]
@@ -98,7 +98,7 @@ def _explain(error: ValidationError) -> str:
 
 
 def validate(model: type[BaseModel], document: Json) -> None:
-    """Require that a document is what the SDK says it is, and nothing more."""
+    """Require that a document matches the SDK's type and has no extra keys."""
     try:
         model.model_validate_json(json.dumps(document), strict=True, extra="forbid")
     except ValidationError as error:
@@ -160,7 +160,7 @@ def _is_foreign(tool: object, foreign_tool_types: frozenset[str]) -> bool:
 
 
 def _as_the_sdk_knows_it(response: Json, foreign_tool_types: frozenset[str]) -> Json:
-    """Take away what is right on the wire, but unknown to the SDK's strict types."""
+    """Remove valid keys and tools that the SDK's types do not have."""
     known = {key: value for key, value in response.items() if key not in _KEYS_THE_SDK_LACKS}
     if isinstance(known.get("tools"), list):
         tools = known["tools"]
@@ -169,7 +169,7 @@ def _as_the_sdk_knows_it(response: Json, foreign_tool_types: frozenset[str]) -> 
 
 
 def _check_response_rules(response: Json) -> None:
-    """Require what clients and outside schemas need, though the SDK's types leave it open."""
+    """Require what clients and other schemas need, but the SDK's types do not."""
     missing = sorted((_NEVER_NULL | _MAYBE_NULL) - response.keys())
     _require(not missing, f"response lacks the keys {missing}")
     null = sorted(key for key in _NEVER_NULL if response[key] is None)
@@ -223,7 +223,7 @@ def check_response(body: Json | str | bytes, foreign_tool_types: frozenset[str] 
 def check_window(body: Json) -> Json:
     """Check what `POST /v1/responses/compact` returns.
 
-    The SDK's type knows messages of assistants only, but what is there is the user's own.
+    The SDK's type has only assistant messages, but a window contains user messages.
     """
     *messages, last = body["output"]
     validate(CompactedResponse, {**body, "output": [last]})
@@ -254,7 +254,7 @@ def _check_event(
         raise AssertionError(f"unknown event type {kind!r}")
     response = event.get("response")
     if not isinstance(response, dict):
-        # Of any delta, though the SDK's types name it for one alone.
+        # Allowed in every delta, although the SDK's types have it in only one.
         padded = event["type"].endswith(".delta") and isinstance(event.get("obfuscation"), str)
         validate(model, {key: event[key] for key in event if key != "obfuscation" or not padded})
         return
@@ -276,7 +276,7 @@ def check_frame(raw: str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES)
         return _check_own(event)
     checked = event
     if event.get("type") == "response.steer.failed" and "input" in event.get("steer", {}):
-        # What was sent is given back as it was, and it may have been anything.
+        # The client's input is returned unchanged, and may be anything.
         checked = {**event, "steer": {**event["steer"], "input": ""}}
     if event.get("type") == "response.inject.failed":
         checked = {**event, "input": []}
@@ -310,14 +310,14 @@ TIMING = "slipring.timing"
 _STAGES = ["decode", "queue", "resolve", "validate", "weigh", "compact", "render", "engine_queue", "prefill"]
 _STAGES += ["generate", "store", "terminal"]
 _OF_A_STEP = ["rollout", *_STAGES]
-"""What is long over of a rollout is one stage, in the place of all its steps."""
+"""In a long rollout, one stage replaces those of all early steps."""
 
 
 _OWN_EVENTS: dict[str, frozenset[str]] = {
     "response.done": frozenset({"response_id", "required_input"}),
     "response.append.failed": frozenset({"response_id", "input", "error"}),
 }
-"""What the API does not know, and what is in it beside what is in every event."""
+"""Events that are specific to slipring, with their keys besides those of every event."""
 
 
 def _check_own(event: Json) -> Json:
@@ -334,8 +334,8 @@ def _check_own(event: Json) -> Json:
 
 
 def _check_timing(event: Json) -> Json:
-    """Our own event: stages in their order, each beginning where the one before ended. A rollout has a row of
-    them for each of its steps."""
+    """Check `slipring.timing`: the stages are in order, and each begins where the previous one ended. A
+    rollout repeats the stages for each of its steps."""
     timing = event["timing"]
     names = [stage["name"] for stage in timing["stages"]]
     while "client" in names:
@@ -389,7 +389,8 @@ def _lane_of(event: Json) -> str | None:
 
 
 class _Stream(NamedTuple):
-    """One kind of text that arrives in deltas: where it belongs, and what holds the whole."""
+    """One kind of text that is sent in deltas: the item and part it belongs to, and the field with the whole
+    text."""
 
     item_type: str
     part_type: str | None  # None: the text is a field of the item itself
@@ -417,7 +418,7 @@ _ALWAYS_STREAMED = frozenset({"function_call", "custom_tool_call"})
 _PART_LISTS = {"response.content_part": "content", "response.reasoning_summary_part": "summary"}
 _INDEX_KEYS = {"content": "content_index", "summary": "summary_index"}
 
-# Hosted tools report progress in events that are named after their items.
+# Hosted tools report progress in events named after their items.
 _PROGRESS = frozenset(
     {
         "mcp_call",
@@ -433,7 +434,7 @@ _PROGRESS = frozenset(
 
 @dataclass
 class _Text:
-    """A text under construction: deltas, then `.done` with the whole of it."""
+    """A text that is being streamed: deltas, then `.done` with the whole text."""
 
     deltas: list[str] = field(default_factory=list)
     is_done: bool = False
@@ -486,7 +487,7 @@ class _Item:
         self.part: _Part | None = None
         self.parts: dict[str, list[Json]] = {"content": [], "summary": []}
         _require(self.id != "", f"{self.type} item has no id")
-        # What a client has appended is whole from the beginning.
+        # Items that a client appends are complete from the beginning.
         status = self.added.get("status") or "in_progress"
         appended = self.type.endswith("_output")
         _require_equal(status, "completed" if appended else "in_progress", "status of the added item")
@@ -571,7 +572,7 @@ class _Item:
             _require(bool(item["encrypted_content"]), "a finished compaction holds nothing")
 
     def _check_done_text(self, item: Json) -> None:
-        """A call cut short (`incomplete`) may lack its `.done`, never what was streamed of it."""
+        """An `incomplete` call may lack its `.done`, but must contain the streamed text."""
         is_streamed = self.text.is_done or bool(self.text.deltas)
         if not is_streamed and self.type not in _ALWAYS_STREAMED:
             return
@@ -652,7 +653,7 @@ class _Turn:
             self.item.see(event)
 
     def _see_pause(self, event: Json) -> None:
-        """A rollout waits, and names every call that its client has not answered."""
+        """Check that a waiting rollout lists every call that its client has not answered."""
         _require(self.item is None, "response.done while an item is open")
         _require_equal(event["response_id"], self.response["id"], "response_id of response.done")
         answered = {item["call_id"] for item in self.done if item["type"].endswith("_output")}
@@ -685,7 +686,7 @@ class _Turn:
         self.is_over = True
 
     def _check_failed_output(self, output: list[Json]) -> None:
-        """A failure may lose finished items and keep a part of the open one; it invents nothing."""
+        """A failed response may lack finished items and have part of the open one, but nothing else."""
         finished = output
         if output and self.item is not None and output[-1].get("id") == self.item.id:
             finished = output[:-1]
@@ -707,12 +708,12 @@ def _is_sublist(some: Iterable[Json], whole: Iterable[Json]) -> bool:
 
 
 class Order:
-    """Checks that the events of one connection come in a lawful order.
+    """Checks the order of the events of one connection.
 
-    Feed every event to `see`, then call `finish`. An SSE stream is a connection with the default
-    lane only. Whether an `error` names the lane of the create it rejects cannot be seen from here
-    (an error without `stream_id` may concern the default lane or the connection): tests that
-    provoke one on a named lane look into `errors`.
+    Feed every event to `see`, then call `finish`. An SSE stream is a connection with the default lane only.
+    `Order` cannot check whether an `error` names the lane of the create that it rejects (an error without
+    `stream_id` may concern the default lane or the connection): tests that provoke one on a named lane look
+    into `errors`.
     """
 
     def __init__(self) -> None:
@@ -724,7 +725,7 @@ class Order:
         self._turns: dict[str, _Turn] = {}
 
     def see(self, event: Json) -> None:
-        """Take the next event; raise AssertionError if it may not come now."""
+        """Check the next event; raise AssertionError if it is not allowed at this point."""
         lane, kind = _lane_of(event), event["type"]
         if kind == "error":
             self._see_error(event)
@@ -740,7 +741,7 @@ class Order:
             self._see_turn(event, lane)
 
     def finish(self, *, abandoned: bool = False) -> None:
-        """Require that nothing is left open, unless the connection ended early."""
+        """Require that no response is open, unless the connection ended early."""
         left = {lane: turn.response["id"] for lane, turn in self._open.items()}
         _require(abandoned or not left, f"responses without a terminal event: {left}")
 
@@ -772,7 +773,8 @@ class Order:
             self.responses.append(turn.response)
 
     def _see_appended(self, event: Json, lane: str | None) -> None:
-        """Answered beside the lane's queue too, with numbers of the response while it is being made."""
+        """The answer to an append does not wait in the lane's queue, and has the numbers of the open
+        response."""
         turn = self._turns.get(event["response_id"])
         code = event.get("error", {}).get("code")
         if turn is None or turn.is_over:
@@ -782,10 +784,11 @@ class Order:
         turn.count(event)
 
     def _see_steer(self, event: Json, lane: str | None) -> None:
-        """Steering is answered beside the lane's queue, with numbers of the steered response.
+        """The answer to a steer does not wait in the lane's queue, and has the numbers of the steered
+        response.
 
-        It may be answered after that response is over. By then the server may have forgotten the
-        count, so failures may carry any number, or the response itself, and its lane with it.
+        It may be sent after that response has ended. The server may then have discarded the count, so that
+        failures may have any number; or the whole response, and with it the lane.
         """
         verb = event["type"].removeprefix("response.steer.")
         turn = self._turns.get(event["steer"]["previous_response_id"])

@@ -2,9 +2,9 @@
 
     python benchmarks/peers/run.py [--repeats 5] [--workload coding] [--tokens-per-s 1000]
 
-The peers take turns: in each repeat every peer runs every mode once, and each repeat begins with another
-peer, so that whatever else the machine does meets all of them. What was measured is kept as records of the
-bench below ``benchmarks/results/peers``; ``table.py`` shows them.
+The peers alternate: in each repeat every peer runs every mode once, and each repeat begins with another peer,
+so that other load on the machine affects all of them. The results are written as records of the bench to
+``benchmarks/results/peers``; ``table.py`` shows them.
 """
 
 import argparse
@@ -23,19 +23,19 @@ from slipring.bench import results
 from slipring.bench.errors import UnreadableRecord
 
 MODES = ("http-full", "http-full-newconn", "http-chained", "websocket", "websocket-lanes")
-"""Those of the public API."""
+"""Modes of the public API."""
 RESULTS = ROOT / "benchmarks" / "results" / "peers"
 _MEASURED = (0, 1)
-"""Exit codes with a record; 1: an answer was wrong, which is what is to be found out."""
+"""Exit codes that come with a record. 1 means that an answer was wrong, which is a valid result."""
 
 
 class Unmeasured(Exception):
-    """There is no record of a server. The text is one line."""
+    """A server could not be measured. The message is one line."""
 
 
 def measure(server: Server, workload: str, deep: str, path: Path) -> results.BenchRecord:
-    """One loop of each mode, by way of a file at which nothing else may be. Raises ``Unmeasured``."""
-    path.unlink(missing_ok=True)  # or it would be taken for this one, where there is none
+    """Run one loop of each mode; return the record, which is passed in a file. Raises ``Unmeasured``."""
+    path.unlink(missing_ok=True)  # an old record must not be taken for the new one
     command = [
         *(sys.executable, "-m", "slipring", "bench", "--url", server.url, "--model", server.model),
         *("--repeats", "1", "--server-pid", str(server.pid), "--json", str(path)),
@@ -45,8 +45,8 @@ def measure(server: Server, workload: str, deep: str, path: Path) -> results.Ben
     env = {**os.environ, "OPENAI_API_KEY": server.key}
     ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if ended.returncode not in _MEASURED:
-        said = ended.stderr.strip().splitlines() or ["it said nothing"]
-        raise Unmeasured(f"{server.name}: slipring bench ended with {ended.returncode}: {said[-1]}")
+        errors = ended.stderr.strip().splitlines() or ["no output"]
+        raise Unmeasured(f"{server.name}: slipring bench ended with {ended.returncode}: {errors[-1]}")
     try:
         return results.read(path)
     except UnreadableRecord as error:
@@ -76,7 +76,7 @@ def main() -> int:
                 try:
                     record = measure(server, given.workload, given.deep, path)
                 except Unmeasured as error:
-                    print(f"no figures are kept of {error}", file=sys.stderr, flush=True)
+                    print(f"not measured: {error}", file=sys.stderr, flush=True)
                     unmeasured.add(server.name)
                     kept.pop(server.name, None)
                     continue
@@ -96,7 +96,7 @@ def main() -> int:
 def described(
     record: results.BenchRecord, server: Server, repeats: int, tokens_per_s: float
 ) -> results.BenchRecord:
-    """A record with what is known about its server here."""
+    """Add the server's versions and the settings of the run to a record."""
     record.versions |= server.versions
     record.settings.repeats = repeats
     record.endpoint = msgspec.structs.replace(record.endpoint, tokens_per_s=tokens_per_s, url=None)

@@ -1,7 +1,7 @@
-"""The servers that are measured side by side, and how each is started in front of one upstream.
+"""Starts the servers that are compared, in front of one upstream.
 
-All listen on the loopback with one process, say nothing but errors, and are ended by their ids. Each is set
-up as its own documentation says for a server that speaks Chat Completions.
+Each runs as one process on the loopback interface, logs only errors, and is ended by its process id. Each is
+configured as its documentation says for an upstream with the Chat Completions API.
 """
 
 import os
@@ -27,7 +27,7 @@ _STOP_TIMEOUT_S = 30
 
 @dataclass
 class Server:
-    """A server that runs."""
+    """A running server."""
 
     name: str
     url: str
@@ -38,7 +38,7 @@ class Server:
 
 
 def installed(name: str, of: str = "") -> str | None:
-    """The version of a peer that lies in its environment, or of something else there."""
+    """Return the installed version of a peer, or of another package in its environment."""
     python = DIRECTORY / (of or name) / "bin" / "python"
     code = f"import importlib.metadata as it; print(it.version({name!r}))"
     if not python.exists():
@@ -49,7 +49,7 @@ def installed(name: str, of: str = "") -> str | None:
 
 @contextmanager
 def upstream(tokens_per_s: float) -> Iterator[str]:
-    """What all of them ask: the address of a server of Chat Completions."""
+    """Start the shared upstream, a Chat Completions server; yield its address."""
     port = _free_port()
     command = [sys.executable, str(UPSTREAM), "--port", str(port), "--tokens-per-s", str(tokens_per_s)]
     with _running("upstream", command, f"http://127.0.0.1:{port}/v1/models"):
@@ -97,7 +97,7 @@ def ogx(upstream_url: str) -> Iterator[Server]:
         "--insecure",
     ]
     env = {"SQLITE_STORE_DIR": str(store), "OGX_LOGGING": "all=error"}
-    # At its start it wants a vocabulary that it downloads. LiteLLM's wheel brings the same file.
+    # OGX downloads a vocabulary at startup. LiteLLM's wheel contains the same file.
     for place in DIRECTORY.glob("litellm/lib/python*/site-packages/litellm/litellm_core_utils/tokenizers"):
         env["TIKTOKEN_CACHE_DIR"] = str(place)
     with _running("ogx", command, f"http://127.0.0.1:{port}/v1/health", **env) as pid:
@@ -106,7 +106,8 @@ def ogx(upstream_url: str) -> Iterator[Server]:
 
 
 def ogx_config(upstream_url: str, port: int) -> Path:
-    """The parts of OGX that its Responses need, with SQLite as in its starter distribution."""
+    """Return a configuration with the parts that OGX needs for Responses, and SQLite as in its starter
+    one."""
     config = _fresh("ogx.yaml")
     written = Path(__file__).with_name("ogx.yaml").read_text()
     config.write_text(written.replace("UPSTREAM_URL", upstream_url).replace("SERVER_PORT", str(port)))
@@ -118,7 +119,7 @@ SERVERS = {"slipring": slipring, "litellm": litellm, "ogx": ogx}
 
 @contextmanager
 def _running(name: str, command: list[str], health: str, **env: str) -> Iterator[int]:
-    """A process from when it serves until the block ends; what it says is in a file."""
+    """Start a process, wait until it serves, and end it with the block. Its output goes to a file."""
     known = {key: value for key, value in os.environ.items() if not key.startswith("SLIPRING_")}
     DIRECTORY.mkdir(exist_ok=True)
     log = DIRECTORY / f"{name}.log"
@@ -156,7 +157,7 @@ def _free_port() -> int:
 
 
 def _fresh(name: str) -> Path:
-    """A path below the peers' directory at which nothing is."""
+    """Return a path below the peers' directory that does not exist."""
     DIRECTORY.mkdir(exist_ok=True)
     place = DIRECTORY / "runs" / secrets.token_hex(4)
     place.mkdir(parents=True)

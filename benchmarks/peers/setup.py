@@ -1,8 +1,8 @@
-"""Installs the peers from the package index, each in a virtual environment of its own below ``.peers``.
+"""Installs the peers from the package index, each in its own virtual environment below ``.peers``.
 
     python benchmarks/peers/setup.py [--ogx-python python3.12]
 
-What is there already in the right version is left alone. ``.peers`` can be deleted at any time.
+A peer that is installed in the right version is left alone. ``.peers`` can be deleted at any time.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from servers import DIRECTORY, LITELLM, OGX, installed, ogx_config
 
 
 def make(name: str, interpreter: str) -> Path:
-    """An empty environment; the path of its interpreter."""
+    """Create an empty environment; return the path of its interpreter."""
     place = DIRECTORY / name
     subprocess.run([interpreter, "-m", "venv", "--clear", str(place)], check=True)
     return place / "bin" / "python"
@@ -31,7 +31,7 @@ def make_litellm() -> None:
 
 
 def make_ogx(interpreter: str) -> None:
-    """OGX names the packages of its providers itself, once it knows its configuration."""
+    """Install OGX, then the packages that it lists for the providers of its configuration."""
     python = make("ogx", interpreter)
     install(python, f"ogx=={OGX}")
     config = ogx_config("http://127.0.0.1:8000/v1", 8321)
@@ -43,7 +43,7 @@ def make_ogx(interpreter: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     newer = next(filter(None, map(shutil.which, ("python3.12", "python3.13"))), None)
-    parser.add_argument("--ogx-python", default=newer, help="an interpreter that OGX takes: 3.12 or later")
+    parser.add_argument("--ogx-python", default=newer, help="an interpreter for OGX: 3.12 or later")
     given = parser.parse_args()
     DIRECTORY.mkdir(exist_ok=True)
     if installed("litellm") != LITELLM:

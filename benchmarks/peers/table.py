@@ -1,10 +1,9 @@
-"""Writes what was measured into the README beside this file: one table for each workload, from the records.
+"""Writes the results into the README beside this file: one table for each workload, from the records.
 
     python benchmarks/peers/table.py
 
-An answer with a fault (history lost, no call where one was asked for, no end) is none, and its mode has no
-times. Where only the form of the events differs from the API's, the times are shown, and what differs is
-listed.
+A mode with a wrong answer (history lost, a required call missing, no end) has no times. If only the form of
+the events differs from the API's, the times are shown and the differences are listed.
 """
 
 import re
@@ -29,8 +28,8 @@ _FORM = re.compile(
     r"|response\.[a-z_]+ of item \d+ never ends"
     r"|no response\.in_progress at the beginning"
 )
-"""What is said of an answer that is right but not told as the API tells it: whole sentences, because others
-that begin alike tell of faults."""
+"""Complaints about the form of an answer that is otherwise right. They are matched in full, because
+complaints about wrong answers may begin in the same way."""
 _EXACT = re.compile(r"'[^']*'|[0-9a-f]{16}|\d+")
 
 
@@ -94,7 +93,7 @@ def row(name: str, mode: str, loops: list[results.LoopResult], floor_ms: float) 
 
 
 def remarks(name: str, workload: str, record: results.BenchRecord) -> list[str]:
-    """What was skipped, and what differs from the API."""
+    """List the skipped modes and the differences from the API."""
     lines = [f"- {NAMES[name]}, {mode}: not supported ({why})." for mode, why in record.skipped.items()]
     found: dict[str, list[str]] = {}
     for mode in record.modes:
@@ -115,11 +114,11 @@ def complaints(turn: results.TurnResult) -> list[str]:
 
 
 def faults_of(loop: results.LoopResult) -> list[str]:
-    """What makes its answers none."""
-    said = [each for turn in loop.turns for each in complaints(turn)]
+    """Return the reasons why the answers of a loop are wrong."""
+    found = [each for turn in loop.turns for each in complaints(turn)]
     for whole in filter(None, (loop.wrong, loop.error)):
-        said += whole.removeprefix("before the first turn: ").split("; ")
-    return [each for each in said if not _FORM.fullmatch(each)]
+        found += whole.removeprefix("before the first turn: ").split("; ")
+    return [each for each in found if not _FORM.fullmatch(each)]
 
 
 def shortened(fault: str) -> str:

@@ -1,6 +1,7 @@
-"""`make test-attack`: every attack on a real server with a watched victim; the exit code says if all held.
+"""`make test-attack`: runs every attack on a real server while a second tenant (the victim) is monitored.
 
-Linux only, because memory and descriptors are read from /proc.
+The exit code is 0 if the server withstood all attacks. Linux only, because memory and descriptors are read
+from /proc.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from tests.attack.stage import Attack
 _SHOWN = 4
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 
@@ -40,28 +41,30 @@ _HEAD = (
 
 
 def _show(outcomes: list[Outcome]) -> None:
-    _say(f"\nthe victim's turns and times per event, the server's memory and open files\n{_HEAD}")
+    _print(f"\nthe victim's turns and times per event, the server's memory and open files\n{_HEAD}")
     for outcome in outcomes:
-        _say(_row(outcome))
+        _print(_row(outcome))
         for fault in outcome.faults[:_SHOWN]:
-            _say(f"              {fault}")
+            _print(f"              {fault}")
 
 
 def _run(chosen: list[Attack], seed: int) -> list[Outcome]:
     outcomes = []
-    with Campaign(_say, seed) as campaign:
+    with Campaign(_print, seed) as campaign:
         for number, attack in enumerate(chosen, 1):
             outcomes.append(outcome := campaign.run(attack))
-            said = "; ".join([*outcome.faults[:2], *outcome.notes[:3]])[:400]
-            _say(f"[{number}/{len(chosen)}] {attack.name}: {'FAILED' if outcome.faults else 'held'}  {said}")
+            details = "; ".join([*outcome.faults[:2], *outcome.notes[:3]])[:400]
+            _print(
+                f"[{number}/{len(chosen)}] {attack.name}: {'FAILED' if outcome.faults else 'held'}  {details}"
+            )
     return outcomes
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make test-attack", description=__doc__)
     parser.add_argument("--only", default="", help="attacks or groups, separated by commas")
-    parser.add_argument("--quick", action="store_true", help="only those that `make test` runs too")
-    parser.add_argument("--list", action="store_true", help="say what each attack does, and run none")
+    parser.add_argument("--quick", action="store_true", help="only the attacks that `make test` runs too")
+    parser.add_argument("--list", action="store_true", help="describe each attack, and run none")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     arguments = parser.parse_args()
     wanted = set(filter(None, arguments.only.split(",")))
@@ -69,20 +72,20 @@ def main() -> int:
     chosen = [each for each in chosen if each.quick or not arguments.quick]
     if arguments.list:
         for attack in chosen:
-            _say(f"{attack.group}/{attack.name}{' (quick)' if attack.quick else ''}: {attack.sentence}")
+            _print(f"{attack.group}/{attack.name}{' (quick)' if attack.quick else ''}: {attack.sentence}")
         return 0
     if not sys.platform.startswith("linux"):
-        _say("skipped: memory and descriptors of the server are read from /proc, which only Linux has")
+        _print("skipped: memory and descriptors of the server are read from /proc, which only Linux has")
         return 0
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    _say(f"seed {arguments.seed}, {len(chosen)} attacks")
+    _print(f"seed {arguments.seed}, {len(chosen)} attacks")
     began, outcomes = time.monotonic(), _run(chosen, arguments.seed)
     _show(outcomes)
     failed = sum(bool(outcome.faults) for outcome in outcomes)
     held, seconds = len(outcomes) - failed, time.monotonic() - began
-    _say(f"{len(outcomes)} attacks in {seconds:.0f} s: {held} held, {failed} failed")
+    _print(f"{len(outcomes)} attacks in {seconds:.0f} s: {held} held, {failed} failed")
     if untimed := sum(not outcome.is_timed for outcome in outcomes):
-        _say(f"times of {untimed} are not judged: other processes used the machine meanwhile")
+        _print(f"latency was not judged for {untimed}: other processes used the machine")
     return 1 if failed or not outcomes else 0
 
 

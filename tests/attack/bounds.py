@@ -1,4 +1,4 @@
-"""Fields of requests at their bound, which must be served, and one past it, which must be refused by name."""
+"""Request fields at their limit, which must be accepted, and beyond it, which must be refused by name."""
 
 import asyncio
 import json
@@ -17,16 +17,16 @@ def _create(**fields: object) -> Json:
 
 
 async def _around(stage: Stage, bound: int, make: Callable[[int], Json | bytes], param: str) -> None:
-    """Require that a request of this size is served, and one that is larger by one refused."""
+    """Require that a request of this size is accepted, and one that is larger by one is refused."""
     served, refused = await asyncio.gather(stage.post(make(bound)), stage.post(make(bound + 1)))
-    said = served and served.body[:300]
-    stage.check(served is not None and served.status == 200, f"{param} at its bound {bound}: {said!r}")
+    body = served and served.body[:300]
+    stage.check(served is not None and served.status == 200, f"{param} at its bound {bound}: {body!r}")
     stage.refused(refused, (400,), param=param)
 
 
 @attack()
 async def plain_fields(stage: Stage) -> None:
-    """Metadata, identifiers, names and item counts are served at their bounds and refused past them."""
+    """Metadata, identifiers, names and item counts are accepted at their limits and refused beyond them."""
     await _around(stage, 16, lambda n: _create(metadata={f"k{i}": "v" for i in range(n)}), "metadata")
     await _around(stage, 64, lambda n: _create(metadata={"k" * n: "v"}), "metadata")
     await _around(stage, 512, lambda n: _create(metadata={"k": "v" * n}), "metadata")
@@ -41,7 +41,7 @@ async def items(stage: Stage) -> None:
 
 @attack()
 async def stream_ids(stage: Stage) -> None:
-    """A lane's name of 256 characters is taken; one of 257, or with another character, is refused."""
+    """A lane name of 256 characters is accepted; one of 257, or with another character, is refused."""
     socket = await stage.websocket()
     event = await stage.turn(socket, **_create(stream_id="l" * 256))
     stage.check(event and event["type"] == "response.incomplete", f"256 characters: {str(event)[:200]}")
@@ -71,19 +71,19 @@ async def grammar_count(stage: Stage) -> None:
 
 @attack()
 async def schema_bytes(stage: Stage) -> None:
-    """Schemas of `max_schema_bytes`, as a format and as parameters, are taken; a byte more is refused."""
+    """Schemas of `max_schema_bytes`, as a format and as parameters, are accepted; a byte more is refused."""
     most = int(stage.limit("max_schema_bytes"))
     await _around(stage, most, lambda n: with_schema(_schema(n)), "text")
     await _around(stage, most, lambda n: _with_parameters(_schema(n)), "tools")
 
 
 def _characters(length: int) -> str:
-    """A regex of so many bytes that is easy to compile: one set of characters, over and over."""
+    """Return a regex of this many bytes that is easy to compile: one character set, repeated."""
     return "[" + "a" * (length - 2) + "]"
 
 
 def _schema(length: int) -> str:
-    """A schema of so many bytes, most of them a description."""
+    """Return a schema of this many bytes, most of them a description."""
     bare = '{"type":"object","properties":{},"additionalProperties":false,"description":""}'
     return bare[:-2] + "d" * (length - len(bare)) + '"}'
 

@@ -1,4 +1,4 @@
-"""All attacks, in the order in which they are run: those that share a server follow each other."""
+"""All attacks, in the order of execution: attacks that share a server are adjacent."""
 
 from tests.attack import (
     bounds,

@@ -1,4 +1,4 @@
-"""What clients send to be compiled: grammars of custom tools, schemas, patterns within schemas."""
+"""Attacks on compilation: grammars of custom tools, schemas, and patterns within schemas."""
 
 import asyncio
 import json
@@ -113,7 +113,8 @@ async def lark_repetition(stage: Stage) -> None:
 
 @attack(engine="llama")
 async def lark_repetition_on_llama(stage: Stage) -> None:
-    """The same Lark text to the embedded model: refused by its field, and a neighbour's answer goes on."""
+    """The same Lark text to the embedded model: refused by its field, and another client's response
+    continues."""
     create = with_grammars(custom_tool(OPTIONAL_LARK, "lark"), model="llama")
     await everywhere(stage, create, (400,), _DEFINITION)
 
@@ -225,7 +226,7 @@ async def large_counts_in_schema(stage: Stage) -> None:
 
 @attack(quick=True)
 async def grammars_in_items(stage: Stage) -> None:
-    """Tools that come with an item, within a namespace or by a later frame are bounded like others: a hostile
+    """Tools in an item, in a namespace or in a later frame have the same limits as others: a hostile
     grammar is refused, and so are too many."""
     hostile = custom_tool(OPTIONAL_LARK, "lark")
     many = [custom_tool("[ab]", name=f"tool_{number}") for number in range(2000)]
@@ -243,7 +244,7 @@ async def grammars_in_items(stage: Stage) -> None:
 
 @attack()
 async def grammars_through_other_endpoints(stage: Stage) -> None:
-    """The endpoints that count and compact, and background runs, bound what they compile as well."""
+    """The counting and compacting endpoints, and background runs, limit compilation as well."""
     create = with_grammars(custom_tool(OPTIONAL_LARK, "lark"))
     counted = {name: create[name] for name in ("model", "input", "tools", "tool_choice")}
     stage.refused(await stage.post(counted, "/responses/input_tokens"), (400,), param="tools")
@@ -252,7 +253,8 @@ async def grammars_through_other_endpoints(stage: Stage) -> None:
 
 @attack()
 async def many_small_grammars(stage: Stage) -> None:
-    """100 different small grammars, one after the other on a WebSocket, are served; none is kept for ever."""
+    """100 different small grammars, one after the other on a WebSocket, are accepted, and none is kept for
+    ever."""
     socket = await stage.websocket()
     for number in range(100):
         create = with_grammars(custom_tool(f"[a-z]{{{number % 7 + 1}}}x{number}"))
@@ -287,7 +289,7 @@ async def many_different_refused(stage: Stage) -> None:
 
 @attack()
 async def compiling_on_many_sockets(stage: Stage) -> None:
-    """Forty WebSockets send a hostile grammar and are cut at once: nothing goes on for them."""
+    """Forty WebSockets send a hostile grammar and disconnect at once: no work continues for them."""
     create = with_grammars(custom_tool("(a?){4000}a{4000}"))
     sockets = [await stage.websocket() for _ in range(40)]
     for number, socket in enumerate(sockets):

@@ -1,4 +1,4 @@
-"""Bodies and messages that are small on the wire and large once they are unpacked."""
+"""Bodies and messages that are small on the wire and large when decompressed."""
 
 import asyncio
 import functools
@@ -19,7 +19,7 @@ _COMPRESSED = 4
 
 @functools.cache
 def _bomb(kind: str, size: int) -> bytes:
-    """So many bytes of a JSON text, compressed."""
+    """Return a JSON text of this many bytes, compressed."""
     pack = {"gzip": 31, "deflate": 15, "raw": -15}[kind]
     deflate = zlib.compressobj(9, zlib.DEFLATED, pack)
     packed = deflate.compress(b'{"input":"')
@@ -44,7 +44,7 @@ async def _send(stage: Stage, encoding: str, data: bytes) -> object:
 
 @attack(quick=True, event_ms=LARGE_EVENT_MS)
 async def bodies(stage: Stage) -> None:
-    """Bodies of 40 KiB that unpack to 40 MiB, by gzip and by deflate, are refused."""
+    """Bodies of 40 KiB that decompress to 40 MiB, by gzip and by deflate, are refused."""
     for encoding in ("gzip", "deflate"):
         answers = await asyncio.gather(*(_send(stage, encoding, _bomb(encoding, 40 * MIB)) for _ in range(4)))
         for answer in answers:
@@ -53,7 +53,7 @@ async def bodies(stage: Stage) -> None:
 
 @attack(quick=True)
 async def broken_bodies(stage: Stage) -> None:
-    """Bodies that are not what their encoding says, or that stop within it, are refused."""
+    """Bodies that do not match their encoding, or are truncated, are refused."""
     whole = gzip.compress(b'{"input":"' + bytes(range(32, 127)) * 100 + b'"}')
     for encoding, data in (
         ("gzip", b"not gzip at all"),
@@ -74,10 +74,10 @@ async def _burst(stage: Stage, *frames: bytes, codes: tuple[int, ...]) -> None:
             for each in frames:
                 await socket.send(each)
             opcode, payload = await socket.frame()
-            while opcode != CLOSE:  # other frames may be compressed, and are of no interest
+            while opcode != CLOSE:  # skip other frames, which may be compressed
                 opcode, payload = await socket.frame()
             code = int.from_bytes(payload[:2], "big")
-            stage.check(code in codes, f"closed with {code}, and {codes} are due")
+            stage.check(code in codes, f"closed with {code} instead of {codes}")
     except GONE:
         stage.note("closed without a code")
     finally:
@@ -86,7 +86,7 @@ async def _burst(stage: Stage, *frames: bytes, codes: tuple[int, ...]) -> None:
 
 @attack(flags=("--compression",), event_ms=LARGE_EVENT_MS)
 async def messages(stage: Stage) -> None:
-    """Messages of 400 KiB that unpack to 400 MiB are closed with 1009, whole and in fragments."""
+    """Messages of 400 KiB that decompress to 400 MiB are closed with 1009, whole and in fragments."""
     packed = _bomb("raw", 400 * MIB)
     whole = frame(TEXT, packed, reserved=_COMPRESSED)
     await asyncio.gather(*(_burst(stage, whole, codes=(1009,)) for _ in range(4)))
@@ -101,6 +101,6 @@ async def messages(stage: Stage) -> None:
 
 @attack(flags=("--compression",))
 async def broken_messages(stage: Stage) -> None:
-    """Compressed messages that cannot be unpacked are closed, and not more than their connection."""
+    """A compressed message that cannot be decompressed closes its connection, and no other."""
     for payload in (b"\xff" * 1000, b"\x07" * 1000):
         await _burst(stage, frame(TEXT, payload, reserved=_COMPRESSED), codes=(1000, 1002, 1003, 1007))

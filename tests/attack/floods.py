@@ -1,4 +1,4 @@
-"""A great many of something that is harmless once."""
+"""Floods: large numbers of requests that are harmless alone."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ _WEATHER = {
 
 @attack(quick=True, event_ms=LARGE_EVENT_MS)
 async def connect_and_close(stage: Stage) -> None:
-    """1,500 connections are opened and reset at once, some in the middle of a request: nothing is left."""
+    """1,500 connections are opened and reset at once, some during a request: nothing remains."""
     starts = [b"", b"GET", upgrade(stage.key)[:50], upgrade(stage.key), request_head("GET", "/models")]
     for number in range(1500):
         socket = await connect(stage.server)
@@ -36,7 +36,7 @@ async def connect_and_close(stage: Stage) -> None:
 
 @attack(quick=True)
 async def pings(stage: Stage) -> None:
-    """20,000 pings are sent on one WebSocket that is not read: others go on."""
+    """20,000 pings are sent on one WebSocket that is not read: other clients are served."""
     socket = await stage.websocket()
     data = frame(PING, b"x" * 125) * 1000
     try:
@@ -44,14 +44,14 @@ async def pings(stage: Stage) -> None:
             for _ in range(20):
                 await socket.send(data)
     except GONE:
-        stage.note("the sender was made to wait")
+        stage.note("the sender was throttled")
     finally:
         socket.reset()
 
 
 @attack()
 async def unread_pings(stage: Stage) -> None:
-    """Ten WebSockets send pings without end and read no pong: what waits for them is bounded."""
+    """Ten WebSockets send pings endlessly and read no pong: the pending data is bounded."""
     data = frame(PING, b"x" * 125) * 5000
 
     async def flood() -> None:
@@ -70,7 +70,8 @@ async def unread_pings(stage: Stage) -> None:
 
 @attack(peak_mib=1024, event_ms=STORM_EVENT_MS)
 async def sockets_cut_at_once(stage: Stage) -> None:
-    """3,000 WebSockets with a response each are cut at once: that costs little CPU, and others go on."""
+    """3,000 WebSockets with a response each are dropped at once: that costs little CPU, and other clients are
+    served."""
     count = min(3000, (os.sysconf("SC_OPEN_MAX") - 500) // 2)
     opened: list[Socket] = []
 
@@ -88,7 +89,7 @@ async def sockets_cut_at_once(stage: Stage) -> None:
     for socket in opened:
         socket.reset()
     fell = await stage.descriptors_fall(200, 20)
-    stage.check(fell, "the sockets are not let go")
+    stage.check(fell, "the sockets are not released")
     await asyncio.sleep(0.5)
     spent = stage.server.cpu_s() - cpu
     stage.note(f"{len(opened)} sockets: {spent:.2f} s of CPU in {time.monotonic() - began:.1f} s")
@@ -138,7 +139,7 @@ async def garbage(stage: Stage) -> None:
 
 @attack(quick=True)
 async def steers(stage: Stage) -> None:
-    """100 steers at once to one response: those past the bound are given back, and the response goes on."""
+    """100 steers at once to one response: those beyond the limit are returned, and the response continues."""
     socket = await stage.websocket()
     async with asyncio.timeout(20):
         await socket.create(input="go", store=False)
@@ -158,13 +159,13 @@ async def steers(stage: Stage) -> None:
                 break
             if event["type"] == "response.completed":
                 break
-    stage.note(f"{failed} of 100 steers given back")
+    stage.note(f"{failed} of 100 steers returned")
     socket.close()
 
 
 @attack(peak_mib=512)
 async def large_steers(stage: Stage) -> None:
-    """A hundred steers of 4 MiB each to a response on each of two WebSockets: what is held is bounded."""
+    """A hundred steers of 4 MiB each to a response on each of two WebSockets: memory is bounded."""
     text = "x" * (4 * MIB)
 
     async def flood() -> None:
@@ -187,7 +188,7 @@ async def large_steers(stage: Stage) -> None:
 
 @attack(peak_mib=512)
 async def large_appends(stage: Stage) -> None:
-    """Results of 4 MiB are appended to a rollout again and again: what is held is bounded."""
+    """Results of 4 MiB are appended to a rollout again and again: memory is bounded."""
     socket = await stage.websocket(_ROLLOUT)
     try:
         async with asyncio.timeout(20):
@@ -201,7 +202,7 @@ async def large_appends(stage: Stage) -> None:
                     break
                 call = done["required_input"][0]["call_id"]
                 result = {"type": "function_call_output", "call_id": call, "output": "x" * (4 * MIB)}
-                for _ in range(3):  # the first is taken; for the others there is no call
+                for _ in range(3):  # the first is accepted; there is no open call for the others
                     await socket.send_event(
                         type="response.append", response_id=done["response_id"], input=[result]
                     )
@@ -216,7 +217,7 @@ async def all_runs(stage: Stage) -> None:
     """One tenant begins background runs until it is refused with 429 or 503: another can still begin one."""
     most = int(stage.limit("max_runs"))
     body = {"input": "go", "background": True, "max_output_tokens": 2000}
-    # Runs of the simulated engine last a moment: many clients keep all places taken for a while.
+    # Runs of the simulated engine are short: it takes many clients to keep the limit reached for a while.
     answers = await asyncio.gather(*(stage.post(body) for _ in range(3 * most)))
     begun = sum(answer is not None and answer.status == 200 for answer in answers)
     refused = [answer for answer in answers if answer is None or answer.status != 200]
@@ -231,7 +232,8 @@ async def all_runs(stage: Stage) -> None:
 
 @attack(peak_mib=512)
 async def parked_memory(stage: Stage) -> None:
-    """One tenant is cut off with more than all parked memory: a chain that another has parked stays."""
+    """One tenant drops connections with more than all parked memory: a chain that another has parked is
+    kept."""
     socket = await stage.websocket(key=VICTIM_KEY)
     event = await stage.turn(socket, input="remember this", store=False, max_output_tokens=4)
     socket.reset()
@@ -247,7 +249,7 @@ async def parked_memory(stage: Stage) -> None:
         socket, input="go on", previous_response_id=parked, store=False, max_output_tokens=4
     )
     found = event is not None and event["type"] in ("response.completed", "response.incomplete")
-    stage.check(found, f"the other tenant's parked chain is gone: {str(event)[:300]}")
+    stage.check(found, f"the other tenant's parked chain was evicted: {str(event)[:300]}")
     socket.close()
 
 
@@ -266,7 +268,7 @@ async def connection_memory(stage: Stage) -> None:
         socket, input="go on", previous_response_id=previous, store=False, max_output_tokens=4
     )
     found = event is not None and event["type"] in ("response.completed", "response.incomplete")
-    stage.check(found, f"the other tenant's chain is gone: {str(event)[:300]}")
+    stage.check(found, f"the other tenant's chain was evicted: {str(event)[:300]}")
     for flood in [*opened, socket]:
         flood.reset()
 
@@ -290,7 +292,7 @@ async def small_requests(stage: Stage) -> None:
 
 @attack()
 async def small_turns(stage: Stage) -> None:
-    """Two WebSockets keep eight lanes each busy without a pause: the victim's answers stay in time."""
+    """Two WebSockets keep eight lanes each busy without a pause: the victim is served in time."""
 
     async def client() -> None:
         socket = await stage.websocket()
@@ -311,8 +313,8 @@ async def small_turns(stage: Stage) -> None:
 
 @attack(quick=True)
 async def others_ids(stage: Stage) -> None:
-    """Ids of another tenant's response, conversation and run, tried on every endpoint, are answered like ids
-    that nobody has."""
+    """Ids of another tenant's response, conversation and run, used on every endpoint, are answered like ids
+    that do not exist."""
     made = await stage.post({"input": "secret-of-the-victim"}, key=VICTIM_KEY)
     assert made is not None
     real = json.loads(made.body)["id"]
@@ -332,8 +334,8 @@ async def others_ids(stage: Stage) -> None:
             answers.append(
                 (answer.status, answer.body.replace(response_id.encode(), b"ID")) if answer else None
             )
-        stage.check(answers[0] == answers[1], f"{method} {path} tells that the response exists: {answers}")
+        stage.check(answers[0] == answers[1], f"{method} {path} reveals that the response exists: {answers}")
     create = {"input": "go", "previous_response_id": real, "store": False}
     stage.refused(await stage.post(create), (400,), code="previous_response_not_found")
     found = await stage.get(f"/responses/{real}", key=VICTIM_KEY)
-    stage.check(found is not None and found.status == 200, "the victim's response is gone")
+    stage.check(found is not None and found.status == 200, "the victim's response was deleted")

@@ -1,6 +1,6 @@
-"""The limits that servers under attack run with: the only place where the suite names them.
+"""The limits of the servers under attack, and of the checks.
 
-Deadlines are short, so that the suite is; sizes are small, so that an attack reaches them on any machine.
+Deadlines are short to keep the suite short; sizes are small, so that an attack reaches them on any machine.
 """
 
 from collections.abc import Mapping
@@ -29,20 +29,20 @@ LIMITS: Mapping[str, float] = {
     "max_schema_bytes": 256 * 1024,
     "compile_timeout_s": 1,
 }
-"""What differs from the defaults."""
+"""Settings that differ from the defaults."""
 
 PATIENCE_S = 4.0
-"""How much later than a deadline its effect may be seen: servers look at deadlines about once a second, and
-the machine may be busy."""
+"""How late a deadline may take effect: servers check deadlines about once a second, and the machine may be
+busy."""
 EVENT_MS = 100.0
+"""Limit of the victim's time per event, at the 99th percentile, during an attack."""
 LARGE_EVENT_MS = 300.0
 """The same while requests of 5 to 16 MiB are read whose JSON is all escapes, keys or parts: a library decodes
 each in one call, and no other thread of the process runs meanwhile."""
 STORM_EVENT_MS = 750.0
-"""The same while thousands of sockets are cut in one moment."""
-"""The victim's time per event, at the 99th percentile, while an attack goes on."""
+"""The same while thousands of sockets are dropped at once."""
 SLACK_MIB = 96
-"""How much more memory than before a server may hold when an attack is over. Allocators keep some of what
-they are given back; what is attacked with here is several times as much."""
+"""How much more memory a server may hold after an attack than before. Allocators keep some freed memory; the
+attacks use several times as much."""
 SLACK_DESCRIPTORS = 8
-"""The victim's own connections come and go while descriptors are counted."""
+"""Tolerance for descriptors: the victim opens and closes connections while they are counted."""

@@ -1,4 +1,4 @@
-"""What is not HTTP, or almost: the answer is in the API's shape and repeats nothing."""
+"""Data that is not valid HTTP: the answer has the API's format and repeats nothing of it."""
 
 from tests.attack.sockets import Answer, upgrade
 from tests.attack.stage import Registry, Stage
@@ -10,7 +10,7 @@ _LIBRARIES = ("aiohttp", "python", "uvloop", "llhttp", "cython", "traceback")
 
 
 def _request(first: str, *lines: str, rest: str = "") -> str:
-    """A request with the secret in its head. What it consists of is written as it stands."""
+    """Return a request with the secret in its head, built from the given lines unchanged."""
     return "\r\n".join([first, "Host: a", _AUTHORIZATION, *lines, "", rest])
 
 
@@ -61,30 +61,30 @@ _WITH_KEY = {
 
 
 def _judge(stage: Stage, name: str, answer: Answer | None) -> None:
-    """Refused in the API's shape or closed; nothing repeated, and nobody named who is inside."""
+    """Require a refusal in the API's format or a close, which repeats nothing and names no library."""
     if answer is None:
         return
-    told = (answer.head + answer.body.decode("latin-1")).lower()
-    stage.check(_SECRET not in told, f"{name}: the answer repeats what was sent: {told[:300]!r}")
+    text = (answer.head + answer.body.decode("latin-1")).lower()
+    stage.check(_SECRET not in text, f"{name}: the answer repeats what was sent: {text[:300]!r}")
     for library in _LIBRARIES:
-        stage.check(library not in told, f"{name}: the answer names {library}: {told[:300]!r}")
+        stage.check(library not in text, f"{name}: the answer names {library}: {text[:300]!r}")
     if answer.status < 400:
         stage.check(False, f"{name}: answered {answer.status}")
     else:
-        stage.check(answer.error, f"{name}: {answer.status} is not of the API's shape: {told[:300]!r}")
+        stage.check(answer.error, f"{name}: {answer.status} is not in the API's format: {text[:300]!r}")
 
 
 @attack(quick=True)
 async def http(stage: Stage) -> None:
-    """Requests that break HTTP in one place each, with a key in them, are refused in the API's shape, without
-    an echo and without names of libraries."""
+    """Requests that break HTTP in one place each, with a key in them, are refused in the API's format,
+    without an echo and without names of libraries."""
     for name, text in _REQUESTS.items():
         _judge(stage, name, await stage.exchange(text.encode("latin-1"), within_s=5))
 
 
 @attack(quick=True)
 async def http_with_key(stage: Stage) -> None:
-    """The same behind a key that is good: chunks, bodies and handshakes that are wrong."""
+    """The same with a valid key: invalid chunks, bodies and handshakes."""
     for name, text in _WITH_KEY.items():
         data = text.replace(_AUTHORIZATION, f"Authorization: Bearer {stage.key}").encode("latin-1")
         _judge(stage, name, await stage.exchange(data, within_s=5))

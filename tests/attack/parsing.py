@@ -12,12 +12,12 @@ _LARGEST = 16 * MIB
 
 
 def _filled(start: bytes, unit: bytes, end: bytes, size: int = _LARGEST - 100) -> bytes:
-    """As many units between a start and an end as fit."""
+    """Return as many units between a start and an end as fit into the size limit."""
     return start + b",".join([unit] * ((size - len(start) - len(end)) // (len(unit) + 1))) + end
 
 
 def _create(fields: bytes) -> tuple[bytes, bytes]:
-    """The body of a POST, and the same as a frame."""
+    """Return a create as the body of a POST, and as a frame."""
     return b'{"store":false,' + fields, b'{"type":"response.create","store":false,' + fields
 
 
@@ -62,7 +62,7 @@ async def deep_json(stage: Stage) -> None:
 
 @attack()
 async def deep_json_in_raw_fields(stage: Stage) -> None:
-    """Nesting in fields that are kept as they came, each deeper than the last, is refused or answered."""
+    """Nesting in fields that are kept undecoded, each deeper than the last, is refused or answered."""
     for depth in (500, 1000, 5000, 100_000):
         nested = b"[" * depth + b"]" * depth
         for start, end in (
@@ -98,14 +98,14 @@ async def many_conversation_items(stage: Stage) -> None:
 
 @attack()
 async def many_references(stage: Stage) -> None:
-    """100,000 references to items that nobody has are refused by their field."""
+    """100,000 references to items that do not exist are refused by their field."""
     items = b",".join(b'{"type":"item_reference","id":"msg_%032x"}' % number for number in range(100_000))
     await _both(stage, b'"input":[' + items + b"]}", param="input")
 
 
 @attack()
 async def references_through_a_chain(stage: Stage) -> None:
-    """References to what a long chain does not hold, one frame after the other: each is refused."""
+    """References to items that a long chain does not have, one frame after the other: each is refused."""
     socket = await stage.websocket()
     previous = None
     for number in range(30):
@@ -159,7 +159,7 @@ async def largest_body(stage: Stage) -> None:
         async with asyncio.timeout(30):
             await socket.send(frame_head(TEXT, _LARGEST + 1))
             event = await socket.until("close")
-            stage.check(event.get("code") == 1009, f"1009 is due, and this came: {event}")
+            stage.check(event.get("code") == 1009, f"expected close 1009, got {event}")
     except GONE:
         stage.check(False, "a message that is too large is closed with 1009; it was closed without a code")
     finally:
@@ -185,7 +185,7 @@ async def too_many_lanes(stage: Stage) -> None:
 
 @attack(quick=True)
 async def too_many_queued(stage: Stage) -> None:
-    """200 creates at once on one lane: those past the bound are refused with 429, the others answered."""
+    """200 creates at once on one lane: those beyond the limit are refused with 429, the others answered."""
     socket = await stage.websocket()
     for _ in range(200):
         await socket.create(input="go", store=False, max_output_tokens=1)
@@ -202,7 +202,8 @@ async def too_many_queued(stage: Stage) -> None:
 
 @attack(peak_mib=768, event_ms=LARGE_EVENT_MS)
 async def large_queued(stage: Stage) -> None:
-    """Five WebSockets queue 15 MiB creates behind a running one until some are refused: all are let go."""
+    """Five WebSockets queue 15 MiB creates behind a running one until some are refused: all memory is
+    released."""
     payload = _create(b'"input":"' + b"a" * (15 * MIB) + b'"}')[1]
     sockets = [await stage.websocket() for _ in range(5)]
     refusals = 0
@@ -227,7 +228,7 @@ async def large_queued(stage: Stage) -> None:
 
 @attack(peak_mib=1024, event_ms=LARGE_EVENT_MS)
 async def largest_frames(stage: Stage) -> None:
-    """Ten WebSockets send a 15 MiB create each and leave: their memory is given back."""
+    """Ten WebSockets send a 15 MiB create each and disconnect: their memory is released."""
     payload = _create(b'"input":"' + b"a b " * (15 * MIB // 4) + b'"}')[1]
 
     async def once() -> None:

@@ -1,4 +1,4 @@
-"""Runs attacks one after the other, each with a watched victim, and says what they came to."""
+"""Runs attacks one after the other while a victim is monitored, and collects their outcomes."""
 
 import asyncio
 import contextlib
@@ -14,30 +14,32 @@ from tests.attack.stage import Attack, Stage
 from tests.attack.watching import Report, Times, Watch, watching
 
 _LONGEST_S = 60.0
-"""An attack that takes longer is given up, and has failed."""
+"""An attack that takes longer is stopped, and has failed."""
 _SETTLE_S = 16.0
-"""How long after an attack memory and descriptors may take to come back: longer than every deadline."""
+"""How long after an attack the server may take to release memory and descriptors: longer than every
+deadline."""
 _TURNS_S = 20.0
 _LOOK_S = 0.1
 _MODEL_EVENT_MS = 250.0
-"""What the embedded model needs for an event on two cores, with room for a neighbour."""
+"""Limit of the embedded model's time per event on two cores, with a second client."""
 _TIMED_S = 1.0
-"""How long the victim's times are taken at least: a percentile of a moment says nothing."""
+"""Shortest time over which the victim is measured: percentiles of a shorter time mean nothing."""
 _NICE = 10
-"""Attackers are elsewhere in reality: here they get what CPU the server and the victim leave."""
+"""Niceness of the attackers. Real ones are on other machines, so they get only the CPU that server and victim
+leave."""
 _MOST_FOREIGN = 0.3
-"""On a machine that is busier with something else, times are shown and not judged."""
+"""Cores that other processes may use. Beyond that, times are shown but not judged."""
 _FEWEST = 100
-"""Of fewer events no percentile is taken."""
+"""Fewest events for a percentile."""
 
 
 class Unserved(Exception):
-    """A server that nobody attacks does not serve."""
+    """A server that is not under attack does not serve the victim."""
 
 
 @dataclass
 class Outcome:
-    """What an attack came to."""
+    """The outcome of an attack."""
 
     attack: Attack
     seconds: float = 0.0
@@ -50,30 +52,30 @@ class Outcome:
     descriptors: tuple[int, int] = (0, 0)
     faults: list[str] = field(default_factory=list)
     slow: list[str] = field(default_factory=list)
-    """Of times only: these are noisy, and may be measured once more."""
+    """Faults in the latency only. Latency is noisy, so the attack may be repeated once."""
     notes: list[str] = field(default_factory=list)
     foreign_cores: float = 0.0
-    """How many cores other processes had meanwhile, which have nothing to do with this."""
+    """How many cores unrelated processes used during the attack."""
 
     @property
     def is_timed(self) -> bool:
-        """Whether the victim's times say something about the attack."""
+        """Whether the victim's latency is valid: the machine was not busy with other processes."""
         return self.foreign_cores <= _MOST_FOREIGN
 
 
 class Arena:
-    """A server and its victim, for attacks one after the other."""
+    """A server and its victim, for several attacks in sequence."""
 
     def __init__(self, server: Server, watch: Watch, spec: Spec, shortest_s: float) -> None:
-        """``shortest_s``: for how long the victim's times are taken at least."""
+        """``shortest_s`` is the shortest time over which the victim is measured."""
         self.server = server
         self._shortest_s = shortest_s
         self.spec = spec
-        self.is_hurt = False
+        self.is_impaired = False
         self._watch = watch
 
-    def suffer(self, attack: Attack, seed: int) -> Outcome:
-        """Go through one attack."""
+    def run(self, attack: Attack, seed: int) -> Outcome:
+        """Run one attack; return its outcome."""
         outcome = Outcome(attack)
         server, stage = self.server, Stage(self.server, self.spec, seed)
         self._watch.cut()
@@ -97,11 +99,11 @@ class Arena:
         log = server.log()[logged:]
         outcome.faults += faults_in(log)
         outcome.faults += [f"not logged: {text}" for text in stage.wanted_in_log if text not in log]
-        self.is_hurt = bool(outcome.faults) or attack.victim_is_cut
+        self.is_impaired = bool(outcome.faults) or attack.victim_is_cut
         return outcome
 
     def _settle(self, outcome: Outcome, descriptors: int) -> None:
-        """Wait until memory and descriptors are back, for as long as that may take."""
+        """Wait until memory and descriptors are released, or the time for that is over."""
         end = time.monotonic() + _SETTLE_S
         time.sleep(_LOOK_S)
         while time.monotonic() < end and not (
@@ -133,7 +135,8 @@ class Arena:
             outcome.faults.append(f"memory: {grown:.0f} MiB more than before")
         if held > outcome.attack.peak_mib:
             outcome.faults.append(
-                f"memory: {held:.0f} MiB more meanwhile, and {outcome.attack.peak_mib} may be"
+                f"memory: {held:.0f} MiB more during the attack, at most"
+                f" {outcome.attack.peak_mib} are allowed"
             )
         if more > SLACK_DESCRIPTORS:
             outcome.faults.append(f"descriptors: {more} more than before")
@@ -149,7 +152,7 @@ def _run(attack: Attack, stage: Stage) -> None:
         try:
             asyncio.run(bounded())
         except TimeoutError:
-            stage.faults.append(f"the attack was given up after {_LONGEST_S:.0f} s")
+            stage.faults.append(f"the attack was stopped after {_LONGEST_S:.0f} s")
         except Exception as error:
             stage.faults.append(f"the attack broke off: {type(error).__name__} {error}"[:500])
 
@@ -160,7 +163,7 @@ def _run(attack: Attack, stage: Stage) -> None:
 
 @contextlib.contextmanager
 def arena(spec: Spec, shortest_s: float) -> Iterator[Arena]:
-    """A server with a victim that is being served on every transport."""
+    """Start a server with a victim, and wait until it is served on every transport."""
     with running(spec) as server, watching(server, spec) as watch:
         arena = Arena(server, watch, spec, shortest_s)
         if not watch.whole_turns(_TURNS_S):
@@ -169,7 +172,8 @@ def arena(spec: Spec, shortest_s: float) -> Iterator[Arena]:
 
 
 class Campaign:
-    """Attacks one after the other. Those that need the same server share one, until it is hurt."""
+    """Runs attacks in sequence. Attacks with the same server settings share a server, until it is
+    impaired."""
 
     def __init__(self, say: Callable[[str], None], seed: int, *, timed: bool = True) -> None:
         self._say = say
@@ -185,21 +189,21 @@ class Campaign:
         self._stack.close()
 
     def run(self, attack: Attack) -> Outcome:
-        """Go through an attack; a second time if nothing but times was wrong."""
+        """Run an attack; repeat it once if only the latency was at fault."""
         outcome = self._once(attack)
         if self._timed and outcome.slow and outcome.is_timed and not outcome.faults:
-            self._say(f"  {attack.name}: {'; '.join(outcome.slow)}; once more")
+            self._say(f"  {attack.name}: {'; '.join(outcome.slow)}; repeating")
             outcome = self._once(attack)
         if self._timed and outcome.is_timed:
             outcome.faults += outcome.slow
         return outcome
 
     def _once(self, attack: Attack) -> Outcome:
-        return self._ready(attack.spec).suffer(attack, self._seed)
+        return self._ready(attack.spec).run(attack, self._seed)
 
     def _ready(self, spec: Spec) -> Arena:
         current = self._arena
-        if current is None or current.spec != spec or current.is_hurt or not current.server.is_alive:
+        if current is None or current.spec != spec or current.is_impaired or not current.server.is_alive:
             self._replace()
             self._arena = self._stack.enter_context(arena(spec, _TIMED_S if self._timed else 0))
         assert self._arena is not None

@@ -1,4 +1,4 @@
-"""A real server in a process of its own, and what can be seen of it: memory, descriptors, log."""
+"""Runs a real server in another process and observes its memory, descriptors, CPU and log."""
 
 import contextlib
 import functools
@@ -25,28 +25,28 @@ ENGINES = {
     "tokens": {"simulated": f"{_SIMULATED},vocabulary=smollm2,context_tokens=8192"},
     "llama": {"simulated": _SIMULATED, "llama": "llama:threads=1"},
 }
-"""The models that a server has, by the name of the stage: the victim uses all of them."""
+"""The models of a server, by the name of its engine. The victim uses all of them."""
 _START_S = 60.0
 _STOP_S = 20.0
 _SAMPLED_S = 0.05
 _SIGNS = re.compile(
     r"Traceback|unexpectedly|never retrieved|never awaited|Fatal|Task was destroyed|\bERROR\b"
 )
-"""Of faults that the server did not foresee."""
+"""Log messages of unexpected faults."""
 
 _MOST_WARNINGS = 100
 
 
 @dataclass(frozen=True)
 class Spec:
-    """How a server is started."""
+    """The settings of a server."""
 
     engine: str = "simulated"
     limits: Mapping[str, float] = field(default_factory=dict)
-    """What differs from the limits of the suite."""
+    """Limits that differ from those of the suite."""
     flags: tuple[str, ...] = ()
     descriptors: int | None = None
-    """The process's limit of open files; None: as the suite's own."""
+    """The process's limit of open files; None: that of the suite's process."""
 
 
 class Server:
@@ -73,7 +73,7 @@ class Server:
         return self._log.read_text(errors="replace")
 
     def resident_mib(self) -> float:
-        """Of the process and those that it has started."""
+        """Resident memory of the process and its descendants."""
         return sum(map(_resident_bytes, _family(self.pid))) / MIB
 
     def descriptors(self) -> int:
@@ -82,38 +82,38 @@ class Server:
         return 0
 
     def cpu_s(self) -> float:
-        """CPU time that the process has used, without those that it has started."""
+        """CPU time of the process, without its children."""
         return _cpu_s(self.pid)
 
 
 def foreign_cpu_s() -> float:
-    """CPU time that all processes of the machine have used but this one and those that it has started."""
+    """Return the CPU time of all processes of the machine except this one and its descendants."""
     ticks = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:8]))
     busy_s = (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
     return busy_s - sum(map(_cpu_s, _family(os.getpid())))
 
 
 def faults_in(log: str) -> list[str]:
-    """What a server has logged that it must not: faults of its own, and what clients keep secret."""
+    """Return log lines that must not exist: unexpected faults, too many warnings, and secrets of clients."""
     lines = log.splitlines()
     found = [" | ".join(lines[place : place + 30]) for place, line in enumerate(lines) if _SIGNS.search(line)]
     warnings = sum(" WARNING " in line for line in lines)
     if warnings > _MOST_WARNINGS:
-        found.append(f"{warnings} warnings: whoever attacks must not fill the log; the last: {lines[-1]}")
+        found.append(f"{warnings} warnings, an attack must not fill the log; the last: {lines[-1]}")
     secrets = [key for key in (ATTACKER_KEY, VICTIM_KEY) if key in log]
     return [f"logged: {each[:1500]}" for each in found[-2:]] + [
-        f"the log holds the key {key}" for key in secrets
+        f"the log contains the key {key}" for key in secrets
     ]
 
 
 @contextlib.contextmanager
 def running(spec: Spec) -> Iterator[Server]:
-    """A server on a free port of loopback and a store of its own, until the block ends."""
+    """Run a server on a free loopback port, with its own store, until the block ends."""
     with tempfile.TemporaryDirectory(prefix="slipring-attack-") as directory:
         log, config = Path(directory) / "log", Path(directory) / "slipring.toml"
         config.write_text(_models(spec.engine))
         flags = ("--port", "0", "--config", str(config), "--store", f"sqlite:{directory}/slipring.db")
-        with log.open("wb") as errors:  # not a pipe: nobody would read it while it fills
+        with log.open("wb") as errors:  # not a pipe, which would fill up unread
             process = subprocess.Popen(
                 [sys.executable, "-m", "slipring", "serve", *flags, *_limit_flags(spec), *spec.flags],
                 env=_environment(),
@@ -144,7 +144,7 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def _announced(process: "subprocess.Popen[str]") -> str | None:
-    """The URL that a server prints when it is ready; None: it has ended, or takes too long."""
+    """Return the URL that a server prints when it is ready. None: it has ended, or takes too long."""
     timer = threading.Timer(_START_S, process.kill)
     timer.start()
     try:
@@ -178,7 +178,8 @@ def _limit_flags(spec: Spec) -> list[str]:
 
 
 def _bound_descriptors(most: int | None) -> None:
-    """Runs in the child, before it becomes the server. What the suite ignores the server need not."""
+    """Runs in the child before exec: sets the limit of open files and restores the default signal
+    handlers."""
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     if most is not None:
@@ -186,7 +187,7 @@ def _bound_descriptors(most: int | None) -> None:
 
 
 def _family(pid: int) -> list[int]:
-    """A process and all that it has started, directly or not."""
+    """Return a process and all its descendants."""
     found = [pid]
     for parent in found:
         with contextlib.suppress(OSError):
@@ -196,7 +197,7 @@ def _family(pid: int) -> list[int]:
 
 
 def _cpu_s(pid: int) -> float:
-    """CPU time of a process, and of those that it has started and that have ended."""
+    """Return the CPU time of a process and of its children that have ended."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
@@ -210,7 +211,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 class Peak:
-    """The most memory that a server holds while the block runs, as samples show it."""
+    """Samples the memory of a server while the block runs, and keeps the highest value."""
 
     def __init__(self, server: Server) -> None:
         self.mib = 0.0

@@ -14,7 +14,7 @@ _HARMLESS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGWINCH)
 
 @attack(quick=True)
 async def harmless(stage: Stage) -> None:
-    """SIGUSR1, SIGUSR2 and SIGPIPE in the middle of answers: the server goes on, and so do they."""
+    """SIGUSR1, SIGUSR2 and SIGPIPE during responses: the server and the responses continue."""
     for number in _HARMLESS:
         os.kill(stage.server.pid, number)
         await asyncio.sleep(0.1)
@@ -27,7 +27,7 @@ async def harmless(stage: Stage) -> None:
 
 @attack(victim_is_cut=True)
 async def hang_up(stage: Stage) -> None:
-    """SIGHUP comes three times: a running answer ends as it should, and the server ends with 0."""
+    """SIGHUP is sent three times: the response in progress completes, and the server exits with 0."""
     async with websockets(stage.server, stage.key) as (socket,):
         await socket.create(input="go", store=False)
         await socket.until("response.created")
@@ -41,7 +41,7 @@ async def hang_up(stage: Stage) -> None:
 @attack(victim_is_cut=True)
 async def stop_under_attack(stage: Stage) -> None:
     """SIGTERM while 50 connections are silent, 20 answers are unread and 20 bodies are unfinished: the server
-    has ended when its drain time is over."""
+    has exited when its drain time is over."""
     async with connections(stage.server, 70) as opened, websockets(stage.server, stage.key, 20) as sockets:
         for socket in opened[50:]:
             await socket.send(request_head("POST", "/responses", *json_lines(10**6), key=stage.key) + b"{")
@@ -53,7 +53,7 @@ async def stop_under_attack(stage: Stage) -> None:
 
 
 async def _ended(stage: Stage) -> None:
-    """Require that the server ends by itself, in time and as one that was told to."""
+    """Require that the server exits in time, with the expected code."""
     seconds = stage.limit("drain_timeout_s") + PATIENCE_S
     ended = await stage.comes_true(lambda: not stage.server.is_alive, seconds)
     code = stage.server.process.returncode

@@ -1,4 +1,4 @@
-"""Connections of attackers: they read only when they are told to, and send whatever they are told to."""
+"""Raw connections for attackers: they read only on request, and send any bytes."""
 
 import asyncio
 import json
@@ -18,18 +18,18 @@ _SMALL_BYTES = 65536
 _CHUNK = 2**18
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 GONE = (OSError, TimeoutError, asyncio.IncompleteReadError)
-"""How an attacker notices that its connection was closed."""
+"""Exceptions by which an attacker notices that its connection was closed."""
 
 Json = dict[str, Any]
 
 
 def frame(opcode: int, payload: bytes = b"", *, final: bool = True, reserved: int = 0) -> bytes:
-    """A client's frame, masked with zeros."""
+    """Return a client's frame, masked with zeros."""
     return frame_head(opcode, len(payload), final=final, reserved=reserved) + payload
 
 
 def frame_head(opcode: int, length: int, *, final: bool = True, reserved: int = 0) -> bytes:
-    """The head of a frame that announces so many bytes."""
+    """Return the head of a frame that announces this many bytes."""
     first = opcode | reserved << 4 | (0x80 if final else 0)
     if length < 126:
         return struct.pack("!BB", first, 0x80 | length) + bytes(4)
@@ -39,23 +39,23 @@ def frame_head(opcode: int, length: int, *, final: bool = True, reserved: int = 
 
 
 def request_head(method: str, path: str, *lines: str, key: str | None = None) -> bytes:
-    """The head of an HTTP request."""
+    """Return the head of an HTTP request."""
     more = [f"Authorization: Bearer {key}"] if key else []
     return "\r\n".join([f"{method} /v1{path} HTTP/1.1", "Host: localhost", *more, *lines, "", ""]).encode()
 
 
 def post(path: str, body: bytes, key: str) -> bytes:
-    """A whole POST request, the only one on its connection."""
+    """Return a complete POST request with ``Connection: close``."""
     return request_head("POST", path, "Connection: close", *json_lines(len(body)), key=key) + body
 
 
 def json_lines(length: int) -> list[str]:
-    """The lines of a head that announce a JSON body."""
+    """Return the header lines for a JSON body."""
     return ["Content-Type: application/json", f"Content-Length: {length}"]
 
 
 def upgrade(key: str | None, *lines: str) -> bytes:
-    """A request for a WebSocket."""
+    """Return a request for a WebSocket upgrade."""
     wanted = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
     nonce = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
     return request_head("GET", "/responses", *wanted, nonce, *lines, key=key)
@@ -71,7 +71,7 @@ class Answer:
 
     @property
     def error(self) -> Json:
-        """What it refuses, in the API's shape; empty: it is not of that shape."""
+        """The error object of the API's format; empty if the body has another format."""
         with suppress(ValueError, KeyError, TypeError):
             error = json.loads(self.body)["error"]
             if isinstance(error, dict) and {"message", "type", "code", "param"} <= error.keys():
@@ -100,7 +100,7 @@ class Socket:
         await self.send_event(type="response.create", **fields)
 
     async def receive(self, most: int = _CHUNK) -> bytes:
-        """What comes next; nothing at the end."""
+        """Return the next bytes; empty at the end."""
         return await self._loop.sock_recv(self.sock, most)
 
     async def read(self, count: int) -> bytes:
@@ -113,7 +113,7 @@ class Socket:
         return wanted
 
     async def read_head(self) -> str:
-        """The head of an HTTP answer."""
+        """Read the head of an HTTP answer."""
         while b"\r\n\r\n" not in self._received:
             if not (chunk := await self.receive()):
                 raise asyncio.IncompleteReadError(bytes(self._received), None)
@@ -122,14 +122,14 @@ class Socket:
         return head.decode("latin-1")
 
     async def answer(self) -> Answer:
-        """An HTTP answer with a length, or up to the end of the connection."""
+        """Read an HTTP answer, by its length or until the end of the connection."""
         head = await self.read_head()
         length = re.search(r"(?im)^content-length: *(\d+)", head)
         body = await self.read(int(length[1])) if length else await self.rest()
         return Answer(int(head.split()[1]), head, body)
 
     async def frame(self) -> tuple[int, bytes]:
-        """The next frame of the server: its opcode and payload."""
+        """Read the next frame of the server; return its opcode and payload."""
         first, length = await self.read(2)
         if length == 126:
             (length,) = struct.unpack("!H", await self.read(2))
@@ -138,7 +138,8 @@ class Socket:
         return first & 0x0F, await self.read(length)
 
     async def event(self) -> Json:
-        """The next event; pings are answered and pongs are read over. A close is told as an event as well."""
+        """Read the next event. Pings are answered, pongs are skipped, and a close is returned as an event
+        too."""
         while True:
             opcode, payload = await self.frame()
             if opcode == PING:
@@ -150,14 +151,14 @@ class Socket:
                 return dict(json.loads(payload))
 
     async def until(self, *types: str) -> Json:
-        """The next event of one of these types, or a close, an error or the end."""
+        """Read until an event of one of these types, or a close, an error or the end."""
         while True:
             event = await self.event()
             if event["type"] in (*types, "close", "error"):
                 return event
 
     async def rest(self) -> bytes:
-        """All that comes until the server closes."""
+        """Read everything until the server closes."""
         with suppress(ConnectionError):
             while chunk := await self.receive():
                 self._received += chunk
@@ -166,7 +167,7 @@ class Socket:
         return rest
 
     async def closed_within(self, seconds: float) -> bool:
-        """Whether the server closes in this time. What it sends until then is read and thrown away."""
+        """Return whether the server closes in this time. Data until then is discarded."""
         try:
             async with asyncio.timeout(seconds):
                 while await self.receive():
@@ -178,7 +179,7 @@ class Socket:
         return True
 
     def reset(self) -> None:
-        """Be gone at once: the server sees a reset."""
+        """Close with a TCP reset."""
         with suppress(OSError):
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.sock.close()
@@ -188,7 +189,8 @@ class Socket:
 
 
 async def connect(server: Server, *, small: bool = False) -> Socket:
-    """A plain connection. ``small``: little fits between the two ends when nobody reads."""
+    """Open a plain connection. ``small`` makes the socket buffers small, so that unread data piles up at the
+    server."""
     sock = socket.socket()
     sock.setblocking(False)
     if small:
@@ -202,7 +204,7 @@ async def connect(server: Server, *, small: bool = False) -> Socket:
 
 
 async def connect_websocket(server: Server, key: str, *lines: str, small: bool = False) -> Socket:
-    """A WebSocket connection, with the handshake behind it."""
+    """Open a WebSocket connection and complete its handshake."""
     connection = await connect(server, small=small)
     try:
         await connection.send(upgrade(key, *lines))
@@ -217,14 +219,14 @@ async def connect_websocket(server: Server, key: str, *lines: str, small: bool =
 
 @asynccontextmanager
 async def connections(server: Server, count: int, *, small: bool = False) -> AsyncIterator[list[Socket]]:
-    """Several plain connections; those that are left at the end are reset."""
+    """Open several plain connections; those that are open at the end are reset."""
     async with _opened(lambda: connect(server, small=small), count) as opened:
         yield opened
 
 
 @asynccontextmanager
 async def websockets(server: Server, key: str, count: int = 1, *lines: str) -> AsyncIterator[list[Socket]]:
-    """Several WebSocket connections that read little; those that are left at the end are reset."""
+    """Open several WebSocket connections with small buffers; those that are open at the end are reset."""
     async with _opened(lambda: connect_websocket(server, key, *lines, small=True), count) as opened:
         yield opened
 
@@ -242,7 +244,7 @@ async def _opened(open_one: Callable[[], Awaitable[Socket]], count: int) -> Asyn
 
 
 class Deadline:
-    """Seconds that are left of some."""
+    """Counts down a number of seconds."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""What an attack is, and what it is given: a server, a key, and ways to say what must hold."""
+"""The definition of an attack, and its tools: a server, a key, and checks."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ Run = Callable[["Stage"], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack. The first line of its function's docstring says what is done and what must hold."""
+    """One attack. The docstring of its function states what is done and what must hold."""
 
     name: str
     group: str
@@ -30,11 +30,11 @@ class Attack:
     quick: bool = False
     """Whether it is short enough for `make test`."""
     peak_mib: int = 512
-    """How much more memory than before the server may hold meanwhile."""
+    """How much more memory the server may hold during the attack than before."""
     event_ms: float | None = None
-    """The victim's time per event at the 99th percentile, where it is not the usual one."""
+    """Limit of the victim's time per event at the 99th percentile, if not the default."""
     victim_is_cut: bool = False
-    """Whether the server itself is told to stop, so that the victim cannot be served to the end."""
+    """Whether the attack stops the server, so that the victim cannot be served until the end."""
 
 
 class Registry:
@@ -63,7 +63,7 @@ class Registry:
 
 
 class Stage:
-    """One attack in progress: what it may use, and what it has found."""
+    """An attack in progress: its tools and its findings."""
 
     def __init__(self, server: Server, spec: Spec, seed: int) -> None:
         self.server = server
@@ -78,15 +78,15 @@ class Stage:
     def limit(self, name: str) -> float:
         return self._limits[name]
 
-    # What must hold.
+    # Checks.
 
-    def check(self, holds: object, said: str) -> None:
-        if not holds:
-            self.faults.append(said)
+    def check(self, condition: object, message: str) -> None:
+        if not condition:
+            self.faults.append(message)
 
-    def note(self, said: str) -> None:
-        """Something to show beside the verdict."""
-        self.notes.append(said)
+    def note(self, text: str) -> None:
+        """Add a remark that is shown beside the verdict."""
+        self.notes.append(text)
 
     def refused(
         self,
@@ -96,29 +96,29 @@ class Stage:
         code: str | None = None,
         param: str = "",
     ) -> None:
-        """Require a refusal in the API's shape. ``param``: a pattern that its field must fit, from the start;
-        empty: whatever it is."""
+        """Require a refusal in the API's format. ``param`` is a pattern that its field must match from the
+        start; empty: any field."""
         status, error = _read(answer)
         if status not in statuses or not error:
             wanted = "/".join(map(str, statuses))
-            self.faults.append(f"{wanted} is due, and this came: {_shown(answer)}")
+            self.faults.append(f"expected {wanted}, got {_shown(answer)}")
         elif code is not None and error["code"] != code:
-            self.faults.append(f"the code {code} is due, and this came: {_shown(answer)}")
+            self.faults.append(f"expected the code {code}, got {_shown(answer)}")
         elif param and not re.match(param, error.get("param") or ""):
-            self.faults.append(f"the field {param} is to be named, and this came: {_shown(answer)}")
+            self.faults.append(f"expected the field {param}, got {_shown(answer)}")
 
     def answered(self, answer: Answer | Json | None) -> None:
-        """Require an answer: a response, or an error in the API's shape."""
+        """Require an answer: a response, or an error in the API's format."""
         status, error = _read(answer)
         if status != 200 and not error:
             self.faults.append(f"neither served nor refused: {_shown(answer)}")
 
     def log_since(self) -> str:
-        """What the server has logged since the attack began."""
+        """Return what the server has logged since the attack began."""
         return self.server.log()[self._log_size :]
 
     async def descriptors_fall(self, to: int, within_s: float) -> bool:
-        """Whether the server lets go of its descriptors by itself, in this time and what is waited for it."""
+        """Return whether the server releases its descriptors within this time plus the usual tolerance."""
         return await self.comes_true(lambda: self.server.descriptors() <= to, within_s + PATIENCE_S)
 
     async def comes_true(self, holds: Callable[[], bool], within_s: float) -> bool:
@@ -129,12 +129,12 @@ class Stage:
             await asyncio.sleep(_LOOK_S)
         return True
 
-    # What attackers do.
+    # Actions of attackers.
 
     async def post(
         self, body: Json | bytes, path: str = "/responses", key: str | None = None
     ) -> Answer | None:
-        """One POST on a connection of its own; None: the server closed it without an answer."""
+        """Send one POST on a new connection. None: the server closed it without an answer."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return await self.exchange(post(path, data, key or self.key))
 
@@ -142,12 +142,13 @@ class Stage:
         return await self.exchange(request_head("GET", path, "Connection: close", key=key or self.key))
 
     async def exchange(self, data: bytes, within_s: float = _ANSWER_S) -> Answer | None:
-        """Send bytes on a connection of its own, and read an answer."""
+        """Send bytes on a new connection, and read an answer."""
         connection = None
         try:
             async with asyncio.timeout(within_s):
                 connection = await connect(self.server)
-                sending = asyncio.ensure_future(connection.send(data))  # an answer may come before the end
+                # Concurrently, because the server may answer before the end of the request.
+                sending = asyncio.ensure_future(connection.send(data))
                 try:
                     return await connection.answer()
                 finally:
@@ -160,7 +161,7 @@ class Stage:
                 connection.close()
 
     async def turn(self, socket: Socket, *, within_s: float = _ANSWER_S, **create: Any) -> Json | None:
-        """One response over a WebSocket: the event that ends it; None: there was none in this time."""
+        """Create one response over a WebSocket; return its last event. None: there was none in this time."""
         try:
             async with asyncio.timeout(within_s):
                 await socket.create(**create)
@@ -173,15 +174,15 @@ class Stage:
             return await connect_websocket(self.server, key or self.key, *lines)
 
     async def stored(self, body: Json) -> str:
-        """The id of a response that is made and stored."""
+        """Create and store a response; return its id."""
         answer = await self.post(body)
         if answer is None or answer.status != 200:
-            raise RuntimeError(f"a response that is to be attacked with was refused: {_shown(answer)}")
+            raise RuntimeError(f"a response that the attack needs was refused: {_shown(answer)}")
         return str(json.loads(answer.body)["id"])
 
 
 def _read(answer: Answer | Json | None) -> tuple[int, Json]:
-    """The status of an answer or event, and its error."""
+    """Return the status of an answer or event, and its error."""
     if answer is None:
         return 0, {}
     if isinstance(answer, Answer):

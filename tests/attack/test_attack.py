@@ -1,4 +1,5 @@
-"""The short attacks; `make test-attack` runs all of them, and takes times as well."""
+"""The server withstands the short attacks. `make test-attack` runs all of them, and measures latency as
+well."""
 
 import sys
 from collections.abc import Iterator
@@ -17,13 +18,13 @@ QUICK = [attack for attack in ATTACKS if attack.quick]
 
 @pytest.fixture(scope="module")
 def campaign() -> Iterator[Campaign]:
-    """One server for all of them, as long as none hurts it."""
+    """One server for all attacks, as long as none impairs it."""
     with Campaign(print, seed=7, timed=False) as campaign:
         yield campaign
 
 
 @pytest.mark.parametrize("attack", QUICK, ids=lambda attack: f"{attack.group}-{attack.name}")
-def test_an_attack_is_held(attack: Attack, campaign: Campaign) -> None:
+def test_the_server_withstands_an_attack(attack: Attack, campaign: Campaign) -> None:
     outcome = campaign.run(attack)
     assert not outcome.faults, "\n".join([attack.sentence, *outcome.faults])
 

@@ -1,4 +1,4 @@
-"""Long texts, which are tokenized before anybody knows how many tokens they have."""
+"""Long texts, whose number of tokens is unknown before they are tokenized."""
 
 import asyncio
 
@@ -22,7 +22,8 @@ def _text(kind: str, length: int) -> str:
 
 
 async def _too_long(stage: Stage, model: str, text: str, *, count: int = 1, field: str = "input") -> None:
-    """Send a text that cannot fit, as a response and as a count, and require that each is refused as that."""
+    """Send a text that cannot fit, as a response and as a count; require that each is refused for its
+    length."""
     body = {"model": model, "input": "go", field: text, "store": False}
     answers = await asyncio.gather(
         *(stage.post(body) for _ in range(count)),
@@ -39,26 +40,27 @@ async def _too_long(stage: Stage, model: str, text: str, *, count: int = 1, fiel
 
 @attack(engine="tokens")
 async def digits(stage: Stage) -> None:
-    """Four requests and four counts with 5 MiB of digits are refused from their bytes."""
+    """Four requests and four counts with 5 MiB of digits are refused by their size in bytes."""
     await _too_long(stage, "simulated", _text("digits", _LONG), count=4)
 
 
 @attack(engine="tokens", event_ms=LARGE_EVENT_MS)
 async def one_word(stage: Stage) -> None:
-    """5 MiB of one endless word, and of nothing but spaces, are refused from their bytes."""
+    """5 MiB of one long word, and of nothing but spaces, are refused by their size in bytes."""
     for kind in ("word", "spaces", "newlines", "mixed"):
         await _too_long(stage, "simulated", _text(kind, _LONG))
 
 
 @attack(engine="tokens")
 async def long_instructions(stage: Stage) -> None:
-    """5 MiB of instructions are refused from their bytes."""
+    """5 MiB of instructions are refused by their size in bytes."""
     await _too_long(stage, "simulated", _text("digits", _LONG), field="instructions")
 
 
 @attack(engine="tokens")
 async def just_too_long(stage: Stage) -> None:
-    """Twenty texts of 100 kB at once, some of which might fit, are answered or refused while others go on."""
+    """Twenty texts of 100 kB at once, some of which might fit, are answered or refused while other clients
+    are served."""
     texts = [_text(kind, 100_000) for kind in ("digits", "word", "spaces", "mixed")] * 5
     for answer in await asyncio.gather(
         *(stage.post({"model": "simulated", "input": text, "store": False}) for text in texts)
@@ -68,7 +70,7 @@ async def just_too_long(stage: Stage) -> None:
 
 @attack(engine="tokens")
 async def long_tools(stage: Stage) -> None:
-    """Tools whose descriptions have 5 MiB are refused from their bytes."""
+    """Tools whose descriptions have 5 MiB are refused by their size in bytes."""
     tool = {"type": "function", "name": "tool", "description": _text("digits", _LONG), "parameters": {}}
     body = {"model": "simulated", "input": "go", "tools": [tool], "store": False}
     stage.refused(await stage.post(body), (400,))
@@ -76,7 +78,7 @@ async def long_tools(stage: Stage) -> None:
 
 @attack(engine="tokens")
 async def truncated_by_the_server(stage: Stage) -> None:
-    """1,500 messages that cannot fit, with truncation left to the server, are answered or refused."""
+    """1,500 messages that cannot fit, with `truncation: "auto"`, are answered or refused."""
     items = [{"role": "user", "content": _text("digits", 3000)} for _ in range(1500)]
     body = {"model": "simulated", "input": items, "truncation": "auto", "store": False}
     stage.answered(await stage.post(body))
@@ -90,14 +92,15 @@ async def digits_on_llama(stage: Stage) -> None:
 
 @attack(engine="llama", peak_mib=768, event_ms=LARGE_EVENT_MS)
 async def one_word_on_llama(stage: Stage) -> None:
-    """5 MiB of one endless word, and of nothing but spaces, to the embedded model are refused."""
+    """5 MiB of one long word, and of nothing but spaces, to the embedded model are refused."""
     for kind in ("word", "spaces", "mixed"):
         await _too_long(stage, "llama", _text(kind, _LONG))
 
 
 @attack(engine="llama", peak_mib=768)
 async def long_socket_turns_on_llama(stage: Stage) -> None:
-    """Sixteen lanes of one WebSocket bring 1 MiB of digits each: all are refused, and the socket stays."""
+    """Sixteen lanes of one WebSocket send 1 MiB of digits each: all are refused, and the socket stays
+    open."""
     socket = await stage.websocket()
     for lane in range(16):
         await socket.create(model="llama", input=_text("digits", MIB), stream_id=f"lane-{lane}")

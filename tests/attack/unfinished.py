@@ -1,4 +1,4 @@
-"""Requests, handshakes and messages that never come to their end."""
+"""Requests, handshakes and messages that are never completed."""
 
 import asyncio
 import json
@@ -28,11 +28,11 @@ _HEAD = json_lines(len(_BODY) + 2)
 
 
 async def _let_go(stage: Stage, before: int, limit: str) -> None:
-    """Require that the server closes by itself what does not go on, in the time that a limit says."""
+    """Require that the server closes connections without progress within the time of a limit."""
     seconds = stage.limit(limit)
     fell = await stage.descriptors_fall(before + SLACK_DESCRIPTORS, seconds)
     held = stage.server.descriptors() - before
-    stage.check(fell, f"{held} connections are held though {limit} ({seconds:g}) is over")
+    stage.check(fell, f"{held} connections are open after {limit} ({seconds:g})")
 
 
 async def _send_unfinished(socket: Socket, data: bytes) -> None:
@@ -45,7 +45,7 @@ async def _send_unfinished(socket: Socket, data: bytes) -> None:
 
 @attack(peak_mib=768)
 async def bodies(stage: Stage) -> None:
-    """60 bodies of 15 MiB stop two bytes before their end: what is held is bounded, and they are closed."""
+    """60 bodies of 15 MiB stop two bytes before their end: memory is bounded, and they are closed."""
     before = stage.server.descriptors()
     data = request_head("POST", "/responses", *_HEAD, key=stage.key) + _BODY
     async with connections(stage.server, 60) as opened:
@@ -66,7 +66,7 @@ async def small_bodies(stage: Stage) -> None:
 
 @attack()
 async def dripping_bodies(stage: Stage) -> None:
-    """40 chunked bodies bring a byte every half second: they are closed, since that is no progress."""
+    """40 chunked bodies send a byte every half second: they are closed, because that is too slow."""
     before = stage.server.descriptors()
     head = request_head("POST", "/responses", "Transfer-Encoding: chunked", key=stage.key)
     async with connections(stage.server, 40) as opened:
@@ -77,7 +77,7 @@ async def dripping_bodies(stage: Stage) -> None:
 
 @attack()
 async def slow_headers(stage: Stage) -> None:
-    """40 requests bring a line of their head every half second: they are closed in time."""
+    """40 requests send a line of their head every half second: they are closed in time."""
     before = stage.server.descriptors()
     async with connections(stage.server, 40) as opened:
         for socket in opened:
@@ -86,7 +86,7 @@ async def slow_headers(stage: Stage) -> None:
 
 
 async def _drip(stage: Stage, opened: list[Socket], drop: bytes, before: int, limit: str) -> None:
-    """Send a little again and again, until all are closed or are held for too long."""
+    """Send a little data repeatedly until all connections are closed or the time is over."""
     wait = Deadline(3 * stage.limit(limit) + 4)
     while wait.left and stage.server.descriptors() > before + SLACK_DESCRIPTORS:
         for socket in opened:
@@ -96,12 +96,12 @@ async def _drip(stage: Stage, opened: list[Socket], drop: bytes, before: int, li
                 continue
         await asyncio.sleep(0.5)
     held = stage.server.descriptors() - before
-    stage.check(held <= SLACK_DESCRIPTORS, f"{held} connections are held though {limit} is over")
+    stage.check(held <= SLACK_DESCRIPTORS, f"{held} connections are open after {limit}")
 
 
 @attack(quick=True)
 async def silent(stage: Stage) -> None:
-    """300 connections say nothing at all: they are closed in time."""
+    """300 connections send nothing: they are closed in time."""
     before = stage.server.descriptors()
     async with connections(stage.server, 300):
         await _let_go(stage, before, "header_timeout_s")
@@ -109,7 +109,7 @@ async def silent(stage: Stage) -> None:
 
 @attack()
 async def idle_keepalive(stage: Stage) -> None:
-    """100 connections ask for /health once, without a key, and stay: they are closed in time."""
+    """100 connections ask for /health once, without a key, and stay open: they are closed in time."""
     before = stage.server.descriptors()
     async with connections(stage.server, 100) as opened:
         for socket in opened:
@@ -130,8 +130,8 @@ async def half_handshakes(stage: Stage) -> None:
 
 @attack(peak_mib=768)
 async def fragments(stage: Stage) -> None:
-    """60 WebSockets send a message of 15 MiB in fragments that never end, with pings between: what is held is
-    bounded, and those who hold too much are closed."""
+    """60 WebSockets send a message of 15 MiB in fragments that never end, with pings in between: memory is
+    bounded, and connections with too much are closed."""
     before = stage.server.descriptors()
     piece = frame(CONTINUATION, b"x" * MIB, final=False) + frame(PING)
     data = frame(TEXT, b'{"type":"', final=False) + piece * 15
@@ -143,7 +143,8 @@ async def fragments(stage: Stage) -> None:
 
 @attack()
 async def announced_frames(stage: Stage) -> None:
-    """60 WebSockets announce a frame of 15 MiB and send nothing of it: closed, and no memory is held."""
+    """60 WebSockets announce a frame of 15 MiB and send nothing of it: they are closed, and no memory is
+    allocated."""
     before = stage.server.descriptors()
     async with websockets(stage.server, stage.key, 60) as opened:
         for socket in opened:
@@ -153,7 +154,7 @@ async def announced_frames(stage: Stage) -> None:
 
 @attack()
 async def bodies_without_key(stage: Stage) -> None:
-    """60 bodies of 15 MiB come without a key: each is refused with 401 before its body is read."""
+    """60 bodies of 15 MiB are sent without a key: each is refused with 401 before its body is read."""
 
     async def one() -> None:
         head = request_head("POST", "/responses", *_HEAD)
@@ -166,7 +167,8 @@ async def bodies_without_key(stage: Stage) -> None:
 
 @attack(peak_mib=256)
 async def body_to_every_endpoint(stage: Stage) -> None:
-    """A body that never ends goes to each endpoint that takes one, and to some that take none: all closed."""
+    """A body that never ends goes to each endpoint that takes one, and to some that take none: all are
+    closed."""
     before = stage.server.descriptors()
     paths = [
         ("POST", path)
@@ -184,26 +186,26 @@ async def body_to_every_endpoint(stage: Stage) -> None:
             await _send_unfinished(socket, request_head(method, path, *_HEAD, key=stage.key) + _BODY[:65536])
         seconds = stage.limit("body_timeout_s") + stage.limit("keepalive_timeout_s")
         fell = await stage.descriptors_fall(before + SLACK_DESCRIPTORS, seconds)
-        stage.check(fell, f"{stage.server.descriptors() - before} connections are held")
+        stage.check(fell, f"{stage.server.descriptors() - before} connections are open")
 
 
 @attack(descriptors=256, event_ms=4000)
 async def few_descriptors(stage: Stage) -> None:
-    """400 silent connections to a server that may open 256 files: the victim gets in, the shortage is logged,
-    /health answers, and all is well afterwards."""
+    """400 silent connections to a server that may open 256 files: the victim is served, the shortage is
+    logged, /health answers, and the server recovers afterwards."""
     async with connections(stage.server, 400):
         await asyncio.sleep(2)
         health = await stage.exchange(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 10)
         stage.check(health is not None and health.status == 200, "/health is not answered")
-    stage.check("file descriptors" in stage.server.log(), "that there are few descriptors is not logged")
+    stage.check("file descriptors" in stage.server.log(), "the shortage of descriptors is not logged")
     answer = await stage.post({"input": "go", "store": False})
     stage.check(answer is not None and answer.status == 200, "no turn is served afterwards")
 
 
 @attack(limits={"max_connections": 100})
 async def all_places_of_a_tenant(stage: Stage) -> None:
-    """One tenant opens WebSockets to a server of 100 places until it is refused with 429 or 503: the victim
-    still gets in."""
+    """One tenant opens WebSockets to a server with 100 connections until it is refused with 429 or 503: the
+    victim is still served."""
     opened: list[Socket] = []
     refusals = []
     try:
@@ -228,17 +230,17 @@ async def all_places_of_a_tenant(stage: Stage) -> None:
 
 @attack(limits={"max_connections": 100}, event_ms=4000)
 async def all_places_without_key(stage: Stage) -> None:
-    """150 connections without a key to a server of 100 places: the victim still gets in, perhaps after a
-    wait."""
+    """150 connections without a key to a server with 100 connections: the victim is still served, perhaps
+    after a wait."""
     async with connections(stage.server, 150):
         await asyncio.sleep(1.5)
         answer = await stage.post({"input": "go", "store": False})
-        stage.check(answer is not None and answer.status == 200, "a client with a key does not get in")
+        stage.check(answer is not None and answer.status == 200, "a client with a key is not served")
 
 
 @attack(quick=True)
 async def leaving_early(stage: Stage) -> None:
-    """100 clients send a create and are gone before the answer: nothing of them is left."""
+    """100 clients send a create and disconnect before the answer: nothing of them remains."""
     body = json.dumps({"input": "go", "store": False, "stream": True}).encode()
     data = request_head("POST", "/responses", *json_lines(len(body)), key=stage.key) + body
     for _ in range(100):
@@ -277,4 +279,4 @@ async def slow_uploads(stage: Stage) -> None:
 
     results = await asyncio.gather(over_http(), over_socket(), return_exceptions=True)
     for result in results:
-        stage.check(result is None, f"a slow client was cut off: {result!r}")
+        stage.check(result is None, f"a slow client was disconnected: {result!r}")

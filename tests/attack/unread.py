@@ -1,4 +1,5 @@
-"""Answers that nobody reads, on every transport; and healthy readers that are slow, who must not be cut."""
+"""Answers that clients do not read, on every transport; and slow but healthy readers, which must be
+served."""
 
 import asyncio
 import json
@@ -12,7 +13,7 @@ from tests.attack.stage import Registry, Stage
 attack = Registry("unread", peak_mib=768, event_ms=1000)
 _LARGE = "x" * (15 * MIB)
 _PAUSE_S = 1.5
-"""Below `send_timeout_s`, and longer than the second between two looks at deadlines."""
+"""Below `send_timeout_s`, and longer than the second between two checks of deadlines."""
 
 
 def _post(stage: Stage, body: bytes) -> bytes:
@@ -20,11 +21,11 @@ def _post(stage: Stage, body: bytes) -> bytes:
 
 
 async def _let_go(stage: Stage, before: int) -> None:
-    """Require that the server closes by itself what is not read, in time."""
+    """Require that the server closes unread connections in time."""
     limit = stage.limit("send_timeout_s")
     fell = await stage.descriptors_fall(before + SLACK_DESCRIPTORS, 2 * limit)
     stage.check(
-        fell, f"{stage.server.descriptors() - before} unread connections are held after {2 * limit:g} s"
+        fell, f"{stage.server.descriptors() - before} unread connections are open after {2 * limit:g} s"
     )
 
 
@@ -38,7 +39,7 @@ async def _held(sockets: list[Socket]) -> AsyncIterator[None]:
 
 
 async def _send_all(stage: Stage, data: bytes, count: int, *, times: int = 1) -> list[Socket]:
-    """Open connections and send the same on each; what the server no longer takes is left."""
+    """Open connections and send the same data on each, as far as the server accepts it."""
     opened: list[Socket] = []
 
     async def one() -> None:
@@ -61,7 +62,8 @@ async def _send_all(stage: Stage, data: bytes, count: int, *, times: int = 1) ->
 
 @attack()
 async def gets(stage: Stage) -> None:
-    """60 GETs of a stored response of 15 MiB are left unread: what waits is bounded, and they are closed."""
+    """60 GETs of a stored response of 15 MiB are left unread: pending data is bounded, and they are
+    closed."""
     response = await stage.stored({"input": "go", "instructions": _LARGE})
     before = stage.server.descriptors()
     opened = await _send_all(stage, request_head("GET", f"/responses/{response}", key=stage.key), 60)
@@ -108,7 +110,8 @@ async def sockets(stage: Stage) -> None:
 
 @attack(peak_mib=1024)
 async def followed_runs(stage: Stage) -> None:
-    """A background run with 15 MiB of instructions is followed by 20 who do not read: bounded, and closed."""
+    """A background run with 15 MiB of instructions is streamed by 20 clients that do not read: bounded, and
+    closed."""
     answer = await stage.post({"input": "go", "instructions": _LARGE, "background": True})
     if answer is None or answer.status != 200:
         stage.check(False, f"a background run was refused: {answer and answer.body[:300]!r}")
@@ -158,7 +161,7 @@ async def pipelined(stage: Stage) -> None:
 
 @attack()
 async def a_byte_a_second(stage: Stage) -> None:
-    """Twelve readers of a 15 MiB response take one byte a second: closed as if they did not read."""
+    """Twelve readers of a 15 MiB response read one byte a second: closed as if they did not read."""
     response = await stage.stored({"input": "go", "instructions": _LARGE})
     before = stage.server.descriptors()
     opened = await _send_all(stage, request_head("GET", f"/responses/{response}", key=stage.key), 12)
@@ -193,8 +196,10 @@ async def slow_stream(stage: Stage) -> None:
                 while b"data: [DONE]" not in received[-100:] and (chunk := await socket.receive()):
                     received += chunk
         except GONE as error:
-            stage.check(False, f"cut off: {type(error).__name__}")
-        stage.check(b"response.completed" in received[-50_000_000:], f"cut off after {len(received)} bytes")
+            stage.check(False, f"disconnected: {type(error).__name__}")
+        stage.check(
+            b"response.completed" in received[-50_000_000:], f"disconnected after {len(received)} bytes"
+        )
 
 
 @attack(quick=True)
@@ -206,9 +211,9 @@ async def slow_socket(stage: Stage) -> None:
         try:
             async with asyncio.timeout(20):
                 event = await socket.until("response.completed")
-                stage.check(event["type"] == "response.completed", f"cut off: {str(event)[:200]}")
+                stage.check(event["type"] == "response.completed", f"disconnected: {str(event)[:200]}")
         except GONE as error:
-            stage.check(False, f"cut off: {type(error).__name__}")
+            stage.check(False, f"disconnected: {type(error).__name__}")
 
 
 @attack(quick=True)
@@ -226,12 +231,13 @@ async def slow_get(stage: Stage) -> None:
                     answer = await socket.answer()
                     stage.check(answer.status == 200 and json.loads(answer.body), "not the whole answer")
             except GONE as error:
-                stage.check(False, f"cut off: {type(error).__name__}")
+                stage.check(False, f"disconnected: {type(error).__name__}")
 
 
 @attack()
 async def steady_slow_reader(stage: Stage) -> None:
-    """A healthy client reads a 15 MiB response at 2 MiB a second, for longer than the deadline: not cut."""
+    """A healthy client reads a 15 MiB response at 2 MiB a second, for longer than the deadline: it is
+    served."""
     response = await stage.stored({"input": "go", "instructions": _LARGE})
     async with connections(stage.server, 1, small=True) as (socket,):
         await socket.send(request_head("GET", f"/responses/{response}", key=stage.key))
@@ -242,5 +248,5 @@ async def steady_slow_reader(stage: Stage) -> None:
                     received += len(chunk)
                     await asyncio.sleep(len(chunk) / (2 * MIB))
         except GONE as error:
-            stage.check(False, f"cut off: {type(error).__name__}")
-        stage.check(received >= len(_LARGE), f"cut off after {received} of {len(_LARGE)} bytes")
+            stage.check(False, f"disconnected: {type(error).__name__}")
+        stage.check(received >= len(_LARGE), f"disconnected after {received} of {len(_LARGE)} bytes")

@@ -1,10 +1,10 @@
-"""The second tenant: a process of its own that takes turns all the time, checks every answer and takes times.
+"""The second tenant: a process that makes turns all the time, checks every answer and measures the latency.
 
     python -m tests.attack.victim URL KEY MODEL…
 
-It continues chains over a WebSocket, over SSE and by plain POSTs, each on a task of its own; connections are
-opened anew again and again, so that whoever shuts new clients out is noticed. A line on its standard input
-asks for a report, which is a line of JSON: what was found since the last one.
+It continues chains over WebSocket, SSE and plain POST, each in its own task. It opens new connections
+repeatedly, so that it notices an attack that locks out new clients. A line on its standard input requests a
+report: a line of JSON with the findings since the last one.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from typing import Any
 import aiohttp
 
 _CHAIN = 12
-"""Turns that continue each other, before another chain begins on another connection."""
+"""Length of a chain, after which another begins on a new connection."""
 _TOKENS = 16
 _PATIENCE_S = 60.0
 _TIMEOUT = aiohttp.ClientTimeout(total=_PATIENCE_S)
-"""For one turn. A new WebSocket has as long."""
+"""Time limit of one turn, and of opening a WebSocket."""
 _PAUSE_S = 0.2
 _SHOWN = 300
 _ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
@@ -32,16 +32,16 @@ Json = dict[str, Any]
 
 
 class Wrong(Exception):
-    """An answer that is not what was asked for."""
+    """An answer does not match the request."""
 
 
 class Times:
-    """How long each event was waited for, since the one before it or since what asked for it."""
+    """Measures the wait for each event, since the previous one or since the request."""
 
     def __init__(self) -> None:
         self._waits_ms: list[float] = []
         self._since: dict[str, float] = {}
-        """By task: since when it waits for an event that must come soon."""
+        """For each task, since when it waits for an event that is due soon."""
 
     def ask(self, task: str) -> None:
         self._since[task] = time.perf_counter()
@@ -55,7 +55,7 @@ class Times:
         self._since.pop(task, None)
 
     def cut(self) -> list[float]:
-        """The times since the last cut, and those that have not come to an end."""
+        """Return the waits since the last cut, including those that are still going on."""
         now = time.perf_counter()
         taken = self._waits_ms + [(now - since) * 1e3 for since in self._since.values()]
         self._waits_ms = []
@@ -63,7 +63,7 @@ class Times:
 
 
 class Victim:
-    """All that the second tenant does, and what became of it."""
+    """The tasks of the second tenant, and their findings."""
 
     def __init__(self, url: str, key: str, models: list[str]) -> None:
         self._url = url
@@ -72,7 +72,7 @@ class Victim:
         self._times = {model: Times() for model in models}
         self._faults: list[str] = []
         self._turns: Counter[str] = Counter()
-        """Those that both began and ended since the last cut, by transport."""
+        """Turns that began and ended since the last cut, by transport."""
         self._cut_at = 0.0
         self._numbers = 0
 
@@ -89,14 +89,14 @@ class Victim:
         while True:
             try:
                 await chain(task, model)
-            except Exception as error:  # whatever it is, it kept the victim from its answer
+            except Exception as error:  # any error kept the victim from its answer
                 self._faults.append(f"{task}: {type(error).__name__} {error}"[:_SHOWN])
                 await asyncio.sleep(_PAUSE_S)
             finally:
                 self._times[model].rest(task)
 
     async def _report(self) -> None:
-        """Answer each line of standard input; its end is the end."""
+        """Answer each line of standard input with a report; return at its end."""
         loop = asyncio.get_running_loop()
         asked: asyncio.Queue[bytes] = asyncio.Queue()
         loop.add_reader(0, lambda: asked.put_nowait(os.read(0, 4096)))
@@ -163,7 +163,7 @@ class Victim:
                 chain.take(response, create)
                 async with http.get(f"{self._url}/responses/{response['id']}") as stored:
                     if (found := await stored.json()) != response:
-                        raise Wrong(f"{response} was answered, and {found} is stored")
+                        raise Wrong(f"{response} was answered, but {found} is stored")
             self._done(task, began)
 
     def _create(self, model: str, chain: "_Chain") -> Json:
@@ -180,13 +180,13 @@ class Victim:
             self._turns[task] += 1
 
     async def _follow(self, task: str, model: str, events: AsyncIterator[Json]) -> Json:
-        """The response that a stream of events tells of, if they are in order and agree with it."""
+        """Read a stream of events; return its response, if the events are in order and match it."""
         times, text, number = self._times[model], "", 0
         async for event in events:
             if model == self._models[0] or (event["type"] == "response.output_text.delta" and text):
                 times.event(task)
             else:
-                times.ask(task)  # what a real model reads takes its time: that is no matter of attacks
+                times.ask(task)  # the time a real model takes to read the prompt is not due to an attack
             if event["type"] == "error" or event["sequence_number"] != number:
                 raise Wrong(f"{number} events, and then {event}")
             number += 1
@@ -195,7 +195,7 @@ class Victim:
             if event["type"] in _ENDS:
                 times.rest(task)
                 if text != _text_of(event["response"]):
-                    raise Wrong(f"{text!r} was streamed, and {event['response']} is said to be the answer")
+                    raise Wrong(f"{text!r} was streamed, but the answer is {event['response']}")
                 return dict(event["response"])
         raise Wrong(f"the events ended after {number}")
 
@@ -208,7 +208,7 @@ class _Chain:
         self._tokens = 0
 
     def take(self, response: Json, create: Json) -> None:
-        """Go on from a response, if it is a whole answer with all that came before in its context."""
+        """Continue from a response, if it is a complete answer whose context has the whole history."""
         usage = response["usage"]
         if response["status"] not in ("completed", "incomplete") or not response["output"]:
             raise Wrong(f"no answer: {response}")

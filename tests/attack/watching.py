@@ -1,4 +1,4 @@
-"""The victim as the suite sees it: its process, its reports, and what its times come to."""
+"""Starts the victim's process, reads its reports, and computes percentiles of its latency."""
 
 import contextlib
 import json
@@ -13,9 +13,9 @@ from typing import Any
 from tests.attack.server import ENGINES, PACE_MS, VICTIM_KEY, Server, Spec
 
 _MODEL_PACE_MS = 60.0
-"""Of the embedded model, about."""
+"""Approximate time per event of the embedded model."""
 _ANSWER_S = 90.0
-"""The victim gives up on a turn after a minute, and says so."""
+"""Longer than the victim's own time limit of a minute for one turn."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Times:
 
     @classmethod
     def of(cls, waits_ms: Sequence[float], pace_ms: float) -> "Times":
-        """While one event is waited for, the others that were due are late as well, and nobody asked for
-        them: each long wait is counted as all the waits that it stands for."""
+        """Compute percentiles. During a long wait, further events would have been due, but were not
+        requested: each long wait counts as all of them."""
         if not waits_ms:
             return cls()
         every = sorted(_expanded(waits_ms, pace_ms))
@@ -47,11 +47,11 @@ def _expanded(waits_ms: Sequence[float], pace_ms: float) -> Iterator[float]:
 
 @dataclass
 class Report:
-    """What the victim has seen in some time."""
+    """The victim's findings in a period."""
 
     times: Times = field(default_factory=Times)
     model_times: Times | None = None
-    """Of an embedded model, where there is one: without the time that it takes to read."""
+    """Times of the embedded model, if there is one, without reading the prompt."""
     faults: list[str] = field(default_factory=list)
     turns: int = 0
 
@@ -64,20 +64,20 @@ class Watch:
         self._models = models
 
     def cut(self) -> Report:
-        """What was seen since the last cut."""
-        told = self._ask("cut")
-        if told is None:
+        """Return the findings since the last cut."""
+        report = self._ask("cut")
+        if report is None:
             return Report(faults=["the victim's process does not answer"])
-        first, *others = (told["waits_ms"][model] for model in self._models)
+        first, *others = (report["waits_ms"][model] for model in self._models)
         return Report(
             times=Times.of(first, PACE_MS),
             model_times=Times.of(others[0], _MODEL_PACE_MS) if others else None,
-            faults=told["faults"],
-            turns=sum(told["turns"].values()),
+            faults=report["faults"],
+            turns=sum(report["turns"].values()),
         )
 
     def whole_turns(self, within_s: float) -> bool:
-        """Whether each of its transports has a turn, from its beginning to its end, since the last cut."""
+        """Wait until each transport has completed a whole turn since the last cut; return whether it has."""
         end, wanted = time.monotonic() + within_s, 2 + len(self._models)
         while time.monotonic() < end:
             turns = self._ask("look")
@@ -99,7 +99,7 @@ class Watch:
 
 @contextlib.contextmanager
 def watching(server: Server, spec: Spec) -> Iterator[Watch]:
-    """A victim of this server, until the block ends."""
+    """Run a victim of this server until the block ends."""
     models = list(ENGINES[spec.engine])
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.attack.victim", server.url, VICTIM_KEY, *models],

@@ -1,7 +1,8 @@
-"""`make autobahn`: real servers, and Autobahn's fuzzing client against the socket that repeats what it hears.
+"""`make autobahn`: runs Autobahn's fuzzing client against the echo WebSocket of real servers.
 
-The exit code says whether every case came out as docs/conformance.md has it. The suite is written in Python 2
-and lives in an environment of its own. What it finds is printed by section and kept as its own report.
+The exit code is 0 if every case has the result that docs/conformance.md states. The suite is written in
+Python 2 and installed in a separate environment. The results are printed by section, and Autobahn writes its
+own report.
 """
 
 import argparse
@@ -18,23 +19,24 @@ from typing import Any
 
 _PATIENCE_S = 60
 _GROUPS = {
-    # By name: what the server is started with, and the cases.
+    # By name: flags of the server, and the cases.
     "plain": ((), ["1.*", "2.*", "3.*", "4.*", "5.*", "6.*", "7.*", "9.*", "10.*"]),
     "compression": (("--compression",), ["12.*", "13.*"]),
 }
 _NON_STRICT = frozenset({"6.4.1", "6.4.2", "6.4.3", "6.4.4"})
-"""Text that is not UTF-8 is noticed when its message is complete, not at the first bad byte."""
+"""Cases with text that is not UTF-8: the server notices it when the message is complete, not at the first bad
+byte."""
 _INFORMATIONAL = frozenset({"7.1.6", "7.13.1", "7.13.2"})
-"""Anything goes, as the suite says itself."""
+"""Cases for which the suite accepts any behaviour."""
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 
 @contextmanager
 def _server(flags: tuple[str, ...]) -> Iterator[str]:
-    """A server with the settings that it usually has, and the echo; where the echo is."""
+    """Run a server with default settings and the echo endpoint; yield the URL of the echo."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")}
     command = [sys.executable, "-m", "slipring", "serve", "--port", "0", "--store", "memory"]
     process = subprocess.Popen(
@@ -53,7 +55,7 @@ def _server(flags: tuple[str, ...]) -> Iterator[str]:
 
 
 def _run(tools: Path, reports: Path, group: str, url: str, seconds: float) -> dict[str, Any]:
-    """What the suite says of each case; nothing if it does not come to an end."""
+    """Run the suite; return its result for each case, or nothing if it does not finish in time."""
     reports.mkdir(parents=True, exist_ok=True)
     spec = reports / "spec.json"
     server = {"agent": "slipring", "url": url}
@@ -79,24 +81,24 @@ def _is_expected(case: str, result: dict[str, Any]) -> bool:
     return result["behavior"] in behaviours and result["behaviorClose"] == "OK"
 
 
-def _tell(results: dict[str, Any]) -> int:
-    """Print what was found; how many cases came out otherwise than they should."""
+def _print_results(results: dict[str, Any]) -> int:
+    """Print the results; return how many cases have an unexpected result."""
     sections: dict[int, Counter[str]] = {}
     for case, result in results.items():
         sections.setdefault(int(case.split(".")[0]), Counter())[result["behavior"]] += 1
     for section, counts in sorted(sections.items()):
-        _say(f"  {section}.*: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
+        _print(f"  {section}.*: " + ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items())))
     others = {case: result for case, result in results.items() if not _is_expected(case, result)}
     for case, result in others.items():
-        _say(f"  {case}: {result['behavior']}, close {result['behaviorClose']}")
+        _print(f"  {case}: {result['behavior']}, close {result['behaviorClose']}")
     return len(others)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make autobahn", description=__doc__)
-    parser.add_argument("--tools", type=Path, required=True, help="where the suite is installed")
+    parser.add_argument("--tools", type=Path, required=True, help="directory of the installed suite")
     parser.add_argument("--only", choices=_GROUPS, help="one group of cases")
-    parser.add_argument("--seconds", type=int, default=3600, help="for all of it")
+    parser.add_argument("--seconds", type=int, default=3600, help="time limit of the whole run")
     arguments = parser.parse_args()
     tools = arguments.tools.absolute()
     until = time.monotonic() + arguments.seconds
@@ -104,12 +106,12 @@ def main() -> int:
     for group, (flags, cases) in _GROUPS.items():
         if arguments.only not in (None, group):
             continue
-        _say(f"{group}: {' '.join(cases)}")
+        _print(f"{group}: {' '.join(cases)}")
         reports = tools / "reports" / group
         with _server(flags) as url:
             results = _run(tools, reports, group, url, until - time.monotonic())
-        wrong += _tell(results) if results else 1
-        _say(f"  {reports / 'index.html'}" if results else "  not finished in time")
+        wrong += _print_results(results) if results else 1
+        _print(f"  {reports / 'index.html'}" if results else "  not finished in time")
     return 1 if wrong else 0
 
 

@@ -1,4 +1,4 @@
-"""A server for real clients: it runs in a thread of its own, so that clients that block do not block it."""
+"""Runs servers for real clients in another thread, so that blocking clients do not block them."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -16,14 +16,14 @@ from tests.relay import Relay, Served, relayed
 
 @pytest.fixture
 def portal() -> Iterator[BlockingPortal]:
-    """The door to the server's thread."""
+    """A portal to the event loop of the server's thread."""
     with start_blocking_portal() as portal:
         yield portal
 
 
 @pytest.fixture
 def served(portal: BlockingPortal) -> Served:
-    """``with served(engine) as relay``: a server behind a relay, see ``tests.relay.relayed``."""
+    """``with served(engine) as relay`` runs a server behind a relay, see ``tests.relay.relayed``."""
 
     def serve(engine: str | Engine = FAST, **settings: Any) -> AbstractContextManager[Relay]:
         return portal.wrap_async_context_manager(relayed(engine, **settings))
@@ -33,7 +33,7 @@ def served(portal: BlockingPortal) -> Served:
 
 @pytest.fixture
 def scripted(tmp_path: Path) -> Callable[..., str]:
-    """``scripted([step, …], …)``: an engine that gives these answers, each a list of steps."""
+    """``scripted([step, …], …)`` returns an engine with these answers, each a list of steps."""
 
     def write(*answers: list[dict[str, Any]]) -> str:
         script = tmp_path / "script.jsonl"

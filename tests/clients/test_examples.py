@@ -1,4 +1,4 @@
-"""The examples, run as a reader would run them."""
+"""The examples run as their readers would run them."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ ANSWER = "This is a simulated answer"
 
 
 def run_example(name: str, url: str) -> str:
-    """Run an example to its end; what it prints."""
+    """Run an example; return its output."""
     environment = {**os.environ, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "any", "OPENAI_MODEL": "simulated"}
     done = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLES / name],
@@ -26,11 +26,11 @@ def run_example(name: str, url: str) -> str:
     return done.stdout
 
 
-def test_every_example_is_run_here() -> None:
+def test_every_example_has_a_test() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {"two_turns.py", "tool_loop.py", "lanes.py"}
 
 
-def test_two_turns_sends_only_what_is_new(served: Served) -> None:
+def test_two_turns_sends_only_new_items(served: Served) -> None:
     with served() as relay:
         printed = run_example("two_turns.py", relay.url)
         assert printed.count(ANSWER) == 2
@@ -40,7 +40,7 @@ def test_two_turns_sends_only_what_is_new(served: Served) -> None:
         assert second["input"] == "And then?"
 
 
-def test_tool_loop_calls_until_it_is_answered(served: Served) -> None:
+def test_tool_loop_calls_tools_until_the_final_answer(served: Served) -> None:
     with served("simulated:tokens_per_s=0,output_tokens=5,tool_calls=3") as relay:
         printed = run_example("tool_loop.py", relay.url)
         assert printed.count("get_weather(") == 3

@@ -33,7 +33,7 @@ ANSWER = "This is a simulated answer"
 
 @pytest.fixture(autouse=True)
 def _no_traces() -> None:
-    set_tracing_disabled(True)  # else it tries to send them to OpenAI
+    set_tracing_disabled(True)  # otherwise it tries to send traces to OpenAI
 
 
 class Weather:
@@ -60,7 +60,7 @@ class Weather:
 
 @asynccontextmanager
 async def running(url: str, *, websocket: bool) -> AsyncIterator[RunConfig]:
-    """What makes a run talk to this URL, over the one transport or the other."""
+    """Return a configuration for runs against this URL, over WebSocket or HTTP."""
     async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
         provider = OpenAIProvider(openai_client=client, use_responses_websocket=websocket)
         async with aclosing(provider):
@@ -68,7 +68,8 @@ async def running(url: str, *, websocket: bool) -> AsyncIterator[RunConfig]:
 
 
 def require_chained(requests: list[Json], responses: list[Json]) -> None:
-    """Every request but the first continues the response before it with tool outputs alone."""
+    """Require that every request except the first continues the previous response and has only tool
+    outputs."""
     assert "previous_response_id" not in requests[0]
     for request, response in zip(requests[1:], responses, strict=False):
         assert request["previous_response_id"] == response["id"]
@@ -97,9 +98,10 @@ async def test_a_tool_loop_runs_on_one_socket(served: Served, store: bool | None
         assert relay.exchanges == []
 
 
-async def test_a_compressed_socket_carries_the_same(served: Served) -> None:
+async def test_a_tool_loop_runs_on_a_compressed_socket(served: Served) -> None:
     with served(TWO_CALLS, compression=True) as relay:
-        # Past the relay too: it takes off what one implementation packed and lets another one pack anew.
+        # Also without the relay, which decompresses and compresses messages again with another
+        # implementation.
         for url in (relay.url, relay.server_url):
             weather = Weather()
             async with running(url, websocket=True) as config:
@@ -111,7 +113,7 @@ async def test_a_compressed_socket_carries_the_same(served: Served) -> None:
         assert relay.socket.deflate
 
 
-async def test_a_streamed_run_hands_on_every_event(served: Served) -> None:
+async def test_a_streamed_run_yields_every_event(served: Served) -> None:
     weather = Weather()
     with served(TWO_CALLS) as relay:
         async with running(relay.url, websocket=True) as config:
@@ -177,12 +179,12 @@ async def test_a_handoff_changes_instructions_within_the_chain(
             result = await Runner.run(clerk, "the answer?", run_config=config, auto_previous_response_id=True)
         assert result.final_output == "forty-two"
         assert result.last_agent is expert
-        told = [response["instructions"] for response in relay.socket.responses]
-        assert told == ["Ask the expert.", "You know it."]
+        instructions = [response["instructions"] for response in relay.socket.responses]
+        assert instructions == ["Ask the expert.", "You know it."]
 
 
 @pytest.mark.parametrize("websocket", [True, False], ids=["socket", "http"])
-async def test_reasoning_comes_back_within_a_whole_history(
+async def test_reasoning_is_sent_back_within_a_whole_history(
     served: Served, scripted: Callable[..., str], websocket: bool
 ) -> None:
     call = {"function_call": {"name": "get_weather", "arguments": {"city": "Paris"}}}
@@ -265,7 +267,7 @@ async def test_a_streamed_run_works_over_http(served: Served) -> None:
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
-async def test_a_session_lives_in_a_conversation(served: Served, tmp_path: Path, store: str) -> None:
+async def test_a_session_is_stored_in_a_conversation(served: Served, tmp_path: Path, store: str) -> None:
     weather = Weather()
     where = store if store == "memory" else f"sqlite:{tmp_path / 'slipring.db'}"
     with served(TWO_CALLS, store=where) as relay:
@@ -280,7 +282,7 @@ async def test_a_session_lives_in_a_conversation(served: Served, tmp_path: Path,
             assert [item["type"] for item in items] == kinds
             again = await Runner.run(weather.agent(), "tomorrow?", run_config=config, session=session)
             assert (first.final_output, again.final_output) == (ANSWER, ANSWER)
-            # Each run after the first is told what the conversation holds.
+            # Each run after the first gets the items of the conversation.
             creates = [e.body for e in relay.exchanges if e.path.endswith("/responses")]
             assert len(creates[3]["input"]) == len(kinds) + 1
             last = await session.pop_item()
@@ -291,7 +293,7 @@ async def test_a_session_lives_in_a_conversation(served: Served, tmp_path: Path,
                 await client.conversations.retrieve(relay.exchanges[-1].path.rpartition("/")[2])
 
 
-async def test_runs_go_on_in_a_conversation_of_the_server(served: Served) -> None:
+async def test_runs_continue_a_conversation_of_the_server(served: Served) -> None:
     weather = Weather()
     with served(TWO_CALLS) as relay:
         async with (

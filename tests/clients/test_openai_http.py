@@ -1,7 +1,7 @@
 """The official Python SDK over HTTP: stored and background responses, their items, and conversations.
 
-Each test is a test of both clients. They talk through the relay, which holds every body that comes back
-against the SDK's own types, strictly; only streams that a client is to leave come from the server itself.
+Each test runs with the sync and the async client. They connect through the relay, which checks every body
+strictly against the SDK's types; only streams that a client leaves early come directly from the server.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ PATCH = {"type": "custom", "name": "apply_patch", "description": "Change a file"
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
 
 
-# One face for both clients ---------------------------------------------------------------------------
+# One interface for both clients ----------------------------------------------------------------------
 
 
 class Sdk:
@@ -48,7 +48,7 @@ class Sdk:
         return await self._method(name)(*args, **fields)
 
     async def every(self, name: str, *args: Any, **fields: Any) -> list[Any]:
-        """All that a list has, over all of its pages."""
+        """Return all items of a list, from all of its pages."""
         if isinstance(self._client, OpenAI):
             return await asyncio.to_thread(lambda: list(self._method(name)(*args, **fields)))
         return [item async for item in self._method(name)(*args, **fields)]
@@ -56,7 +56,8 @@ class Sdk:
     async def events(
         self, name: str, *args: Any, most: int | None = None, **fields: Any
     ) -> tuple[list[Any], Any]:
-        """The events of a stream, which is left after ``most`` of them; and what its helper made of it."""
+        """Return the events of a stream, of which at most ``most`` are read, and the helper's final
+        response."""
         if isinstance(self._client, OpenAI):
             return await asyncio.to_thread(self._read, name, args, most, fields)
         manager = self._method(name)(*args, **fields)
@@ -85,7 +86,7 @@ Client = Callable[..., Any]
 
 @pytest.fixture(params=[OpenAI, AsyncOpenAI], ids=["sync", "async"])
 def sdk(request: pytest.FixtureRequest) -> Client:
-    """``async with sdk(url) as client``."""
+    """``async with sdk(url) as client`` opens a sync or async client."""
 
     @asynccontextmanager
     async def open_client(url: str, key: str = "any") -> AsyncIterator[Sdk]:
@@ -121,7 +122,7 @@ def user(text: str) -> Json:
 
 
 async def ended(client: Sdk, response: Any) -> Any:
-    """A background response once it is over, by asking again and again."""
+    """Poll a background response until it has ended; return it."""
     async with asyncio.timeout(60):
         while response.status in ("queued", "in_progress"):
             response = await client.call("responses.retrieve", response.id)
@@ -145,20 +146,22 @@ async def test_a_response_is_created_read_and_deleted(served: Served, sdk: Clien
                 assert (failure.value.code, failure.value.param) == ("not_found", "response_id")
 
 
-async def test_the_input_is_paged_over_in_both_orders(served: Served, sdk: Client, any_store: str) -> None:
+async def test_input_items_are_listed_in_pages_in_both_orders(
+    served: Served, sdk: Client, any_store: str
+) -> None:
     with served(store=any_store) as relay:
         async with sdk(relay.url) as client:
-            previous, said = None, []
+            previous, texts = None, []
             for turn in range(3):
                 asked = [user(f"{turn}.{number}") for number in range(10)]
                 response = await client.call(
                     "responses.create", model=MODEL, input=asked, previous_response_id=previous
                 )
                 previous = response.id
-                said += [message["content"] for message in asked]
-                said += [response.output_text] if turn < 2 else []
+                texts += [message["content"] for message in asked]
+                texts += [response.output_text] if turn < 2 else []
             upwards = await client.every("responses.input_items.list", response.id, order="asc")
-            assert [text_of(item) for item in upwards] == said
+            assert [text_of(item) for item in upwards] == texts
             downwards = await client.every("responses.input_items.list", response.id, limit=7)
             assert downwards == upwards[::-1]
             requests = [exchange for exchange in relay.exchanges if exchange.method == "GET"]
@@ -192,7 +195,7 @@ ITEMS = [
 ]
 
 
-async def test_whatever_was_sent_comes_back_as_the_sdk_has_it(
+async def test_every_kind_of_input_item_is_listed_with_the_sdks_types(
     served: Served, sdk: Client, store: str
 ) -> None:
     with served(store=store) as relay:
@@ -209,14 +212,14 @@ async def test_whatever_was_sent_comes_back_as_the_sdk_has_it(
                     "conversations.items.retrieve", item.id, conversation_id=conversation.id
                 )
                 assert one == item
-            # What was listed can be sent again.
+            # Listed items can be sent again.
             again = await client.call(
                 "responses.create", model=MODEL, input=[item.to_dict() for item in in_response]
             )
             assert again.status == "completed"
 
 
-async def test_calls_of_the_model_are_listed_too(
+async def test_calls_of_the_model_are_listed_as_input_items(
     served: Served, sdk: Client, scripted: Callable[..., str]
 ) -> None:
     engine = scripted(
@@ -286,7 +289,7 @@ async def test_a_background_response_is_cancelled(
 
 
 @pytest.mark.parametrize("most", [1, 4, 6])
-async def test_a_stream_that_was_left_is_resumed_without_gaps_or_repeats(
+async def test_an_interrupted_stream_is_resumed_without_gaps_or_repeats(
     served: Served, sdk: Client, portal: BlockingPortal, any_store: str, most: int
 ) -> None:
     engine = PuppetEngine()
@@ -358,7 +361,7 @@ async def test_the_stream_helper_resumes(served: Served, sdk: Client, store: str
 # Conversations ---------------------------------------------------------------------------------------
 
 
-async def test_a_conversation_is_made_read_changed_and_deleted(
+async def test_a_conversation_is_created_read_updated_and_deleted(
     served: Served, sdk: Client, any_store: str
 ) -> None:
     with served(store=any_store) as relay:
@@ -377,7 +380,9 @@ async def test_a_conversation_is_made_read_changed_and_deleted(
                 await client.every("conversations.items.list", made.id)
 
 
-async def test_items_are_added_paged_over_and_deleted(served: Served, sdk: Client, any_store: str) -> None:
+async def test_items_are_added_listed_in_pages_and_deleted(
+    served: Served, sdk: Client, any_store: str
+) -> None:
     with served(store=any_store) as relay:
         async with sdk(relay.url) as client:
             conversation = (await client.call("conversations.create")).id
@@ -406,7 +411,7 @@ async def test_items_are_added_paged_over_and_deleted(served: Served, sdk: Clien
 
 
 @pytest.mark.parametrize("form", [str, lambda conversation: {"id": conversation}], ids=["id", "object"])
-async def test_responses_take_part_turn_after_turn(
+async def test_responses_continue_a_conversation(
     served: Served, sdk: Client, store: str, form: Callable[[str], Any]
 ) -> None:
     with served("simulated:tokens_per_s=0,tool_calls=1,output_tokens=5", store=store) as relay:
@@ -417,19 +422,21 @@ async def test_responses_take_part_turn_after_turn(
             assert asked.conversation.id == conversation
             (call,) = asked.output
             output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
-            told = await client.call("responses.create", input=[output], **fields)
+            answer = await client.call("responses.create", input=[output], **fields)
             thanked = await client.call("responses.parse", input="as data", text_format=Forecast, **fields)
             assert isinstance(thanked.output_parsed, Forecast)
             listed = await client.every("conversations.items.list", conversation, order="asc")
             kinds = ["message", "function_call", "function_call_output", "message", "message", "message"]
             assert [item.type for item in listed] == kinds
-            assert text_of(listed[3]) == told.output_text
-            assert await client.call("responses.retrieve", told.id) == told
+            assert text_of(listed[3]) == answer.output_text
+            assert await client.call("responses.retrieve", answer.id) == answer
             seen = await client.every("responses.input_items.list", thanked.id, order="asc")
             assert [item.id for item in seen] == [item.id for item in listed][:-1]
 
 
-async def test_a_background_response_takes_part(served: Served, sdk: Client, store: str) -> None:
+async def test_a_background_response_continues_a_conversation(
+    served: Served, sdk: Client, store: str
+) -> None:
     with served(store=store) as relay:
         async with sdk(relay.url) as client:
             conversation = (await client.call("conversations.create")).id
@@ -489,7 +496,7 @@ async def test_a_background_response_takes_part(served: Served, sdk: Client, sto
         ),
     ],
 )
-async def test_a_refusal_is_an_exception_that_names_the_field(
+async def test_a_refused_request_raises_an_exception_that_names_the_field(
     served: Served,
     sdk: Client,
     name: str,
@@ -507,7 +514,9 @@ async def test_a_refusal_is_an_exception_that_names_the_field(
             assert failure.value.request_id
 
 
-async def test_only_background_responses_are_cancelled_or_streamed_again(served: Served, sdk: Client) -> None:
+async def test_only_background_responses_can_be_cancelled_or_streamed_again(
+    served: Served, sdk: Client
+) -> None:
     with served() as relay:
         async with sdk(relay.url) as client:
             made = await client.call("responses.create", model=MODEL, input="hello")
@@ -517,7 +526,9 @@ async def test_only_background_responses_are_cancelled_or_streamed_again(served:
                 await client.call("responses.retrieve", made.id, stream=True)
 
 
-async def test_a_wrong_key_is_an_authentication_error_everywhere(served: Served, sdk: Client) -> None:
+async def test_a_wrong_key_raises_an_authentication_error_on_every_endpoint(
+    served: Served, sdk: Client
+) -> None:
     calls: list[tuple[str, Json]] = [
         ("responses.retrieve", {"response_id": "resp_x"}),
         ("responses.create", {"model": MODEL, "input": "x", "background": True}),
@@ -532,7 +543,7 @@ async def test_a_wrong_key_is_an_authentication_error_everywhere(served: Served,
                 assert failure.value.code == "invalid_api_key"
 
 
-async def test_too_many_background_responses_are_a_rate_limit(
+async def test_too_many_background_responses_raise_a_rate_limit_error(
     served: Served, sdk: Client, portal: BlockingPortal
 ) -> None:
     engine = PuppetEngine()

@@ -21,7 +21,7 @@ MODEL = "simulated"
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Change a file", "format": {"type": "text"}}
 
 
-# One face for both clients, so that every test of the socket is a test of the two --------------------
+# One interface for both clients, so that every WebSocket test runs with both -------------------------
 
 
 class Conversation(Protocol):
@@ -111,7 +111,7 @@ def connect(request: pytest.FixtureRequest) -> Connect:
 
 
 async def finish(conversation: Conversation, **fields: Any) -> Any:
-    """Create a response; the object of its terminal event."""
+    """Create a response; return the object of its terminal event."""
     await conversation.create(**fields)
     return (await conversation.read(*TERMINAL, "error"))[-1].response
 
@@ -125,7 +125,7 @@ def client_of(relay: Relay, key: str = "any") -> Iterator[OpenAI]:
 # The socket ------------------------------------------------------------------------------------------
 
 
-async def test_a_tool_loop_over_the_socket_sends_only_what_is_new(served: Served, connect: Connect) -> None:
+async def test_a_tool_loop_over_the_socket_sends_only_new_items(served: Served, connect: Connect) -> None:
     with served("simulated:tokens_per_s=0,tool_calls=1") as relay:
         async with connect(relay) as conversation:
             asked = await finish(
@@ -189,9 +189,7 @@ async def test_a_warmup_is_continued_with_empty_input(
             assert answered.usage.input_tokens == warmed.usage.input_tokens
 
 
-async def test_two_lanes_talk_at_the_same_time(
-    served: Served, portal: BlockingPortal, connect: Connect
-) -> None:
+async def test_two_lanes_run_concurrently(served: Served, portal: BlockingPortal, connect: Connect) -> None:
     engine = PuppetEngine()
     with served(engine) as relay:
         async with connect(relay) as conversation:
@@ -235,19 +233,21 @@ async def test_a_fork_continues_on_another_lane(
         assert lanes == ["main", "main", "side"]
 
 
-async def test_a_running_answer_is_steered(served: Served, portal: BlockingPortal, connect: Connect) -> None:
+async def test_a_response_in_progress_is_steered(
+    served: Served, portal: BlockingPortal, connect: Connect
+) -> None:
     engine = PuppetEngine()
     with served(engine) as relay:
         async with connect(relay) as conversation:
             await conversation.create(model="puppet", input="a story", stream_id="a")
-            told = portal.call(engine.next)
-            portal.call(told.say, "Once")
+            job = portal.call(engine.next)
+            portal.call(job.say, "Once")
             events = await conversation.read("response.output_text.delta")
             target = events[0].response.id
             await conversation.steer(previous_response_id=target, input="shorter")
             accepted = (await conversation.read("response.steer.accepted"))[-1]
             assert (accepted.stream_id, accepted.steer.previous_response_id) == ("a", target)
-            portal.call(told.say, " upon a time.")
+            portal.call(job.say, " upon a time.")
             ended = (await conversation.read(*TERMINAL))[-1].response
             assert (ended.status, ended.incomplete_details.reason) == ("incomplete", "steered")
             assert ended.output_text == "Once upon a time."
@@ -275,7 +275,7 @@ async def test_an_error_is_an_event_and_the_socket_stays_usable(served: Served, 
         assert len(relay.sockets) == 1
 
 
-async def test_an_engine_that_fails_is_a_failed_response(
+async def test_an_engine_failure_is_a_failed_response(
     served: Served, connect: Connect, scripted: Callable[..., str]
 ) -> None:
     with served(scripted([{"text": "well"}, {"error": {"message": "out of memory"}}])) as relay:
@@ -327,7 +327,7 @@ async def test_a_custom_tool_is_called_with_free_text(
             assert answered.output_text == "patched"
 
 
-async def test_the_sdk_brings_a_key_but_no_beta_header_and_no_compression(
+async def test_the_sdk_sends_a_key_but_no_beta_header_and_no_compression(
     served: Served, connect: Connect
 ) -> None:
     with served(api_key=("any",)) as relay:
@@ -350,7 +350,7 @@ async def test_a_socket_with_a_wrong_key_is_refused(served: Served, connect: Con
 # HTTP ------------------------------------------------------------------------------------------------
 
 
-def test_a_plain_create_answers_with_the_response(served: Served) -> None:
+def test_a_plain_create_returns_the_response(served: Served) -> None:
     with served() as relay, client_of(relay) as client:
         response = client.responses.create(model=MODEL, input="hello", instructions="Be brief.")
         assert response.status == "completed"
@@ -440,7 +440,7 @@ def test_structured_output_is_parsed_from_a_stream(served: Served) -> None:
         assert isinstance(response.output_parsed, Forecast)
 
 
-def test_a_refusal_is_parsed_into_nothing(served: Served, scripted: Callable[..., str]) -> None:
+def test_a_refusal_has_no_parsed_output(served: Served, scripted: Callable[..., str]) -> None:
     with served(scripted([{"refusal": "I would rather not."}])) as relay, client_of(relay) as client:
         response = client.responses.parse(model=MODEL, input="forecast?", text_format=Forecast)
         assert response.output_parsed is None
@@ -494,7 +494,9 @@ def test_a_wrong_key_fails_to_authenticate(served: Served, stream: bool) -> None
         assert failure.value.code == "invalid_api_key"
 
 
-def test_a_failing_engine_is_an_internal_server_error(served: Served, scripted: Callable[..., str]) -> None:
+def test_an_engine_failure_raises_an_internal_server_error(
+    served: Served, scripted: Callable[..., str]
+) -> None:
     broken = [{"error": {"message": "out of memory"}}]
     with (
         served(scripted(broken)) as relay,
@@ -504,7 +506,7 @@ def test_a_failing_engine_is_an_internal_server_error(served: Served, scripted: 
         client.responses.create(model=MODEL, input="hello")
 
 
-def test_an_engine_that_is_too_busy_is_a_rate_limit(served: Served, scripted: Callable[..., str]) -> None:
+def test_a_busy_engine_raises_a_rate_limit_error(served: Served, scripted: Callable[..., str]) -> None:
     busy = [{"error": {"message": "too busy", "status": 429}}]
     with (
         served(scripted(busy)) as relay,

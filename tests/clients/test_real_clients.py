@@ -1,4 +1,4 @@
-"""`make clients` itself: what passes, fails and is skipped is told as such. Its clients here are made up."""
+"""`make clients` reports passed, failed and skipped checks, here of fake clients."""
 
 import json
 import sys
@@ -68,7 +68,7 @@ def unavailable() -> Client:
     return client
 
 
-def test_the_table_says_what_passed_failed_and_was_skipped(
+def test_the_table_lists_passed_failed_and_skipped_checks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--workshop", str(tmp_path)], [passing(), failing(), unavailable()]) == 1
@@ -85,20 +85,20 @@ def test_the_table_says_what_passed_failed_and_was_skipped(
     assert "no luck" in table
 
 
-def test_a_client_that_is_skipped_is_no_failure(tmp_path: Path) -> None:
+def test_a_skipped_client_is_not_a_failure(tmp_path: Path) -> None:
     clients = [failing(), unavailable(), passing()]
     where = ["--workshop", str(tmp_path)]
     assert main([*where, "--only", "good", "--only", "gone"], clients) == 0
-    assert main([*where, "--only", "gone"], clients) == 1  # nothing at all was seen to work
+    assert main([*where, "--only", "gone"], clients) == 1  # no check passed
 
 
-async def test_a_client_that_does_not_end_is_ended(tmp_path: Path) -> None:
+async def test_a_client_that_does_not_finish_is_killed(tmp_path: Path) -> None:
     stage = Stage(Workshop(tmp_path), tmp_path)
     with pytest.raises(AssertionError, match=r"not done after 0\.5 s"):
         await stage.run(sys.executable, "-c", "import threading; threading.Event().wait()", within_s=0.5)
 
 
-def test_what_is_sent_again_is_noticed() -> None:
+def test_items_that_are_sent_twice_are_reported() -> None:
     calls = [{"type": "function_call", "call_id": "call_1"}]
     output = {"type": "function_call_output", "call_id": "call_1", "output": "sunny"}
     responses = [{"id": "resp_1", "output": calls}]
@@ -110,7 +110,7 @@ def test_what_is_sent_again_is_noticed() -> None:
         require_delta([first, {"previous_response_id": "resp_1", "input": [*calls, output]}], responses)
 
 
-def test_what_is_installed_is_not_installed_again(tmp_path: Path) -> None:
+def test_installed_packages_are_not_installed_again(tmp_path: Path) -> None:
     workshop = Workshop(tmp_path)
     there = tmp_path / "codex"
     there.mkdir()
@@ -120,12 +120,12 @@ def test_what_is_installed_is_not_installed_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [codex.CONFIG, pi.MODELS, opencode.CONFIG])
-def test_the_configurations_that_were_tested_are_the_documented_ones(text: str) -> None:
+def test_the_documented_configurations_are_those_that_are_tested(text: str) -> None:
     assert text in DOCUMENT.read_text()
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_every_client_is_documented_at_its_version(client: Client) -> None:
+def test_the_document_names_the_version_of_every_client(client: Client) -> None:
     version = (
         Workshop(Path()).version(client.name) if client.name in pins() else client.prepare(Workshop(Path()))
     )

@@ -1,4 +1,4 @@
-"""The relay that stands between real clients and the server: it notices what clients do not."""
+"""The relay between real clients and the server reports faults that the clients do not notice."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -26,7 +26,7 @@ async def server_of(handler: Callable[[web.Request], Awaitable[web.StreamRespons
         await runner.cleanup()
 
 
-async def say_something_malformed(request: web.Request) -> web.StreamResponse:
+async def send_malformed_frame(request: web.Request) -> web.StreamResponse:
     socket = web.WebSocketResponse()
     await socket.prepare(request)
     await socket.send_str(MALFORMED)
@@ -34,7 +34,7 @@ async def say_something_malformed(request: web.Request) -> web.StreamResponse:
     return socket
 
 
-async def answer_something_malformed(request: web.Request) -> web.StreamResponse:
+async def answer_malformed_body(request: web.Request) -> web.StreamResponse:
     return web.json_response({"id": "resp_1"})
 
 
@@ -49,7 +49,7 @@ async def test_a_malformed_frame_reaches_the_client_and_fails_the_test() -> None
             closed = await socket.receive()
             assert (closed.type, closed.data, closed.extra) == (WSMsgType.CLOSE, 1013, "enough")
 
-    async with server_of(say_something_malformed) as url:
+    async with server_of(send_malformed_frame) as url:
         with pytest.raises(AssertionError, match="not a valid ResponseWsCreated"):
             await listen(url)
 
@@ -63,7 +63,7 @@ async def test_a_malformed_body_reaches_the_client_and_fails_the_test() -> None:
         ):
             assert await answer.json() == {"id": "resp_1"}
 
-    async with server_of(answer_something_malformed) as url:
+    async with server_of(answer_malformed_body) as url:
         with pytest.raises(AssertionError, match="not a valid Response"):
             await ask(url)
 
@@ -82,7 +82,7 @@ async def test_a_response_that_never_ends_fails_the_test() -> None:
         await leave_early()
 
 
-async def test_a_client_that_waits_forever_is_cut_off() -> None:
+async def test_a_client_that_waits_forever_is_disconnected() -> None:
     async def wait_for_nothing() -> None:
         async with aiohttp.ClientSession() as http, relayed(patience_s=0.1) as relay:
             with suppress(aiohttp.ClientError):
@@ -101,7 +101,7 @@ async def test_a_disturbed_upgrade_is_refused_and_counted() -> None:
         assert (relay.refusals, relay.sockets) == (1, [])
 
 
-async def test_a_forgotten_parent_is_the_servers_own_error() -> None:
+async def test_an_unknown_parent_is_answered_with_the_servers_error() -> None:
     async with (
         aiohttp.ClientSession() as http,
         relayed(disturbance=Forgetting(2)) as relay,
@@ -117,7 +117,7 @@ async def test_a_forgotten_parent_is_the_servers_own_error() -> None:
         assert relay.socket.sent[1]["previous_response_id"] == event["response"]["id"]
 
 
-async def test_a_connection_breaks_in_the_middle_of_an_answer() -> None:
+async def test_a_connection_is_cut_during_an_answer() -> None:
     async with (
         aiohttp.ClientSession() as http,
         relayed(disturbance=Cutting(2), abandoned=True) as relay,

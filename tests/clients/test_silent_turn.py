@@ -1,7 +1,7 @@
-"""A turn that says nothing for a long time, as a thinking model does, loses no client.
+"""Clients stay connected during a turn that is silent for a long time, as of a thinking model.
 
 The SDKs ping every 20 seconds, and drop the connection when the pong takes another 20. Over HTTP there is no
-ping; there the server has to show that it lives.
+ping; there the server has to send something to keep the connection alive.
 """
 
 import asyncio
@@ -67,6 +67,6 @@ async def test_no_client_is_lost_during_a_silent_turn(served: Served, scripted: 
         )
     assert answers == [ANSWER] * 4
     assert len(relay.sockets) == 3
-    # Each pinged while it waited, so that its life did hang on the server's pongs.
+    # Each client sent pings while it waited, so that it depended on the server's pongs.
     assert all(socket.pings and socket.pongs for socket in relay.sockets)
     assert relay.exchanges[0].keepalives

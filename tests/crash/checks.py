@@ -1,4 +1,5 @@
-"""Whether a store that was crashed upon holds what clients were told, all of it and nothing half."""
+"""Checks after a crash that the store has everything that was acknowledged to clients, and nothing
+incomplete."""
 
 import asyncio
 import json
@@ -14,26 +15,26 @@ from tests.crash.ledger import Json, Ledger, Note, Talk, Turn, as_line
 _T = TypeVar("_T")
 _AT_ONCE = 16
 _SAMPLE = 20
-"""Older responses that are looked at in full after each crash; at the end, all are."""
+"""How many older responses are checked in full after each crash. At the end, all are."""
 _PATIENCE_S = 30.0
 _TERMINAL = ("response.completed", "response.failed", "response.incomplete")
 
 
 class Findings:
-    """What was found wrong."""
+    """The faults that were found."""
 
     def __init__(self) -> None:
         self.lost: list[str] = []
         self.half: list[str] = []
         self.whole = 0
-        """Responses that were there though no client had been told: the crash came in between."""
+        """Complete responses that were stored but not acknowledged: the crash came in between."""
 
     def __bool__(self) -> bool:
         return bool(self.lost or self.half)
 
 
 class Inspector:
-    """Asks a server that has just been started about everything in the ledger."""
+    """Checks everything in the ledger with a server that has just been started."""
 
     def __init__(self, url: str, ledger: Ledger, findings: Findings, random: Random) -> None:
         self._url = url
@@ -43,8 +44,8 @@ class Inspector:
         self._http: aiohttp.ClientSession
 
     async def inspect(self, since: int, *, everything: bool = False, stored: Iterable[str] = ()) -> None:
-        """``since``: the number of the first turn that is new. ``stored``: the ids that a look into the store
-        itself has found."""
+        """Check all turns. ``since`` is the number of the first new turn, ``stored`` are the ids that were
+        read directly from the database."""
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_AT_ONCE)) as self._http:
             await _each(self._settle_run, self._ledger.open_runs())
             await _each(self._settle, [turn for turn in self._ledger.turns[since:] if _is_unsettled(turn)])
@@ -64,20 +65,20 @@ class Inspector:
     # Single responses.
 
     async def _read(self, turn: Turn) -> None:
-        """What was acknowledged is there as it was told; what was not to be stored cannot be found."""
+        """An acknowledged response is stored unchanged; one with ``store: false`` cannot be found."""
         status, found = await self._get(f"/responses/{turn.id}")
         if turn.deletion == "asked" and status == 404:
             turn.deletion = "done"
         if turn.deletion == "done" or not turn.is_stored:
             if status != 404:
-                self._findings.half.append(f"turn {turn.number} is there, and must not be: {found}")
+                self._findings.half.append(f"turn {turn.number} must not be stored: {found}")
         elif (status, found) != (200, turn.response):
             self._findings.lost.append(f"turn {turn.number}: {status} {found}, not {turn.response}")
         elif turn.deletion == "asked":
-            turn.deletion = ""  # it was not heard
+            turn.deletion = ""  # the client did not receive it
 
     async def _settle(self, turn: Turn) -> None:
-        """What a client saw the beginning of is not there, or is whole."""
+        """A response whose beginning the client received is stored completely or not at all."""
         status, found = await self._get(f"/responses/{turn.id}")
         if status == 404:
             turn.id = None
@@ -86,11 +87,11 @@ class Inspector:
             self._findings.whole += 1
 
     async def _identify(self, response_id: str) -> None:
-        """A response that no client has heard of: its request was cut off before."""
+        """Find the turn of a response that no client received: the crash came before the first event."""
         _, found = await self._get(f"/responses/{response_id}")
         number = found.get("metadata", {}).get("turn")
         if number is None or self._ledger.turns[int(number)].id is not None:
-            self._findings.half.append(f"nobody asked for {response_id}, or twice: {found}")
+            self._findings.half.append(f"no single turn matches {response_id}: {found}")
             return
         turn = self._ledger.turns[int(number)]
         self._take(turn, found)
@@ -100,7 +101,8 @@ class Inspector:
             self._findings.half.append(f"turn {turn.number} is stored, but not in its conversation")
 
     def _take(self, turn: Turn, found: Json) -> None:
-        """Whether a response that was found is a whole answer to this turn; from now on it has to stay."""
+        """Return whether a stored response is a complete answer to this turn. From now on it must stay
+        stored."""
         turn.id, turn.response = found["id"], found
         try:
             assert found["status"] == "completed", found
@@ -114,7 +116,7 @@ class Inspector:
             self._findings.half.append(f"turn {turn.number}: {type(error).__name__} {error}: {found}")
 
     async def _read_input(self, turn: Turn) -> None:
-        """All items that went into a response, in order."""
+        """The listed input items of a response are complete and in order."""
         found = await self._list(f"/responses/{turn.id}/input_items")
         if [as_line(item) for item in found] != turn.input_lines():
             self._findings.lost.append(f"the input of turn {turn.number} is {found}")
@@ -122,7 +124,7 @@ class Inspector:
             self._findings.half.append(f"the input of turn {turn.number} has an item twice: {found}")
 
     async def _go_on(self, turn: Turn) -> None:
-        """A response can be continued, with all that came before."""
+        """A response can be continued, with its whole history."""
         follow_up = self._ledger.ask(parent=turn)
         body = {
             "input": follow_up.text,
@@ -139,8 +141,8 @@ class Inspector:
     # Conversations.
 
     async def _read_talk(self, talk: Talk) -> None:
-        """Every acknowledged turn once and in order; one that was cut off whole or not at all, and together
-        with its response."""
+        """A conversation has every acknowledged turn once and in order. An interrupted turn is there
+        completely or not at all, as is its response."""
         items = await self._list(f"/conversations/{talk.id}/items")
         lines = [as_line(item) for item in items]
         if not talk.is_settled:
@@ -151,10 +153,11 @@ class Inspector:
             self._findings.half.append(f"conversation {talk.id} has an item twice: {items}")
 
     async def _settle_talk(self, talk: Talk, items: list[Json]) -> None:
-        """Only its last entry can be in doubt: nobody goes on in a conversation that is not settled."""
+        """Find out whether the last entry was stored. Only the last can be uncertain, because clients do not
+        use an unsettled conversation."""
         talk.is_settled = True
         last = talk.entries[-1]
-        places = [place for place, item in enumerate(items) if as_line(item) == ("user", last.text)]
+        places = [index for index, item in enumerate(items) if as_line(item) == ("user", last.text)]
         if not places:
             talk.entries.pop()
             if isinstance(last, Turn) and last.id is not None:
@@ -165,7 +168,7 @@ class Inspector:
             await self._settle_in_talk(last, items[places[0] + 1 :])
 
     async def _settle_in_talk(self, turn: Turn, output: list[Json]) -> None:
-        """The turn is in its conversation, so its response has to be there too, if it was to be stored."""
+        """A turn that is in its conversation must also be stored, unless it had ``store: false``."""
         if not turn.is_stored:
             turn.response = {"status": "completed", "output": output}
             return
@@ -181,7 +184,7 @@ class Inspector:
     # Background runs.
 
     async def _settle_run(self, turn: Turn) -> None:
-        """An open run has an end soon: it failed, or had been finished."""
+        """An open run ends soon: as failed, or as the response that was saved."""
         async with asyncio.timeout(_PATIENCE_S):
             while True:
                 status, found = await self._get(f"/responses/{turn.id}")
@@ -200,10 +203,10 @@ class Inspector:
         await self._read_run(turn)
 
     async def _read_run(self, turn: Turn) -> None:
-        """The events of a run that is over: without a gap, with one end, which says what the response is."""
+        """The events of an ended run have no gap and one terminal event, which matches the response."""
         async with self._http.get(f"{self._url}/responses/{turn.id}?stream=true") as answer:
-            told = [line[6:] for line in (await answer.read()).splitlines() if line.startswith(b"data: {")]
-        events = [json.loads(data) for data in told]
+            lines = [line[6:] for line in (await answer.read()).splitlines() if line.startswith(b"data: {")]
+        events = [json.loads(data) for data in lines]
         numbers = [event["sequence_number"] for event in events]
         ends = [event for event in events if event["type"] in _TERMINAL]
         if numbers != list(range(len(events))) or len(ends) != 1 or ends[0] is not events[-1]:
@@ -211,14 +214,14 @@ class Inspector:
         elif ends[0]["response"] != turn.response:
             self._findings.half.append(f"run {turn.number} ended as {ends[0]}, and is {turn.response}")
 
-    # How to ask.
+    # Requests.
 
     async def _get(self, path: str) -> tuple[int, Json]:
         async with self._http.get(f"{self._url}{path}") as answer:
             return answer.status, await answer.json()
 
     async def _list(self, path: str) -> list[Json]:
-        """All pages of a list, oldest first."""
+        """Return all pages of a list, oldest first."""
         items: list[Json] = []
         while True:
             after = f"&after={items[-1]['id']}" if items else ""
@@ -236,7 +239,7 @@ def _is_unsettled(turn: Turn) -> bool:
 
 
 async def _each(look: Callable[[_T], Awaitable[Any]], subjects: Iterable[_T]) -> None:
-    """At all of these, some at a time."""
+    """Call ``look`` for each subject, several at a time."""
     left = iter(list(subjects))
 
     async def work() -> None:

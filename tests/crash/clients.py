@@ -1,4 +1,4 @@
-"""Clients that talk to servers until all of them are gone, each in a manner of its own."""
+"""Clients that send requests until all servers are killed, each over its own transport and endpoints."""
 
 import asyncio
 import json
@@ -14,76 +14,78 @@ from tests.crash.ledger import Json, Ledger, Note, Talk, Turn
 _LONGEST_CHAIN = 12
 _LONGEST_TALK = 8
 _LONGEST_WAIT_S = 0.1
-"""Before a run is cancelled: by then it may be over."""
+"""Pause before a run is cancelled. The run may have ended by then."""
 _TERMINAL = ("response.completed", "response.failed", "response.incomplete")
-GONE = (aiohttp.ClientError, ConnectionError, TimeoutError)
-"""How a client finds out that its server was killed."""
+CONNECTION_LOST = (aiohttp.ClientError, ConnectionError, TimeoutError)
+"""Exceptions by which a client notices that its server was killed."""
 
 
-class Broken(Exception):
-    """The server said what it must not say."""
+class WrongAnswer(Exception):
+    """The server's answer is wrong."""
 
 
-class Refused(Exception):
-    """The server could not do what was asked for, and said so."""
+class RequestRefused(Exception):
+    """The server answered with an error."""
 
 
-class Door:
-    """The way to one server."""
+class ServerClient:
+    """An HTTP client of one server."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self.http = http
         self.url = url
 
     @asynccontextmanager
-    async def ask(
+    async def request(
         self, method: str, path: str, body: Json | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         async with self.http.request(method, f"{self.url}{path}", json=body) as answer:
             yield answer
 
-    async def tell(self, method: str, path: str, body: Json | None = None) -> Json:
-        async with self.ask(method, path, body) as answer:
+    async def call(self, method: str, path: str, body: Json | None = None) -> Json:
+        async with self.request(method, path, body) as answer:
             return await _json(answer)
 
 
 class Crowd:
-    """The clients of one round."""
+    """All clients of one round."""
 
     def __init__(
         self, urls: list[str], ledger: Ledger, random: Random, on_answer: Callable[[], None]
     ) -> None:
         self.urls = urls
-        """The servers that live. Whoever loses another one has found an error."""
+        """The servers that have not been killed. Losing the connection to one of them is an error."""
         self.ledger = ledger
         self.random = random
         self.may_refuse = False
-        """Whether the store is being killed too, so that turns may fail."""
+        """Whether the database is being killed too, so that turns may fail."""
         self._on_answer = on_answer
 
     async def run(self) -> None:
-        """Until no server is left."""
-        manners = [self._socket] * 4 + [self._post, self._sse] + [self._talk] * 3 + [self._background] * 3
+        """Run until no server is left."""
+        behaviours = [self._socket] * 4 + [self._post, self._sse] + [self._talk] * 3 + [self._background] * 3
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-            await asyncio.gather(*(self._until_gone(manner, http) for manner in manners))
+            await asyncio.gather(*(self._until_killed(behaviour, http) for behaviour in behaviours))
 
-    async def _until_gone(self, manner: Callable[[Door], Any], http: aiohttp.ClientSession) -> None:
+    async def _until_killed(
+        self, behaviour: Callable[[ServerClient], Any], http: aiohttp.ClientSession
+    ) -> None:
         while self.urls:
-            door = Door(http, self.random.choice(self.urls))
+            server = ServerClient(http, self.random.choice(self.urls))
             try:
-                await manner(door)
-            except GONE as error:
-                if door.url in self.urls:
-                    raise Broken("a server that lives has dropped its client") from error
-            except Refused:
+                await behaviour(server)
+            except CONNECTION_LOST as error:
+                if server.url in self.urls:
+                    raise WrongAnswer("a server that was not killed has dropped its client") from error
+            except RequestRefused:
                 if not self.may_refuse:
                     raise
-                await asyncio.sleep(0.05)  # a store that is being killed needs a moment
+                await asyncio.sleep(0.05)  # a database that was killed needs a moment
 
-    # What they ask for.
+    # Requests and their outcome.
 
     def _parent(self) -> Turn | None:
-        """Something to go on from: nothing, or whatever anybody was told is stored."""
+        """Choose a response to continue: none, or one that was acknowledged to any client."""
         known = self.ledger.acknowledged()
         if not known or self.random.random() < 0.2:
             return None
@@ -100,10 +102,10 @@ class Crowd:
             body["background"] = True
         return body
 
-    def _told(self, turn: Turn, event: Json) -> bool:
-        """Take note of an event; whether it was the last."""
+    def _record(self, turn: Turn, event: Json) -> bool:
+        """Record an event; return whether it was the last."""
         if event["type"] == "error":
-            raise (Refused if event["status"] >= 500 else Broken)(event)
+            raise (RequestRefused if event["status"] >= 500 else WrongAnswer)(event)
         if event["type"] == "response.created":
             turn.id = event["response"]["id"]
         if event["type"] not in _TERMINAL:
@@ -113,18 +115,18 @@ class Crowd:
 
     def _ended(self, turn: Turn, response: Json) -> None:
         if response["status"] == "failed" and not turn.is_background:
-            raise Refused(response["error"])
+            raise RequestRefused(response["error"])
         if response["status"] not in ("completed", "failed", "cancelled" if turn.is_cancelled else ""):
-            raise Broken(f"turn {turn.number} ended as {response['status']}: {response}")
+            raise WrongAnswer(f"turn {turn.number} ended as {response['status']}: {response}")
         self.ledger.acknowledge(turn, response)
         self._on_answer()
         check_count(turn)
 
-    # How they ask.
+    # One method for each kind of client.
 
-    async def _socket(self, door: Door) -> None:
-        """A chain with forks on one socket; some of it is not stored."""
-        async with door.http.ws_connect(f"{door.url}/responses") as ws:
+    async def _socket(self, server: ServerClient) -> None:
+        """Create a chain with forks on one WebSocket; some responses are not stored."""
+        async with server.http.ws_connect(f"{server.url}/responses") as ws:
             tip = self._parent()
             while True:
                 if tip is not None and tip.depth >= _LONGEST_CHAIN:
@@ -133,91 +135,91 @@ class Crowd:
                     tip = self._parent()
                 turn = self.ledger.ask(parent=tip, is_stored=self.random.random() < 0.8)
                 await ws.send_json({"type": "response.create", **self._body(turn)})
-                while not self._told(turn, await _next_event(ws)):
+                while not self._record(turn, await _next_event(ws)):
                     pass
                 tip = turn
 
-    async def _post(self, door: Door) -> None:
-        """A chain, answer by answer. Now and then something that nothing needs is deleted."""
+    async def _post(self, server: ServerClient) -> None:
+        """Create a chain with plain POSTs. Sometimes a response that no other continues is deleted."""
         tip = self._parent()
         while True:
-            tip = await self._ask(door, self.ledger.ask(parent=tip))
+            tip = await self._create(server, self.ledger.ask(parent=tip))
             if self.random.random() < 0.1 and not any(turn.parent is tip for turn in self.ledger.turns):
-                await self._delete(door, tip)
+                await self._delete(server, tip)
                 tip = self._parent()
             elif tip.depth >= _LONGEST_CHAIN:
                 tip = None
 
-    async def _sse(self, door: Door) -> None:
+    async def _sse(self, server: ServerClient) -> None:
         tip = self._parent()
         while True:
             turn = self.ledger.ask(parent=tip)
-            async with door.ask("POST", "/responses", {**self._body(turn), "stream": True}) as answer:
+            async with server.request("POST", "/responses", {**self._body(turn), "stream": True}) as answer:
                 await self._follow(turn, answer)
             tip = turn if turn.depth < _LONGEST_CHAIN else None
 
-    async def _talk(self, door: Door) -> None:
-        """A conversation. Stored or not, a turn adds its items; now and then one is added by hand."""
-        talk = Talk((await door.tell("POST", "/conversations", {}))["id"])
+    async def _talk(self, server: ServerClient) -> None:
+        """Create turns in a conversation, stored or not. Sometimes an item is added directly."""
+        talk = Talk((await server.call("POST", "/conversations", {}))["id"])
         self.ledger.talks.append(talk)
         while len(talk.entries) < _LONGEST_TALK:
             if self.random.random() < 0.2:
-                await self._add(door, talk)
+                await self._add(server, talk)
             else:
-                await self._ask(door, self.ledger.ask(talk=talk, is_stored=self.random.random() < 0.8))
+                await self._create(server, self.ledger.ask(talk=talk, is_stored=self.random.random() < 0.8))
 
-    async def _background(self, door: Door) -> None:
-        """A run that somebody asks about, or follows, to its end, or cancels, by whichever server."""
+    async def _background(self, server: ServerClient) -> None:
+        """Create a background run; then poll, stream or cancel it, on any server."""
         turn = self.ledger.ask(parent=self._parent(), is_background=True)
-        turn.id = (await door.tell("POST", "/responses", self._body(turn)))["id"]
+        turn.id = (await server.call("POST", "/responses", self._body(turn)))["id"]
         if self.random.random() < 0.3:
             await asyncio.sleep(self.random.uniform(0, _LONGEST_WAIT_S))
-            door.url = self.random.choice(self.urls or [door.url])
+            server.url = self.random.choice(self.urls or [server.url])
             turn.is_cancelled = True
-            return self._ended(turn, await door.tell("POST", f"/responses/{turn.id}/cancel"))
+            return self._ended(turn, await server.call("POST", f"/responses/{turn.id}/cancel"))
         if self.random.random() < 0.5:
-            async with door.ask("GET", f"/responses/{turn.id}?stream=true") as answer:
+            async with server.request("GET", f"/responses/{turn.id}?stream=true") as answer:
                 return await self._follow(turn, answer)
         while not turn.is_acknowledged:
-            response = await door.tell("GET", f"/responses/{turn.id}")
+            response = await server.call("GET", f"/responses/{turn.id}")
             if response["status"] in ("queued", "in_progress"):
                 await asyncio.sleep(0.02)
             else:
                 self._ended(turn, response)
 
-    async def _ask(self, door: Door, turn: Turn) -> Turn:
-        self._ended(turn, await door.tell("POST", "/responses", self._body(turn)))
+    async def _create(self, server: ServerClient, turn: Turn) -> Turn:
+        self._ended(turn, await server.call("POST", "/responses", self._body(turn)))
         return turn
 
-    async def _add(self, door: Door, talk: Talk) -> None:
+    async def _add(self, server: ServerClient, talk: Talk) -> None:
         note = Note(f"note {len(self.ledger.turns)} of {talk.id}")
         talk.entries.append(note)
         talk.is_settled = False
         items = [{"role": "user", "content": note.text}]
-        await door.tell("POST", f"/conversations/{talk.id}/items", {"items": items})
+        await server.call("POST", f"/conversations/{talk.id}/items", {"items": items})
         note.is_acknowledged = talk.is_settled = True
 
-    async def _delete(self, door: Door, turn: Turn) -> None:
+    async def _delete(self, server: ServerClient, turn: Turn) -> None:
         turn.deletion = "asked"
-        await door.tell("DELETE", f"/responses/{turn.id}")
+        await server.call("DELETE", f"/responses/{turn.id}")
         turn.deletion = "done"
 
     async def _follow(self, turn: Turn, answer: aiohttp.ClientResponse) -> None:
         if answer.status != 200:
             await _json(answer)
         async for line in answer.content:
-            if line.startswith(b"data: {") and self._told(turn, json.loads(line[6:])):
+            if line.startswith(b"data: {") and self._record(turn, json.loads(line[6:])):
                 return
         raise ConnectionError("the stream ended early")
 
 
 def check_count(turn: Turn) -> None:
-    """That the engine was given the whole history."""
+    """Check that the engine received the whole history."""
     response = turn.response
     assert response is not None
     if response["status"] == "completed" and response["usage"]["input_tokens"] != turn.input_tokens():
         found = response["usage"]["input_tokens"]
-        raise Broken(f"turn {turn.number} was made from {found} tokens, not {turn.input_tokens()}")
+        raise WrongAnswer(f"turn {turn.number} was made from {found} tokens, not {turn.input_tokens()}")
 
 
 async def _next_event(ws: aiohttp.ClientWebSocketResponse) -> Json:
@@ -231,7 +233,7 @@ async def _next_event(ws: aiohttp.ClientWebSocketResponse) -> Json:
 async def _json(answer: aiohttp.ClientResponse) -> Json:
     body: Json = json.loads(await answer.read())
     if answer.status >= 500:
-        raise Refused(body)
+        raise RequestRefused(body)
     if answer.status != 200:
-        raise Broken(f"{answer.method} {answer.url.path}: {answer.status} {body}")
+        raise WrongAnswer(f"{answer.method} {answer.url.path}: {answer.status} {body}")
     return body

@@ -1,4 +1,4 @@
-"""What clients have asked for and were told, to be held against what a store says after a crash."""
+"""Records what clients have requested and received, for comparison with the store after a crash."""
 
 import itertools
 from collections.abc import Iterator
@@ -7,19 +7,19 @@ from typing import Any
 
 Json = dict[str, Any]
 Line = tuple[str, str]
-"""An item as it is compared: whose it is and its text."""
+"""An item as it is compared: its role and its text."""
 
 _BYTES_PER_TOKEN, _TOKENS_PER_ITEM = 4, 4
 
 
 @dataclass(eq=False)
 class Talk:
-    """A conversation, and what happened in it, in order."""
+    """A conversation, with its turns and notes in order."""
 
     id: str
     entries: list["Turn | Note"] = field(default_factory=list)
     is_settled: bool = True
-    """Whether it is known what is in it. If not, a turn was cut off, and the store has to tell."""
+    """Whether its content is known. If not, a turn was interrupted, and the store decides."""
 
     def lines(self) -> list[Line]:
         return [line for entry in self.entries for line in entry.lines()]
@@ -27,7 +27,7 @@ class Talk:
 
 @dataclass(eq=False)
 class Note:
-    """An item that was added to a conversation by hand."""
+    """An item that a client added directly to a conversation."""
 
     text: str
     is_acknowledged: bool = False
@@ -38,7 +38,7 @@ class Note:
 
 @dataclass(eq=False)
 class Turn:
-    """A response that was asked for."""
+    """A response that a client requested."""
 
     number: int
     text: str
@@ -47,15 +47,15 @@ class Turn:
     is_stored: bool = True
     is_background: bool = False
     is_cancelled: bool = False
-    """Whether a client has asked for that."""
+    """Whether a client has requested its cancellation."""
     before: list[Line] | None = None
-    """What a turn of a conversation found there."""
+    """The items of its conversation before the turn."""
     id: str | None = None
-    """Once a client was told."""
+    """Set once a client has received it."""
     response: Json | None = None
-    """As it ended, once a client was told."""
+    """The final object, once a client has received it."""
     deletion: str = ""
-    """``asked``, and then ``done`` once a client was told."""
+    """State of its deletion: ``asked``, then ``done`` once the server has confirmed it."""
 
     @property
     def is_acknowledged(self) -> bool:
@@ -70,26 +70,26 @@ class Turn:
         return sum(1 for _ in self.chain())
 
     def chain(self) -> Iterator["Turn"]:
-        """This turn and those that it builds on, newest first."""
+        """Return this turn and its ancestors, newest first."""
         turn: Turn | None = self
         while turn is not None:
             yield turn
             turn = turn.parent
 
     def lines(self) -> list[Line]:
-        """What it adds."""
+        """Return the items that the turn adds."""
         assert self.response is not None
         return [("user", self.text), *(("assistant", spoken(item)) for item in self.response["output"])]
 
     def input_lines(self) -> list[Line]:
-        """All that went into it."""
+        """Return all items in the context of the response."""
         if self.before is not None:
             return [*self.before, ("user", self.text)]
         earlier = [turn for turn in self.chain() if turn is not self]
         return [*(line for turn in reversed(earlier) for line in turn.lines()), ("user", self.text)]
 
     def input_tokens(self) -> int:
-        """As many as the simulated engine counts: one that has lost a part of the history counts fewer."""
+        """Return the count of the simulated engine, which is lower if a part of the history was lost."""
         return sum(
             len(f"{role}\n{text}".encode()) // _BYTES_PER_TOKEN + _TOKENS_PER_ITEM
             for role, text in self.input_lines()
@@ -106,7 +106,7 @@ class Ledger:
 
     def ask(self, **fields: Any) -> Turn:
         number = next(self._numbers)
-        # Texts of different lengths, so that no part can stand in for another in a count.
+        # Texts of different lengths, so that a lost part always changes the count.
         turn = Turn(number, f"turn {number}" + " and more" * (number % 23), **fields)
         self.turns.append(turn)
         if turn.talk is not None:
@@ -121,7 +121,7 @@ class Ledger:
             turn.talk.is_settled = True
 
     def acknowledged(self) -> list[Turn]:
-        """Those whose client was told that they are stored and that have not been deleted."""
+        """Return the turns that were acknowledged as stored and not deleted."""
         return [turn for turn in self.turns if turn.is_complete and turn.is_stored and not turn.deletion]
 
     def open_runs(self) -> list[Turn]:
@@ -129,7 +129,7 @@ class Ledger:
 
 
 def spoken(item: Json) -> str:
-    """The text of a message."""
+    """Return the text of a message."""
     content = item["content"]
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 

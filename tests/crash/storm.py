@@ -1,7 +1,7 @@
 """Rounds of load, `kill -9`, restart and inspection, on one store.
 
-The seed says what clients ask for and when servers are killed. How far they have come by then is up to the
-machine, so that two storms of one seed are alike and not the same.
+The seed determines what clients request and when servers are killed. How far the servers have come by then
+depends on the machine, so two storms with the same seed are similar but not identical.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from random import Random
 
 from tests.crash.checks import Findings, Inspector
 from tests.crash.clients import Crowd
+from tests.crash.databases import StormDatabase
 from tests.crash.ledger import Ledger
-from tests.crash.places import Place
 from tests.test_cli import COMMAND, environment
 
 _ENGINE = "simulated:tokens_per_s=2000,output_tokens=60"
@@ -23,13 +23,13 @@ _START_S = 60.0
 _LONGEST_ROUND_S = 20.0
 _LEASE_S = "0.6"
 _TWO_SERVERS, _STORE_CRASHES, _BY_TIME = 0.3, 0.4, 0.5
-"""How many rounds are of such a kind."""
-_SIGNS = ("unexpectedly", "never retrieved", "Traceback")
-"""Of errors that the server did not foresee. That its store is away is no such error."""
+"""Shares of the rounds of each kind."""
+_ERROR_PATTERNS = ("unexpectedly", "never retrieved", "Traceback")
+"""Log messages of unexpected errors. An unavailable store is not one."""
 
 
 class Unexpected(Exception):
-    """A server did not start, or found an error in itself."""
+    """A server did not start, or logged an unexpected error."""
 
 
 class Server:
@@ -42,21 +42,21 @@ class Server:
         self._is_killed = False
 
     def kill(self) -> None:
-        if not self._is_killed:  # a second signal may find that the process is gone, and nobody told asyncio
+        if not self._is_killed:  # asyncio may not know yet that the process has ended
             self._is_killed = True
             self.process.kill()
 
-    async def gone(self) -> None:
+    async def wait(self) -> None:
         await self.process.wait()
         lines = self._log.read_text().splitlines()
-        for place, line in enumerate(lines):
-            if any(sign in line for sign in _SIGNS):
-                raise Unexpected("\n".join(lines[place : place + 40]))
+        for index, line in enumerate(lines):
+            if any(sign in line for sign in _ERROR_PATTERNS):
+                raise Unexpected("\n".join(lines[index : index + 40]))
 
 
 @asynccontextmanager
 async def serving(spec: str) -> AsyncIterator[Server]:
-    """A server on a store, until it is killed or the block ends."""
+    """Run a server on a store until it is killed or the block ends."""
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "log"
         arguments = (
@@ -69,7 +69,7 @@ async def serving(spec: str) -> AsyncIterator[Server]:
             "--log-level",
             "warning",
         )
-        with log.open("wb") as errors:  # not a pipe: nobody would read it while it fills
+        with log.open("wb") as errors:  # not a pipe, which would fill up unread
             process = await asyncio.create_subprocess_exec(
                 *(*COMMAND, "serve", "--port", "0", *arguments),
                 env=environment(),
@@ -86,45 +86,48 @@ async def serving(spec: str) -> AsyncIterator[Server]:
             yield server
         finally:
             server.kill()
-            await server.gone()
+            await server.wait()
 
 
 class Storm:
-    """Several rounds on one store. ``by_time``: kill after random times too, and not only after answers."""
+    """Several rounds on one store. With ``by_time``, servers are killed after random times as well as
+    answers."""
 
-    def __init__(self, place: Place, seed: int, say: Callable[[str], None], *, by_time: bool = True) -> None:
+    def __init__(
+        self, database: StormDatabase, seed: int, report: Callable[[str], None], *, by_time: bool = True
+    ) -> None:
         self.findings = Findings()
         self.acknowledged = 0
         self.runs_cut_off = 0
-        self._place = place
+        self._database = database
         self._random = Random(seed)
-        self._say = say
+        self._report = report
         self._by_time = by_time
         self._ledger = Ledger()
         self._since = 0
 
-    async def rage(self, rounds: int, most_answers: int = 400) -> None:
+    async def run_rounds(self, rounds: int, most_answers: int = 400) -> None:
         for number in range(1, rounds + 1):
             async with AsyncExitStack() as stack:
-                servers = [await stack.enter_async_context(serving(self._place.spec))]
+                servers = [await stack.enter_async_context(serving(self._database.spec))]
                 await self._inspect(servers[0])
                 if self._random.random() < _TWO_SERVERS:
-                    servers.append(await stack.enter_async_context(serving(self._place.spec)))
-                how = _Round(self._place, self._ledger, self._random, servers)
+                    servers.append(await stack.enter_async_context(serving(self._database.spec)))
+                how = _Round(self._database, self._ledger, self._random, servers)
                 await how.run(most_answers, by_time=self._by_time)
             new = self._ledger.turns[self._since :]
             self.acknowledged += sum(turn.is_complete and turn.is_stored for turn in new)
             self.runs_cut_off += len(self._ledger.open_runs())
-            self._say(f"{self._place.name} round {number}/{rounds}: {how}; {self.figures}")
-        stored = await self._place.stored_ids()
-        async with serving(self._place.spec) as server:
+            self._report(f"{self._database.name} round {number}/{rounds}: {how}; {self.figures}")
+        stored = await self._database.stored_ids()
+        async with serving(self._database.spec) as server:
             await self._inspect(server, everything=True, stored=stored)
 
     @property
     def figures(self) -> str:
         return (
             f"{self.acknowledged} stored responses acknowledged, {len(self.findings.lost)} lost,"
-            f" {len(self.findings.half)} half-written ({self.findings.whole} whole that nobody was told of,"
+            f" {len(self.findings.half)} half-written ({self.findings.whole} complete but not acknowledged,"
             f" {self.runs_cut_off} runs cut off)"
         )
 
@@ -139,9 +142,11 @@ class Storm:
 class _Round:
     """Load on one server or two until they are killed, one after the other."""
 
-    def __init__(self, place: Place, ledger: Ledger, random: Random, servers: list[Server]) -> None:
+    def __init__(
+        self, database: StormDatabase, ledger: Ledger, random: Random, servers: list[Server]
+    ) -> None:
         self.answers = 0
-        self._place = place
+        self._database = database
         self._random = random
         self._servers = {server.url: server for server in servers}
         self._crowd = Crowd(list(self._servers), ledger, random, self._answered)
@@ -158,7 +163,7 @@ class _Round:
         random = self._random
         self._kills = sorted(random.randint(1, most_answers) for _ in self._servers)
         longest = _LONGEST_ROUND_S
-        if self._place.can_crash and random.random() < _STORE_CRASHES:
+        if self._database.can_crash and random.random() < _STORE_CRASHES:
             self._crash_at = self._kills[0]
             self._kills = [count + random.choice([0, 1, 50]) for count in self._kills]
         elif by_time and random.random() < _BY_TIME:
@@ -170,17 +175,17 @@ class _Round:
             await self._crash
 
     def _answered(self) -> None:
-        """In the moment in which a client was told that its response is stored."""
+        """Called when a client has received the acknowledgement of a stored response."""
         self.answers += 1
         if self.answers == self._crash_at:
             self._crowd.may_refuse = True
-            self._crash = asyncio.create_task(self._place.crash(self._random))
+            self._crash = asyncio.create_task(self._database.crash(self._random))
         while self._kills and self.answers >= self._kills[0]:
             del self._kills[0]
             self._kill()
 
     def _kill(self) -> None:
-        """One of those that live."""
+        """Kill one of the running servers."""
         if self._crowd.urls:
             url = self._crowd.urls.pop(self._random.randrange(len(self._crowd.urls)))
             self._servers[url].kill()

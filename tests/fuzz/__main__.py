@@ -1,7 +1,8 @@
-"""`make fuzz`: a real server, and requests that Schemathesis makes from its own OpenAPI document.
+"""`make fuzz`: sends requests that Schemathesis generates from the OpenAPI document to a real server.
 
-The exit code says whether anything was found: a fault of ours, a status or a body that the document does not
-describe, a request that it forbids and the server served. Schemathesis lives in an environment of its own.
+The exit code is not 0 if a fault was found: a server error, a status or body that the document does not
+describe, or a request that the document forbids but the server accepts. Schemathesis is installed in a
+separate environment.
 """
 
 import argparse
@@ -31,17 +32,18 @@ _CHECKS = (
     "use_after_free",
     "ensure_resource_availability",
 )
-"""Not that what the document allows is served: whether a call has its output is no question of schemas."""
+"""Without the check that the server accepts every request that the document allows: a schema cannot express,
+for example, that every call has its output."""
 _PATIENCE_S = 60
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 
 @contextmanager
 def _server(log: Path) -> Iterator[str]:
-    """A server with nothing to lose; its root. What it logs is kept."""
+    """Run a server on a memory store; yield its root URL. Its log is kept."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")}
     command = [sys.executable, "-m", "slipring", "serve", "--port", "0", "--log-level", "warning"]
     with log.open("wb") as errors:
@@ -61,7 +63,7 @@ def _server(log: Path) -> Iterator[str]:
 
 
 def _fuzz(tools: Path, document: Path, root: str, seconds: int, seed: int) -> bool:
-    """Whether nothing was found."""
+    """Run Schemathesis; return whether it found no fault."""
     command = [
         *(str(tools / "schemathesis"), "run", str(document)),
         *("--url", root, "--header", f"Authorization: Bearer {_KEY}"),
@@ -72,7 +74,7 @@ def _fuzz(tools: Path, document: Path, root: str, seconds: int, seed: int) -> bo
 
 
 def _focused(document: bytes) -> bytes:
-    """The document without what is refused whatever else is said: nothing would be learned behind it."""
+    """Return the document without fields that are always refused, because they would mask other faults."""
     described = json.loads(document)
     schemas = described["components"]["schemas"]
     schemas["CreateRequest"]["properties"] |= {
@@ -83,14 +85,14 @@ def _focused(document: bytes) -> bytes:
     return json.dumps(described).encode()
 
 
-def _is_well(root: str) -> bool:
+def _is_healthy(root: str) -> bool:
     with urllib.request.urlopen(f"{root}/health", timeout=_PATIENCE_S) as answer:
         return bool(answer.status == 200)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__)
-    parser.add_argument("--tools", type=Path, required=True, help="where the commands of the other tools are")
+    parser.add_argument("--tools", type=Path, required=True, help="directory of the other tools' commands")
     parser.add_argument("--seconds", type=int, default=180)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     arguments = parser.parse_args()
@@ -101,13 +103,13 @@ def main() -> int:
         document.write_bytes(printed)
         subprocess.run([str(tools / "openapi-spec-validator"), str(document)], check=True)
         document.write_bytes(_focused(printed))
-        _say(f"seed {arguments.seed}, {arguments.seconds} s")
+        _print(f"seed {arguments.seed}, {arguments.seconds} s")
         with _server(log) as root:
             found_nothing = _fuzz(tools, document, root, arguments.seconds, arguments.seed)
-            is_well = _is_well(root)
+            is_healthy = _is_healthy(root)
         logged = log.read_text()
-    _say(f"the server is {'well' if is_well else 'not well'}; it logged:\n{logged or 'nothing'}")
-    return 0 if found_nothing and is_well and not logged else 1
+    _print(f"the server is {'healthy' if is_healthy else 'not healthy'}; it logged:\n{logged or 'nothing'}")
+    return 0 if found_nothing and is_healthy and not logged else 1
 
 
 if __name__ == "__main__":

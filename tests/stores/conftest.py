@@ -1,4 +1,4 @@
-"""Every kind of store, at a place of its own."""
+"""Fixtures that open each kind of store on an empty database."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,8 +13,8 @@ KINDS = ("memory", "sqlite", "postgresql")
 DURABLE = ("sqlite", "postgresql")
 
 
-class Place:
-    """Where stores can be opened, one after the other or several at once."""
+class StoreLocation:
+    """Opens stores on one database, one after the other or several at once, and closes them at the end."""
 
     def __init__(self, spec: str) -> None:
         self.spec = spec
@@ -22,7 +22,7 @@ class Place:
         self._opened: list[SqlStore] = []
 
     async def open(self, **options: Any) -> SqlStore:
-        """A store that has just been started and remembers nothing."""
+        """Return a started store with an empty cache. Its clock is ``now``."""
         options = {"recent_bytes": 10**9, "clock": lambda: self.now, **options}
         store = SqlStore(open_database(self.spec), **options)
         await store.start()
@@ -51,20 +51,20 @@ def durable_spec(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def place(spec: str) -> AsyncIterator[Place]:
-    place = Place(spec)
-    yield place
-    await place.close()
+async def location(spec: str) -> AsyncIterator[StoreLocation]:
+    location = StoreLocation(spec)
+    yield location
+    await location.close()
 
 
 @pytest.fixture
-async def durable(durable_spec: str) -> AsyncIterator[Place]:
-    """Only where closing and opening again finds everything."""
-    place = Place(durable_spec)
-    yield place
-    await place.close()
+async def durable(durable_spec: str) -> AsyncIterator[StoreLocation]:
+    """A location whose data survives closing and reopening."""
+    location = StoreLocation(durable_spec)
+    yield location
+    await location.close()
 
 
 @pytest.fixture
-async def store(place: Place) -> SqlStore:
-    return await place.open()
+async def store(location: StoreLocation) -> SqlStore:
+    return await location.open()

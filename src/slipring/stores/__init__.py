@@ -1,1 +1,1 @@
-"""What outlives a connection."""
+"""Stores: data that outlives a connection."""

@@ -1,9 +1,10 @@
-"""What a store is: what outlives a connection, and which promises are made about it.
+"""The store interface: data that outlives a connection, and the guarantees about it.
 
-Five parts: responses with their chains, conversations, background runs, keys, and what the nodes that share a
-store know of each other. Every lookup of what belongs to a tenant is by tenant *and* id. Somebody else's and
-what never was get the same answer: none. When a method that writes has returned, what it wrote is as safe as
-the store can make it. A store that cannot be reached raises ``Unavailable``.
+A store has five parts: responses with their chains, conversations, background runs, API keys, and what the
+nodes that share the store publish to each other. Every lookup of a tenant's data is by tenant *and* id:
+another tenant's id gives the same result as an id that never existed. When a method that writes returns, the
+data is as durable as the store can make it. Any method raises ``Unavailable`` when the store cannot be
+reached.
 """
 
 from abc import ABC, abstractmethod
@@ -17,11 +18,15 @@ from slipring.protocol.responses import Response, Status
 
 
 class LeaseLost(Exception):
-    """A run is no longer its owner's: it was cancelled, or given up for dead."""
+    """The node no longer owns the run: it was cancelled, or its lease expired and another node took it
+    over."""
 
 
 class Tenure(Struct, frozen=True):
-    """That a node owns a background run. Whatever it writes about the run is refused once this is over."""
+    """Proof that a node owns a background run, sent with every write about the run.
+
+    A tenure ends when the run ends, is taken over, or is deleted; writes with it then raise ``LeaseLost``.
+    """
 
     tenant: str
     response_id: str
@@ -36,37 +41,37 @@ class Conversation(Struct, frozen=True):
 
 
 class Thread(Struct, frozen=True):
-    """A conversation as a turn finds it: a response to go on from, and the items that came after it."""
+    """A conversation at the start of a turn: the response to continue from, and the items added after it."""
 
     conversation: Conversation
     version: int
-    """Changes with every change of the items."""
+    """Incremented by every change of the items."""
     tip: str | None
-    """The response whose context is all items but those in ``added``."""
+    """The response whose context holds all items except those in ``added``. None: ``added`` has all items."""
     added: tuple[Item, ...]
 
 
 class Appended(Struct, frozen=True):
-    """What a finished response adds to its conversation. Every item has an id."""
+    """The items that a finished response adds to its conversation. Every item has an id."""
 
     conversation_id: str
     version: int
-    """The version that the response was made from. Where it is still that, the response is the new tip;
-    where it is not, others have added items meanwhile and there is none."""
+    """The conversation's version when the turn began. If it is unchanged, the response becomes the tip. If
+    items were changed meanwhile, the conversation has no tip afterwards."""
     items: tuple[Item, ...]
 
 
 class Page(Struct, frozen=True):
-    """Which part of a list is wanted."""
+    """The part of a list to return."""
 
     limit: int = 20
     ascending: bool = False
     after: str | None = None
-    """The id of the last item of the page before."""
+    """The id of the last item of the previous page."""
 
 
 class Run(Struct, frozen=True):
-    """A background response as the store knows it."""
+    """A background response as it is recorded in the store."""
 
     tenant: str
     response_id: str
@@ -75,9 +80,9 @@ class Run(Struct, frozen=True):
     epoch: int
     lease_until: float
     last_sequence: int
-    """The number of the newest event; -1 before the first."""
+    """The sequence number of the newest event; -1 before the first."""
     response: bytes
-    """The response object as JSON, as it was when it was last written."""
+    """The response object as JSON, as of the last write."""
 
     @property
     def is_open(self) -> bool:
@@ -85,13 +90,15 @@ class Run(Struct, frozen=True):
 
 
 class RunEvent(Struct, frozen=True):
+    """One streaming event of a background response."""
+
     sequence_number: int
     data: bytes
     """The event as JSON."""
 
 
 class Key(Struct, frozen=True):
-    """An API key without its secret."""
+    """An API key: its limits and the digest of its secret."""
 
     id: str
     tenant: str
@@ -100,24 +107,25 @@ class Key(Struct, frozen=True):
     created_at: int
     name: str = ""
     models: tuple[str, ...] = ()
-    """The models that it may use; empty: all."""
+    """The models that the key may use; empty: all."""
     requests_per_minute: int | None = None
     tokens_per_day: int | None = None
     revoked_at: int | None = None
 
 
 class Usage(Struct, frozen=True):
-    """What a key has used in a window of time."""
+    """The requests and tokens of one key in one time window."""
 
     key_id: str
     window: str
-    """Such as ``minute:29384756``; what it means is the business of whoever counts."""
+    """The name of the window, such as ``minute:29384756``. The caller chooses it; the store only compares
+    it."""
     requests: int = 0
     tokens: int = 0
 
 
 class Node(Struct, frozen=True):
-    """A process that shares this store with others."""
+    """A server process that shares the store with others."""
 
     id: str
     url: str
@@ -125,6 +133,8 @@ class Node(Struct, frozen=True):
 
 
 class Responses(ABC):
+    """Stored responses and their chains."""
+
     @abstractmethod
     async def save(
         self,
@@ -134,33 +144,35 @@ class Responses(ABC):
         appended: Appended | None = None,
         tenure: Tenure | None = None,
     ) -> None:
-        """Keep a finished response, with the chain that it builds on, in one step with what else it means.
+        """Store a finished response and its chain, and append to its conversation, in one transaction.
 
-        Ancestors that were not to be stored are kept for its sake, and cannot be found by their ids. With a
-        ``tenure`` that is over, nothing is kept and ``LeaseLost`` is raised.
+        Ancestors with ``store: false`` are stored too, but cannot be found by their ids. Raises
+        ``LeaseLost``, and stores nothing, if ``tenure`` has ended.
         """
 
     @abstractmethod
     async def load(self, tenant: str, response_id: str) -> ResponseState | None:
-        """A response with its whole chain, ready to be continued."""
+        """Return a response with its whole chain, ready to be continued."""
 
     @abstractmethod
     async def retrieve(self, tenant: str, response_id: str) -> Response | None:
-        """The response object alone, with its instructions, tools and output."""
+        """Return only the response object, with its instructions, tools and output."""
 
     @abstractmethod
     async def load_items(self, tenant: str, item_ids: Iterable[str]) -> dict[str, Item]:
-        """The items of stored responses that have these ids; those that are not there are left out."""
+        """Return the items of stored responses that have these ids, by id. Unknown ids are left out."""
 
     @abstractmethod
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Make a response unreachable. What builds on it goes on. False: there was none."""
+        """Make a response unreachable; responses that continue it stay usable. False: there was none."""
 
 
 class Conversations(ABC):
+    """Conversations and their items."""
+
     @abstractmethod
     async def create(self, tenant: str, conversation: Conversation, items: Sequence[Item]) -> None:
-        """Every item has an id."""
+        """Create a conversation with these items, each of which must have an id."""
 
     @abstractmethod
     async def read(self, tenant: str, conversation_id: str) -> Conversation | None: ...
@@ -168,23 +180,24 @@ class Conversations(ABC):
     @abstractmethod
     async def update(
         self, tenant: str, conversation_id: str, metadata: dict[str, str]
-    ) -> Conversation | None: ...
+    ) -> Conversation | None:
+        """Replace the metadata; return the conversation as it is now. None: there is no such conversation."""
 
     @abstractmethod
     async def delete(self, tenant: str, conversation_id: str) -> bool:
-        """With all its items."""
+        """Delete a conversation with all its items. False: there was none."""
 
     @abstractmethod
     async def add(self, tenant: str, conversation_id: str, items: Sequence[Item]) -> bool:
-        """Add items at the end. False: there is no such conversation."""
+        """Add items to the end. False: there is no such conversation."""
 
     @abstractmethod
     async def append(self, tenant: str, response_id: str, appended: Appended) -> None:
-        """Add what a response that is not stored leaves in its conversation, unless that is gone."""
+        """Add the items of a response that is not stored. Does nothing if the conversation was deleted."""
 
     @abstractmethod
     async def items(self, tenant: str, conversation_id: str, page: Page) -> tuple[list[Item], bool] | None:
-        """A page of items, and whether there are more. None: there is no such conversation.
+        """Return a page of items, and whether more follow. None: there is no such conversation.
 
         An ``after`` that names no item of the conversation gives an empty page.
         """
@@ -197,116 +210,124 @@ class Conversations(ABC):
 
     @abstractmethod
     async def thread(self, tenant: str, conversation_id: str) -> Thread | None:
-        """What a turn needs to go on."""
+        """Return what a turn needs to continue the conversation. None: there is no such conversation."""
 
     @abstractmethod
     async def all_items(self, tenant: str, conversation_id: str) -> tuple[Item, ...]:
-        """All items, oldest first: for a tip that nobody remembers any more."""
+        """Return all items, oldest first: needed when the tip cannot be loaded any more."""
 
 
 class Runs(ABC):
+    """Background runs, their events, and the leases of their owners."""
+
     @abstractmethod
     async def open(
         self, tenant: str, response: Response, events: Sequence[RunEvent], *, owner: str, lease_until: float
     ) -> Tenure:
-        """Begin a run, as the node that owns it."""
+        """Record a new run with its first events, owned by the node ``owner``."""
 
     @abstractmethod
     async def append(
         self, tenure: Tenure, events: Sequence[RunEvent], response: Response, *, lease_until: float
     ) -> None:
-        """Write events, the object as it is now, and its status. Raises ``LeaseLost``.
+        """Write events, the current response object and its status, and extend the lease.
 
-        A terminal status ends the run: nobody owns it any more. Events that are there already stay as they
-        are, so that a write may be repeated. Once its response is saved, a run can fail no more: that is
-        ``LeaseLost`` too, and the run is left for whoever ends it as what it is.
+        A terminal status ends the run and its tenure. Events that are already stored are not changed, so a
+        write may be repeated. Raises ``LeaseLost`` if the tenure has ended, and if the status is ``failed``
+        or ``cancelled`` although the response has been saved: the run then stays open until it is ended with
+        the saved response.
         """
 
     @abstractmethod
     async def renew(self, tenures: Sequence[Tenure], *, lease_until: float) -> list[Tenure]:
-        """Stay their owner; returns those that are lost."""
+        """Extend the leases; return the tenures that have ended."""
 
     @abstractmethod
     async def read(self, tenant: str, response_id: str) -> Run | None: ...
 
     @abstractmethod
     async def events(self, tenant: str, response_id: str, *, after: int, limit: int) -> list[RunEvent]:
-        """Events with a greater number than ``after``, in order."""
+        """Return up to ``limit`` events with a sequence number above ``after``, in order."""
 
     @abstractmethod
     async def seize(self, run: Run, *, owner: str, lease_until: float) -> Run | None:
-        """Take an open run away from its owner, whose tenure is over with that.
+        """Make ``owner`` the owner of an open run; the previous owner's tenure ends.
 
-        None: it has another owner since it was read, or is over.
+        None: the run has ended, or its owner has changed since ``run`` was read.
         """
 
     @abstractmethod
     async def end(self, run: Run, response: Response, event: RunEvent) -> bool:
-        """End an open run whoever owns it, with its last object and event.
+        """End an open run with its final object and event, whichever node owns it; that node's tenure ends.
 
-        False: it has changed since it was read, or is to fail or be cancelled though its response has been
-        saved meanwhile; nothing was done. Otherwise its owner's tenure is over.
+        False, and nothing is written: the run has changed since it was read, or the final status is
+        ``failed`` or ``cancelled`` although the response has been saved meanwhile.
         """
 
     @abstractmethod
     async def abandoned(self, now: float, limit: int) -> list[Run]:
-        """Open runs whose lease is over."""
+        """Return up to ``limit`` open runs whose lease has expired."""
 
     @abstractmethod
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """Forget a run and its events. An open one's tenure is over."""
+        """Delete a run and its events, which ends its tenure. False: there was none."""
 
 
 class Keys(ABC):
+    """API keys and their usage."""
+
     @abstractmethod
     async def create(self, key: Key) -> None: ...
 
     @abstractmethod
     async def find(self, key_id: str) -> Key | None:
-        """A key by its id, revoked or not."""
+        """Return a key by its id, even if it is revoked."""
 
     @abstractmethod
     async def revoke(self, key_id: str, now: int) -> bool:
-        """False: there is no such key, or it is revoked already."""
+        """Revoke a key as of ``now``. False: there is no such key, or it is revoked already."""
 
     @abstractmethod
     async def exist(self) -> bool:
-        """Whether there ever was one: revoking the last key must not open the door to everybody."""
+        """Return whether any key exists, revoked ones included: revoking the last key must not disable
+        authentication."""
 
     @abstractmethod
     async def spend(self, spent: Sequence[Usage], *, expires_at: float) -> list[Usage]:
-        """Add to what was used; returns the totals, in the same order. Adding 0 looks one up."""
+        """Add usage to its windows; return the totals, in the same order. Adding 0 reads a total."""
 
-    # Last, because it takes its name from whatever follows.
+    # Last in the class, because the name shadows the built-in ``list`` in the annotations below it.
     @abstractmethod
     async def list(self) -> "list[Key]":
-        """All keys, oldest first."""
+        """Return all keys, oldest first."""
 
 
 class Cluster(ABC):
-    """What the nodes on one store share."""
+    """The nodes that use one store, and the secrets that they share."""
 
     @abstractmethod
-    async def announce(self, node: Node) -> None: ...
+    async def announce(self, node: Node) -> None:
+        """Record a node's URL and the time at which it was last alive."""
 
     @abstractmethod
-    async def leave(self, node_id: str) -> None: ...
+    async def leave(self, node_id: str) -> None:
+        """Remove a node."""
 
     @abstractmethod
     async def find(self, node_id: str) -> Node | None: ...
 
     @abstractmethod
     async def secret(self, name: str, proposal: bytes) -> bytes:
-        """A secret that all nodes share: the proposal of whoever came first."""
+        """Return the secret of this name. The first proposal becomes the secret; later ones are ignored."""
 
 
 class Store(ABC):
-    """All of it, behind one door."""
+    """A store with its five parts."""
 
     name: str
-    """What kind it is, in words that tell no password."""
+    """The kind of store, such as ``sqlite``. Contains no address and no password."""
     is_shared: bool = False
-    """Whether other processes may use it at the same time."""
+    """Whether other processes may use the store at the same time."""
     responses: Responses
     conversations: Conversations
     runs: Runs
@@ -314,7 +335,7 @@ class Store(ABC):
     cluster: Cluster
 
     async def start(self) -> None:
-        """Get ready. Raises ``StartupError`` with one line for the operator when that cannot be."""
+        """Connect. Raises ``StartupError`` with a one-line message for the operator if that fails."""
         return
 
     async def close(self) -> None:
@@ -322,5 +343,5 @@ class Store(ABC):
 
     @abstractmethod
     async def prune(self, now: float, limit: int = 1000) -> int:
-        """Remove some of what has expired or was deleted and that nothing needs any more; returns how many
-        rows. Zero: for now, nothing is left to remove."""
+        """Remove expired and deleted rows that no other row needs, at most ``limit`` of each kind; return how
+        many were removed. 0: nothing is left to remove for now."""

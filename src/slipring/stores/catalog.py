@@ -1,4 +1,4 @@
-"""Which stores there are, by the name that an operator gives."""
+"""Opens a store by the value of ``--store``."""
 
 import os
 from pathlib import Path
@@ -17,9 +17,9 @@ KNOWN = "memory, sqlite, sqlite:PATH, postgresql://…"
 def open_store(
     spec: str, limits: Limits, positions: Positions | None = None, retention_s: float = 0.0
 ) -> Store:
-    """Make the store that ``spec`` names. It is not started yet.
+    """Return the store that ``spec`` names, not started yet. Raises ``StartupError`` for an unknown one.
 
-    Things are kept for ``retention_s``; 0: until they are deleted.
+    Responses and runs expire after ``retention_s``; 0: they are kept until they are deleted.
     """
     database = open_database(spec)
     return SqlStore(
@@ -27,12 +27,12 @@ def open_store(
         positions=positions,
         retention_s=retention_s,
         recent_bytes=limits.recent_bytes,
-        most_bytes=limits.store_bytes if spec == "memory" else None,
+        max_bytes=limits.store_bytes if spec == "memory" else None,
     )
 
 
 def open_database(spec: str) -> Database:
-    """Only what lies below the store, not started either."""
+    """Return only the database of the store that ``spec`` names, not started yet."""
     kind, _, rest = spec.partition(":")
     if spec == "memory":
         return SqliteDatabase(None)
@@ -42,7 +42,7 @@ def open_database(spec: str) -> Database:
         return SqliteDatabase(rest)
     if kind in ("postgresql", "postgres") and rest.startswith("//"):
         return _postgres(spec)
-    # Not the whole of it: what was meant to be an address may hold a password.
+    # Only the part before the colon: a mistyped address may contain a password.
     raise StartupError(f"--store {kind}: unknown store (known: {KNOWN})")
 
 
@@ -56,6 +56,6 @@ def _postgres(url: str) -> Database:
 
 
 def default_file() -> Path:
-    """Where the data lies of whoever names no file."""
+    """Return the path of the database file for ``--store sqlite``, which names none."""
     base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(base).expanduser() / "slipring" / "slipring.db"

@@ -1,4 +1,4 @@
-"""A whole chain as bytes, for another node."""
+"""Encodes a whole chain as bytes, to send it to another node."""
 
 import msgspec
 from msgspec import Struct
@@ -11,9 +11,9 @@ from slipring.stores.sql.response_rows import Record
 
 class _Chain(Struct):
     heads: dict[bytes, tuple[bytes | None, bytes]]
-    """By digest."""
+    """The columns of each head, by its digest."""
     records: list[Record]
-    """The oldest first."""
+    """Oldest response first."""
 
 
 _chain = msgspec.msgpack.Decoder(_Chain)
@@ -21,19 +21,23 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 def pack_chain(state: ResponseState, positions: Positions | None) -> bytes:
+    """Encode a response with all its ancestors; engine positions only if ``positions`` can encode them."""
     nodes = list(reversed(list(state.chain())))
     heads = {response_rows.digest(node.head): response_rows.head_columns(node.head) for node in nodes}
     return _pack(_Chain(heads, [response_rows.record(node, positions) for node in nodes]))
 
 
 def unpack_chain(data: bytes, positions: Positions | None) -> ResponseState | None:
-    """The newest response of a chain. Raises ``ValueError`` for bytes that are none."""
+    """Return the newest response of an encoded chain, None for an empty one.
+
+    Raises ``ValueError`` for bytes that do not encode a chain.
+    """
     chain = _chain.decode(data)
     heads: dict[bytes, Head] = {}
     state: ResponseState | None = None
     for record in chain.records:
         if record.head not in heads:
-            near = state.head if state is not None else None
-            heads[record.head] = response_rows.read_head(*chain.heads[record.head], near)
+            previous = state.head if state is not None else None
+            heads[record.head] = response_rows.read_head(*chain.heads[record.head], previous)
         state = response_rows.rebuild(record, state, heads[record.head], positions)
     return state

@@ -1,4 +1,5 @@
-"""`make clients`: real clients, installed, driven against real servers, and told of in a table."""
+"""`make clients`: installs real clients, runs them against real servers, and prints a table of the
+results."""
 
 import argparse
 import asyncio
@@ -23,7 +24,7 @@ async def _examine(clients: Sequence[Client], workshop: Workshop) -> list[Report
 
 
 def main(arguments: Sequence[str] | None = None, clients: Sequence[Client] = CLIENTS) -> int:
-    """0 if every check of every client that is to be had passed, and there was one at all."""
+    """Return 0 if all checks of all installable clients passed, and there was at least one."""
     parser = argparse.ArgumentParser(prog="make clients", description=__doc__)
     names = [client.name for client in clients]
     parser.add_argument("--only", action="append", choices=names, help="this client; may be given again")

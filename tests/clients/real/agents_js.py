@@ -53,7 +53,7 @@ async def _(stage: Stage) -> None:
 
 @agents_js.check("WebSocket", "a connection that breaks in the middle of an answer is an error")
 async def _(stage: Stage) -> None:
-    broken = [say("These are words that nobody will hear the end of.")]
+    broken = [say("These are words of an answer that breaks off.")]
     async with stage.serve(broken, disturbance=Cutting(3), abandoned=True) as relay:
         ended = await stage.node("agents-js", _DRIVER, relay.url, "history")
     assert (ended.code, ended.lines) == (1, []), ended

@@ -47,7 +47,7 @@ async def _(stage: Stage) -> None:
     assert len(relay.exchanges) == 1
 
 
-@ai_sdk.check("SSE", "a failure in the middle of an answer is told in the engine's words")
+@ai_sdk.check("SSE", "a failure in the middle of an answer is reported with the engine's message")
 async def _(stage: Stage) -> None:
     failing: Answer = [say("Well,"), {"error": {"message": "out of memory", "status": 500}}]
     async with stage.serve(failing) as relay:

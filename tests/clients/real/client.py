@@ -1,4 +1,4 @@
-"""What a client is here: packages, and checks of what it achieves, each over one transport."""
+"""A client under test: its packages and its checks, each over one transport."""
 
 import tempfile
 import traceback
@@ -21,7 +21,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one check went."""
+    """The outcome of one check."""
 
     check: Check
     failure: str = ""
@@ -33,7 +33,7 @@ class Outcome:
 
 @dataclass
 class Report:
-    """How a client did."""
+    """The outcomes of one client."""
 
     title: str
     version: str = ""
@@ -46,7 +46,7 @@ class Report:
 
 
 class Client:
-    """A client by its name in ``versions.toml``. ``version``: for one that is installed by other means."""
+    """A client, by its name in ``versions.toml``. ``version`` is for one that is not installed from there."""
 
     def __init__(self, name: str, title: str, *, version: Callable[[], str] | None = None) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class Client:
         self._version = version
 
     def check(self, transport: str, what: str) -> Callable[[_Run], _Run]:
-        """Make a function one of this client's checks."""
+        """Register a function as one of this client's checks."""
 
         def add(run: _Run) -> _Run:
             self.checks.append(Check(transport, what, run))
@@ -64,7 +64,7 @@ class Client:
         return add
 
     def prepare(self, workshop: Workshop) -> str:
-        """Have the client installed; its version."""
+        """Install the client; return its version."""
         if self._version:
             return self._version()
         workshop.install(self.name)
@@ -87,12 +87,12 @@ class Client:
 
 
 async def _attempt(check: Check, workshop: Workshop) -> str:
-    """Run a check; why it failed, or nothing."""
+    """Run a check; return the reason why it failed, or an empty text."""
     with tempfile.TemporaryDirectory(prefix="slipring-client-") as directory:
         try:
             await check.run(Stage(workshop, Path(directory)))
         except CannotInstall as reason:
             return f"what it needs cannot be installed: {reason}"
-        except Exception:  # whatever it is, the next check is run and the table is printed
+        except Exception:  # any failure: the next checks must run and the table must be printed
             return traceback.format_exc()
     return ""

@@ -1,4 +1,4 @@
-"""Codex CLI: `codex exec` over its own WebSocket transport, with a provider of its own in `config.toml`."""
+"""Codex CLI: `codex exec` over its WebSocket transport, with slipring as a provider in `config.toml`."""
 
 from collections.abc import Sequence
 
@@ -25,13 +25,13 @@ env_key = "SLIPRING_KEY"
 wire_api = "responses"
 supports_websockets = true
 """
-"""As `docs/clients.md` shows it."""
+"""As shown in `docs/clients.md`."""
 
 _COMMAND = "echo slip-$((40 + 2))"
 _PRINTED = "slip-42"
 _TURN: list[Answer] = [[call("exec_command", cmd=_COMMAND)], [say("It printed what it should.")]]
 _FINAL = "It printed what it should."
-# Kinds of tools that Codex brings along and the SDK's types do not know: the server tells them back.
+# Tool types that Codex sends and the SDK's types do not have; the server echoes them.
 _FOREIGN = frozenset({"namespace", "web_search"})
 
 
@@ -49,7 +49,7 @@ async def _exec(stage: Stage, relay: Relay, *arguments: str) -> Ended:
 
 
 def _require_turn(ended: Ended, final: str = _FINAL, commands: int = 1) -> None:
-    """The commands were run, their outputs were seen, and the turn ended with the answer."""
+    """Require that the commands were run, their outputs were sent, and the turn ended with the answer."""
     ended.require_success()
     done = [event["item"] for event in ended.lines if event["type"] == "item.completed"]
     ran = [item for item in done if item["type"] == "command_execution"]
@@ -60,7 +60,8 @@ def _require_turn(ended: Ended, final: str = _FINAL, commands: int = 1) -> None:
 
 
 def _require_healthy(socket: RelayedSocket) -> None:
-    """A warmup first, then nothing but what is new: no item is sent twice, and every frame has its parent."""
+    """Require a warmup, then frames with only new items: no item is sent twice, and every frame has a
+    parent."""
     warmup, *turns = socket.sent
     assert warmup["generate"] is False
     assert not any("generate" in frame for frame in turns)
@@ -73,7 +74,7 @@ def _require_healthy(socket: RelayedSocket) -> None:
 async def _run_turn(
     stage: Stage, flags: Sequence[str] = (), arguments: Sequence[str] = (), first: Answer = _TURN[0]
 ) -> RelayedSocket:
-    """A turn with one command, in good health."""
+    """Run a turn with one command and without failures."""
     async with stage.serve(first, _TURN[1], flags=flags, foreign_tool_types=_FOREIGN) as relay:
         ended = await _exec(stage, relay, "--ephemeral", *arguments, f"Run {_COMMAND}")
     _require_turn(ended)
@@ -152,7 +153,7 @@ async def _(stage: Stage) -> None:
 
 @codex.check("WebSocket", "a connection that breaks in the middle of an answer")
 async def _(stage: Stage) -> None:
-    broken = [say("These are words that nobody will hear the end of.")]
+    broken = [say("These are words of an answer that breaks off.")]
     async with stage.serve(
         _TURN[0], broken, _TURN[1], disturbance=Cutting(3), abandoned=True, foreign_tool_types=_FOREIGN
     ) as relay:
@@ -176,7 +177,7 @@ async def _(stage: Stage) -> None:
 
 @codex.check("WebSocket", "a connection that reaches its age limit while a command runs")
 async def _(stage: Stage) -> None:
-    # The command outlives the connection: the server looks at ages once a second.
+    # The command runs longer than the connection may live; the server checks ages once a second.
     slow = [call("exec_command", cmd=f"sleep 6; {_COMMAND}")]
     async with stage.serve(
         slow, _TURN[1], flags=["--max-age-s", "3", "--age-grace-s", "0"], foreign_tool_types=_FOREIGN
@@ -190,7 +191,8 @@ async def _(stage: Stage) -> None:
 
 
 def _require_resent(socket: RelayedSocket) -> None:
-    """What it had is told once more, as the beginning of a chain, and the answer to it is the last one."""
+    """Require that the history was sent once more, as the beginning of a new chain, which got the last
+    answer."""
     (frame,) = socket.sent
     assert "previous_response_id" not in frame
     assert "generate" not in frame

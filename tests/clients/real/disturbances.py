@@ -1,10 +1,10 @@
-"""What happens to connections, put between a client and its server."""
+"""Disturbances of connections between a client and its server."""
 
 from tests.relay import Disturbance, Json
 
 
 class Refusing(Disturbance):
-    """A server, or something before it, that has no WebSockets."""
+    """Refuses upgrades, like a server or proxy without WebSockets."""
 
     def __init__(self, status: int) -> None:
         self._status = status
@@ -14,7 +14,8 @@ class Refusing(Disturbance):
 
 
 class Forgetting(Disturbance):
-    """One frame names a parent that never was: the server answers as if it had forgotten."""
+    """Replaces the parent of one frame with an unknown id: the server answers as if it had evicted the
+    parent."""
 
     def __init__(self, number: int) -> None:
         self._left = number
@@ -25,7 +26,7 @@ class Forgetting(Disturbance):
 
 
 class Cutting(Disturbance):
-    """The connection breaks in the middle of an answer: after so many pieces of its text, once."""
+    """Breaks the connection once, after some text deltas of an answer."""
 
     def __init__(self, pieces: int) -> None:
         self._left = pieces

@@ -1,7 +1,7 @@
-"""Clients as their users get them: pinned packages of npm and PyPI, each client in a directory of its own.
+"""Installs clients as their users do: pinned packages of npm and PyPI, each client in its own directory.
 
-Everything lies below one directory that git ignores. What is there at the pinned versions is not installed
-again; what cannot be installed is a reason to skip its client, and nothing else.
+Everything is below one directory that git ignores. Packages that are there at the pinned versions are not
+installed again. A client that cannot be installed is skipped.
 """
 
 import json
@@ -22,11 +22,11 @@ _NPM_FLAGS = ("--no-audit", "--no-fund", "--ignore-scripts", "--save-exact", "--
 
 
 class CannotInstall(Exception):
-    """A client, or what it needs, is not to be had here. The message says why."""
+    """A client, or one of its dependencies, cannot be installed. The message gives the reason."""
 
 
 def pins() -> dict[str, Any]:
-    """What ``versions.toml`` says, with the names that packages have on this machine."""
+    """Read ``versions.toml``, with the package names for this platform."""
     arch = _ARCHITECTURES.get(platform.machine(), platform.machine())
     return tomllib.loads(_PINS.read_text(encoding="utf-8").replace("{arch}", arch))
 
@@ -39,7 +39,7 @@ class Workshop:
         self._pins = pins()
 
     def install(self, name: str) -> Path:
-        """Have the packages of this name; the directory that they are in."""
+        """Install the packages of a client, unless they are there; return their directory."""
         directory = self.root / name
         wanted = json.dumps(self._pins[name], sort_keys=True)
         stamp = directory / ".installed"
@@ -53,24 +53,24 @@ class Workshop:
         return directory
 
     def version(self, name: str) -> str:
-        """The version of a client's first package."""
+        """Return the version of a client's first package."""
         return next(iter(next(iter(self._pins[name].values())).values()))
 
     def package(self, name: str) -> Path:
-        """Where the first of a client's npm packages lies."""
+        """Return the directory of a client's first npm package."""
         return self.root / name / "node_modules" / next(iter(self._pins[name]["npm"]))
 
     def python(self, name: str) -> Path:
-        """The interpreter that has a client's PyPI packages."""
+        """Return the interpreter that has a client's PyPI packages."""
         return self.root / name / "venv" / "bin" / "python"
 
     def driver(self, name: str, file: str) -> Path:
-        """A program of ours beside the packages that it imports: that is where Node looks for them."""
+        """Copy a driver beside the packages that it imports, where Node looks for them; return its path."""
         return Path(shutil.copy(_DRIVERS / file, self.root / name / file))
 
     @cached_property
     def node(self) -> Path:
-        """A Node that is new enough for all clients, whatever the machine has."""
+        """Return a Node that is new enough for all clients, installed here."""
         self.install("node")
         return self.package("node") / "bin" / "node"
 

@@ -1,4 +1,4 @@
-"""langchain-openai: HTTP only, but by delta where `use_previous_response_id` is set."""
+"""langchain-openai: HTTP only, with only new items per request if `use_previous_response_id` is set."""
 
 from pathlib import Path
 

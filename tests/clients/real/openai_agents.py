@@ -1,4 +1,4 @@
-"""openai-agents (Python): its part of the ordinary tests, and a tool loop against `slipring serve`."""
+"""openai-agents (Python): its tests of the ordinary suite, and a tool loop against `slipring serve`."""
 
 import sys
 from importlib.metadata import version
@@ -41,7 +41,7 @@ async def _(stage: Stage) -> None:
 
 @openai_agents.check("WebSocket", "a connection that breaks in the middle of an answer is an error")
 async def _(stage: Stage) -> None:
-    broken = [say("These are words that nobody will hear the end of.")]
+    broken = [say("These are words of an answer that breaks off.")]
     async with stage.serve(broken, disturbance=Cutting(3), abandoned=True) as relay:
         ended = await _drive(stage, relay)
     assert (ended.code, ended.lines) == (1, []), ended

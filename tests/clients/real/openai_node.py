@@ -1,4 +1,4 @@
-"""openai-node: `ResponsesWS`, and the lanes that the package lays over it."""
+"""openai-node: `ResponsesWS`, and the package's own lanes on top of it."""
 
 from tests.clients.real.client import Client
 from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Stage, call, require_delta, require_forks, say
@@ -33,7 +33,7 @@ async def _(stage: Stage) -> None:
     require_forks(ended.result, relay.socket, "The end.")
 
 
-@openai_node.check("WebSocket", "an error is told, and the socket stays usable")
+@openai_node.check("WebSocket", "an error is reported, and the socket stays usable")
 async def _(stage: Stage) -> None:
     async with stage.serve([say("Hi.")]) as relay:
         ended = await stage.node("openai-node", _DRIVER, relay.url, "error")

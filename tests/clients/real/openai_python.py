@@ -1,4 +1,4 @@
-"""openai-python: its part of the ordinary tests, and its own lanes against `slipring serve`."""
+"""openai-python: its tests of the ordinary suite, and its own lanes against `slipring serve`."""
 
 import sys
 from importlib.metadata import version
@@ -16,7 +16,7 @@ _STORY = [[say("Once upon a time.")], [say("The end.")], [say("The end.")]]
 
 
 async def run_suite(stage: Stage, *files: str) -> None:
-    """Ordinary tests with this client, in a process of their own."""
+    """Run tests of the ordinary suite with this client, in another process."""
     paths = [str(_ROOT / "tests" / "clients" / file) for file in files]
     ended = await stage.run(
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(_ROOT)),

@@ -18,7 +18,7 @@ CONFIG = """\
   "provider": { "openai": { "options": { "baseURL": "http://127.0.0.1:8000/v1" } } }
 }
 """
-"""As `docs/clients.md` shows it."""
+"""As shown in `docs/clients.md`."""
 AUTH = {"openai": {"type": "api", "key": "any"}}
 
 _FLAGS = ("--model", "gpt-5.4")
@@ -57,7 +57,7 @@ async def _(stage: Stage) -> None:
 
 @opencode.check("WebSocket", "a connection that breaks in the middle of an answer")
 async def _(stage: Stage) -> None:
-    broken = [say("These are words that nobody will hear the end of.")]
+    broken = [say("These are words of an answer that breaks off.")]
     async with stage.serve(
         [_CALL], broken, [say("Done.")], flags=_FLAGS, disturbance=Cutting(3), abandoned=True
     ) as relay:
@@ -68,7 +68,7 @@ async def _(stage: Stage) -> None:
 
 @opencode.check("WebSocket", "a connection that reaches its age limit while a command runs")
 async def _(stage: Stage) -> None:
-    # The command outlives the connection: the server looks at ages once a second.
+    # The command runs longer than the connection may live; the server checks ages once a second.
     slow = call("bash", command="sleep 6; echo slip-$((40 + 2))", description="prints something, later")
     flags = (*_FLAGS, "--max-age-s", "3", "--age-grace-s", "0")
     async with stage.serve([slow], [say("Done.")], flags=flags) as relay:

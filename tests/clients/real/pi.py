@@ -1,4 +1,4 @@
-"""pi, a coding agent in the terminal: plain HTTP, by a provider of its own in `models.json`."""
+"""pi, a coding agent in the terminal: plain HTTP, with slipring as a provider in `models.json`."""
 
 from tests.clients.real.client import Client
 from tests.clients.real.stage import Ended, Stage, call, say, tool_outputs
@@ -18,7 +18,7 @@ MODELS = """\
   }
 }
 """
-"""As `docs/clients.md` shows it."""
+"""As shown in `docs/clients.md`."""
 
 
 async def _ask(stage: Stage, relay: Relay, words: str) -> Ended:

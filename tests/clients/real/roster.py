@@ -1,4 +1,4 @@
-"""Every client that `make clients` drives, in the order of its table."""
+"""All clients of `make clients`, in the order of its table."""
 
 from tests.clients.real.agents_js import agents_js
 from tests.clients.real.ai_sdk import ai_sdk

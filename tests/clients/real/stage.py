@@ -1,4 +1,4 @@
-"""Where a client is tried: a server in a process of its own, a relay before it, a process for the client."""
+"""Runs one check of a client: a server process, a relay in front of it, and a process for the client."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ Answer = list[Json]
 LLAMA = "llama:slots=1,context=2048"
 LLAMA_MODEL = "smollm2-135m-instruct"
 _SIGNS = ("Traceback", "unexpectedly", "never retrieved")
-"""In a server's log: of errors that it did not foresee."""
+"""Log messages of unexpected server errors."""
 _SHOWN = 4000
 _CALLS = ("function_call", "custom_tool_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
@@ -29,7 +29,7 @@ _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 @dataclass(frozen=True)
 class Ended:
-    """A client's process, once it is over."""
+    """The result of a client's process."""
 
     code: int
     stdout: str
@@ -37,12 +37,12 @@ class Ended:
 
     @property
     def lines(self) -> list[Json]:
-        """What it printed, where it prints JSON lines."""
+        """The JSON lines of its output."""
         return [json.loads(line) for line in self.stdout.splitlines() if line.startswith("{")]
 
     @property
     def result(self) -> Json:
-        """The last of these lines, of a client that must have ended well."""
+        """The last JSON line, after checking that the client succeeded."""
         self.require_success()
         return self.lines[-1]
 
@@ -54,7 +54,7 @@ class Ended:
 
 
 class Stage:
-    """One check of one client, with an empty directory that is the client's home."""
+    """One check of one client, with an empty directory as the client's home."""
 
     def __init__(self, workshop: Workshop, directory: Path) -> None:
         self.workshop = workshop
@@ -64,7 +64,8 @@ class Stage:
     async def serve(
         self, *answers: Answer, engine: str = "", flags: Sequence[str] = (), **settings: Any
     ) -> AsyncIterator[Relay]:
-        """`slipring serve` with these answers, or with an engine, behind a relay with these settings."""
+        """Run `slipring serve` with these scripted answers, or with an engine, behind a relay with these
+        settings."""
         if not engine:
             script = self.directory / "script.jsonl"
             script.write_text("\n".join(json.dumps(answer) for answer in answers), encoding="utf-8")
@@ -78,7 +79,7 @@ class Stage:
         assert not any(sign in log for sign in _SIGNS), log
 
     async def run(self, *command: str | Path, within_s: float = 60, **variables: str) -> Ended:
-        """Run a client to its end, without anything of the user's: neither settings nor proxies nor keys."""
+        """Run a client until it ends, without the user's settings, proxies and keys."""
         environment = {
             "HOME": str(self.directory),
             "PATH": os.environ.get("PATH", ""),
@@ -100,7 +101,7 @@ class Stage:
             await asyncio.wait([talking], timeout=within_s)
             is_late = not talking.done()
         finally:
-            # Its children too: agents run commands.
+            # Its children too, because agents run commands.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         out, errors = await talking
@@ -111,7 +112,7 @@ class Stage:
     async def node(
         self, name: str, driver: str, url: str, *arguments: str, model: str = "simulated"
     ) -> Ended:
-        """Run one of our programs with a client's npm packages, on a Node that is new enough."""
+        """Run a driver with a client's npm packages, on a Node that is new enough."""
         return await self.run(
             self.workshop.node,
             self.workshop.driver(name, driver),
@@ -123,22 +124,22 @@ class Stage:
 
 
 def call(name: str, **arguments: Any) -> Json:
-    """A step that calls a function."""
+    """Return a script step that calls a function."""
     return {"function_call": {"name": name, "arguments": arguments}}
 
 
 def say(text: str) -> Json:
-    """A step that says something."""
+    """Return a script step that outputs text."""
     return {"text": text}
 
 
 def tool_outputs(request: Json) -> list[str]:
-    """What a request says that tools gave."""
+    """Return the tool outputs in a request."""
     return [item["output"] for item in request["input"] if item.get("type") == "function_call_output"]
 
 
 def require_delta(frames: list[Json], responses: list[Json]) -> None:
-    """Every frame but the first continues the response before it, and says nothing that was said before."""
+    """Require that every frame except the first continues the previous response and repeats no item."""
     assert "previous_response_id" not in frames[0]
     for frame, response in zip(frames[1:], responses, strict=False):
         assert frame.get("previous_response_id") == response["id"]
@@ -150,7 +151,7 @@ def require_delta(frames: list[Json], responses: list[Json]) -> None:
 
 
 def require_forks(result: Json, socket: RelayedSocket, text: str = "") -> None:
-    """Two lanes went on from one parent, at once, and both answers came to who had asked."""
+    """Require that two lanes continued one parent concurrently, and that each got its own answer."""
     parent, *endings = socket.responses
     assert result["parent"] == parent["id"]
     assert result["parents"] == [parent["id"]] * 2

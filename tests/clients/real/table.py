@@ -1,4 +1,4 @@
-"""What was seen, as a table: a line for each client and transport."""
+"""Formats the results as a table with a row for each client and transport."""
 
 from collections.abc import Iterator, Sequence
 
@@ -25,7 +25,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str, str, str]]:
 
 
 def failures(reports: Sequence[Report]) -> str:
-    """Every failure in full."""
+    """Return all failures in full."""
     return "\n".join(
         f"FAILED {report.title}, {outcome.check.transport}: {outcome.check.what}\n{outcome.failure}"
         for report in reports

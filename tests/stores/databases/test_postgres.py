@@ -1,4 +1,4 @@
-"""What is particular to PostgreSQL: the connections, and what befalls them."""
+"""The PostgreSQL driver: its connections, and how it handles their failures."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ async def names(database: PostgresDatabase) -> list[str]:
 
 
 class Relay:
-    """The way to a server, which can be cut."""
+    """Forwards connections to the server, and can cut them."""
 
     def __init__(self, url: str, directory: Path) -> None:
         (host,) = parse_qs(urlsplit(url).query)["host"]
@@ -85,7 +85,7 @@ async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
     await database.close()
 
 
-async def test_a_database_that_goes_away_and_comes_back(relay: Relay) -> None:
+async def test_the_driver_reconnects_after_an_outage(relay: Relay) -> None:
     database = PostgresDatabase(relay.url)
     await database.start()
     await database.write(add("a"))
@@ -99,7 +99,7 @@ async def test_a_database_that_goes_away_and_comes_back(relay: Relay) -> None:
     await database.close()
 
 
-async def test_a_connection_that_dies_in_a_write_is_not_tried_again(
+async def test_a_write_whose_connection_is_lost_is_not_retried(
     relay: Relay, database: PostgresDatabase
 ) -> None:
     far = PostgresDatabase(relay.url)
@@ -121,7 +121,9 @@ async def test_a_connection_that_dies_in_a_write_is_not_tried_again(
     await far.close()
 
 
-async def test_connections_that_the_server_ends(database: PostgresDatabase, postgres_server: str) -> None:
+async def test_a_read_survives_a_connection_that_the_server_terminated(
+    database: PostgresDatabase, postgres_server: str
+) -> None:
     await database.write(add("a"))
     ((pid,),) = await database.read("SELECT pg_backend_pid()")
     other = await asyncpg.connect(postgres_server)
@@ -130,7 +132,7 @@ async def test_connections_that_the_server_ends(database: PostgresDatabase, post
     await other.close()
 
 
-async def test_all_connections_are_busy(
+async def test_reads_and_writes_are_unavailable_while_all_connections_are_busy(
     database: PostgresDatabase, postgres_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres, "_CONNECT_S", 0.2)
@@ -154,12 +156,12 @@ async def test_all_connections_are_busy(
     await other.close()
 
 
-async def test_transactions_that_deadlock_are_tried_again(
+async def test_deadlocked_transactions_are_retried(
     database: PostgresDatabase, postgres_url: str, postgres_server: str
 ) -> None:
     gate, other = await asyncpg.connect(postgres_server), await asyncpg.connect(postgres_url)
     try:
-        # Of two that wait for each other, the one that looks first is the one that is aborted: not this one.
+        # PostgreSQL aborts the transaction that detects the deadlock first: with this timeout, the other one.
         await other.execute("SET deadlock_timeout = '1h'")
         await gate.execute("SELECT pg_advisory_lock(78)")
         back = other.transaction()
@@ -188,8 +190,8 @@ async def locks_waited_for(connection: "asyncpg.Connection[asyncpg.Record]", cou
         pass
 
 
-@pytest.mark.parametrize("collisions", [0, 1, postgres._CONFLICTS - 1, postgres._CONFLICTS])
-async def test_collisions_are_borne_up_to_a_bound(
+@pytest.mark.parametrize("collisions", [0, 1, postgres._MAX_ATTEMPTS - 1, postgres._MAX_ATTEMPTS])
+async def test_colliding_transactions_are_retried_up_to_a_limit(
     database: PostgresDatabase, postgres_url: str, collisions: int
 ) -> None:
     other = await asyncpg.connect(postgres_url)
@@ -201,7 +203,7 @@ async def test_collisions_are_borne_up_to_a_bound(
     """)
     await other.close()
     write = database.write(add("a"), Statement("SELECT collide() IS NULL"))
-    if collisions < postgres._CONFLICTS:
+    if collisions < postgres._MAX_ATTEMPTS:
         await write
         assert await names(database) == ["a"]
     else:
@@ -209,11 +211,11 @@ async def test_collisions_are_borne_up_to_a_bound(
             await write
         assert await names(database) == []
     assert await database.read("SELECT last_value FROM attempts") == [
-        (min(collisions + 1, postgres._CONFLICTS),)
+        (min(collisions + 1, postgres._MAX_ATTEMPTS),)
     ]
 
 
-async def test_a_write_is_done_although_nobody_waits_for_it(postgres_url: str) -> None:
+async def test_a_write_completes_although_its_caller_was_cancelled(postgres_url: str) -> None:
     database = PostgresDatabase(postgres_url)
     await database.start()
     task = asyncio.create_task(database.write(add("a"), add("b")))
@@ -233,7 +235,7 @@ async def test_a_write_is_done_although_nobody_waits_for_it(postgres_url: str) -
     await again.close()
 
 
-async def test_nodes_that_start_together(postgres_url: str) -> None:
+async def test_nodes_can_start_at_the_same_time(postgres_url: str) -> None:
     databases = [PostgresDatabase(postgres_url) for _ in range(6)]
     await asyncio.gather(*(database.start() for database in databases))
     assert await databases[0].read("SELECT version FROM slipring_schema") == [(1,)]
@@ -250,13 +252,13 @@ async def test_nodes_that_start_together(postgres_url: str) -> None:
         "postgresql://me:hush[!@host/db",
     ],
 )
-async def test_a_server_that_cannot_be_reached_is_told_in_one_line_without_the_password(url: str) -> None:
+async def test_an_unreachable_server_is_reported_in_one_line_without_the_password(url: str) -> None:
     with pytest.raises(StartupError, match=r"^--store postgres(ql)?(://me@.*)?: .+") as refusal:
         await PostgresDatabase(url).start()
     assert "hush" not in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
 
-async def test_a_database_that_is_not_there(postgres_server: str) -> None:
+async def test_a_missing_database_is_reported(postgres_server: str) -> None:
     with pytest.raises(StartupError, match='database "attic" does not exist'):
         await PostgresDatabase(postgres_server.replace("/postgres?", "/attic?")).start()

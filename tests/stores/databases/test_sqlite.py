@@ -1,4 +1,4 @@
-"""What is particular to SQLite: the file, the one writer, and what befalls a disk."""
+"""The SQLite driver: the file, the single writer thread, and disk failures."""
 
 import asyncio
 import stat
@@ -12,7 +12,12 @@ import pytest
 
 from slipring.errors import StartupError, Unavailable
 from slipring.stores.databases import sqlite
-from slipring.stores.databases.database import ForeignKeyViolated, Statement, UniqueViolated, Unmet
+from slipring.stores.databases.database import (
+    ForeignKeyViolated,
+    RequiredRowMissing,
+    Statement,
+    UniqueViolated,
+)
 from slipring.stores.databases.sqlite import SqliteDatabase
 
 ADD = "INSERT INTO slipring_nodes (id, url, seen_at) VALUES ($1, $2, 0)"
@@ -42,7 +47,7 @@ async def database(path: Path) -> AsyncIterator[SqliteDatabase]:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Another process is writing."""
+    """Hold the write lock, as another process would."""
     other = apsw.Connection(str(path))
     other.execute("BEGIN IMMEDIATE")
     yield
@@ -50,7 +55,7 @@ def locked(path: Path) -> Iterator[None]:
     other.close()
 
 
-async def test_only_the_owner_may_read_the_file_and_its_directory(tmp_path: Path) -> None:
+async def test_only_the_owner_can_read_the_file_and_its_directory(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "down" / "store.db"
     database = SqliteDatabase(str(path), creates_directory=True)
     await database.start()
@@ -61,7 +66,7 @@ async def test_only_the_owner_may_read_the_file_and_its_directory(tmp_path: Path
     await database.close()
 
 
-async def test_a_directory_is_not_created_unasked(tmp_path: Path) -> None:
+async def test_a_missing_directory_is_reported_and_not_created(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "store.db"
     with pytest.raises(StartupError) as refusal:
         await SqliteDatabase(str(path)).start()
@@ -69,7 +74,7 @@ async def test_a_directory_is_not_created_unasked(tmp_path: Path) -> None:
     assert not path.parent.exists()
 
 
-async def test_processes_that_start_together(path: Path) -> None:
+async def test_processes_can_start_at_the_same_time(path: Path) -> None:
     databases = [SqliteDatabase(str(path)) for _ in range(6)]
     await asyncio.gather(*(each.start() for each in databases))
     await asyncio.gather(*(each.write(add(str(number))) for number, each in enumerate(databases)))
@@ -77,7 +82,9 @@ async def test_processes_that_start_together(path: Path) -> None:
     await asyncio.gather(*(each.close() for each in databases))
 
 
-async def test_the_modes_of_the_file(database: SqliteDatabase) -> None:
+async def test_the_file_has_a_write_ahead_log_and_full_sync_and_readers_cannot_write(
+    database: SqliteDatabase,
+) -> None:
     assert await database.read("PRAGMA journal_mode") == [("wal",)]
     assert await database.read("PRAGMA foreign_keys") == [(1,)]
     assert await database.write(Statement("PRAGMA synchronous")) == [[(2,)]]
@@ -89,7 +96,7 @@ async def test_the_modes_of_the_file(database: SqliteDatabase) -> None:
     ("content", "complaint"),
     [(b"not a database at all, but long enough to be one" * 50, "not a database"), (None, "directory")],
 )
-async def test_what_is_no_database_is_refused_in_one_line(
+async def test_a_path_that_is_not_a_database_is_refused_in_one_line(
     tmp_path: Path, content: bytes | None, complaint: str
 ) -> None:
     path = tmp_path / "odd.db"
@@ -105,7 +112,7 @@ async def test_what_is_no_database_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("beside", ["file", "/proc"])
-async def test_a_directory_that_cannot_be_made(tmp_path: Path, beside: str) -> None:
+async def test_a_directory_that_cannot_be_created_is_refused_in_one_line(tmp_path: Path, beside: str) -> None:
     (tmp_path / "file").write_text("")
     where = tmp_path / beside / "slipring" / "store.db"
     with pytest.raises(StartupError, match=r"^--store sqlite:.*: [A-Z][a-z ]+$"):
@@ -122,7 +129,7 @@ async def start_and_read(database: SqliteDatabase) -> None:
     await names(database)
 
 
-async def test_a_damaged_file_is_refused_or_said_to_be_unavailable(path: Path) -> None:
+async def test_a_corrupt_file_fails_the_start_or_is_unavailable(path: Path) -> None:
     database = SqliteDatabase(str(path))
     await database.start()
     await database.write(*(add(f"{number:04}", "x" * 200) for number in range(200)))
@@ -134,32 +141,34 @@ async def test_a_damaged_file_is_refused_or_said_to_be_unavailable(path: Path) -
     await database.close()
 
 
-async def test_an_old_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_outdated_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apsw, "sqlite_lib_version", lambda: "3.51.2")
     with pytest.raises(StartupError, match=r"SQLite 3\.51\.2 is too old \(3\.51\.3 is needed\)"):
         await SqliteDatabase(None).start()
 
 
-async def test_one_that_fails_hurts_nobody_in_its_group(database: SqliteDatabase, path: Path) -> None:
+async def test_a_failing_write_does_not_affect_others_of_its_transaction(
+    database: SqliteDatabase, path: Path
+) -> None:
     columns = "tenant, response_id, sequence_number, data"
     orphan = Statement(f"INSERT INTO slipring_run_events ({columns}) VALUES ('t', 'r', 0, $1)", (b"",))
-    unmet = Statement("DELETE FROM slipring_nodes WHERE id = 'nobody' RETURNING id", must=True)
+    unmatched = Statement("DELETE FROM slipring_nodes WHERE id = 'missing' RETURNING id", requires_row=True)
     with locked(path):
-        # The first waits for the other process, so that all the others are waiting behind it.
+        # The first write waits for the lock, so that all the others queue up behind it.
         tasks = [asyncio.create_task(database.write(add(f"{number:03}"))) for number in range(100)]
         tasks.append(asyncio.create_task(database.write(add("lost"), add("007"))))
         tasks.append(asyncio.create_task(database.write(add("lost"), orphan)))
-        tasks.append(asyncio.create_task(database.write(add("lost"), unmet)))
-        tasks.append(asyncio.create_task(database.write(Statement("this is no SQL"))))
+        tasks.append(asyncio.create_task(database.write(add("lost"), unmatched)))
+        tasks.append(asyncio.create_task(database.write(Statement("not SQL"))))
         tasks.append(asyncio.create_task(database.write(add("last"))))
         await asyncio.sleep(0)
     results = await asyncio.gather(*tasks, return_exceptions=True)
     kinds = [type(result) for result in results if isinstance(result, BaseException)]
-    assert kinds == [UniqueViolated, ForeignKeyViolated, Unmet, apsw.SQLError]
+    assert kinds == [UniqueViolated, ForeignKeyViolated, RequiredRowMissing, apsw.SQLError]
     assert await names(database) == [*(f"{number:03}" for number in range(100)), "last"]
 
 
-def test_a_commit_that_fails_fails_all() -> None:
+def test_a_failing_commit_fails_all_its_writes() -> None:
     async def play() -> None:
         connection = apsw.Connection(":memory:")
         connection.execute("CREATE TABLE slipring_nodes (id TEXT PRIMARY KEY, url TEXT, seen_at)")
@@ -177,7 +186,9 @@ def test_a_commit_that_fails_fails_all() -> None:
     asyncio.run(play())
 
 
-async def test_a_write_is_done_although_nobody_waits_for_it(database: SqliteDatabase, path: Path) -> None:
+async def test_a_write_completes_although_its_caller_was_cancelled(
+    database: SqliteDatabase, path: Path
+) -> None:
     with locked(path):
         task = asyncio.create_task(database.write(add("a")))
         await asyncio.sleep(0)
@@ -188,7 +199,7 @@ async def test_a_write_is_done_although_nobody_waits_for_it(database: SqliteData
     assert await names(database) == ["a", "b"]
 
 
-async def test_closing_finishes_what_was_asked_for(path: Path) -> None:
+async def test_closing_finishes_the_pending_writes(path: Path) -> None:
     database = SqliteDatabase(str(path))
     await database.start()
     with locked(path):
@@ -208,7 +219,7 @@ async def test_closing_finishes_what_was_asked_for(path: Path) -> None:
     await again.close()
 
 
-async def test_another_process_that_never_ends_its_transaction(
+async def test_a_write_is_unavailable_while_another_process_holds_the_lock(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "_BUSY_MS", 20)
@@ -217,13 +228,15 @@ async def test_another_process_that_never_ends_its_transaction(
     with locked(path):
         with pytest.raises(Unavailable):
             await database.write(add("a"))
-        assert await names(database) == [], "reading goes on"
+        assert await names(database) == [], "reads still work"
     await database.write(add("b"))
     assert await names(database) == ["b"]
     await database.close()
 
 
-async def test_a_full_disk_is_told_and_got_over(database: SqliteDatabase, path: Path) -> None:
+async def test_writes_fail_on_a_full_disk_and_succeed_once_there_is_room(
+    database: SqliteDatabase, path: Path
+) -> None:
     await database.write(add("a"))
     ((pages,),) = await database.read("PRAGMA page_count")
     await database.write(Statement(f"PRAGMA max_page_count = {pages + 2}"))
@@ -236,7 +249,7 @@ async def test_a_full_disk_is_told_and_got_over(database: SqliteDatabase, path: 
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(results[2], Unavailable)
     kept = [name for name, result in zip(("first", "b", "huge", "c"), results, strict=True) if result == [[]]]
-    assert await names(database) == sorted(["a", *kept]), "what was promised is there, and nothing else"
+    assert await names(database) == sorted(["a", *kept]), "exactly the acknowledged writes are stored"
     await database.write(Statement("PRAGMA max_page_count = 100000"))
     await database.write(add("huge", "x" * 100_000))
     assert "huge" in await names(database)
@@ -259,31 +272,29 @@ asyncio.run(main(*sys.argv[1:3]))
 """
 
 
-async def test_processes_that_are_killed_lose_nothing_that_they_were_told_is_kept(
-    database: SqliteDatabase, path: Path
-) -> None:
+async def test_killed_processes_lose_no_acknowledged_write(database: SqliteDatabase, path: Path) -> None:
     writers = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(path), name, ADD, stdout=-1)
         for name in ("x", "y")
     ]
-    told = []
+    acknowledged = []
     for number in range(60):
         stream = writers[number % 2].stdout
         assert stream is not None
-        told.append((await stream.readline()).decode().strip())
+        acknowledged.append((await stream.readline()).decode().strip())
         await database.write(add(f"{number:02}"))
     for writer in writers:
         writer.kill()
     for writer in writers:
         rest, _ = await writer.communicate()
-        told += rest.decode().split("\n")[:-1]
+        acknowledged += rest.decode().split("\n")[:-1]
     kept = await names(database)
-    assert set(told) <= set(kept)
+    assert set(acknowledged) <= set(kept)
     assert kept[:60] == [f"{number:02}" for number in range(60)]
     assert await database.read("PRAGMA integrity_check") == [("ok",)]
 
 
-async def test_in_memory_reads_see_what_was_written() -> None:
+async def test_a_database_in_memory_reads_its_writes_and_reports_its_size() -> None:
     database = SqliteDatabase(None)
     await database.start()
     before = await database.used_bytes()
@@ -295,10 +306,10 @@ async def test_in_memory_reads_see_what_was_written() -> None:
     await database.close()
 
 
-async def test_processes_that_start_together_wait_for_each_other(
+async def test_starting_waits_for_another_process_that_holds_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite does not wait by itself where the journal of a new file is changed."""
+    """SQLite's busy timeout does not cover a change of the journal mode."""
     path = tmp_path / "new.db"
     other = apsw.Connection(str(path))
     other.execute("CREATE TABLE theirs (x)")

@@ -8,8 +8,8 @@ from slipring.protocol.items import Item
 from slipring.stores.base import Appended, Conversation, Page
 from slipring.stores.databases.database import UniqueViolated
 from slipring.stores.sql.store import SqlStore
-from tests.stores.conftest import Place
-from tests.stores.material import message, state
+from tests.stores.conftest import StoreLocation
+from tests.stores.samples import message, state
 
 CONVERSATION = Conversation(id="conv_1", created_at=7, metadata={"a": "b\0"})
 
@@ -28,7 +28,7 @@ async def listed(store: SqlStore, **page: object) -> tuple[list[str | None], boo
     return names(found[0]), found[1]
 
 
-async def test_a_conversation_is_made_read_changed_and_deleted(store: SqlStore) -> None:
+async def test_a_conversation_is_created_read_updated_and_deleted(store: SqlStore) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a"))
     assert await conversations.read("t", "conv_1") == CONVERSATION
@@ -44,7 +44,7 @@ async def test_a_conversation_is_made_read_changed_and_deleted(store: SqlStore) 
     assert await conversations.all_items("t", "conv_1") == ()
 
 
-async def test_tenants_never_see_each_other(store: SqlStore) -> None:
+async def test_tenants_cannot_see_each_others_data(store: SqlStore) -> None:
     conversations = store.conversations
     await conversations.create("a", CONVERSATION, items("x"))
     assert await conversations.read("b", "conv_1") is None
@@ -63,7 +63,7 @@ async def test_tenants_never_see_each_other(store: SqlStore) -> None:
     assert (thread.version, thread.tip, names(thread.added)) == (0, None, ["x"])
 
 
-async def test_pages(store: SqlStore) -> None:
+async def test_items_are_listed_in_pages(store: SqlStore) -> None:
     await store.conversations.create("t", CONVERSATION, items("a", "b"))
     assert await store.conversations.add("t", "conv_1", items("c", "d", "e")) is True
     assert await listed(store, ascending=True) == (["a", "b", "c", "d", "e"], False)
@@ -73,13 +73,13 @@ async def test_pages(store: SqlStore) -> None:
     assert await listed(store, limit=2, after="b") == (["a"], False)
     assert await listed(store, limit=3, ascending=True, after="b") == (["c", "d", "e"], False)
     assert await listed(store, after="a") == ([], False)
-    assert await listed(store, after="nobody") == ([], False)
+    assert await listed(store, after="missing") == ([], False)
     assert await store.conversations.items("t", "conv_2", Page(after="a")) is None
     assert await store.conversations.item("t", "conv_1", "c") == items("c")[0]
-    assert await store.conversations.item("t", "conv_1", "nobody") is None
+    assert await store.conversations.item("t", "conv_1", "missing") is None
 
 
-async def test_a_response_becomes_the_tip_and_what_is_added_comes_after_it(store: SqlStore) -> None:
+async def test_a_response_becomes_the_tip_and_later_items_follow_it(store: SqlStore) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a"))
     await conversations.append("t", "resp_1", Appended("conv_1", 0, tuple(items("q", "r"))))
@@ -94,7 +94,7 @@ async def test_a_response_becomes_the_tip_and_what_is_added_comes_after_it(store
     assert names(await conversations.all_items("t", "conv_1")) == ["a", "q", "r", "b", "c"]
 
 
-async def test_of_two_responses_from_one_version_neither_is_the_tip(store: SqlStore) -> None:
+async def test_two_responses_from_the_same_version_leave_no_tip(store: SqlStore) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a"))
     await asyncio.gather(
@@ -116,9 +116,9 @@ async def test_of_two_responses_from_one_version_neither_is_the_tip(store: SqlSt
     assert (thread.tip, thread.added) == ("resp_z", ())
 
 
-async def test_many_add_at_once_and_nothing_is_lost(place: Place) -> None:
-    first = await place.open()
-    second = await place.open() if first.is_shared else first
+async def test_concurrent_additions_are_all_kept_in_order(location: StoreLocation) -> None:
+    first = await location.open()
+    second = await location.open() if first.is_shared else first
     await first.conversations.create("t", CONVERSATION, ())
     await asyncio.gather(
         *(
@@ -130,13 +130,13 @@ async def test_many_add_at_once_and_nothing_is_lost(place: Place) -> None:
     )
     found = names(await first.conversations.all_items("t", "conv_1"))
     assert sorted(map(str, found)) == sorted(f"{number}{part}" for number in range(30) for part in "ab")
-    assert all(str(found[place])[:-1] == str(found[place + 1])[:-1] for place in range(0, 60, 2))
+    assert all(str(found[index])[:-1] == str(found[index + 1])[:-1] for index in range(0, 60, 2))
     thread = await second.conversations.thread("t", "conv_1")
     assert thread is not None
     assert thread.version == 30
 
 
-async def test_an_item_that_is_there_already_gets_no_second_place(store: SqlStore) -> None:
+async def test_an_item_with_an_existing_id_is_skipped(store: SqlStore) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a"))
     saved = state("resp_1")
@@ -149,7 +149,7 @@ async def test_an_item_that_is_there_already_gets_no_second_place(store: SqlStor
     assert (thread.tip, names(thread.added)) == ("resp_1", ["c"])
 
 
-async def test_deleting_an_item_that_the_tip_knows_clears_the_tip(store: SqlStore) -> None:
+async def test_deleting_an_item_in_the_context_of_the_tip_clears_the_tip(store: SqlStore) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a"))
     await conversations.append("t", "resp_1", Appended("conv_1", 0, tuple(items("b"))))
@@ -165,7 +165,7 @@ async def test_deleting_an_item_that_the_tip_knows_clears_the_tip(store: SqlStor
     assert (thread.version, thread.tip, names(thread.added)) == (4, None, ["a", "d"])
 
 
-async def test_an_item_that_is_deleted_meanwhile_leaves_no_tip(store: SqlStore) -> None:
+async def test_deleting_an_item_during_a_turn_leaves_no_tip(store: SqlStore) -> None:
     conversations = store.conversations
     await conversations.create("t", CONVERSATION, items("a", "b"))
     await conversations.delete_item("t", "conv_1", "a")
@@ -175,7 +175,7 @@ async def test_an_item_that_is_deleted_meanwhile_leaves_no_tip(store: SqlStore) 
     assert (thread.tip, names(thread.added)) == (None, ["b", "c"])
 
 
-async def test_a_stored_response_and_its_conversation_are_one_step(store: SqlStore) -> None:
+async def test_saving_a_response_appends_to_its_conversation(store: SqlStore) -> None:
     await store.conversations.create("t", CONVERSATION, ())
     await store.responses.save("t", state("resp_1"), appended=Appended("conv_1", 0, tuple(items("a"))))
     thread = await store.conversations.thread("t", "conv_1")
@@ -188,7 +188,7 @@ async def test_a_stored_response_and_its_conversation_are_one_step(store: SqlSto
     assert await store.conversations.all_items("t", "conv_1") == ()
 
 
-async def test_conversations_are_kept_until_they_are_deleted(durable: Place) -> None:
+async def test_conversations_are_kept_until_they_are_deleted(durable: StoreLocation) -> None:
     store = await durable.open(retention_s=1)
     odd = Item(type="message", raw=b"{}", id="x\0y", opened=(message(None),))
     await store.conversations.create("t", CONVERSATION, [odd])

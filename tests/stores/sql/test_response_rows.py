@@ -1,4 +1,4 @@
-"""Rows as they were first written, and the states in them."""
+"""Rows are decoded to the states that they were encoded from, those of the first release included."""
 
 from msgspec import Raw
 
@@ -8,7 +8,7 @@ from slipring.protocol.items import Item
 from slipring.protocol.requests import TextFormat
 from slipring.stores.sql import response_rows
 from slipring.stores.sql.response_rows import Record
-from tests.stores.material import HEAD, TOOLS, chain, message, same, state
+from tests.stores.samples import HEAD, TOOLS, chain, message, same, state
 
 FORMAT = TextFormat(kind="json_object", echo=Raw(b'{"type":"json_object"}'))
 CARRY = Carry({"c": OpenCall("function_call")}, TOOLS.callables, "high", FORMAT)
@@ -18,7 +18,7 @@ SEALED = Item(
     opened=(message(None, "all"),),
 )
 
-# Databases are full of these: whatever changes, they have to be read.
+# Existing databases hold rows like this one, so it must stay readable.
 FIRST = Record(
     id="resp_0",
     head=b"\x15y\xa6\xf68\n\xd7u\xb6zD\xa9\xbe=\x9a\xd3XH\xc2\xd9[\xdf\xf2\x9a\xdd|R\x825\x01\xbbV",
@@ -49,14 +49,14 @@ DEFINITIONS = (
 )
 
 
-def test_what_was_written_first_can_still_be_read() -> None:
+def test_rows_of_the_first_release_can_be_read() -> None:
     head = response_rows.read_head(INSTRUCTIONS, DEFINITIONS)
     assert response_rows.digest(head) == FIRST.head
     first = state("resp_0", head=HEAD, carry=CARRY, given=(SEALED,))
     assert same(response_rows.rebuild(FIRST, None, head, None), first)
 
 
-def test_heads_are_told_apart() -> None:
+def test_different_heads_have_different_digests() -> None:
     heads = [
         Head(),
         Head(instructions=""),
@@ -72,7 +72,7 @@ def test_heads_are_told_apart() -> None:
         assert bytes(again.tools.echo) == bytes(head.tools.echo)
 
 
-def test_a_carry_is_written_without_what_is_the_parents() -> None:
+def test_a_carry_is_encoded_as_the_difference_to_its_parent() -> None:
     root = Carry()
     assert response_rows.pack_carry(root, None) is None
     assert response_rows.pack_carry(CARRY, CARRY) is None

@@ -11,11 +11,22 @@ from slipring.protocol.items import Item
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import ConversationEcho, InputTokensDetails, OutputTokensDetails, Usage
 from slipring.stores.sql.store import SqlStore
-from tests.stores.conftest import Place
-from tests.stores.material import HEAD, TOOLS, TokenPositions, Tokens, chain, ids, message, same, state, told
+from tests.stores.conftest import StoreLocation
+from tests.stores.samples import (
+    HEAD,
+    TOOLS,
+    TokenPositions,
+    Tokens,
+    chain,
+    encoded,
+    ids,
+    message,
+    same,
+    state,
+)
 
 
-async def test_what_was_saved_is_the_very_same(store: SqlStore) -> None:
+async def test_a_saved_state_is_loaded_from_memory(store: SqlStore) -> None:
     first, second = chain(2)
     await store.responses.save("t", first)
     await store.responses.save("t", second)
@@ -23,20 +34,20 @@ async def test_what_was_saved_is_the_very_same(store: SqlStore) -> None:
     assert await store.responses.load("t", "resp_0") is first
 
 
-async def test_what_was_never_saved_is_not_there(store: SqlStore) -> None:
+async def test_an_unknown_response_is_not_found(store: SqlStore) -> None:
     assert await store.responses.load("t", "resp_0") is None
     assert await store.responses.retrieve("t", "resp_0") is None
     assert await store.responses.delete("t", "resp_0") is False
 
 
-async def test_ids_may_be_anything(store: SqlStore) -> None:
+async def test_ids_may_contain_any_characters(store: SqlStore) -> None:
     for odd in ("\0", "resp_\0x", "'; DROP TABLE slipring_responses; --", "ü" * 500, "$1"):
         assert await store.responses.load("t", odd) is None
         await store.responses.save("t", state(odd))
         assert ids(await store.responses.load("t", odd)) == [odd]
 
 
-async def test_tenants_never_see_each_other(store: SqlStore) -> None:
+async def test_tenants_cannot_see_each_others_data(store: SqlStore) -> None:
     ours, theirs = state("resp_1", model="ours"), state("resp_1", model="theirs")
     await store.responses.save("a", ours)
     item_id = ours.output[0].id or ""
@@ -51,16 +62,16 @@ async def test_tenants_never_see_each_other(store: SqlStore) -> None:
     assert await store.responses.load("a", "resp_1") is ours
 
 
-async def test_a_chain_is_read_again_with_all_it_shares(durable: Place) -> None:
+async def test_a_loaded_chain_shares_heads_and_carries(durable: StoreLocation) -> None:
     store = await durable.open()
     root = state("resp_0", head=HEAD)
     calls = Carry(open_calls={"call_2": OpenCall("function_call"), "call_1": OpenCall("shell_call", False)})
     called = state("resp_1", root, carry=calls)
     plain = state("resp_2", called)
-    told_more = Head(instructions="Be verbose.", tools=HEAD.tools)
+    other_head = Head(instructions="Be verbose.", tools=HEAD.tools)
     fmt = TextFormat(kind="json_schema", echo=Raw(b'{"type":"json_schema"}'), schema=b'{"a": 1}')
     changed = Carry(open_calls={}, tools=TOOLS.callables, effort="high", format=fmt)
-    last = state("resp_3", plain, head=told_more, carry=changed)
+    last = state("resp_3", plain, head=other_head, carry=changed)
     for each in (root, called, plain, last):
         await store.responses.save("t", each)
     await store.close()
@@ -77,7 +88,7 @@ async def test_a_chain_is_read_again_with_all_it_shares(durable: Place) -> None:
     assert [each.size_bytes for each in nodes] == [each.size_bytes for each in last.chain()]
 
 
-async def test_a_head_that_comes_back_is_one_object(durable: Place) -> None:
+async def test_equal_heads_of_a_loaded_chain_are_one_object(durable: StoreLocation) -> None:
     store = await durable.open()
     first = state("resp_0", head=HEAD)
     second = state("resp_1", first, head=Head(instructions="Otherwise."))
@@ -89,7 +100,7 @@ async def test_a_head_that_comes_back_is_one_object(durable: Place) -> None:
     assert len({id(each.head) for each in loaded.chain()}) == 2
 
 
-async def test_every_field_of_a_response_comes_back(durable: Place) -> None:
+async def test_every_field_of_a_response_is_restored(durable: StoreLocation) -> None:
     store = await durable.open()
     sealed = Item(
         type="compaction",
@@ -109,11 +120,11 @@ async def test_every_field_of_a_response_comes_back(durable: Place) -> None:
     await store.responses.save("t", saved)
     await store.close()
     store = await durable.open()
-    assert told(await store.responses.retrieve("t", "resp_0")) == told(saved.response)
+    assert encoded(await store.responses.retrieve("t", "resp_0")) == encoded(saved.response)
     assert same(await store.responses.load("t", "resp_0"), saved)
 
 
-async def test_positions_are_kept_and_grow_along_the_chain(durable: Place) -> None:
+async def test_positions_are_stored_as_differences_along_the_chain(durable: StoreLocation) -> None:
     store = await durable.open(positions=TokenPositions())
     first = state("resp_0", position=Tokens((1, 2, 3)))
     second = state("resp_1", first)
@@ -128,12 +139,12 @@ async def test_positions_are_kept_and_grow_along_the_chain(durable: Place) -> No
     without = await again.responses.load("t", "resp_1")
     assert without is not None
     assert without.position is None
-    deaf = await (await durable.open()).responses.load("t", "resp_2")
-    assert deaf is not None
-    assert deaf.position is None
+    without_codec = await (await durable.open()).responses.load("t", "resp_2")
+    assert without_codec is not None
+    assert without_codec.position is None
 
 
-async def test_forks_share_what_came_before(durable: Place) -> None:
+async def test_forks_share_their_ancestors(durable: StoreLocation) -> None:
     store = await durable.open()
     trunk = chain(3)
     left, right = state("resp_left", trunk[-1]), state("resp_right", trunk[-1])
@@ -147,10 +158,10 @@ async def test_forks_share_what_came_before(durable: Place) -> None:
     await store.responses.save("t", state("resp_late", trunk[-1]))
     late = await again.responses.load("t", "resp_late")
     assert late is not None
-    assert late.parent is middle, "an ancestor that is in memory is used"
+    assert late.parent is middle, "a cached ancestor is used"
 
 
-async def test_a_deep_chain(durable: Place) -> None:
+async def test_a_chain_of_1200_responses_is_saved_and_loaded(durable: StoreLocation) -> None:
     store = await durable.open()
     states = chain(1200)
     await store.responses.save("t", states[-1])
@@ -158,7 +169,7 @@ async def test_a_deep_chain(durable: Place) -> None:
     assert same(loaded, states[-1])
 
 
-async def test_ancestors_that_were_not_stored_are_kept_but_not_found(durable: Place) -> None:
+async def test_unstored_ancestors_are_kept_but_not_found(durable: StoreLocation) -> None:
     store = await durable.open()
     states = chain(20)
     await store.responses.save("t", states[3])
@@ -182,7 +193,7 @@ async def test_a_response_that_is_saved_after_its_descendant_is_found(store: Sql
     assert await store.responses.load("t", "resp_0") is first
 
 
-async def test_saving_again_changes_nothing(durable: Place) -> None:
+async def test_saving_again_changes_nothing(durable: StoreLocation) -> None:
     store = await durable.open()
     first, second = chain(2)
     for _ in range(2):
@@ -191,10 +202,10 @@ async def test_saving_again_changes_nothing(durable: Place) -> None:
     assert same(await (await durable.open()).responses.load("t", "resp_1"), second)
     await store.responses.delete("t", "resp_0")
     await store.responses.save("t", first)
-    assert await store.responses.load("t", "resp_0") is None, "what was deleted does not come back"
+    assert await store.responses.load("t", "resp_0") is None, "a deleted response is not restored"
 
 
-async def test_a_deleted_parent_is_gone_and_its_descendants_are_not(durable: Place) -> None:
+async def test_deleting_a_parent_keeps_its_descendants(durable: StoreLocation) -> None:
     store = await durable.open()
     states = chain(4)
     for each in states:
@@ -215,7 +226,7 @@ async def test_a_deleted_parent_is_gone_and_its_descendants_are_not(durable: Pla
     assert same(await (await durable.open()).responses.load("t", "resp_0"), states[0])
 
 
-async def test_a_parent_that_was_deleted_and_removed_is_written_again_for_its_child(durable: Place) -> None:
+async def test_saving_a_child_restores_the_row_of_a_removed_parent(durable: StoreLocation) -> None:
     store = await durable.open()
     first, second = chain(2)
     await store.responses.save("t", first)
@@ -227,7 +238,7 @@ async def test_a_parent_that_was_deleted_and_removed_is_written_again_for_its_ch
     assert await store.responses.load("t", "resp_0") is None
 
 
-async def test_another_process_deletes_what_is_in_memory_here(durable: Place) -> None:
+async def test_a_cached_response_that_another_process_deleted_is_not_found(durable: StoreLocation) -> None:
     here, there = await durable.open(), await durable.open()
     saved = state("resp_0")
     await here.responses.save("t", saved)
@@ -237,21 +248,21 @@ async def test_another_process_deletes_what_is_in_memory_here(durable: Place) ->
     assert await here.responses.delete("t", "resp_0") is False
 
 
-async def test_what_has_expired_is_not_found_and_its_descendants_are(place: Place) -> None:
-    store = await place.open(retention_s=100)
+async def test_an_expired_response_is_not_found_but_its_descendants_are(location: StoreLocation) -> None:
+    store = await location.open(retention_s=100)
     old = state("resp_old", created_at=900)
     young = state("resp_young", old, created_at=950)
     await store.responses.save("t", old)
     await store.responses.save("t", young)
-    place.now = 999
+    location.now = 999
     assert await store.responses.load("t", "resp_old") is old
-    place.now = 1000
+    location.now = 1000
     assert await store.responses.load("t", "resp_old") is None
     assert await store.responses.retrieve("t", "resp_old") is None
     assert await store.responses.load_items("t", [old.output[0].id or ""]) == {}
     assert await store.responses.delete("t", "resp_old") is False
     assert await store.responses.load("t", "resp_young") is young
-    assert await store.prune(place.now) == 0
+    assert await store.prune(location.now) == 0
     assert await store.prune(1050) == 3  # both, and their head
     assert await store.prune(1050) == 0
 
@@ -276,14 +287,14 @@ async def test_items_are_found_by_their_ids(store: SqlStore) -> None:
     named = [output_id, "msg_abci0000", "msg_abci0001"]
     assert await store.responses.load_items("t", [*named, *others]) == {
         output_id: saved.output[0],
-        # By its place, under which it is listed where its own id occurs twice.
+        # Found by position: the id under which an item is listed if its own id occurs twice.
         "msg_abci0000": structs.replace(theirs, id="msg_abci0000"),
         "msg_abci0001": structs.replace(unnamed, id="msg_abci0001"),
     }
     assert await store.responses.load_items("t", []) == {}
 
 
-async def test_many_save_at_once_while_others_prune(durable: Place) -> None:
+async def test_pruning_does_not_disturb_concurrent_saves(durable: StoreLocation) -> None:
     stores = [await durable.open(), await durable.open()]
     chains = [chain(5, f"resp_{number}_") for number in range(30)]
 
@@ -301,21 +312,21 @@ async def test_many_save_at_once_while_others_prune(durable: Place) -> None:
         assert same(await again.responses.load("t", f"resp_{number}_4"), states[-1])
 
 
-async def test_a_forked_chain_is_pruned_whole(place: Place) -> None:
-    store = await place.open(retention_s=100)
+async def test_a_forked_chain_is_pruned_completely(location: StoreLocation) -> None:
+    store = await location.open(retention_s=100)
     trunk = chain(5)
     states = [*trunk, *chain(5, "resp_a", trunk[-1]), *chain(5, "resp_b", trunk[-1])]
     for each in states:
         await store.responses.save("t", each)
     removed = 0
-    while step := await store.prune(place.now, limit=4):
+    while step := await store.prune(location.now, limit=4):
         assert step <= 5
         removed += step
     assert removed == len(states) + 1
 
 
 @pytest.mark.parametrize("room", [0, 1])
-async def test_states_in_memory_are_bounded(durable: Place, room: int) -> None:
+async def test_states_beyond_the_memory_limit_are_not_cached(durable: StoreLocation, room: int) -> None:
     store = await durable.open(recent_bytes=room)
     saved = state("resp_0")
     await store.responses.save("t", saved)

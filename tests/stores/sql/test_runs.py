@@ -10,8 +10,8 @@ from slipring.protocol.responses import Response
 from slipring.stores.base import Appended, Conversation, LeaseLost, Run, Tenure
 from slipring.stores.databases.database import UniqueViolated
 from slipring.stores.sql.store import SqlStore
-from tests.stores.conftest import Place
-from tests.stores.material import event, message, response, state
+from tests.stores.conftest import StoreLocation
+from tests.stores.samples import event, message, response, state
 
 QUEUED = response("resp_1", status="queued")
 RUNNING = response("resp_1")
@@ -35,7 +35,7 @@ async def numbers(store: SqlStore, after: int = -1, limit: int = 100) -> list[in
     return [each.sequence_number for each in found]
 
 
-async def test_a_run_from_its_beginning_to_its_end(store: SqlStore) -> None:
+async def test_a_run_records_events_and_status_until_it_completes(store: SqlStore) -> None:
     tenure = await opened(store)
     assert tenure == Tenure("t", "resp_1", "node_a", 1)
     assert await read(store) == Run("t", "resp_1", "queued", "node_a", 1, 50.5, 1, wire.encode(QUEUED))
@@ -55,7 +55,7 @@ async def test_a_run_from_its_beginning_to_its_end(store: SqlStore) -> None:
     assert await numbers(store, after=4) == []
 
 
-async def test_tenants_never_see_each_other(store: SqlStore) -> None:
+async def test_tenants_cannot_see_each_others_data(store: SqlStore) -> None:
     tenure = await opened(store)
     foreign = Tenure("u", "resp_1", "node_a", 1)
     assert await store.runs.read("u", "resp_1") is None
@@ -71,7 +71,7 @@ async def test_tenants_never_see_each_other(store: SqlStore) -> None:
     assert (await read(store)).owner == "node_a"
 
 
-async def test_a_run_is_opened_once(store: SqlStore) -> None:
+async def test_a_run_cannot_be_opened_twice(store: SqlStore) -> None:
     await opened(store)
     with pytest.raises(UniqueViolated):
         await opened(store, "node_b")
@@ -79,8 +79,8 @@ async def test_a_run_is_opened_once(store: SqlStore) -> None:
     assert await numbers(store) == [0, 1]
 
 
-async def test_an_owner_may_write_again_what_it_does_not_know_to_be_written(store: SqlStore) -> None:
-    """As after a connection that was lost while a transaction was being committed."""
+async def test_an_append_may_be_repeated(store: SqlStore) -> None:
+    """As after a connection that was lost during a commit: the owner cannot know whether it was done."""
     tenure = await opened(store)
     for _ in range(2):
         await store.runs.append(tenure, [event(2)], RUNNING, lease_until=99)
@@ -90,8 +90,10 @@ async def test_an_owner_may_write_again_what_it_does_not_know_to_be_written(stor
 
 
 @pytest.mark.parametrize("last", [CANCELLED, FAILED])
-async def test_what_has_been_saved_can_neither_fail_nor_be_cancelled(store: SqlStore, last: Response) -> None:
-    """Whoever ends a run looks for its response first; its owner may save it just after."""
+async def test_a_run_whose_response_is_saved_cannot_end_as_failed_or_cancelled(
+    store: SqlStore, last: Response
+) -> None:
+    """A node that ends a run looks for its response first; the owner may save it just after that."""
     tenure = await opened(store)
     run = await read(store)
     await store.responses.save("t", state("resp_1"), tenure=tenure)
@@ -101,7 +103,7 @@ async def test_what_has_been_saved_can_neither_fail_nor_be_cancelled(store: SqlS
     assert await numbers(store) == [0, 1, 2]
 
 
-async def test_nor_can_its_owner_who_was_not_told_that_it_is_saved(store: SqlStore) -> None:
+async def test_the_owner_cannot_fail_a_run_whose_response_is_saved(store: SqlStore) -> None:
     tenure = await opened(store)
     await store.responses.save("t", state("resp_1"), tenure=tenure)
     with pytest.raises(LeaseLost):
@@ -110,17 +112,17 @@ async def test_nor_can_its_owner_who_was_not_told_that_it_is_saved(store: SqlSto
     assert await numbers(store) == [0, 1]
 
 
-async def test_a_run_may_fail_while_nothing_is_saved(store: SqlStore) -> None:
+async def test_a_run_may_fail_if_its_response_is_not_saved(store: SqlStore) -> None:
     tenure = await opened(store)
     await store.responses.save("t", state("resp_2"))
     await store.runs.append(tenure, [event(2)], FAILED, lease_until=99)
     assert (await read(store)).status == "failed"
 
 
-async def test_of_saving_and_cancelling_one_wins(place: Place) -> None:
-    """On two nodes at the same moment, whichever comes first."""
-    store = await place.open()
-    other = await place.open() if store.is_shared else store
+async def test_a_concurrent_save_and_cancel_have_one_winner(location: StoreLocation) -> None:
+    """The two happen on two nodes at the same moment."""
+    store = await location.open()
+    other = await location.open() if store.is_shared else store
     tenure = await opened(store)
     run = await read(other)
     saved, cancelled = await asyncio.gather(
@@ -132,7 +134,7 @@ async def test_of_saving_and_cancelling_one_wins(place: Place) -> None:
     assert (await other.responses.retrieve("t", "resp_1") is None) is cancelled
 
 
-async def test_whoever_ends_a_run_takes_it_from_its_owner(store: SqlStore) -> None:
+async def test_ending_a_run_ends_the_tenure_of_its_owner(store: SqlStore) -> None:
     tenure = await opened(store)
     before = await read(store)
     assert await store.runs.end(before, CANCELLED, event(2)) is True
@@ -148,11 +150,11 @@ async def test_whoever_ends_a_run_takes_it_from_its_owner(store: SqlStore) -> No
     assert await store.responses.load("t", "resp_1") is None
     assert await store.conversations.all_items("t", "conv_1") == ()
     assert await store.runs.end(before, CANCELLED, event(3)) is False
-    assert await store.runs.end(after, CANCELLED, event(3)) is False, "it is over"
+    assert await store.runs.end(after, CANCELLED, event(3)) is False, "the run has ended"
     assert await numbers(store) == [0, 1, 2]
 
 
-async def test_a_run_that_has_gone_on_is_not_ended(store: SqlStore) -> None:
+async def test_a_run_with_newer_events_than_were_read_is_not_ended(store: SqlStore) -> None:
     tenure = await opened(store)
     before = await read(store)
     await store.runs.append(tenure, [event(2)], RUNNING, lease_until=99)
@@ -160,7 +162,7 @@ async def test_a_run_that_has_gone_on_is_not_ended(store: SqlStore) -> None:
     assert (await read(store)).status == "in_progress"
 
 
-async def test_the_owner_saves_while_its_tenure_lasts(store: SqlStore) -> None:
+async def test_the_owner_can_save_only_until_the_run_ends(store: SqlStore) -> None:
     tenure = await opened(store)
     saved = state("resp_1")
     await store.responses.save("t", saved, tenure=tenure)
@@ -170,9 +172,9 @@ async def test_the_owner_saves_while_its_tenure_lasts(store: SqlStore) -> None:
         await store.responses.save("t", saved, tenure=tenure)
 
 
-async def test_of_the_owner_and_those_who_end_it_one_wins(place: Place) -> None:
-    store = await place.open()
-    other = await place.open() if store.is_shared else store
+async def test_concurrent_endings_of_a_run_have_one_winner(location: StoreLocation) -> None:
+    store = await location.open()
+    other = await location.open() if store.is_shared else store
     tenure = await opened(store)
     run = await read(store)
     results = await asyncio.gather(
@@ -186,7 +188,7 @@ async def test_of_the_owner_and_those_who_end_it_one_wins(place: Place) -> None:
     assert await numbers(store) == [0, 1, 2]
 
 
-async def test_leases_are_renewed_or_run_out(store: SqlStore) -> None:
+async def test_abandoned_lists_open_runs_whose_lease_expired(store: SqlStore) -> None:
     tenures = [
         await store.runs.open("t", response(f"resp_{number}"), [], owner="node_a", lease_until=number)
         for number in range(4)
@@ -199,7 +201,7 @@ async def test_leases_are_renewed_or_run_out(store: SqlStore) -> None:
     assert [run.response_id for run in await store.runs.abandoned(2.5, 10)] == ["resp_2"]
 
 
-async def test_a_deleted_run_is_nobodys(store: SqlStore) -> None:
+async def test_deleting_a_run_ends_its_tenure(store: SqlStore) -> None:
     tenure = await opened(store)
     assert await store.runs.delete("t", "resp_1") is True
     assert await store.runs.delete("t", "resp_1") is False
@@ -210,10 +212,10 @@ async def test_a_deleted_run_is_nobodys(store: SqlStore) -> None:
         await store.runs.append(tenure, [event(2)], RUNNING, lease_until=99)
 
 
-async def test_runs_that_are_over_expire_with_their_events(place: Place) -> None:
-    store = await place.open(retention_s=100)
+async def test_finished_runs_expire_with_their_events(location: StoreLocation) -> None:
+    store = await location.open(retention_s=100)
     tenure = await opened(store)
-    assert await store.prune(1000) == 0, "an open one is somebody's"
+    assert await store.prune(1000) == 0, "open runs do not expire"
     await store.runs.append(tenure, [event(2)], DONE, lease_until=0)
     assert await store.prune(99) == 0
     assert await store.prune(100) == 1
@@ -221,7 +223,7 @@ async def test_runs_that_are_over_expire_with_their_events(place: Place) -> None
     assert await store.prune(100) == 0
 
 
-async def test_a_run_can_be_taken_away_whatever_its_owner_says_meanwhile(store: SqlStore) -> None:
+async def test_a_run_can_be_seized_although_its_owner_appends_meanwhile(store: SqlStore) -> None:
     tenure = await opened(store)
     read_before = await read(store)
     await store.runs.append(tenure, [event(2)], RUNNING, lease_until=60.5)
@@ -240,7 +242,7 @@ async def test_a_run_can_be_taken_away_whatever_its_owner_says_meanwhile(store: 
     assert await numbers(store) == [0, 1, 2, 3]
 
 
-async def test_a_foreign_run_cannot_be_taken_away(store: SqlStore) -> None:
+async def test_a_run_of_another_tenant_cannot_be_seized(store: SqlStore) -> None:
     await opened(store)
     run = await read(store)
     foreign = structs.replace(run, tenant="u")

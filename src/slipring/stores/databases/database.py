@@ -1,7 +1,7 @@
-"""The small contract between the stores and a database.
+"""The interface between the SQL store and a database driver.
 
-SQL is written once, for SQLite and PostgreSQL alike: placeholders are ``$1``, types are TEXT, BIGINT, DOUBLE
-PRECISION and BYTEA, and nothing is used that only one of the two understands. Knows no table.
+Each SQL statement is written once, for SQLite and PostgreSQL alike: placeholders are ``$1``, types are TEXT,
+BIGINT, DOUBLE PRECISION and BYTEA, and only syntax that both databases accept is used.
 """
 
 from abc import ABC, abstractmethod
@@ -14,60 +14,65 @@ Row = tuple[Any, ...]
 
 
 class Statement(Struct, frozen=True):
+    """One SQL statement of a write, with its arguments."""
+
     sql: str
     args: tuple[Any, ...] = ()
-    must: bool = False
-    """Whether the whole write is off when this returns no row. Such a statement has a RETURNING, or reads."""
+    requires_row: bool = False
+    """Roll the whole write back and raise ``RequiredRowMissing`` if this statement returns no row. Only for a
+    statement that has a RETURNING clause or is a query."""
 
 
-class Refused(Exception):
-    """The database holds what contradicts a write. Nothing of the write was done."""
+class WriteRefused(Exception):
+    """The write contradicts the data in the database. It was rolled back."""
 
 
-class Unmet(Refused):
-    """A statement that had to return a row returned none."""
+class RequiredRowMissing(WriteRefused):
+    """A statement with ``requires_row`` returned no row."""
 
 
-class ForeignKeyViolated(Refused):
-    """A row refers to one that is not there, or is still referred to."""
+class ForeignKeyViolated(WriteRefused):
+    """An inserted row refers to a missing row, or another row still refers to a deleted one."""
 
 
-class UniqueViolated(Refused):
-    """There is a row with this key already."""
+class UniqueViolated(WriteRefused):
+    """A row with this key exists already."""
 
 
 class Database(ABC):
-    """Rows by SQL. Raises ``Unavailable`` when it cannot be reached or cannot write."""
+    """Executes SQL. Raises ``Unavailable`` when the database cannot be reached or cannot write."""
 
     name: str
     is_shared: bool
+    """Whether other processes may use the database at the same time."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Connect and bring the schema up to date, or raise ``StartupError``."""
+        """Connect and migrate the schema. Raises ``StartupError`` if either fails."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what was asked for, then let go."""
+        """Finish the pending writes, then disconnect."""
 
     @abstractmethod
     async def read(self, sql: str, *args: Any) -> list[Row]:
-        """The rows of a query."""
+        """Return the rows of a query."""
 
     @abstractmethod
     async def write(self, *statements: Statement) -> list[list[Row]]:
-        """All of these in one transaction, or none; the rows of each one's RETURNING.
+        """Execute all statements in one transaction; return the rows that each of them returned.
 
-        It is done even when whoever waits for it stops waiting.
+        The write is completed even if the caller is cancelled. Raises ``WriteRefused`` after a rollback.
         """
 
     async def used_bytes(self) -> int:
-        """How much room the data takes, where that is memory of this process."""
+        """Return the size of the data if it is kept in this process's memory, else 0."""
         return 0
 
 
-def together(statements: Sequence[Statement]) -> list[list[Statement]]:
-    """Neighbours that differ only in their arguments and return nothing: they can be sent as one."""
+def batches(statements: Sequence[Statement]) -> list[list[Statement]]:
+    """Group adjacent statements that have the same SQL and return no rows: each group is sent as one
+    batch."""
     groups: list[list[Statement]] = []
     for statement in statements:
         if groups and groups[-1][0].sql == statement.sql and "RETURNING" not in statement.sql:

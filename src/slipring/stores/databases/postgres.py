@@ -1,11 +1,12 @@
-"""PostgreSQL, through a pool of connections. Knows SQL only as text.
+"""PostgreSQL driver: a pool of connections.
 
-A write that is one statement is one round trip; several are a transaction. What failed before anything was
-executed is tried once more, and a transaction that collided with another a few times, after a pause; what may
-have been executed is not, and whoever asked for it is told ``Unavailable``.
+A write of one statement takes one round trip; a write of several is a transaction. A write that failed before
+anything was executed is retried once; a transaction that was aborted because it collided with another is
+retried up to four times, after a pause. A write that may have been executed is not retried: it raises
+``Unavailable``.
 
 Works behind PgBouncer in session mode. Statements are prepared once per connection, so transaction mode
-needs PgBouncer 1.21 or newer with ``max_prepared_statements`` of at least 100, and that is not tested.
+needs PgBouncer 1.21 or newer with ``max_prepared_statements`` of at least 100; it is not tested.
 """
 
 import asyncio
@@ -21,16 +22,16 @@ from asyncpg import exceptions as pg
 from asyncpg.pool import PoolConnectionProxy
 
 from slipring.errors import StartupError, Unavailable
+from slipring.stores.databases import schema
 from slipring.stores.databases.database import (
     Database,
     ForeignKeyViolated,
+    RequiredRowMissing,
     Row,
     Statement,
     UniqueViolated,
-    Unmet,
-    together,
+    batches,
 )
-from slipring.stores.sql import schema
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +41,16 @@ _POOL = 10
 _CONNECT_S = 5.0
 _COMMAND_S = 30.0
 _MIGRATE_S = 600.0
-"""For a step of the schema, and for waiting until another node has done them all."""
+"""Timeout of one migration statement, and of waiting for another node that is migrating."""
 _CLOSE_S = 5.0
-_CONFLICTS = 5
-"""How often a transaction that collided with another is tried."""
-_APART_S = 0.01
-"""Two that collided would meet again if both came back at once: the longest pause before the second attempt,
-twice that before the third, and so on."""
-_LOCK = 0x736C6970  # "slip": held while the schema is brought up to date
+_MAX_ATTEMPTS = 5
+"""Attempts at a transaction that collides with others."""
+_MAX_PAUSE_S = 0.01
+"""Longest pause before the second attempt, doubled before each further one. The pause is random, so that two
+transactions that collided do not collide again."""
+_MIGRATION_LOCK = 0x736C6970  # "slip"; id of the advisory lock
 
-_GONE = (
+_CONNECTION_LOST = (
     OSError,
     TimeoutError,
     pg.InterfaceError,
@@ -59,12 +60,12 @@ _GONE = (
     pg.ReadOnlySQLTransactionError,
 )
 _COLLISIONS = (pg.SerializationError, pg.DeadlockDetectedError)
-_SORRY = "The store cannot be reached at the moment."
+_UNREACHABLE = "The store cannot be reached at the moment."
 _CLOSED = "The store is closed."
 
 
-class _NotBegun(Exception):
-    """There was no connection, so that surely nothing was executed."""
+class _NotExecuted(Exception):
+    """No connection could be used, so nothing of the write was executed."""
 
 
 class PostgresDatabase(Database):
@@ -81,21 +82,21 @@ class PostgresDatabase(Database):
         try:
             self._pool = await asyncpg.create_pool(
                 self._url,
-                # The first comes with the schema. asyncpg would restore a floor by itself, and tell a whole
-                # stack each time that it cannot: whoever needs a connection is told in one line.
+                # The migration opens the first connection. With a minimum size, asyncpg would reconnect in
+                # the background and log a traceback for each failure; here a failure is one line in the log.
                 min_size=0,
                 max_size=_POOL,
                 timeout=_CONNECT_S,
                 command_timeout=_COMMAND_S,
                 init=_prepare,
-                # Nothing here changes a session, so nothing has to be put back, which would be a round trip.
-                reset=_keep,
+                # No statement changes session state, so the round trip of a reset is saved.
+                reset=_keep_session,
             )
             await self._migrate()
         except (OSError, TimeoutError, ValueError, pg.PostgresError, pg.InterfaceError) as error:
             if self._pool is not None:
                 self._pool.terminate()
-            raise StartupError(f"--store {self._address}: {_hushed(self._url, _reason(error))}") from None
+            raise StartupError(f"--store {self._address}: {_redacted(self._url, _reason(error))}") from None
         except StartupError:
             assert self._pool is not None
             await self._pool.close()
@@ -121,8 +122,8 @@ class PostgresDatabase(Database):
         for last in (False, True):
             try:
                 return await self._with_connection(fetch)
-            except (_NotBegun, *_GONE) as error:
-                # Reading twice does no harm, and the first connection may have been a dead one.
+            except (_NotExecuted, *_CONNECTION_LOST) as error:
+                # Reading is repeatable, and the first connection from the pool may have been a dead one.
                 if last or isinstance(error, TimeoutError):
                     raise _unavailable(error) from None
         raise AssertionError("the last attempt returns or raises")
@@ -137,14 +138,14 @@ class PostgresDatabase(Database):
 
     def _written(self, task: "asyncio.Task[list[list[Row]]]") -> None:
         self._writing.discard(task)
-        # Whoever waited may have stopped waiting: the outcome counts as seen in any case.
+        # Retrieves the exception, which asyncio would log if the caller was cancelled and never saw it.
         with suppress(asyncio.CancelledError):
             task.exception()
 
     async def _write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        may_begin_again = True
-        for attempt in range(1, _CONFLICTS + 1):
-            last = attempt == _CONFLICTS
+        may_reconnect = True
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            last = attempt == _MAX_ATTEMPTS
             try:
                 return await self._with_connection(lambda connection: _execute(connection, statements))
             except pg.ForeignKeyViolationError as error:
@@ -154,12 +155,12 @@ class PostgresDatabase(Database):
             except _COLLISIONS as error:
                 if last:
                     raise _unavailable(error) from None
-                await asyncio.sleep(random.uniform(0, _APART_S * 2 ** (attempt - 1)))
-            except _NotBegun as error:
-                if not may_begin_again or last:
+                await asyncio.sleep(random.uniform(0, _MAX_PAUSE_S * 2 ** (attempt - 1)))
+            except _NotExecuted as error:
+                if not may_reconnect or last:
                     raise _unavailable(error) from None
-                may_begin_again = False
-            except _GONE as error:
+                may_reconnect = False
+            except _CONNECTION_LOST as error:
                 raise _unavailable(error) from None
         raise AssertionError("the last attempt returns or raises")
 
@@ -169,17 +170,18 @@ class PostgresDatabase(Database):
             raise Unavailable(_CLOSED)
         try:
             connection = await pool.acquire(timeout=_CONNECT_S)
-        except (*_GONE, pg.PostgresError) as error:
-            raise _NotBegun(_reason(error)) from None
+        except (*_CONNECTION_LOST, pg.PostgresError) as error:
+            raise _NotExecuted(_reason(error)) from None
         try:
             return await work(connection)
         finally:
-            # A connection that died cannot be handed back in order, and need not be.
-            with suppress(*_GONE):
+            # Releasing a dead connection raises; the pool drops it all the same.
+            with suppress(*_CONNECTION_LOST):
                 await pool.release(connection)
 
     async def _migrate(self) -> None:
-        """Bring the schema up to date; of several nodes that start together, one does it."""
+        """Run the pending migrations; an advisory lock makes nodes that start together wait for one of
+        them."""
         assert self._pool is not None
         async with self._pool.acquire(timeout=_CONNECT_S) as connection:
             with suppress(pg.UndefinedTableError):
@@ -187,7 +189,9 @@ class PostgresDatabase(Database):
                 if not schema.pending(version, self._address):
                     return
             async with connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock($1)", _LOCK, timeout=_MIGRATE_S)
+                await connection.execute(
+                    "SELECT pg_advisory_xact_lock($1)", _MIGRATION_LOCK, timeout=_MIGRATE_S
+                )
                 await connection.execute(schema.VERSION_TABLE)
                 version = await connection.fetchval(schema.READ_VERSION)
                 for number, statements in schema.pending(version, self._address):
@@ -201,14 +205,14 @@ class PostgresDatabase(Database):
         try:
             parts = urlsplit(self._url)
         except ValueError:
-            return "postgresql"  # whatever it is, a password may be in it
+            return "postgresql"  # an unparsable address may contain a password
         user, _, host = parts.netloc.rpartition("@")
         name = user.partition(":")[0]
         return f"{parts.scheme}://{name}{'@' if name else ''}{host}{parts.path}"
 
 
-def _hushed(url: str, text: str) -> str:
-    """What was said about an address, in one line and without the password in it."""
+def _redacted(url: str, text: str) -> str:
+    """Return an error message about ``url`` as one line, with the password replaced."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -220,11 +224,11 @@ def _hushed(url: str, text: str) -> str:
 
 
 async def _prepare(connection: Any) -> None:
-    # To compile a query takes longer than any query of ours.
+    # Compiling a query takes longer than any query of the store.
     await connection.execute("SET jit = off")
 
 
-async def _keep(connection: Any) -> None:
+async def _keep_session(connection: Any) -> None:
     return
 
 
@@ -235,18 +239,18 @@ async def _execute(connection: _Connection, statements: Sequence[Statement]) -> 
     transaction = connection.transaction()
     try:
         await transaction.start()
-    except _GONE as error:
-        raise _NotBegun(_reason(error)) from None
+    except _CONNECTION_LOST as error:
+        raise _NotExecuted(_reason(error)) from None
     try:
-        for group in together(statements):
-            if len(group) == 1:
-                results.append(await _run(connection, group[0]))
+        for batch in batches(statements):
+            if len(batch) == 1:
+                results.append(await _run(connection, batch[0]))
             else:
-                await connection.executemany(group[0].sql, [_storable(each.args) for each in group])
-                results += [[] for _ in group]
+                await connection.executemany(batch[0].sql, [_storable(each.args) for each in batch])
+                results += [[] for _ in batch]
     except BaseException:
-        # Where the connection is gone, so is the transaction.
-        with suppress(*_GONE):
+        # If the connection was lost, the server has rolled back already.
+        with suppress(*_CONNECTION_LOST):
             await transaction.rollback()
         raise
     await transaction.commit()
@@ -255,13 +259,13 @@ async def _execute(connection: _Connection, statements: Sequence[Statement]) -> 
 
 async def _run(connection: _Connection, statement: Statement) -> list[Row]:
     rows = [tuple(row) for row in await connection.fetch(statement.sql, *_storable(statement.args))]
-    if statement.must and not rows:
-        raise Unmet(statement.sql)
+    if statement.requires_row and not rows:
+        raise RequiredRowMissing(statement.sql)
     return rows
 
 
 def _storable(args: Sequence[Any]) -> list[Any]:
-    """Texts without NUL, which no text of PostgreSQL can hold: only an id that a client made up has one."""
+    """Replace NUL in text, which PostgreSQL cannot hold. Only an id that a client made up can contain one."""
     return [arg.replace("\0", "\ufffd") if isinstance(arg, str) else arg for arg in args]
 
 
@@ -270,5 +274,5 @@ def _reason(error: BaseException) -> str:
 
 
 def _unavailable(error: BaseException) -> Unavailable:
-    log.error("the store cannot be used: %s", _reason(error))
-    return Unavailable(_SORRY)
+    log.error("PostgreSQL store unavailable: %s", _reason(error))
+    return Unavailable(_UNREACHABLE)

@@ -1,8 +1,8 @@
-"""SQLite: a file that several processes may share, or a database in memory.
+"""SQLite driver: a file that several processes may share, or a database in memory.
 
-One thread writes. It takes all writes that are waiting into one transaction, so that many of them share the
-cost of reaching the disk; each stands in its own savepoint, so that one that fails hurts nobody else. Two
-threads read a file; in memory, the one thread does both. Knows SQL only as text.
+One thread writes. It executes all waiting writes in one transaction, so that they share one sync to disk;
+each write has its own savepoint, so that one that fails does not affect the others. Two more threads read a
+file; an in-memory database has only the one thread.
 """
 
 import asyncio
@@ -20,34 +20,34 @@ from typing import Any, TypeVar
 import apsw
 
 from slipring.errors import StartupError, Unavailable
+from slipring.stores.databases import schema
 from slipring.stores.databases.database import (
     Database,
     ForeignKeyViolated,
+    RequiredRowMissing,
     Row,
     Statement,
     UniqueViolated,
-    Unmet,
 )
-from slipring.stores.sql import schema
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 OLDEST = (3, 51, 3)
-"""Earlier ones can damage a WAL file that several connections write and checkpoint at the same time."""
-_GROUP = 256
-"""Writes in one transaction, at most: the first of them waits for the last."""
+"""Earlier versions can corrupt a WAL file that several connections write and checkpoint at the same time."""
+_MAX_BATCH = 256
+"""Most writes in one transaction: each waits until the last of them is committed."""
 _READERS = 2
 _BUSY_MS = 5000
-"""How long to wait for another process to finish its transaction."""
-_START_S, _BUSY_PAUSE_S = 10.0, 0.02
-"""How long to wait for others that start at the same time, and how long between two attempts."""
+"""How long SQLite waits for another process to finish its transaction."""
+_START_S, _RETRY_S = 10.0, 0.02
+"""At startup: how long to retry while another process holds the file, and the pause between two attempts."""
 _IN_MEMORY = ":memory:"
 _UNIQUE = (apsw.SQLITE_CONSTRAINT_PRIMARYKEY, apsw.SQLITE_CONSTRAINT_UNIQUE)
 
 
 class _Job:
-    """Something to do in a thread, and who waits for it."""
+    """One read or write for a database thread, with the future that its caller awaits."""
 
     __slots__ = ("_future", "_loop", "error", "is_write", "result", "statements")
 
@@ -62,14 +62,14 @@ class _Job:
     def wait(self) -> asyncio.Future[list[list[Row]]]:
         return self._future
 
-    def answer(self) -> None:
-        """Called in the thread. A loop that is gone needs no answer any more."""
+    def resolve(self) -> None:
+        """Set the caller's future from the database thread. Ignored if its event loop is closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._settle)
 
     def _settle(self) -> None:
         if self._future.done():
-            return  # whoever waited has stopped waiting
+            return  # the caller was cancelled
         if self.error is not None:
             self._future.set_exception(self.error)
         else:
@@ -81,8 +81,10 @@ _Queue = SimpleQueue[_Job | None]
 
 class SqliteDatabase(Database):
     def __init__(self, path: str | None, *, creates_directory: bool = False) -> None:
-        """``path`` of the file; None: in memory, gone when it is closed. The directory of the file must exist
-        unless ``creates_directory``."""
+        """Use the file at ``path``; None: a database in memory, which is discarded by ``close``.
+
+        The directory of the file must exist unless ``creates_directory``.
+        """
         self._path = path
         self._creates_directory = creates_directory
         self.name = "sqlite" if path is not None else "memory"
@@ -118,10 +120,10 @@ class SqliteDatabase(Database):
         self._threads.clear()
 
     async def read(self, sql: str, *args: Any) -> list[Row]:
-        return (await self._ask(self._reads, (Statement(sql, args),), is_write=False))[0]
+        return (await self._submit(self._reads, (Statement(sql, args),), is_write=False))[0]
 
     async def write(self, *statements: Statement) -> list[list[Row]]:
-        return await self._ask(self._writes, statements, is_write=True)
+        return await self._submit(self._writes, statements, is_write=True)
 
     async def used_bytes(self) -> int:
         rows = await self.read(
@@ -130,7 +132,7 @@ class SqliteDatabase(Database):
         )
         return int(rows[0][0])
 
-    async def _ask(
+    async def _submit(
         self, queue: _Queue, statements: Sequence[Statement], *, is_write: bool
     ) -> list[list[Row]]:
         if not self._is_open:
@@ -140,7 +142,7 @@ class SqliteDatabase(Database):
         return await job.wait()
 
     def _connect(self) -> list[apsw.Connection]:
-        """The writer's connection and the readers'."""
+        """Create the file and its tables if needed; return the writer's connection, then the readers'."""
         if self._path is None:
             writer = _prepared(apsw.Connection(_IN_MEMORY))
             _migrate(writer, "memory")
@@ -148,11 +150,11 @@ class SqliteDatabase(Database):
         where = f"sqlite:{self._path}"
         try:
             path = _make_file(self._path, creates_directory=self._creates_directory)
-            writer = _patiently(lambda: _prepared(apsw.Connection(path)))
-            if _patiently(lambda: writer.execute("PRAGMA journal_mode = WAL").get) != "wal":
-                raise StartupError(f"--store {where}: no write-ahead log can be kept there")
-            _patiently(lambda: _migrate(writer, where))
-            readers = [_patiently(lambda: _prepared(apsw.Connection(path))) for _ in range(_READERS)]
+            writer = _retry_while_busy(lambda: _prepared(apsw.Connection(path)))
+            if _retry_while_busy(lambda: writer.execute("PRAGMA journal_mode = WAL").get) != "wal":
+                raise StartupError(f"--store {where}: the file system does not support a write-ahead log")
+            _retry_while_busy(lambda: _migrate(writer, where))
+            readers = [_retry_while_busy(lambda: _prepared(apsw.Connection(path))) for _ in range(_READERS)]
         except OSError as error:
             raise StartupError(f"--store {where}: {error.strerror or error}") from None
         except apsw.Error as error:
@@ -162,9 +164,11 @@ class SqliteDatabase(Database):
         return [writer, *readers]
 
 
-def _patiently(work: Callable[[], _T]) -> _T:
-    """Do something that another process may be doing to the same file just now. Where SQLite itself waits for
-    others, it does so by the busy timeout; for a change of the journal it does not wait at all."""
+def _retry_while_busy(work: Callable[[], _T]) -> _T:
+    """Call ``work`` until no other process holds the file, for ``_START_S`` at most.
+
+    SQLite's busy timeout covers most statements, but not a change of the journal mode.
+    """
     until = time.monotonic() + _START_S
     while True:
         try:
@@ -172,11 +176,11 @@ def _patiently(work: Callable[[], _T]) -> _T:
         except apsw.BusyError:
             if time.monotonic() > until:
                 raise
-            time.sleep(_BUSY_PAUSE_S)
+            time.sleep(_RETRY_S)
 
 
 def _make_file(path: str, *, creates_directory: bool) -> str:
-    """Create a file that only its owner can read, before SQLite creates one that others can."""
+    """Create the file with mode 0600, because SQLite would create one that others can read."""
     absolute = Path(path).expanduser().absolute()
     if creates_directory:
         absolute.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -190,13 +194,13 @@ def _prepared(connection: apsw.Connection) -> apsw.Connection:
     connection.set_busy_timeout(_BUSY_MS)
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = FULL")
-    # What is sorted stays in memory: a temporary file would hold content beside the database.
+    # Sorting must not write users' content to temporary files outside the database.
     connection.execute("PRAGMA temp_store = MEMORY")
     return connection
 
 
 def _migrate(connection: apsw.Connection, where: str) -> None:
-    """Bring the schema up to date, with other processes kept out meanwhile."""
+    """Run the pending migrations in one transaction, which locks other processes out."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         connection.execute(schema.VERSION_TABLE)
@@ -214,15 +218,15 @@ def _migrate(connection: apsw.Connection, where: str) -> None:
 
 @lru_cache(maxsize=256)
 def _dialect(sql: str) -> str:
-    """The one thing that SQLite calls by another name."""
+    """Translate the one type name that SQLite does not know."""
     return sql.replace("BYTEA", "BLOB")
 
 
-# In the threads.
+# The functions below run in the database threads.
 
 
 def _serve(connection: apsw.Connection, queue: _Queue) -> None:
-    """Do what is asked for, until there is a None."""
+    """Execute queued jobs until a None arrives, then close the connection."""
     is_last = False
     while not is_last:
         jobs = []
@@ -230,8 +234,8 @@ def _serve(connection: apsw.Connection, queue: _Queue) -> None:
         while job is not None:
             jobs.append(job)
             if not job.is_write and len(jobs) == 1:
-                break  # there are other readers for what else is waiting
-            if len(jobs) == _GROUP:
+                break  # one read at a time: the other reader takes the next
+            if len(jobs) == _MAX_BATCH:
                 break
             try:
                 job = queue.get_nowait()
@@ -243,12 +247,12 @@ def _serve(connection: apsw.Connection, queue: _Queue) -> None:
             if not each.is_write:
                 _attempt(connection, each)
         for each in jobs:
-            each.answer()
+            each.resolve()
     connection.close()
 
 
 def _write(jobs: list[_Job], connection: apsw.Connection) -> None:
-    """All of these in one transaction. What happens to it happens to all that did not fail before."""
+    """Execute all jobs in one transaction. If it fails, every job that has no error yet gets its error."""
     if not jobs:
         return
     try:
@@ -257,16 +261,16 @@ def _write(jobs: list[_Job], connection: apsw.Connection) -> None:
             connection.execute("SAVEPOINT one")
             _attempt(connection, job)
             if not connection.in_transaction:
-                # A full disk or the like: SQLite has undone the others too.
-                raise job.error or Unavailable(_SORRY)
+                # On a full disk, for example, SQLite rolls back the whole transaction.
+                raise job.error or Unavailable(_UNUSABLE)
             if job.error is not None:
                 connection.execute("ROLLBACK TO one")
             connection.execute("RELEASE one")
         connection.execute("COMMIT")
     except Exception as error:
-        told = _explained(error)
+        reported = _translated(error)
         for job in jobs:
-            job.error = job.error or told
+            job.error = job.error or reported
         if connection.in_transaction:
             with suppress(apsw.Error):
                 connection.execute("ROLLBACK")
@@ -275,8 +279,8 @@ def _write(jobs: list[_Job], connection: apsw.Connection) -> None:
 def _execute(connection: apsw.Connection, statement: Statement) -> list[Row]:
     named = {str(number): arg for number, arg in enumerate(statement.args, 1)}
     rows: list[Row] = connection.execute(_dialect(statement.sql), named).fetchall()
-    if statement.must and not rows:
-        raise Unmet(statement.sql)
+    if statement.requires_row and not rows:
+        raise RequiredRowMissing(statement.sql)
     return rows
 
 
@@ -284,21 +288,21 @@ def _attempt(connection: apsw.Connection, job: _Job) -> None:
     try:
         job.result = [_execute(connection, statement) for statement in job.statements]
     except Exception as error:
-        job.error = _explained(error)
+        job.error = _translated(error)
 
 
-_SORRY = "The store cannot be used at the moment."
+_UNUSABLE = "The store cannot be used at the moment."
 
 
-def _explained(error: Exception) -> Exception:
-    """An error of SQLite in the words of whoever asked; others are as they are."""
+def _translated(error: Exception) -> Exception:
+    """Translate an SQLite error to the errors of ``Database``; return any other error unchanged."""
     if isinstance(error, apsw.ConstraintError):
-        # The stubs do not know this attribute of every error.
+        # vars(), because apsw's stubs lack the attribute.
         code = vars(error)["extendedresult"]
         if code == apsw.SQLITE_CONSTRAINT_FOREIGNKEY:
             return ForeignKeyViolated(str(error))
         return UniqueViolated(str(error)) if code in _UNIQUE else error
     if isinstance(error, apsw.Error) and not isinstance(error, apsw.SQLError | apsw.BindingsError):
-        log.error("the store could not do its work: %s", error)
-        return Unavailable(_SORRY)
+        log.error("SQLite store failed: %s", error)
+        return Unavailable(_UNUSABLE)
     return error

@@ -1,4 +1,4 @@
-"""What the nodes on one store know of each other."""
+"""The nodes that share a store, and their shared secrets."""
 
 from slipring.stores import base
 from slipring.stores.base import Node
@@ -30,7 +30,7 @@ class SqlCluster(base.Cluster):
 
     async def secret(self, name: str, proposal: bytes) -> bytes:
         _, rows = await self._database.write(
-            Statement(_PROPOSE, (name, proposal)), Statement(_SECRET, (name,), must=True)
+            Statement(_PROPOSE, (name, proposal)), Statement(_SECRET, (name,), requires_row=True)
         )
         value: bytes = rows[0][0]
         return value

@@ -1,7 +1,7 @@
 """Conversations and their items.
 
-Every change first updates the row of the conversation: that locks it, so that changes follow each other, and
-allots the positions of new items. Positions only grow. The tip is the response whose context is all items
+Every change first updates the row of the conversation. That locks the row, so that changes are serialized,
+and assigns the positions of new items, which only grow. The tip is the response whose context holds all items
 before ``tip_position``.
 """
 
@@ -39,8 +39,8 @@ UPDATE slipring_conversations SET
     next_position = next_position + $5
 WHERE tenant = $1 AND id = $2
 """
-# Counted back from the next free position, which the update before has just moved. An id that is there
-# already keeps its place and its item: what a response says must not be lost over an item that it repeats.
+# Positions are counted back from the next free one, which the preceding update has moved. An item whose id
+# exists already is skipped: an item that a response repeats must not make the whole write fail.
 _INSERT_ITEM = """
 INSERT INTO slipring_conversation_items (tenant, conversation_id, position, id, data)
 SELECT tenant, id, next_position - $3, CAST($4 AS TEXT), CAST($5 AS BYTEA)
@@ -54,7 +54,7 @@ WHERE tenant = $1 AND conversation_id = $2 AND id = $3
 _ALL_ITEMS = """
 SELECT data FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 ORDER BY position
 """
-# One row without data: the conversation is there, and the page is empty.
+# One row without data means that the conversation exists and the page is empty.
 _PAGE_UP = """
 SELECT items.data FROM slipring_conversations AS conversation
 LEFT JOIN slipring_conversation_items AS items
@@ -82,7 +82,7 @@ LEFT JOIN slipring_conversation_items AS items
 WHERE conversation.tenant = $1 AND conversation.id = $2
 ORDER BY items.position
 """
-_LOSE_ITEM = """
+_DETACH_ITEM = """
 UPDATE slipring_conversations SET
     version = version + 1,
     tip = CASE WHEN tip_position > (
@@ -103,8 +103,8 @@ _item = msgspec.msgpack.Decoder(Item)
 _pack = msgspec.msgpack.Encoder().encode
 
 
-def appending(tenant: str, response_id: str, appended: Appended) -> list[Statement]:
-    """What a response leaves in its conversation, as part of whatever else is written about it."""
+def append_statements(tenant: str, response_id: str, appended: Appended) -> list[Statement]:
+    """Return the statements that add a response's items to its conversation, for use in a larger write."""
     args = (tenant, appended.conversation_id, appended.version, response_id, len(appended.items))
     return [Statement(_ADVANCE, args), *_insert(tenant, appended.conversation_id, appended.items)]
 
@@ -152,7 +152,7 @@ class SqlConversations(base.Conversations):
         return bool(grown)
 
     async def append(self, tenant: str, response_id: str, appended: Appended) -> None:
-        await self._database.write(*appending(tenant, response_id, appended))
+        await self._database.write(*append_statements(tenant, response_id, appended))
 
     async def items(self, tenant: str, conversation_id: str, page: Page) -> tuple[list[Item], bool] | None:
         cursor = _FIRST if page.ascending else _LAST
@@ -174,7 +174,7 @@ class SqlConversations(base.Conversations):
 
     async def delete_item(self, tenant: str, conversation_id: str, item_id: str) -> bool:
         args = (tenant, conversation_id, item_id)
-        _, deleted = await self._database.write(Statement(_LOSE_ITEM, args), Statement(_DELETE_ITEM, args))
+        _, deleted = await self._database.write(Statement(_DETACH_ITEM, args), Statement(_DELETE_ITEM, args))
         return bool(deleted)
 
     async def thread(self, tenant: str, conversation_id: str) -> Thread | None:

@@ -1,4 +1,4 @@
-"""API keys, and what they have used."""
+"""API keys and their usage."""
 
 from collections.abc import Sequence
 
@@ -47,9 +47,9 @@ class SqlKeys(base.Keys):
         self._database = database
 
     async def create(self, key: Key) -> None:
-        named = (key.id, key.tenant, key.digest, key.created_at, key.name, wire.encode(key.models))
-        bounds = (key.requests_per_minute, key.tokens_per_day, key.revoked_at)
-        await self._database.write(Statement(_CREATE, (*named, *bounds)))
+        identity = (key.id, key.tenant, key.digest, key.created_at, key.name, wire.encode(key.models))
+        limits = (key.requests_per_minute, key.tokens_per_day, key.revoked_at)
+        await self._database.write(Statement(_CREATE, (*identity, *limits)))
 
     async def find(self, key_id: str) -> Key | None:
         rows = await self._database.read(_FIND, key_id)
@@ -63,14 +63,14 @@ class SqlKeys(base.Keys):
         return bool(await self._database.read(_EXIST))
 
     async def spend(self, spent: Sequence[Usage], *, expires_at: float) -> list[Usage]:
-        # Always in the same order, so that two nodes do not wait for each other.
-        order = sorted(range(len(spent)), key=lambda place: (spent[place].key_id, spent[place].window))
-        written = await self._database.write(*(_spend(spent[place], expires_at) for place in order))
+        # Rows are locked in a fixed order, so that two nodes cannot deadlock.
+        order = sorted(range(len(spent)), key=lambda index: (spent[index].key_id, spent[index].window))
+        written = await self._database.write(*(_spend(spent[index], expires_at) for index in order))
         totals = dict(zip(order, written, strict=True))
         return [
             Usage(key_id=each.key_id, window=each.window, requests=requests, tokens=tokens)
-            for place, each in enumerate(spent)
-            for requests, tokens in totals[place]
+            for index, each in enumerate(spent)
+            for requests, tokens in totals[index]
         ]
 
     async def list(self) -> list[Key]:

@@ -1,15 +1,14 @@
-"""Removing what has expired or was deleted and that nothing needs any more.
+"""Removes expired and deleted rows that no other row needs.
 
-Safe beside everything else that is written: what something has come to build on meanwhile is protected by the
-foreign keys and stays.
+Safe while other writes run: foreign keys keep a row that a new response has come to refer to.
 """
 
 from slipring.stores.databases.database import Database, ForeignKeyViolated, Statement
 from slipring.stores.sql.expiry import NEVER
 
-# $1: what has expired by then, $2: rows at most, $3: chains at most. From the ends of chains towards their
-# roots, for as long as nothing else branches off. That a row has expired is asked again when it is its turn:
-# PostgreSQL may have waited for somebody who gave it a longer life.
+# Removes what had expired by $1: at most $2 rows of at most $3 chains. Walks from the end of each chain
+# towards its root, up to the first row that another branch needs. The DELETE checks the expiry again, because
+# PostgreSQL may have waited for a transaction that extended it.
 _CHAINS = """
 WITH RECURSIVE dead (depth, tenant, id, parent_id) AS (
     SELECT 0, leaf.tenant, leaf.id, leaf.parent_id FROM (
@@ -68,43 +67,46 @@ DELETE FROM slipring_usage WHERE (key_id, period) IN (
 RETURNING 1
 """
 _NODES = "DELETE FROM slipring_nodes WHERE seen_at <= $1 RETURNING 1"
-_NODE_IS_GONE_S = 86_400.0
-"""After this silence a node does not come back under its old name."""
-_TRIES = 3
+_NODE_EXPIRY_S = 86_400.0
+"""A node that has not announced itself for this long is removed: a restarted one has a new id."""
+_MAX_ATTEMPTS = 3
 
 
 async def prune(database: Database, now: float, limit: int) -> int:
-    """Remove at most ``limit`` rows of each kind; returns how many."""
+    """Remove at most ``limit`` rows of each kind; return how many were removed."""
     return (
         await _remove(database, Statement(_EXPIRED, (int(now), limit, limit)))
         + await _remove(database, Statement(_HEADS, (limit,)))
         + await _remove(database, Statement(_RUNS, (int(now), limit)))
         + await _remove(database, Statement(_USAGE, (float(now), limit)))
-        + await _remove(database, Statement(_NODES, (float(now) - _NODE_IS_GONE_S,)))
+        + await _remove(database, Statement(_NODES, (float(now) - _NODE_EXPIRY_S,)))
     )
 
 
-async def make_room(database: Database, most_bytes: int, limit: int) -> int:
-    """Remove the chains and the finished runs that are oldest, while there is more than that; returns how
-    many rows. What runs have said goes first: their responses are there without it."""
-    removed, chains = 0, 1
-    while removed < limit and await database.used_bytes() > most_bytes:
-        gone = await _remove(database, Statement(_OLDEST_RUNS, (chains,)))
-        if not gone:
-            gone = await _remove(database, Statement(_OLDEST, (NEVER, limit - removed, chains)))
-        if not gone:
+async def make_room(database: Database, max_bytes: int, limit: int) -> int:
+    """Remove the oldest finished runs, then the oldest chains, while the data exceeds ``max_bytes``.
+
+    Runs go first, because their responses are stored separately. Returns how many rows were removed; stops
+    once they are ``limit``.
+    """
+    removed, count = 0, 1
+    while removed < limit and await database.used_bytes() > max_bytes:
+        freed = await _remove(database, Statement(_OLDEST_RUNS, (count,)))
+        if not freed:
+            freed = await _remove(database, Statement(_OLDEST, (NEVER, limit - removed, count)))
+        if not freed:
             break
-        removed += gone + await _remove(database, Statement(_HEADS, (limit,)))
-        # Not many at a time, where few may be enough; not one by one, where many have to go.
-        chains *= 2
+        removed += freed + await _remove(database, Statement(_HEADS, (limit,)))
+        # Doubling removes few when few are enough, and takes few rounds when many have to be removed.
+        count *= 2
     return removed
 
 
 async def _remove(database: Database, statement: Statement) -> int:
-    for _ in range(_TRIES):
+    for _ in range(_MAX_ATTEMPTS):
         try:
             (rows,) = await database.write(statement)
         except ForeignKeyViolated:
-            continue  # one of them is needed since it was chosen, and will not be chosen again
+            continue  # a chosen row has come to be needed; the next attempt does not choose it
         return len(rows)
     return 0

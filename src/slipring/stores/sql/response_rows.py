@@ -1,7 +1,7 @@
-"""Responses as rows and back. Pure: no database, no clock.
+"""Encodes responses as rows and decodes them. Pure: no database, no clock.
 
-A row holds what is new in its response. What the response shares with its parent is left out, and comes back
-as the very same object, so that a chain that was read costs the memory of one that was made.
+A row holds only what its response adds to its parent. When a chain is decoded, what a response shares with
+its parent is the same object, so that a loaded chain takes as much memory as one that was generated here.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ _response = msgspec.json.Decoder(Response)
 
 
 class _CarryDelta(Struct, omit_defaults=True):
-    """A ``Carry`` without what is the parent's."""
+    """The fields of a ``Carry`` that differ from the parent's."""
 
     open_calls: dict[str, OpenCall] | UnsetType = UNSET
     tools: tuple[CallableTool, ...] | UnsetType = UNSET
@@ -39,7 +39,7 @@ _carry = msgspec.json.Decoder(_CarryDelta)
 
 
 class Record(Struct, frozen=True):
-    """What is read of a response, in the order of its columns."""
+    """The columns that are read to rebuild a response, in the order of the query."""
 
     id: str
     head: bytes
@@ -51,7 +51,7 @@ class Record(Struct, frozen=True):
 
 
 def digest(head: Head) -> bytes:
-    """By which a head is known in the store."""
+    """Return the SHA-256 by which the store identifies a head."""
     instructions = b"" if head.instructions is None else b"=" + head.instructions.encode()
     sizes = len(instructions).to_bytes(8, "big")
     return hashlib.sha256(sizes + instructions + head.tools.raw).digest()
@@ -62,12 +62,12 @@ def head_columns(head: Head) -> tuple[bytes | None, bytes]:
     return instructions, head.tools.raw
 
 
-def read_head(instructions: bytes | None, tools: bytes, near: Head | None = None) -> Head:
-    """A head from its columns; tools that are those of a head nearby are shared with it."""
-    known = near.tools if near is not None and near.tools.raw == tools else None
+def read_head(instructions: bytes | None, tools: bytes, previous: Head | None = None) -> Head:
+    """Decode a head from its columns. If ``previous`` has the same tools, its toolset object is shared."""
+    shared = previous.tools if previous is not None and previous.tools.raw == tools else None
     return Head(
         instructions=None if instructions is None else bytes(instructions).decode(),
-        tools=known if known is not None else Toolset.read(Raw(tools)),
+        tools=shared if shared is not None else Toolset.read(Raw(tools)),
     )
 
 
@@ -80,7 +80,7 @@ def unpack_items(data: bytes) -> tuple[Item, ...]:
 
 
 def pack_response(response: Response) -> bytes:
-    """The object without what is kept elsewhere: the head and the output."""
+    """Encode the response object without its head and output, which have their own columns."""
     return wire.encode(structs.replace(response, instructions=wire.NULL, tools=wire.NULL, output=[]))
 
 
@@ -93,7 +93,7 @@ def unpack_response(data: bytes, head: Head, output: tuple[Item, ...]) -> Respon
 
 
 def pack_carry(carry: Carry, parent: Carry | None) -> bytes | None:
-    """None: all of it is the parent's."""
+    """Encode the fields that differ from the parent's; None if none do."""
     before = parent if parent is not None else _NO_CARRY
     if carry is before or carry == before:
         return None
@@ -121,7 +121,7 @@ def unpack_carry(data: bytes | None, parent: Carry | None) -> Carry:
 
 
 def columns(state: ResponseState, positions: Positions | None) -> tuple[Any, ...]:
-    """What a row holds of a state, from ``parent_id`` on, without what the store itself decides."""
+    """Return the values of a row that follow ``expires_at``, from ``parent_id`` on."""
     response, parent = state.response, state.parent
     return (
         parent.id if parent is not None else None,
@@ -138,7 +138,7 @@ def columns(state: ResponseState, positions: Positions | None) -> tuple[Any, ...
 
 
 def record(state: ResponseState, positions: Positions | None) -> Record:
-    """What would be read of a state again."""
+    """Return the record that a query would read for this state."""
     parent = state.parent
     return Record(
         id=state.id,
@@ -160,7 +160,7 @@ def _pack_position(state: ResponseState, positions: Positions | None) -> bytes |
 def rebuild(
     record: Record, parent: ResponseState | None, head: Head, positions: Positions | None
 ) -> ResponseState:
-    """The state of a row, on that of its parent."""
+    """Decode a record into the state that continues ``parent``."""
     output = unpack_items(record.output)
     position: Position | None = None
     if record.position is not None and positions is not None:

@@ -1,8 +1,8 @@
 """Responses and their chains.
 
-A chain lies in the store as deltas that point at their parents. A parent cannot go while anything builds on
-it: it is hidden when it is deleted, and hidden from the start when it was not to be stored. What is hidden
-has expired long ago, so that one index finds all that may be removed.
+A chain is stored as deltas that refer to their parents. A row cannot be removed while another refers to it:
+deleting such a response hides its row, and an ancestor with ``store: false`` is hidden from the start. Hidden
+rows have ``expires_at`` 0, so that one index finds all rows that may be removed.
 """
 
 import asyncio
@@ -19,20 +19,26 @@ from slipring.protocol.items import Item
 from slipring.protocol.responses import Response
 from slipring.stores import base
 from slipring.stores.base import Appended, LeaseLost, Tenure
-from slipring.stores.databases.database import Database, ForeignKeyViolated, Row, Statement, Unmet
-from slipring.stores.recent_states import RecentStates
+from slipring.stores.databases.database import (
+    Database,
+    ForeignKeyViolated,
+    RequiredRowMissing,
+    Row,
+    Statement,
+)
 from slipring.stores.sql import response_rows
-from slipring.stores.sql.conversations import appending
+from slipring.stores.sql.conversations import append_statements
 from slipring.stores.sql.expiry import Expiry
+from slipring.stores.sql.recent_states import RecentStates
 from slipring.stores.sql.response_rows import Record
-from slipring.stores.sql.runs import holding
+from slipring.stores.sql.runs import require_tenure
 
 _INSERT_HEAD = """
 INSERT INTO slipring_heads (tenant, digest, instructions, tools) VALUES ($1, $2, $3, $4)
 ON CONFLICT DO NOTHING
 """
-# hidden: 0 can be found, 1 was deleted, 2 is there for those that build on it and was never to be found.
-# A response that comes after one that builds on it was kept for that one's sake only, until now.
+# hidden: 0 can be found, 1 was deleted, 2 is stored only for its descendants. A response that is saved after
+# one of its descendants has a hidden row already, which becomes visible.
 _INSERT = """
 INSERT INTO slipring_responses (tenant, id, hidden, expires_at, parent_id, status, model, created_at,
     head, response, input, output, carry, position)
@@ -47,9 +53,9 @@ VALUES ($1, $2, 2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
 ON CONFLICT DO NOTHING
 """
 _EXISTS = "SELECT 1 FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3"
-# The text of a head comes with the newest response that has it, not with each. The tenant of a step is that
-# of the step before: compared with $1, a planner whose statistics are older than the tenant thinks that there
-# is one such row, and reads all of them at each step.
+# The text of a head is returned with the newest response that has it, not with each. Each step compares the
+# tenant with that of the step before, not with $1: a planner whose statistics are older than the tenant would
+# expect one row for $1 and read all of the tenant's rows at each step.
 _CHAIN = """
 WITH RECURSIVE
 chain (depth, is_news, tenant, parent_id, id, head, response, input, output, carry, position) AS (
@@ -87,10 +93,10 @@ DELETE FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 1 AND 
     SELECT 1 FROM slipring_responses AS child WHERE child.tenant = $1 AND child.parent_id = $2
 )
 """
-_TRIES = 3
-"""Of what another transaction can get in the way of, again and again if it must be so."""
-_BREATH = 100
-"""States that are rebuilt before others get their turn."""
+_MAX_ATTEMPTS = 3
+"""Attempts at a save whose ancestors another transaction keeps removing."""
+_YIELD_EVERY = 100
+"""States that are decoded before the event loop runs other tasks."""
 
 
 class SqlResponses(base.Responses):
@@ -110,22 +116,23 @@ class SqlResponses(base.Responses):
         appended: Appended | None = None,
         tenure: Tenure | None = None,
     ) -> None:
-        before = [holding(tenure)] if tenure is not None else []
-        after = appending(tenant, state.id, appended) if appended is not None else []
+        before = [require_tenure(tenure)] if tenure is not None else []
+        after = append_statements(tenant, state.id, appended) if appended is not None else []
         own = self._insert(tenant, state)
-        ancestors, tries = 0, _TRIES
+        ancestors, attempts_left = 0, _MAX_ATTEMPTS
         while True:
+            lineage = self._insert_ancestors(tenant, state, ancestors)
             try:
-                await self._database.write(*before, *self._lineage(tenant, state, ancestors), *own, *after)
+                await self._database.write(*before, *lineage, *own, *after)
                 break
-            except Unmet:
+            except RequiredRowMissing:
                 raise LeaseLost(state.id) from None
             except ForeignKeyViolated:
-                # The parent is not there: it was not to be stored, or is gone. How much of the chain is
-                # missing is found by doubling; past its root, somebody removes what is being written here.
+                # The parent has no row: it had store: false, or was removed. Doubling finds out how many
+                # ancestors are missing; if it fails with all of them, another transaction is removing them.
                 if ancestors >= state.depth:
-                    tries -= 1
-                if not tries:
+                    attempts_left -= 1
+                if not attempts_left:
                     raise Unavailable("The store could not keep the response.") from None
                 ancestors = max(1, 2 * ancestors)
         self._recent.remember(tenant, state)
@@ -162,8 +169,8 @@ class SqlResponses(base.Responses):
         found: dict[str, Item] = {}
         for response_id, places in wanted.items():
             rows = await self._database.read(_ITEMS, tenant, response_id, self._expiry.now())
-            for given, produced in rows:
-                found |= _pick(response_id, places, given, produced)
+            for packed_input, packed_output in rows:
+                found |= _pick(response_id, places, packed_input, packed_output)
         return found
 
     async def delete(self, tenant: str, response_id: str) -> bool:
@@ -172,21 +179,21 @@ class SqlResponses(base.Responses):
         try:
             hidden, _ = await self._database.write(hide, remove)
         except ForeignKeyViolated:
-            # Something has been built on it this very moment.
+            # A new response has come to refer to it since the statement chose it.
             (hidden,) = await self._database.write(hide)
         self._recent.forget(tenant, response_id)
         return bool(hidden)
 
     def _insert(self, tenant: str, state: ResponseState) -> list[Statement]:
-        expires_at = self._expiry.of(state.response.created_at)
+        expires_at = self._expiry.expires_at(state.response.created_at)
         columns = response_rows.columns(state, self._positions)
         insert = Statement(_INSERT, (tenant, state.id, expires_at, *columns))
         if state.parent is not None and state.parent.head is state.head:
             return [insert]
         return [_head(tenant, state.head), insert]
 
-    def _lineage(self, tenant: str, state: ResponseState, count: int) -> list[Statement]:
-        """The nearest ``count`` ancestors, oldest first, for the case that they are not there."""
+    def _insert_ancestors(self, tenant: str, state: ResponseState, count: int) -> list[Statement]:
+        """Return statements that insert the nearest ``count`` ancestors, oldest first, unless they exist."""
         nodes: list[ResponseState] = []
         node = state.parent
         while node is not None and len(nodes) < count:
@@ -203,31 +210,31 @@ class SqlResponses(base.Responses):
         return statements
 
     async def _assemble(self, tenant: str, rows: list[Row]) -> ResponseState:
-        """The chain that these rows tell of, oldest first, on top of what is known of it."""
+        """Decode a chain from its rows, oldest first. Decoding starts after the newest cached state."""
         texts = {row[1]: (row[7], row[8]) for row in rows if row[8] is not None}
         heads: dict[bytes, Head] = {}
-        state, start = self._known(tenant, rows)
+        state, start = self._newest_cached(tenant, rows)
         if state is not None:
             heads[rows[start - 1][1]] = state.head
         for number, row in enumerate(rows[start:], 1):
             record = Record(*row[:7])
             head = heads.get(record.head)
             if head is None:
-                near = state.head if state is not None else None
+                previous = state.head if state is not None else None
                 instructions, tools = texts[record.head]
-                head = heads[record.head] = response_rows.read_head(instructions, tools, near)
+                head = heads[record.head] = response_rows.read_head(instructions, tools, previous)
             state = response_rows.rebuild(record, state, head, self._positions)
-            if number % _BREATH == 0:
+            if number % _YIELD_EVERY == 0:
                 await asyncio.sleep(0)
         assert state is not None
         return state
 
-    def _known(self, tenant: str, rows: list[Row]) -> tuple[ResponseState | None, int]:
-        """The newest of these that is in memory, and the place of the first row that is not."""
-        for place in range(len(rows), 0, -1):
-            state = self._recent.find(tenant, rows[place - 1][0])
+    def _newest_cached(self, tenant: str, rows: list[Row]) -> tuple[ResponseState | None, int]:
+        """Return the newest cached state of these rows, and the index of the row after it."""
+        for end in range(len(rows), 0, -1):
+            state = self._recent.find(tenant, rows[end - 1][0])
             if state is not None:
-                return state, place
+                return state, end
         return None, 0
 
 
@@ -235,15 +242,17 @@ def _head(tenant: str, head: Head) -> Statement:
     return Statement(_INSERT_HEAD, (tenant, response_rows.digest(head), *response_rows.head_columns(head)))
 
 
-def _pick(response_id: str, places: dict[str, Place], given: bytes, produced: bytes) -> dict[str, Item]:
-    """The items of a response that lie where their ids say."""
+def _pick(
+    response_id: str, places: dict[str, Place], packed_input: bytes, packed_output: bytes
+) -> dict[str, Item]:
+    """Return the items at these places, by id. A place whose item has another id is left out."""
     found: dict[str, Item] = {}
-    items = {True: response_rows.unpack_items(given), False: response_rows.unpack_items(produced)}
+    items = {True: response_rows.unpack_items(packed_input), False: response_rows.unpack_items(packed_output)}
     for item_id, place in places.items():
-        here = items[place.of_input]
-        if not 0 <= place.index < len(here):
+        candidates = items[place.of_input]
+        if not 0 <= place.index < len(candidates):
             continue
-        item = here[place.index]
+        item = candidates[place.index]
         by_place = item_ids.place_id(item, response_id, place.index) if place.of_input else None
         if item_id in (item.id, by_place):
             found[item_id] = item if item.id == item_id else structs.replace(item, id=item_id)

@@ -1,8 +1,8 @@
-"""Background runs: who owns them, what they have said, and how they end.
+"""Background runs: their owners, events and final status.
 
-A tenure is an owner's name and an epoch. Every write about a run begins with an update that holds only while
-the run is open and has this epoch, so that an owner who was given up for dead can change nothing any more.
-A run whose response has been saved cannot fail or be cancelled any more: what is saved is how it ended.
+A tenure is the owner's name and an epoch. Every write about a run begins with an update that matches only
+while the run is open and has this epoch, so that a node that has lost the run cannot change it. A run whose
+response has been saved cannot fail or be cancelled any more: it ends with the saved response.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from slipring.protocol import wire
 from slipring.protocol.responses import Response
 from slipring.stores import base
 from slipring.stores.base import LeaseLost, Run, RunEvent, Tenure
-from slipring.stores.databases.database import Database, Row, Statement, Unmet
+from slipring.stores.databases.database import Database, RequiredRowMissing, Row, Statement
 from slipring.stores.sql.expiry import Expiry
 
 _FIRST_EPOCH = 1
@@ -23,9 +23,10 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 _INSERT_EVENT = """
 INSERT INTO slipring_run_events (tenant, response_id, sequence_number, data) VALUES ($1, $2, $3, $4)
 """
-# An owner that was not told whether its events were written writes them again.
+# An owner that does not know whether its events were written writes them again.
 _APPEND_EVENT = f"{_INSERT_EVENT}ON CONFLICT DO NOTHING\n"
-# Asked with the run's row locked by the update before: whoever saves updates that row first.
+# The preceding update has locked the run's row, and a save updates that row first: no save can come in
+# between.
 _UNSAVED = """
 SELECT 1 WHERE NOT EXISTS (
     SELECT 1 FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
@@ -76,9 +77,9 @@ ORDER BY sequence_number LIMIT $4
 _DELETE = "DELETE FROM slipring_runs WHERE tenant = $1 AND response_id = $2 RETURNING response_id"
 
 
-def holding(tenure: Tenure) -> Statement:
-    """What is written together with this is written only while the tenure lasts."""
-    return Statement(_HOLD, _key(tenure), must=True)
+def require_tenure(tenure: Tenure) -> Statement:
+    """Return a statement that rolls back the write it is part of if the tenure has ended."""
+    return Statement(_HOLD, _key(tenure), requires_row=True)
 
 
 def _key(tenure: Tenure) -> tuple[str, str, str, int]:
@@ -117,7 +118,7 @@ class SqlRuns(base.Runs):
     async def open(
         self, tenant: str, response: Response, events: Sequence[RunEvent], *, owner: str, lease_until: float
     ) -> Tenure:
-        expires_at = self._expiry.of(response.created_at)
+        expires_at = self._expiry.expires_at(response.created_at)
         args = (tenant, response.id, response.status, owner, _FIRST_EPOCH, float(lease_until))
         opened = Statement(_OPEN, (*args, _newest(events), wire.encode(response), expires_at))
         await self._database.write(opened, *_insert(tenant, response.id, events))
@@ -127,12 +128,12 @@ class SqlRuns(base.Runs):
         self, tenure: Tenure, events: Sequence[RunEvent], response: Response, *, lease_until: float
     ) -> None:
         args = (response.status, wire.encode(response), float(lease_until), _newest(events))
-        appended = Statement(_APPEND, (*_key(tenure), *args), must=True)
-        said = _insert(tenure.tenant, tenure.response_id, events, _APPEND_EVENT)
+        appended = Statement(_APPEND, (*_key(tenure), *args), requires_row=True)
+        inserts = _insert(tenure.tenant, tenure.response_id, events, _APPEND_EVENT)
         unsaved = self._unsaved(tenure.tenant, response)
         try:
-            await self._database.write(appended, *unsaved, *said)
-        except Unmet:
+            await self._database.write(appended, *unsaved, *inserts)
+        except RequiredRowMissing:
             raise LeaseLost(tenure.response_id) from None
 
     async def renew(self, tenures: Sequence[Tenure], *, lease_until: float) -> list[Tenure]:
@@ -159,19 +160,19 @@ class SqlRuns(base.Runs):
     async def end(self, run: Run, response: Response, event: RunEvent) -> bool:
         key = (run.tenant, run.response_id, run.epoch, run.last_sequence)
         args = (response.status, wire.encode(response), event.sequence_number)
-        ended = Statement(_END, (*key, *args), must=True)
+        ended = Statement(_END, (*key, *args), requires_row=True)
         unsaved = self._unsaved(run.tenant, response)
         try:
             await self._database.write(ended, *unsaved, *_insert(run.tenant, run.response_id, [event]))
-        except Unmet:
+        except RequiredRowMissing:
             return False
         return True
 
     def _unsaved(self, tenant: str, response: Response) -> list[Statement]:
-        """What else has to hold for a run to end like this."""
+        """Return the condition for this status: a run may fail or be cancelled only if nothing was saved."""
         if response.status not in ("failed", "cancelled"):
             return []
-        return [Statement(_UNSAVED, (tenant, response.id, self._expiry.now()), must=True)]
+        return [Statement(_UNSAVED, (tenant, response.id, self._expiry.now()), requires_row=True)]
 
     async def abandoned(self, now: float, limit: int) -> list[Run]:
         return [_run(row) for row in await self._database.read(_ABANDONED, float(now), limit)]

@@ -1,4 +1,4 @@
-"""The store: its parts on one database."""
+"""The SQL store: assembles its parts on one database."""
 
 import time
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from slipring.core.chain.state import Positions
 from slipring.stores import base
 from slipring.stores.databases.database import Database
-from slipring.stores.recent_states import RecentStates
 from slipring.stores.sql import pruning
 from slipring.stores.sql.cluster import SqlCluster
 from slipring.stores.sql.conversations import SqlConversations
 from slipring.stores.sql.expiry import Expiry
 from slipring.stores.sql.keys import SqlKeys
+from slipring.stores.sql.recent_states import RecentStates
 from slipring.stores.sql.responses import SqlResponses
 from slipring.stores.sql.runs import SqlRuns
 
@@ -24,18 +24,19 @@ class SqlStore(base.Store):
         positions: Positions | None = None,
         retention_s: float = 0.0,
         recent_bytes: int = 0,
-        most_bytes: int | None = None,
+        max_bytes: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """A store on a database that is not started yet.
+        """Create a store on a database that is not started yet.
 
-        Things are kept for ``retention_s`` (0: for ever), states in memory up to ``recent_bytes``. With
-        ``most_bytes``, pruning lets the oldest chains go when the data takes more room than that.
+        Responses and runs expire after ``retention_s`` (0: never). Up to ``recent_bytes`` of states are
+        cached in memory. With ``max_bytes``, pruning also removes the oldest data while the database is
+        larger.
         """
         self.name = database.name
         self.is_shared = database.is_shared
         self._database = database
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         expiry = Expiry(retention_s, clock)
         self.responses = SqlResponses(database, RecentStates(recent_bytes), expiry, positions)
         self.conversations = SqlConversations(database)
@@ -51,6 +52,6 @@ class SqlStore(base.Store):
 
     async def prune(self, now: float, limit: int = 1000) -> int:
         removed = await pruning.prune(self._database, now, limit)
-        if self._most_bytes is not None:
-            removed += await pruning.make_room(self._database, self._most_bytes, limit)
+        if self._max_bytes is not None:
+            removed += await pruning.make_room(self._database, self._max_bytes, limit)
         return removed

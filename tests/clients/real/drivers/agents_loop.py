@@ -29,5 +29,5 @@ async def run() -> str:
     return str(result.final_output)
 
 
-set_tracing_disabled(True)  # else it tries to send them to OpenAI
+set_tracing_disabled(True)  # otherwise it tries to send traces to OpenAI
 print(json.dumps({"text": asyncio.run(run())}))

@@ -11,7 +11,7 @@ from langchain_openai import ChatOpenAI
 
 
 def chat(**settings: Any) -> ChatOpenAI:
-    """The model that OPENAI_BASE_URL and OPENAI_API_KEY lead to."""
+    """Return the model at OPENAI_BASE_URL, with the key OPENAI_API_KEY."""
     return ChatOpenAI(model=os.environ["OPENAI_MODEL"], use_responses_api=True, max_retries=0, **settings)
 
 
@@ -22,7 +22,8 @@ def get_weather(city: str) -> str:
 
 
 def tools(streaming: bool) -> dict[str, Any]:
-    """A tool loop; with ``use_previous_response_id`` the package cuts off what the server already has."""
+    """Run a tool loop. With ``use_previous_response_id``, the package omits items that the server already
+    has."""
     model = chat(use_previous_response_id=True, streaming=streaming).bind_tools([get_weather])
     messages: list[Any] = [HumanMessage("weather in Paris?")]
     calls = 0

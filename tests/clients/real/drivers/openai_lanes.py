@@ -21,14 +21,14 @@ WISHES = {"happy": "End it well.", "sad": "End it badly."}
 
 
 def create(words: str, parent: str | None = None) -> Any:
-    """A create; the lane adds its own name."""
+    """Return the fields of a create; the lane adds its name."""
     fields = {"model": os.environ["OPENAI_MODEL"], "input": words, "store": False, "max_output_tokens": 12}
     if parent:
         fields["previous_response_id"] = parent
     return {"type": "response.create", **fields}
 
 
-def told(parent: Response, endings: list[Response]) -> dict[str, Any]:
+def summary(parent: Response, endings: list[Response]) -> dict[str, Any]:
     return {
         "parent": parent.id,
         "parents": [ending.previous_response_id for ending in endings],
@@ -48,7 +48,7 @@ def run() -> dict[str, Any]:
         lanes = {name: session.lane(name) for name in WISHES}
         for name, lane in lanes.items():
             lane.send(create(WISHES[name], parent.id))
-        return told(parent, [lane.get_final_response(timeout=30) for lane in lanes.values()])
+        return summary(parent, [lane.get_final_response(timeout=30) for lane in lanes.values()])
 
 
 async def run_async() -> dict[str, Any]:
@@ -64,7 +64,7 @@ async def run_async() -> dict[str, Any]:
         for name, lane in lanes.items():
             await lane.send(create(WISHES[name], parent.id))
         endings = await asyncio.gather(*(lane.get_final_response() for lane in lanes.values()))
-        return told(parent, list(endings))
+        return summary(parent, list(endings))
 
 
 print(json.dumps(asyncio.run(run_async()) if sys.argv[1] == "async" else run()))

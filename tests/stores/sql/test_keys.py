@@ -1,17 +1,17 @@
-"""Keys, usage, nodes and secrets, on every kind of store."""
+"""API keys and usage, on every kind of store."""
 
 import asyncio
 
 import pytest
 
-from slipring.stores.base import Node, Usage
+from slipring.stores.base import Usage
 from slipring.stores.databases.database import UniqueViolated
 from slipring.stores.sql.store import SqlStore
-from tests.stores.conftest import Place
-from tests.stores.material import key
+from tests.stores.conftest import StoreLocation
+from tests.stores.samples import key
 
 
-async def test_keys_are_made_found_listed_and_revoked(store: SqlStore) -> None:
+async def test_keys_are_created_found_listed_and_revoked(store: SqlStore) -> None:
     keys = store.keys
     assert await keys.exist() is False
     assert await keys.find("k1") is None
@@ -41,7 +41,7 @@ async def test_keys_are_made_found_listed_and_revoked(store: SqlStore) -> None:
     assert await keys.exist() is True
 
 
-async def test_what_is_spent_adds_up(store: SqlStore) -> None:
+async def test_usage_adds_up_within_a_window(store: SqlStore) -> None:
     spend = store.keys.spend
     assert await spend([], expires_at=10) == []
     minute, day = Usage("k", "minute:1", 1, 20), Usage("k", "day:1", 2, 30)
@@ -57,9 +57,9 @@ async def test_what_is_spent_adds_up(store: SqlStore) -> None:
     assert await spend([Usage("k", "day:1")], expires_at=11) == [Usage("k", "day:1", 4, 60)]
 
 
-async def test_many_spend_at_once(place: Place) -> None:
-    first = await place.open()
-    second = await place.open() if first.is_shared else first
+async def test_concurrent_usage_is_not_lost(location: StoreLocation) -> None:
+    first = await location.open()
+    second = await location.open() if first.is_shared else first
     both = [Usage("a", "w", 1, 2), Usage("b", "w", 1, 2)]
     await asyncio.gather(
         *(
@@ -68,28 +68,3 @@ async def test_many_spend_at_once(place: Place) -> None:
         )
     )
     assert await first.keys.spend([Usage("a", "w")], expires_at=1) == [Usage("a", "w", 60, 120)]
-
-
-async def test_nodes_come_and_go(store: SqlStore) -> None:
-    cluster = store.cluster
-    assert await cluster.find("n") is None
-    await cluster.announce(Node("n", "http://a", 1.5))
-    await cluster.announce(Node("n", "http://b", 2.5))
-    await cluster.announce(Node("m", "http://m", 100_000.0))
-    assert await cluster.find("n") == Node("n", "http://b", 2.5)
-    assert await store.prune(100_000.0) == 1, "one that was not heard of for a day"
-    assert await cluster.find("n") is None
-    await cluster.leave("m")
-    await cluster.leave("m")
-    assert await cluster.find("m") is None
-
-
-async def test_all_nodes_share_the_secret_of_the_first(place: Place) -> None:
-    first = await place.open()
-    second = await place.open() if first.is_shared else first
-    found = await asyncio.gather(
-        *((first, second)[number % 2].cluster.secret("seal", bytes([number])) for number in range(10))
-    )
-    assert len(set(found)) == 1
-    assert await second.cluster.secret("other", b"\0\xff") == b"\0\xff"
-    assert await first.cluster.secret("other", b"mine") == b"\0\xff"

@@ -1,8 +1,8 @@
-"""States of stored responses that are kept in memory, bounded in bytes.
+"""An in-memory cache of stored response states, bounded in bytes.
 
-They spare whoever continues a chain of this process its reading, and keep what a store cannot: an engine's
-live position. Whether a response may still be found is not known here: another process may have deleted it.
-Past the bound the tenant that uses the most gives way.
+Continuing a cached chain needs no read of the whole chain, and keeps what the database cannot hold: an
+engine's live position. The caller must check that a cached response still exists: another process may have
+deleted it.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,11 @@ from slipring.core.chain.state_cache import Retention
 
 
 class RecentStates:
-    """The states that were used last. What several share is counted once."""
+    """The most recently used states of each tenant.
+
+    Data that several states share is counted once. When the cache is over ``limit_bytes``, it evicts the
+    least recently used state of the tenant that uses the most.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._bytes = Ledger(limit_bytes, limit_bytes)

@@ -1,6 +1,6 @@
-"""States that are kept in memory: counted once, and the oldest forgotten first."""
+"""The cache of states: shared data is counted once, and the least recently used states are evicted."""
 
-from slipring.stores.recent_states import RecentStates
+from slipring.stores.sql.recent_states import RecentStates
 from tests.core.connection import line, node
 
 
@@ -8,7 +8,7 @@ def known(recent: RecentStates, *names: str) -> list[str]:
     return [name for name in names if recent.find("t", name) is not None]
 
 
-def test_what_is_shared_is_counted_once() -> None:
+def test_shared_data_is_counted_once() -> None:
     recent = RecentStates(10**9)
     states = line(10)
     for each in states:
@@ -19,7 +19,7 @@ def test_what_is_shared_is_counted_once() -> None:
     assert recent.find("u", "n3") is None
 
 
-def test_the_bound_may_be_reached_and_not_passed() -> None:
+def test_the_limit_may_be_reached_but_not_exceeded() -> None:
     states = [node(f"n{number}") for number in range(3)]
     room = sum(each.size_bytes for each in states)
     for spare, expected in ((0, ["n0", "n1", "n2"]), (-1, ["n1", "n2"])):
@@ -30,7 +30,7 @@ def test_the_bound_may_be_reached_and_not_passed() -> None:
         assert recent.used_bytes == sum(each.size_bytes for each in states if each.id in expected)
 
 
-def test_what_was_used_last_is_kept_longest() -> None:
+def test_the_least_recently_used_state_is_evicted_first() -> None:
     states = [node(f"n{number}") for number in range(4)]
     recent = RecentStates(3 * states[0].size_bytes)
     for each in states[:3]:
@@ -40,7 +40,7 @@ def test_what_was_used_last_is_kept_longest() -> None:
     assert known(recent, "n0", "n1", "n2", "n3") == ["n0", "n2", "n3"]
 
 
-def test_everything_is_given_back() -> None:
+def test_forgetting_all_states_frees_all_bytes() -> None:
     recent = RecentStates(20_000)
     parent = None
     for number in range(200):
@@ -52,13 +52,13 @@ def test_everything_is_given_back() -> None:
     assert (len(recent), recent.used_bytes) == (0, 0)
 
 
-def test_what_is_larger_than_the_room_is_not_kept() -> None:
+def test_a_state_larger_than_the_limit_is_not_kept() -> None:
     recent = RecentStates(10)
     recent.remember("t", node("n0"))
     assert (len(recent), recent.used_bytes) == (0, 0)
 
 
-def test_the_tenant_that_uses_the_most_gives_way() -> None:
+def test_the_tenant_that_uses_the_most_is_evicted_first() -> None:
     size = node("x").size_bytes
     recent = RecentStates(3 * size)
     recent.remember("quiet", node("q"))

@@ -1,4 +1,4 @@
-"""Where a storm keeps what must survive it: a store that can be looked into, and may be crashed itself."""
+"""The databases of a crash storm. Each can be read directly, and PostgreSQL can be crashed too."""
 
 import asyncio
 import os
@@ -17,20 +17,20 @@ _IDS = "SELECT id FROM slipring_responses WHERE hidden = 0"
 _PATIENCE_S = 30.0
 
 
-class Place(Protocol):
+class StormDatabase(Protocol):
     name: str
     spec: str
     can_crash: bool
 
     async def stored_ids(self) -> list[str]:
-        """The responses that the store itself says can be found."""
+        """Return the ids of the visible responses, read directly from the database."""
 
     async def crash(self, random: Random) -> None:
-        """End the store's own process without warning, and have it back."""
+        """Kill the database's process without warning, and wait until it is back."""
 
 
-class SqlitePlace:
-    """A file. It has no process, so all that can be crashed is whoever writes it."""
+class SqliteFile:
+    """An SQLite file. It has no process of its own, so only the servers that write it can be crashed."""
 
     name = "sqlite"
     can_crash = False
@@ -54,8 +54,8 @@ class SqlitePlace:
         raise NotImplementedError
 
 
-class PostgresPlace:
-    """A server of its own, which may be crashed too."""
+class PostgresServer:
+    """A PostgreSQL server, which can be crashed too."""
 
     name = "postgresql"
     can_crash = True
@@ -71,9 +71,10 @@ class PostgresPlace:
         return [row[0] for row in rows]
 
     async def crash(self, random: Random) -> None:
-        """Kill one of its processes, whereupon it ends all others and recovers; or all of it at once."""
+        """Kill one of its processes, after which PostgreSQL ends all others and recovers; or kill all at
+        once."""
         if random.random() < 0.5:
-            await asyncio.to_thread(self._server.restart_at_once)
+            await asyncio.to_thread(self._server.crash_and_restart)
         else:
             await self._kill_a_backend(random)
         async with asyncio.timeout(_PATIENCE_S):

@@ -1,4 +1,4 @@
-"""Responses to be stored: with heads, calls, sealed items and positions, as turns leave them."""
+"""Sample responses, items, events and keys to store."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def state(
     given: Sequence[Item] = (),
     **fields: Any,
 ) -> ResponseState:
-    """A response with one message in its output; what is not told is the parent's."""
+    """Return a response with one message as output. Head and carry default to the parent's."""
     bare = node(name, parent)
     head = head or bare.head
     output = (message(item_ids.output_id("message", name, 0), f"I am {name}"),)
@@ -60,7 +60,7 @@ def state(
 
 
 def chain(length: int, prefix: str = "resp_", parent: ResponseState | None = None) -> list[ResponseState]:
-    """Oldest first."""
+    """Return a chain of ``length`` responses, oldest first."""
     states: list[ResponseState] = []
     for number in range(length):
         parent = state(f"{prefix}{number}", parent)
@@ -69,23 +69,23 @@ def chain(length: int, prefix: str = "resp_", parent: ResponseState | None = Non
 
 
 def ids(found: ResponseState | None) -> list[str]:
-    """The chain, newest first."""
+    """Return the ids of a chain, newest first."""
     return [each.id for each in found.chain()] if found is not None else []
 
 
-def told(response: Response | None) -> bytes:
+def encoded(response: Response | None) -> bytes:
     return wire.encode(response)
 
 
 def same(left: ResponseState | None, right: ResponseState) -> bool:
-    """Whether two chains are equal in everything that a later turn or a client could see."""
+    """Return whether two chains are equal in everything that a later turn or a client can observe."""
     if left is None or left.depth != right.depth:
         return False
-    return all(_seen(a) == _seen(b) for a, b in zip(left.chain(), right.chain(), strict=True))
+    return all(_observable(a) == _observable(b) for a, b in zip(left.chain(), right.chain(), strict=True))
 
 
-def _seen(each: ResponseState) -> tuple[Any, ...]:
-    return told(each.response), each.input, each.output, each.head, each.carry, each.position
+def _observable(each: ResponseState) -> tuple[Any, ...]:
+    return encoded(each.response), each.input, each.output, each.head, each.carry, each.position
 
 
 def response(name: str, **fields: Any) -> Response:
@@ -101,7 +101,7 @@ def key(key_id: str, **fields: Any) -> Key:
 
 
 class Tokens:
-    """A position as token engines leave it: all ids of the context."""
+    """A position as token engines create it: all token ids of the context."""
 
     def __init__(self, ids: tuple[int, ...]) -> None:
         self.ids = ids
@@ -117,7 +117,7 @@ class Tokens:
 
 
 class TokenPositions:
-    """Writes down what a position has more than its parent's."""
+    """Encodes a position as the token ids that it adds to its parent's."""
 
     def pack(self, position: Position, parent: Position | None) -> bytes | None:
         if not isinstance(position, Tokens):

@@ -1,4 +1,4 @@
-"""Random chains with forks, deletes, prunes and fresh memories, against a model of two lines."""
+"""Random chains with forks, deletes, prunes and restarts, compared with a simple model."""
 
 import itertools
 
@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.stores.sql.store import SqlStore
-from tests.stores.conftest import Place
-from tests.stores.material import HEAD, TokenPositions, Tokens, same, state
+from tests.stores.conftest import StoreLocation
+from tests.stores.samples import HEAD, TokenPositions, Tokens, same, state
 
 OPERATIONS = st.lists(
     st.tuples(
@@ -32,7 +32,7 @@ def make(name: str, parent: ResponseState | None, choice: int) -> ResponseState:
 
 
 class Model:
-    """Every response that was ever made, and which of them can be found."""
+    """Every response that was created, and which of them can be found."""
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
@@ -68,15 +68,15 @@ class Model:
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=OPERATIONS)
-async def test_the_store_does_what_the_model_does(
-    place: Place, operations: list[tuple[str, int, int]]
+async def test_the_store_behaves_like_the_model(
+    location: StoreLocation, operations: list[tuple[str, int, int]]
 ) -> None:
     model = Model(f"tenant_{next(_tenants)}")
-    store = await place.open(positions=TokenPositions())
+    store = await location.open(positions=TokenPositions())
     for what, where, choice in operations:
         if what == "restart" and store.is_shared:
             await store.close()
-            store = await place.open(positions=TokenPositions(), recent_bytes=choice * 4000)
+            store = await location.open(positions=TokenPositions(), recent_bytes=choice * 4000)
         await model.step(store, what, where, choice)
     await model.check(store)
     for name in model.found:

@@ -1,8 +1,8 @@
-"""The tables, as a list of steps that is only ever added to.
+"""The tables of the store, as an append-only list of migrations.
 
-A database remembers how many of the steps it has seen. One that has seen more than there are here was used by
-a newer slipring and is refused. Texts that clients choose freely are bytes: a text column of PostgreSQL
-cannot hold every character.
+A database records how many migrations it has run. One that has run more than are listed here was migrated by
+a newer slipring and is refused at startup. Text that clients choose freely is stored as bytes, because a text
+column of PostgreSQL cannot hold NUL.
 """
 
 from slipring.errors import StartupError
@@ -21,9 +21,9 @@ _FIRST = (
         PRIMARY KEY (digest, tenant)
     )
     """,
-    # A response holds what is new in it. One that is hidden is there only for those that build on it. In the
-    # indexes the id comes first: with the tenant first, a planner without statistics thinks that reading all
-    # of a tenant's responses for each step along a chain is cheaper than looking one up.
+    # A row holds only what its response adds to the parent. A hidden row exists only for its descendants. The
+    # indexes begin with the id: if they began with the tenant, a planner without statistics would read all of
+    # the tenant's responses for each step along a chain instead of looking one up.
     """
     CREATE TABLE slipring_responses (
         tenant TEXT NOT NULL,
@@ -136,10 +136,13 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (_FIRST,)
 
 
 def pending(version: int, where: str) -> list[tuple[int, tuple[str, ...]]]:
-    """The steps that a database at this version lacks, each with the version that it leads to."""
+    """Return the migrations that a database at ``version`` lacks, each with the version that it leads to.
+
+    ``where`` names the database in the ``StartupError`` that is raised if it is newer than this slipring.
+    """
     if version > len(MIGRATIONS):
         raise StartupError(
-            f"--store {where}: written by a newer slipring (schema {version}, this one knows"
-            f" {len(MIGRATIONS)})"
+            f"--store {where}: written by a newer slipring (schema version {version}, this one supports"
+            f" up to {len(MIGRATIONS)})"
         )
     return [(number, MIGRATIONS[number - 1]) for number in range(version + 1, len(MIGRATIONS) + 1)]
