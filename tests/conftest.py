@@ -7,10 +7,20 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.model import elsewhere, llama, real_model
 from tests.postgres import postgres_server, postgres_url
 from tests.tap import tapped
 
-__all__ = ["data_home", "postgres_server", "postgres_url", "tap", "usual_signals"]
+__all__ = [
+    "data_home",
+    "elsewhere",
+    "llama",
+    "postgres_server",
+    "postgres_url",
+    "real_model",
+    "tap",
+    "usual_signals",
+]
 
 # The same examples on every machine and every run: a failure can be repeated, a pass means the same.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)

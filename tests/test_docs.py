@@ -17,12 +17,11 @@ from slipring.config import from_namespace
 from slipring.core.limits import Limits
 from slipring.engines import chat, responses, tokenserver
 from slipring.engines.catalog import open_engine
-from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.options import Options, read_options
 from slipring.engines.options import reference
 from slipring.engines.simulated.options import Options as SimulatedOptions
 from slipring.engines.simulated.script import read_script
-from tests.harness import serve
+from tests.model import ServeModel
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -58,8 +57,8 @@ def commands() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "code"), blocks("python"))
-async def test_python_snippets_run_as_they_stand(where: str, code: str) -> None:
-    async with serve(LlamaEngine(Options(slots=1, context=512))) as server:
+async def test_python_snippets_run_as_they_stand(llama: ServeModel, where: str, code: str) -> None:
+    async with llama(slots=1, context=512) as server:
         code = code.replace("http://127.0.0.1:8000/v1", server.url)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-W", "error", "-c", code, stdout=-1, stderr=-1

@@ -13,8 +13,6 @@ from slipring.core.head import Head
 from slipring.core.state import ResponseState
 from slipring.engines.base import Engine, Level
 from slipring.engines.estimates import _weight, estimated_tokens
-from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options
 from slipring.engines.simulated import open_simulated
 from slipring.protocol import wire
 from slipring.protocol.items import read_item, user_message
@@ -24,6 +22,7 @@ from tests.core.stage import PLAIN, node
 from tests.engines.responses_partner import ResponsesPartner
 from tests.engines.vllm_partner import VllmPartner
 from tests.harness import serve
+from tests.model import RealModel
 
 
 def job_of(*texts: str, **fields: Any) -> Job:
@@ -87,8 +86,10 @@ async def test_the_simulated_engine_counts_as_it_reports() -> None:
     assert await engine.count(job) == finished.input_tokens
 
 
-async def test_the_llama_engine_counts_as_it_reports_and_beyond_what_it_can_read() -> None:
-    engine = LlamaEngine(Options(slots=1, context=256))
+async def test_the_llama_engine_counts_as_it_reports_and_beyond_what_it_can_read(
+    real_model: RealModel,
+) -> None:
+    engine = real_model.engine(slots=1, context=256)
     async with serve(engine) as server:
         _, response = await server.post(input="hello", max_output_tokens=4)
     assert await engine.count(job_of("hello")) == response["usage"]["input_tokens"]

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options
 from tests.harness import serve
+from tests.model import RealModel
 
 AMBIGUOUS = 'start: ("a"?){20000} "a"{20000}'
 OPTIONAL = "a?" * 2000 + "a" * 2000
@@ -31,8 +30,10 @@ def pattern(source: str) -> dict[str, Any]:
     }
 
 
-async def test_expensive_grammars_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = LlamaEngine(Options(slots=1, context=512))
+async def test_expensive_grammars_are_refused_by_name(
+    real_model: RealModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = real_model.engine(slots=1, context=512)
     sent: list[bytes] = []
     complete = engine._api.complete
 

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options
-from tests.harness import TERMINAL, WEATHER, Socket, serve
+from tests.harness import TERMINAL, WEATHER, Socket
+from tests.model import ServeModel
 
 HEADER = {"OpenAI-Beta": "slipring_rollout=v1"}
 ASK: dict[str, Any] = {
@@ -44,9 +43,8 @@ def told(items: list[dict[str, Any]]) -> list[str]:
     return [item.get("arguments") or item["content"][0]["text"] for item in items if "output" not in item]
 
 
-async def test_it_says_the_same_and_reads_nothing_twice() -> None:
-    engine = LlamaEngine(Options(slots=1, context=2048))
-    async with serve(engine) as server, server.connect(headers=HEADER) as socket:
+async def test_it_says_the_same_and_reads_nothing_twice(llama: ServeModel) -> None:
+    async with llama(slots=1, context=2048) as server, server.connect(headers=HEADER) as socket:
         separate, last = await turn_by_turn(socket)
         together = await rolled_out(socket)
         assert told(together["output"]) == told(separate)

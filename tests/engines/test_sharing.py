@@ -16,7 +16,6 @@ from slipring.engines.llama.owners import Elsewhere, Embedded
 from slipring.engines.sharing import Borrowed, Share
 from slipring.errors import StartupError, Unavailable
 from tests.engines.test_llama import ASK, GREEDY, three_chains
-from tests.engines.test_llama_elsewhere import elsewhere
 from tests.harness import Running, serve
 from tests.server.raw import until
 
@@ -120,16 +119,17 @@ async def test_an_engine_that_hangs_is_ended_once_and_serves_all_users_again(
         assert owner.process.restarts == 1
 
 
-async def test_the_slots_of_a_server_elsewhere_are_divided_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with elsewhere(monkeypatch) as engine:
-        owner = Elsewhere(engine.options, 2)
-        users = [
-            LlamaEngine(engine.options, Borrowed(owner.share(number), owner.key, owner.suspect))
-            for number in range(2)
-        ]
-        assert [list(user._slots._all) for user in users] == [[0], [1]]
-        async with serve(users[1]) as server:
-            _, response = await server.post(input=ASK, **GREEDY)
-            assert response["output"]
-        with pytest.raises(StartupError, match="has 2 slots, and 3 workers need one each"):
-            Elsewhere(engine.options, 3)
+async def test_the_slots_of_a_server_elsewhere_are_divided_too(elsewhere: LlamaEngine) -> None:
+    options = elsewhere.options
+    owner = await asyncio.to_thread(Elsewhere, options, 2)
+
+    def user(number: int) -> LlamaEngine:
+        return LlamaEngine(options, Borrowed(owner.share(number), owner.key, owner.suspect))
+
+    users = [await asyncio.to_thread(user, number) for number in range(2)]
+    assert [list(each._slots._all) for each in users] == [[0, 2], [1]]
+    async with serve(users[1]) as server:
+        _, response = await server.post(input=ASK, **GREEDY)
+        assert response["output"]
+    with pytest.raises(StartupError, match="has 3 slots, and 4 workers need one each"):
+        await asyncio.to_thread(Elsewhere, options, 4)
