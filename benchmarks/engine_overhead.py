@@ -33,9 +33,9 @@ import msgspec
 from common import EXCHANGE_KB, Loop, Process, added, connected, growth, keep, slipring, started
 from instant_upstream import digest
 
-from slipring.engines.gguf import control_tokens
 from slipring.engines.llama.models import embedded_model, read_file
-from slipring.prompts.tokenizer import Tokenizer
+from slipring.engines.tokens.gguf_models import control_tokens
+from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol import wire
 
 TURNS = 25

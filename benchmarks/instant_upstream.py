@@ -26,7 +26,7 @@ from aiohttp import WSMsgType, web
 
 from slipring.engines.llama.models import embedded_model, read_file
 from slipring.engines.simulated.pace import Pace
-from slipring.prompts.tokenizer import Tokenizer
+from slipring.prompts.tokenization.tokenizer import Tokenizer
 
 _OUTPUT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _numbers = counting(1)

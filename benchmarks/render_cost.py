@@ -18,21 +18,21 @@ from typing import Any
 
 from common import keep, spread, verdict
 
-from slipring.core.beginning import intake_of
+from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Capabilities, Finished, Job, Model
 from slipring.core.limits import Limits
-from slipring.core.means import Means
-from slipring.core.stages import Stages
-from slipring.core.state import ResponseState
-from slipring.core.turn import Turn
+from slipring.core.ports import Means
+from slipring.core.session.turn_setup import intake_of
+from slipring.core.turn.stages import Stages
+from slipring.core.turn.turn import Turn
 from slipring.engines.llama.models import embedded_model, read_file
-from slipring.prompts.chatml import ChatMl
-from slipring.prompts.folding import FoldingRenderer
+from slipring.prompts.dialects.chatml import ChatMl
+from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
 from slipring.prompts.rendering import Rendered
-from slipring.prompts.tokenizer import Tokenizer
+from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.items import Item, read_item
 from slipring.protocol.requests import CreateRequest
-from slipring.server.sealing import KeyedSeal, new_key
+from slipring.server.access.seal_keys import KeyedSeal, new_key
 
 BUDGET = 1.5
 SIZES = (2_000, 8_000, 20_000, 75_000, 150_000)

@@ -39,16 +39,16 @@ from common import Process, keep, slipring, spread
 from databases import KINDS, places
 from render_cost import begun, exchange, item
 
+from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Finished
-from slipring.core.state import ResponseState
 from slipring.engines.llama.models import embedded_model, read_file
-from slipring.prompts.chatml import ChatMl
-from slipring.prompts.folding import FoldingRenderer
-from slipring.prompts.packing import RenderedPositions
+from slipring.prompts.dialects.chatml import ChatMl
+from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
 from slipring.prompts.rendering import Rendering
-from slipring.prompts.tokenizer import Tokenizer
+from slipring.prompts.rendering_codec import RenderedPositions
+from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.stores.catalog import open_database
-from slipring.stores.sql import SqlStore
+from slipring.stores.sql.store import SqlStore
 
 Figures = dict[str, list[float]]
 

@@ -18,7 +18,7 @@ from slipring.config import Config
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine, Level
-from slipring.server.run import Server
+from slipring.server.process.server import Server
 from slipring.stores.base import Store
 from tests import wire
 

@@ -58,7 +58,7 @@ class RealModel:
 
 @pytest.fixture(scope="session")
 def real_model() -> Iterator[RealModel]:
-    """The embedded model, loaded. A loop in another thread owns its child, because those of tests end sooner."""
+    """The embedded model, loaded. A loop in another thread owns its child: loops of tests end sooner."""
     owner = Embedded(WHOLE, *locate(WHOLE))
     with start_blocking_portal() as portal:
         portal.call(owner.start, lambda: None)

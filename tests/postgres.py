@@ -34,6 +34,8 @@ class Postgres:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
         self.url: str = handle.get_uri()
+        self.programs = str(handle.bin_path)
+        """The directory of ``psql`` and the server's other commands."""
 
     def restart_at_once(self) -> None:
         """As after a crash: nobody is told, nothing is finished, and it recovers when it starts."""

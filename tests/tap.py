@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 from openai.types.responses import Tool
 
-from slipring.server.outbox import Outbox
+from slipring.server.transports.outbox import Outbox
 from tests import wire
 
 _KNOWN_TOOLS = frozenset(

@@ -42,23 +42,23 @@ from pydantic import BaseModel
 
 import slipring
 from slipring import errors
-from slipring.core.actions import Action, Check, Load, Send, Start, Weigh
 from slipring.core.betas import Betas
-from slipring.core.cache import ConnectionCache
+from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
-from slipring.core.ledger import Ledger
 from slipring.core.limits import Limits
-from slipring.core.loaded import Joined, Loaded
-from slipring.core.means import Means
-from slipring.core.session import Session
+from slipring.core.ports import Means
+from slipring.core.session.actions import Action, Check, Load, Send, Start, Weigh
+from slipring.core.session.loaded import Joined, Loaded
+from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog, open_engine
-from slipring.engines.compiler import IN_THREAD
+from slipring.engines.constraints.compiler import IN_THREAD
 from slipring.errors import ApiError, UnsupportedParameter
 from slipring.protocol import events, items, requests, tools, wire
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import OutputItem, Response
-from slipring.server.http import read_create
-from slipring.server.sealing import KeyedSeal
+from slipring.server.access.seal_keys import KeyedSeal
+from slipring.server.transports.http import read_create
 from tests.api import Api
 from tests.harness import WEATHER, Running, serve
 

@@ -31,7 +31,7 @@ THEIRS = {
 ELSEWHERE = {
     "--config": "src/slipring/config.py",
     "--tenant": "src/slipring/keys/commands.py",
-    "SLIPRING_AFFINITY_SECRET": "src/slipring/engines/upstream.py",
+    "SLIPRING_AFFINITY_SECRET": "src/slipring/engines/remote/upstream.py",
 }
 LIMITS = Limits()
 LIFETIME_S = LIMITS.max_age_s + LIMITS.age_grace_s
@@ -111,8 +111,8 @@ def test_every_file_is_spoken_of() -> None:
     ],
 )
 def test_paths_that_are_asked_or_hidden_are_served(file: str, pattern: str) -> None:
-    routes = (ROOT / "src/slipring/server/app.py").read_text() + (
-        ROOT / "src/slipring/server/peers.py"
+    routes = (ROOT / "src/slipring/server/endpoints/app.py").read_text() + (
+        ROOT / "src/slipring/server/cluster/peers.py"
     ).read_text()
     for path in in_file(DEPLOY / file, pattern):
         assert f'"{path}"' in routes
@@ -170,7 +170,7 @@ def test_the_page_tells_the_defaults() -> None:
 
 
 def test_the_page_tells_how_many_connections_a_database_needs() -> None:
-    postgres = ROOT / "src/slipring/stores/postgres.py"
+    postgres = ROOT / "src/slipring/stores/databases/postgres.py"
     if not postgres.exists():
         pytest.skip("the PostgreSQL store is not here yet")
     (most,) = re.findall(r"^_POOL = (\d+)$", postgres.read_text(), re.MULTILINE)

@@ -15,22 +15,25 @@ from slipring import __version__
 from slipring.cli import build_parser
 from slipring.config import from_namespace
 from slipring.core.limits import Limits
-from slipring.engines import chat, responses, tokenserver
+from slipring.engines import chat, responses
 from slipring.engines.catalog import open_engine
 from slipring.engines.llama.options import Options, read_options
 from slipring.engines.options import reference
 from slipring.engines.simulated.options import Options as SimulatedOptions
 from slipring.engines.simulated.script import read_script
+from slipring.engines.tokens import token_server
 from tests.model import ServeModel
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+"""Their commands are run by ``tests/guides``."""
 READERS: dict[str, Callable[[str], Any]] = {
     "chat": chat.options.read_options,
     "llama": read_options,
     "responses": responses.options.read_options,
-    "sglang": partial(tokenserver.read_options, "sglang"),
-    "vllm": partial(tokenserver.read_options, "vllm"),
+    "sglang": partial(token_server.read_options, "sglang"),
+    "vllm": partial(token_server.read_options, "vllm"),
 }
 """Of engines whose models and servers need not be here for an example of them."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -100,14 +103,14 @@ def test_commands_exist(where: str, command: str) -> None:
 
 
 def test_links_within_the_project_lead_somewhere() -> None:
-    for page in PAGES:
+    for page in [*PAGES, *GUIDES]:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name} → {target}"
 
 
-def test_nothing_was_left_to_be_filled_in() -> None:
-    for page in PAGES:
+def test_no_placeholder_is_left() -> None:
+    for page in [*PAGES, *GUIDES]:
         assert "@@" not in page.read_text(), page
 
 
@@ -135,7 +138,7 @@ def test_the_changelog_knows_this_version() -> None:
 
 
 OPTIONS = [
-    *(Options, SimulatedOptions, tokenserver.Options),
+    *(Options, SimulatedOptions, token_server.Options),
     *(responses.options.Options, chat.options.Options),
 ]
 
@@ -153,9 +156,22 @@ def test_documented_scripts_play(tmp_path: Path) -> None:
         assert read_script(str(path)).next()
 
 
-def test_every_module_is_in_the_architecture_page() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    for path in (ROOT / "src" / "slipring").rglob("*.py"):
-        name = str(path.relative_to(ROOT / "src" / "slipring"))
-        if path.name not in ("__init__.py", "__main__.py"):
-            assert f"`{name}`" in page, f"docs/architecture.md does not mention {name}"
+def test_the_architecture_page_names_every_package() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    source = ROOT / "src" / "slipring"
+    for path in source.rglob("__init__.py"):
+        package = path.parent.relative_to(source)
+        has_parts = any(each.is_dir() and (each / "__init__.py").exists() for each in path.parent.iterdir())
+        if package.parts and package.parts[0] not in _WITHOUT_PARTS and not has_parts:
+            assert f"`{package.as_posix()}`" in page or f"`{package.name}`" in page, package
+
+
+_WITHOUT_PARTS = ("bench", "engines")
+"""Packages of which the page does not name every part."""
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "contributing.md", "dialects.md"])
+def test_files_that_pages_name_exist(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:[a-z_0-9]+/)+(?:[a-z_0-9]+\.py)?)`", text):
+        assert (ROOT / name).exists() or (ROOT / "src" / "slipring" / name).exists(), name

@@ -2,7 +2,7 @@
 
     cli → {server, chat, keys, openapi, bench} server → {engines, sandbox, stores, core, keys.token}
     keys → stores                              openapi → protocol
-    stores → {core, protocol}                  engines → {sandbox, prompts, core.{generation, head, limits},
+    stores → {core, protocol}                  engines → {sandbox, prompts, core.{generation, chain.head, limits},
                                                            protocol}
     chat, bench → nothing                      core → protocol → errors
     sandbox → errors
@@ -25,10 +25,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "rules": (),
     "config": ("core.limits", "models", "rules"),
     "reference": ("config",),
-    "prompts": ("errors", "protocol", "core.generation", "core.head", "prompts"),
+    "prompts": ("errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "sandbox": ("errors", "sandbox"),
     "engines": (
-        *("errors", "protocol", "core.generation", "core.head", "core.limits"),
+        *("errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
         *("prompts", "sandbox", "engines"),
     ),
     "stores": ("errors", "protocol", "core", "stores"),

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from slipring.cli import main
 from slipring.openapi.operations import OPERATIONS, Operation
 from slipring.protocol.items import CARRIED_TYPES
-from slipring.server import peers
+from slipring.server.cluster import peers
 from tests.described import DOCUMENT, check_answer, complaints, validator
 from tests.harness import WEATHER, Running, serve
 from tests.protocol.test_items import GOOD

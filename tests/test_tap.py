@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.server.outbox import Outbox
+from slipring.server.transports.outbox import Outbox
 
 ERROR = (
     b'{"type":"error","sequence_number":0,"status":400,"error":'

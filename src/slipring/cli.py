@@ -30,11 +30,11 @@ from slipring.errors import StartupError
 from slipring.keys import commands as keys
 from slipring.openapi.document import document
 from slipring.progress import Loading
-from slipring.server.orders import Serving
-from slipring.server.run import Server
-from slipring.server.runtime import loop_factory, set_up_logging
-from slipring.server.stopping import MEANINGLESS, ignore
-from slipring.server.supervisor import Supervisor, engine_names, refuse_private_store
+from slipring.server.process.runtime import loop_factory, set_up_logging
+from slipring.server.process.server import Server
+from slipring.server.process.shutdown import MEANINGLESS, ignore
+from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
+from slipring.server.process.worker_messages import Serving
 
 USAGE_ERROR = 2
 STARTUP_ERROR = 3

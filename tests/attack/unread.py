@@ -6,15 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from tests.attack.limits import MIB, SLACK_DESCRIPTORS
-from tests.attack.sockets import (
-    GONE,
-    Socket,
-    connect,
-    connections,
-    json_lines,
-    request_head,
-    websockets,
-)
+from tests.attack.sockets import GONE, Socket, connect, connections, json_lines, request_head, websockets
 from tests.attack.stage import Registry, Stage
 
 attack = Registry("unread", peak_mib=768, event_ms=1000)

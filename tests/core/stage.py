@@ -13,7 +13,16 @@ from typing import Any
 
 from msgspec import Raw, structs
 
-from slipring.core.actions import (
+from slipring.core.betas import NONE, Betas
+from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.head import Head
+from slipring.core.chain.sealed_items import BrokenSeal
+from slipring.core.chain.state import Carry, ResponseState
+from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
+from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
+from slipring.core.limits import Limits
+from slipring.core.ports import Means
+from slipring.core.session.actions import (
     Action,
     Cancel,
     Check,
@@ -26,18 +35,9 @@ from slipring.core.actions import (
     Start,
     Weigh,
 )
-from slipring.core.betas import NONE, Betas
-from slipring.core.cache import ConnectionCache, SharedScopes
-from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
-from slipring.core.head import Head
-from slipring.core.ledger import Ledger
-from slipring.core.limits import Limits
-from slipring.core.loaded import Loaded
-from slipring.core.means import Means
-from slipring.core.sealing import BrokenSeal
-from slipring.core.session import Session
-from slipring.core.state import Carry, ResponseState
-from slipring.core.turn import Turn
+from slipring.core.session.loaded import Loaded
+from slipring.core.session.session import Session
+from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, ModelNotFound, ServerError
 from slipring.protocol import wire
 from slipring.protocol.items import Item, user_message

@@ -8,19 +8,7 @@ from aiohttp import web
 
 from slipring.engines.chat import ChatEngine
 from slipring.engines.chat.options import Options
-from tests.engines.partner import (
-    Call,
-    Deny,
-    Garbage,
-    HangUp,
-    Partner,
-    Refuse,
-    Say,
-    Stall,
-    Step,
-    Stop,
-    Think,
-)
+from tests.engines.partner import Call, Deny, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
 
 
 class Hung(Exception):

@@ -1,6 +1,6 @@
 """Texts held against grammars."""
 
-from slipring.engines.grammars import Proof, matcher
+from slipring.engines.constraints.tool_grammars import Proof, matcher
 from slipring.protocol.grammars import Grammar
 
 STATES = 10_000

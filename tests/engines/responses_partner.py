@@ -19,19 +19,7 @@ from slipring.engines.base import Engine
 from slipring.engines.responses import ResponsesEngine
 from slipring.engines.responses.options import Options
 from tests import wire
-from tests.engines.partner import (
-    Call,
-    Deny,
-    Garbage,
-    HangUp,
-    Partner,
-    Refuse,
-    Say,
-    Stall,
-    Step,
-    Stop,
-    Think,
-)
+from tests.engines.partner import Call, Deny, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
 
 Json = dict[str, Any]
 Emit = Callable[[Json], Awaitable[None]]

@@ -77,7 +77,7 @@ class SglangPartner(TokenPartner):
         return [event, "[DONE]"] if chunk.reason else [event]
 
     async def _models(self, request: web.Request) -> web.Response:
-        card = {"id": "smollm2", "object": "model", "owned_by": "sglang", "root": "smollm2"}
+        card = {"id": self.model_name, "object": "model", "owned_by": "sglang", "root": "smollm2"}
         return web.json_response({"object": "list", "data": [{**card, "max_model_len": CONTEXT}]})
 
     async def _model_info(self, request: web.Request) -> web.Response:

@@ -11,7 +11,7 @@ from slipring.config import ConfigError, load
 from slipring.core.generation import Defaults
 from slipring.engines.catalog import Catalog, Entry, open_engine
 from slipring.errors import ModelNotFound, StartupError
-from slipring.server.run import Server
+from slipring.server.process.server import Server
 from tests.harness import PuppetEngine, Running, serve
 
 FAST = "simulated:tokens_per_s=0,output_tokens=3"

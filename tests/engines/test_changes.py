@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 
 from slipring.config import load
-from slipring.server.run import Server
+from slipring.server.process.server import Server
 from tests.engines.chat_partner import ChatPartner
 from tests.engines.partner import Call, Say, Stop
 from tests.harness import WEATHER, Running

@@ -8,11 +8,11 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
+from slipring.core.chain.head import Head
+from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Settings
-from slipring.core.head import Head
-from slipring.core.state import ResponseState
 from slipring.engines.base import Engine, Level
-from slipring.engines.estimates import _weight, estimated_tokens
+from slipring.engines.remote.estimates import _weight, estimated_tokens
 from slipring.engines.simulated import open_simulated
 from slipring.protocol import wire
 from slipring.protocol.items import read_item, user_message

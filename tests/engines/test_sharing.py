@@ -15,7 +15,7 @@ from slipring.engines.llama.options import Options
 from slipring.engines.llama.owners import Elsewhere, Embedded
 from slipring.engines.sharing import Borrowed, Share
 from slipring.errors import StartupError, Unavailable
-from tests.engines.test_llama import ASK, GREEDY, three_chains
+from tests.engines.llama.test_llama import ASK, GREEDY, three_chains
 from tests.harness import Running, serve
 from tests.server.raw import until
 

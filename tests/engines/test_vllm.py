@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from slipring.engines.catalog import KINDS, open_engine
-from slipring.engines.tokenserver import read_options
+from slipring.engines.tokens.token_server import read_options
 from slipring.engines.vllm import VllmEngine
 from slipring.errors import InvalidRequest, StartupError, Unavailable
-from slipring.prompts.folding import FoldingRenderer
+from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
 from tests.engines.partner import Call, Refuse, Say, Stop
 from tests.engines.test_contract import text_of
 from tests.engines.token_partner import END, TEMPLATE, TOKENIZER, Ids, decoded, tokenizer_directory

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 
-from slipring.engines.tokenserver import Options, TokenServer
+from slipring.engines.tokens.token_server import Options, TokenServer
 from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
 from tests.prompts.vocabulary import smollm2
 
@@ -40,6 +40,7 @@ def _directory() -> TemporaryDirectory[str]:
     Path(directory.name, "tokenizer.json").write_text(json.dumps(described))
     config = {"chat_template": TEMPLATE, "eos_token": {"content": "<|im_end|>"}}
     Path(directory.name, "tokenizer_config.json").write_text(json.dumps(config))
+    Path(directory.name, "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_p": 0.95}))
     return directory
 
 
@@ -78,6 +79,10 @@ class TokenPartner(Partner):
     path: ClassVar[str]
     prompt_field: ClassVar[str]
 
+    port = 0
+    """Where it listens; 0: on any free port."""
+    model_name = "smollm2"
+
     def __init__(self) -> None:
         super().__init__()
         self.prompts: list[list[int]] = []
@@ -87,7 +92,7 @@ class TokenPartner(Partner):
         self.url = ""
 
     def options(self, **options: Any) -> Options:
-        known = {"tokenizer": tokenizer_directory(), "model": "smollm2", "context": CONTEXT}
+        known = {"tokenizer": tokenizer_directory(), "model": self.model_name, "context": CONTEXT}
         return Options(url=self.url, **{**known, **options})
 
     def engine(self, **options: Any) -> TokenServer:
@@ -99,7 +104,7 @@ class TokenPartner(Partner):
         app.add_routes(self.routes())
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 

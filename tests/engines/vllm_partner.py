@@ -61,7 +61,7 @@ class VllmPartner(TokenPartner):
         return events
 
     async def _models(self, request: web.Request) -> web.Response:
-        card = {"id": "smollm2", "object": "model", "owned_by": "vllm", "root": "HuggingFaceTB/SmolLM2"}
+        card = {"id": self.model_name, "object": "model", "owned_by": "vllm", "root": "HuggingFaceTB/SmolLM2"}
         return web.json_response({"object": "list", "data": [{**card, "max_model_len": CONTEXT}]})
 
     async def _tokenize(self, request: web.Request) -> web.Response:

@@ -13,9 +13,9 @@ import pytest
 
 from tests.harness import FAST, PuppetEngine, Running, serve
 from tests.nodes.pairs import node_of, pair
+from tests.server.cluster.test_parking import TWO_TENANTS, chain, cut
 from tests.server.issuing import bearer
-from tests.server.test_parking import TWO_TENANTS, chain, cut
-from tests.server.test_workers import look
+from tests.server.process.test_workers import look
 from tests.test_cli import FAST as FAST_FLAGS
 from tests.test_cli import Process, launched
 

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from slipring.core.chain.head import Head
+from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Job, Settings
-from slipring.core.head import Head
-from slipring.core.state import Carry, ResponseState
-from slipring.prompts.chatml import ChatMl
-from slipring.prompts.dialect import Block
-from slipring.prompts.folding import FoldingRenderer
+from slipring.prompts.dialects.chatml import ChatMl
+from slipring.prompts.dialects.dialect import Block
+from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
 from slipring.prompts.rendering import Body, Preface, Rendered, Step, empty
-from slipring.prompts.room import Room
+from slipring.prompts.tokenization.token_budget import Room
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Offer, Toolset

@@ -15,12 +15,12 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-from slipring.prompts.chatml import ChatMl
-from slipring.prompts.dialect import Dialect
-from slipring.prompts.folding import FoldingRenderer
-from slipring.prompts.gguf import read_metadata
-from slipring.prompts.llama3 import Llama3
-from slipring.prompts.tokenizer import Tokenizer
+from slipring.prompts.dialects.chatml import ChatMl
+from slipring.prompts.dialects.dialect import Dialect
+from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.dialects.llama3 import Llama3
+from slipring.prompts.tokenization.gguf_metadata import read_metadata
+from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.items import Item, read_item
 
 CHATML_CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

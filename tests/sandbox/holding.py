@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from slipring.engines import grammars
+from slipring.engines.constraints import tool_grammars
 
 HOLD = "hold "
 
@@ -16,4 +16,4 @@ def check_grammar(syntax: str, definition: str, max_states: int) -> str | None:
         return None
     if definition == "crash":
         os.abort()
-    return grammars.check_grammar(syntax, definition, max_states)
+    return tool_grammars.check_grammar(syntax, definition, max_states)

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from slipring.errors import InvalidRequest, RateLimited, ServerError, Unavailable
-from slipring.sandbox.bounds import MIB, Bounds
-from slipring.sandbox.cache import Cache
-from slipring.sandbox.client import InThread, Sandbox, TooExpensive
-from slipring.sandbox.messages import Done
+from slipring.sandbox.compile_limits import MIB, Bounds
+from slipring.sandbox.outcome_cache import Cache
+from slipring.sandbox.pipe_messages import Done
 from slipring.sandbox.queue import FairQueue
+from slipring.sandbox.sandbox import InThread, Sandbox, TooExpensive
 from slipring.sandbox.tasks import TASKS
 
 NAMES = "echo count hold spin repeat allocate retain crash leave refuse fail nest chatter whoami".split()
@@ -283,8 +283,8 @@ async def test_a_child_knows_nothing_of_the_server(sandbox: Sandbox, monkeypatch
 
 PARENT = """
 import asyncio, os, signal
-from slipring.sandbox.client import Sandbox
-from slipring.sandbox.bounds import Bounds
+from slipring.sandbox.sandbox import Sandbox
+from slipring.sandbox.compile_limits import Bounds
 
 async def main():
     sandbox = Sandbox(Bounds(), {"echo": "tests.sandbox.tasks"})

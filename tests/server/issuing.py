@@ -10,7 +10,7 @@ import pytest
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine
 from slipring.keys.token import Token
-from slipring.server import upkeep
+from slipring.server.cluster import maintenance
 from slipring.stores.base import Key, Store
 from slipring.stores.catalog import open_store
 from tests.harness import FAST, Running, serve
@@ -28,7 +28,7 @@ async def serve_stored(path: Path, engine: str | Engine = FAST, **settings: Any)
     """A server on the store of this directory. For its quotas, time stands still, and it compares notes with
     the store only when it is told to, and when it stops."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(upkeep, "_NOTES_S", 3600.0)
+        patch.setattr(maintenance, "_NOTES_S", 3600.0)
         async with serve(engine, store=stored(path), **settings) as server:
             server.service.quotas.now = lambda: NOW
             yield server

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.engines import grammars
+from slipring.engines.constraints import tool_grammars
 from slipring.engines.simulated import documents, inputs
 from slipring.sandbox.tasks import TASKS
 from tests.harness import FAST, PuppetEngine, Running, serve
@@ -192,7 +192,7 @@ async def test_the_children_end_with_the_server(held: Path) -> None:
 async def test_the_loop_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither grammars that are checked and followed, nor inputs and documents that are made up."""
     threads: list[int] = []
-    read = grammars._reader
+    read = tool_grammars._reader
 
     def reader(text: str, max_states: int) -> Any:
         threads.append(threading.get_ident())
@@ -201,9 +201,9 @@ async def test_the_loop_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     def here(*_: Any) -> Any:
         raise AssertionError("compiled in the process that serves")
 
-    monkeypatch.setattr(grammars, "_reader", reader)
-    monkeypatch.setattr(grammars, "check_grammar", here)
-    monkeypatch.setattr(grammars, "invalid", here)
+    monkeypatch.setattr(tool_grammars, "_reader", reader)
+    monkeypatch.setattr(tool_grammars, "check_grammar", here)
+    monkeypatch.setattr(tool_grammars, "invalid", here)
     monkeypatch.setattr(documents, "draft_document", here)
     monkeypatch.setattr(inputs, "draft_input", here)
     async with shared() as server:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slipring.stores.catalog import open_database
-from slipring.stores.sql import SqlStore
+from slipring.stores.sql.store import SqlStore
 
 KINDS = ("memory", "sqlite", "postgresql")
 DURABLE = ("sqlite", "postgresql")

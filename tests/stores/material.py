@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from msgspec import Raw, structs
 
-from slipring.core import naming
-from slipring.core.head import Head
-from slipring.core.state import Carry, Position, ResponseState
+from slipring.core.chain import item_ids
+from slipring.core.chain.head import Head
+from slipring.core.chain.state import Carry, Position, ResponseState
 from slipring.protocol import wire
 from slipring.protocol.items import Item, user_message
 from slipring.protocol.responses import Response
@@ -39,7 +39,7 @@ def state(
     """A response with one message in its output; what is not told is the parent's."""
     bare = node(name, parent)
     head = head or bare.head
-    output = (message(naming.output_id("message", name, 0), f"I am {name}"),)
+    output = (message(item_ids.output_id("message", name, 0), f"I am {name}"),)
     response = structs.replace(
         bare.response,
         instructions=head.instructions_json,

@@ -5,9 +5,9 @@ import itertools
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipring.core.head import Head
-from slipring.core.state import Carry, OpenCall, ResponseState
-from slipring.stores.sql import SqlStore
+from slipring.core.chain.head import Head
+from slipring.core.chain.state import Carry, OpenCall, ResponseState
+from slipring.stores.sql.store import SqlStore
 from tests.stores.conftest import Place
 from tests.stores.material import HEAD, TokenPositions, Tokens, same, state
 

@@ -8,11 +8,11 @@ import pytest
 
 from slipring.core.limits import Limits
 from slipring.errors import StartupError
-from slipring.stores import schema
 from slipring.stores.base import RunEvent
 from slipring.stores.catalog import default_file, open_store
-from slipring.stores.database import Statement
-from slipring.stores.sql import SqlStore
+from slipring.stores.databases.database import Statement
+from slipring.stores.sql import schema
+from slipring.stores.sql.store import SqlStore
 from tests.stores.conftest import Place
 from tests.stores.material import HEAD, TokenPositions, Tokens, chain, response, same, state
 
@@ -47,7 +47,7 @@ def test_what_postgresql_needs_is_named_when_it_is_missing(monkeypatch: pytest.M
     real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:
-        if name == "slipring.stores.postgres":
+        if name == "slipring.stores.databases.postgres":
             raise ModuleNotFoundError(name="asyncpg")
         return real(name, *rest)
 

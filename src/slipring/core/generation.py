@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 
 from msgspec import Raw, Struct, field, structs
 
-from slipring.core.head import Head
-from slipring.core.state import Position, ResponseState
+from slipring.core.chain.head import Head
+from slipring.core.chain.state import Position, ResponseState
 from slipring.protocol.items import Effort, Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.responses import Logprob

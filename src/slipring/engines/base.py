@@ -14,8 +14,8 @@ from msgspec import structs
 
 from slipring.core.generation import Delta, Finished, Job, Model
 from slipring.core.limits import Limits
-from slipring.engines.compiler import IN_THREAD, Compiler
-from slipring.engines.tokenizing import Tokenizing
+from slipring.engines.constraints.compiler import IN_THREAD, Compiler
+from slipring.engines.tokens.tokenizing import Tokenizing
 
 
 class Level(Enum):

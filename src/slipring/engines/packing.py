@@ -3,13 +3,13 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slipring.prompts.packing import RenderedPositions
+    from slipring.prompts.rendering_codec import RenderedPositions
 
 
 def positions() -> "RenderedPositions | None":
     """None where what token engines need is not installed: then nobody leaves a position worth keeping."""
     try:
-        from slipring.prompts.packing import RenderedPositions
+        from slipring.prompts.rendering_codec import RenderedPositions
     except ModuleNotFoundError:
         return None
     return RenderedPositions()

@@ -9,15 +9,23 @@ import msgspec
 from msgspec import Struct
 
 from slipring.core.generation import Job, Settings
-from slipring.engines.bodies import spliced
-from slipring.engines.constraint import Constraint
-from slipring.engines.renderers import Manner, read_tokenizer
-from slipring.engines.tokens import Piece, sampling
-from slipring.engines.tokenserver import Fault, Reader, Request, Served, TokenServer, failure, reason_of
-from slipring.engines.upstream import tenant_salt
+from slipring.engines.constraints.constraint import Constraint
+from slipring.engines.remote.body_splicing import spliced
+from slipring.engines.remote.upstream import tenant_salt
+from slipring.engines.tokens.renderers import Manner, read_tokenizer
+from slipring.engines.tokens.token_answer import Piece, sampling
+from slipring.engines.tokens.token_server import (
+    Fault,
+    Reader,
+    Request,
+    Served,
+    TokenServer,
+    failure,
+    reason_of,
+)
 from slipring.errors import ServerError, StartupError
 from slipring.prompts.rendering import Rendered
-from slipring.prompts.tokenizer import Vocabulary
+from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
 

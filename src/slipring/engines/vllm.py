@@ -11,17 +11,25 @@ import msgspec
 from msgspec import Raw, Struct
 
 from slipring.core.generation import Job, Settings
-from slipring.engines.bodies import spliced
-from slipring.engines.constraint import Constraint
-from slipring.engines.questions import ask
-from slipring.engines.renderers import Manner, read_tokenizer
-from slipring.engines.tokens import Piece, sampling
-from slipring.engines.tokenserver import Fault, Reader, Request, Served, TokenServer, failure, reason_of
-from slipring.engines.upstream import tenant_salt
-from slipring.engines.vocabularies import MARKS, AskedVocabulary, apart, starts_of, tokenizing
+from slipring.engines.constraints.constraint import Constraint
+from slipring.engines.remote.body_splicing import spliced
+from slipring.engines.remote.startup_queries import ask
+from slipring.engines.remote.upstream import tenant_salt
+from slipring.engines.tokens.remote_vocabulary import MARKS, AskedVocabulary, apart, starts_of, tokenizing
+from slipring.engines.tokens.renderers import Manner, read_tokenizer
+from slipring.engines.tokens.token_answer import Piece, sampling
+from slipring.engines.tokens.token_server import (
+    Fault,
+    Reader,
+    Request,
+    Served,
+    TokenServer,
+    failure,
+    reason_of,
+)
 from slipring.errors import InvalidRequest, ServerError, StartupError, Unavailable
 from slipring.prompts.rendering import Rendered
-from slipring.prompts.tokenizer import Vocabulary
+from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
 

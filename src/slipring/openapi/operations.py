@@ -1,6 +1,6 @@
 """The operations of the API: what each takes, what it answers, and how it may fail.
 
-One row for each route of ``server/app.py``; a test holds the two against each other.
+One row for each route of ``server/endpoints/app.py``; a test holds the two against each other.
 """
 
 from typing import Any
@@ -8,14 +8,14 @@ from typing import Any
 from msgspec import Struct
 
 from slipring.openapi.schemas import Schema
-from slipring.protocol.compact import CompactRequest, Window
-from slipring.protocol.conversations import (
+from slipring.protocol.endpoints.compact import CompactRequest, Window
+from slipring.protocol.endpoints.conversations import (
     AddItems,
     ConversationObject,
     CreateConversation,
     UpdateConversation,
 )
-from slipring.protocol.objects import (
+from slipring.protocol.endpoints.small_objects import (
     DeletedConversation,
     DeletedResponse,
     Health,

@@ -10,12 +10,22 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, inspect, structs
 
-from slipring.protocol.compact import CompactRequest, Window
-from slipring.protocol.conversations import (
+from slipring.protocol.endpoints.compact import CompactRequest, Window
+from slipring.protocol.endpoints.conversations import (
     AddItems,
     ConversationObject,
     CreateConversation,
     UpdateConversation,
+)
+from slipring.protocol.endpoints.small_objects import (
+    DeletedConversation,
+    DeletedResponse,
+    Health,
+    InputTokens,
+    ItemPage,
+    ModelList,
+    ModelObject,
+    TurnList,
 )
 from slipring.protocol.events import (
     AppendFailed,
@@ -35,16 +45,6 @@ from slipring.protocol.items import (
     TextUpdate,
     ToolSearchCall,
     ToolSearchOutput,
-)
-from slipring.protocol.objects import (
-    DeletedConversation,
-    DeletedResponse,
-    Health,
-    InputTokens,
-    ItemPage,
-    ModelList,
-    ModelObject,
-    TurnList,
 )
 from slipring.protocol.requests import (
     ConversationRef,

@@ -13,11 +13,11 @@ from itertools import chain
 
 from msgspec import Struct
 
+from slipring.core.chain.head import Head
 from slipring.core.generation import Job
-from slipring.core.head import Head
-from slipring.prompts.parser import CallFormat
-from slipring.prompts.room import BOUNDLESS, Encoder, Room, TooManyTokens
-from slipring.prompts.tokenizer import Vocabulary
+from slipring.prompts.parsing.parser import CallFormat
+from slipring.prompts.tokenization.token_budget import BOUNDLESS, Encoder, Room, TooManyTokens
+from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.items import Item, kept_tools
 from slipring.protocol.requests import TextFormat

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from slipring.errors import InvalidRequest
-from slipring.sandbox import messages
-from slipring.sandbox.messages import (
+from slipring.sandbox import pipe_messages
+from slipring.sandbox.pipe_messages import (
     LENGTH_BYTES,
     Answer,
     Broken,
@@ -43,11 +43,11 @@ def main() -> None:
     first = _read(calls)
     if first is None:
         return
-    orders = messages.orders.decode(first)
+    orders = pipe_messages.orders.decode(first)
     _bound(orders)
-    _write(answers, messages.encode(Ready()))
+    _write(answers, pipe_messages.encode(Ready()))
     while (data := _read(calls)) is not None:
-        _write(answers, _answer(messages.call.decode(data), orders))
+        _write(answers, _answer(pipe_messages.call.decode(data), orders))
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -92,7 +92,7 @@ def _read(pipe: BinaryIO) -> bytes | None:
 
 def _write(pipe: BinaryIO, data: bytes) -> None:
     try:
-        pipe.write(messages.framed(data))
+        pipe.write(pipe_messages.framed(data))
         pipe.flush()
     except BrokenPipeError:
         os._exit(0)  # the parent is gone
@@ -102,14 +102,16 @@ def _answer(call: Call, orders: Orders) -> bytes:
     """The outcome of a call, as a message."""
     try:
         outcome = _run(_found(call.task, orders), call.arguments, orders.timeout_s)
-        data = messages.encode(Answer(outcome, _has_grown(orders)))
+        data = pipe_messages.encode(Answer(outcome, _has_grown(orders)))
     except MemoryError:
-        return messages.encode(Answer(Exceeded(out_of_memory(orders.memory_bytes)), has_grown=True))
+        return pipe_messages.encode(Answer(Exceeded(out_of_memory(orders.memory_bytes)), has_grown=True))
     except Exception:
-        return messages.encode(Answer(Broken(traceback.format_exc()[-_LONGEST_TRACEBACK:]), has_grown=False))
+        return pipe_messages.encode(
+            Answer(Broken(traceback.format_exc()[-_LONGEST_TRACEBACK:]), has_grown=False)
+        )
     if len(data) > orders.result_bytes:
         outcome = Exceeded(f"expands to more than {orders.result_bytes} bytes (max_compiled_bytes)")
-        return messages.encode(Answer(outcome, has_grown=True))
+        return pipe_messages.encode(Answer(outcome, has_grown=True))
     return data
 
 

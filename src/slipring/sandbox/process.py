@@ -12,9 +12,9 @@ import sys
 from collections.abc import Mapping
 
 from slipring.errors import Unavailable
-from slipring.sandbox import messages
-from slipring.sandbox.bounds import Bounds
-from slipring.sandbox.messages import LENGTH_BYTES, Answer, Exceeded, Orders, Outcome, Report
+from slipring.sandbox import pipe_messages
+from slipring.sandbox.compile_limits import Bounds
+from slipring.sandbox.pipe_messages import LENGTH_BYTES, Answer, Exceeded, Orders, Outcome, Report
 
 log = logging.getLogger("slipring")
 
@@ -86,7 +86,7 @@ class Process:
             raise _unavailable(str(error)) from None
         orders = Orders(dict(self._tasks), bounds.timeout_s, bounds.memory_bytes, bounds.call_bytes)
         async with asyncio.timeout(_START_TIMEOUT_S):
-            if await _ask(child, messages.encode(orders)) is None:
+            if await _ask(child, pipe_messages.encode(orders)) is None:
                 await self.end()
                 raise _unavailable("it ended at once")
         return child
@@ -117,12 +117,12 @@ async def _ask(child: asyncio.subprocess.Process, data: bytes) -> Report | None:
     assert child.stdin is not None
     assert child.stdout is not None
     try:
-        child.stdin.write(messages.framed(data))
+        child.stdin.write(pipe_messages.framed(data))
         await child.stdin.drain()
         size = int.from_bytes(await child.stdout.readexactly(LENGTH_BYTES), "big")
         if size > _LONGEST_REPORT_BYTES:
             return None
-        return messages.report.decode(await child.stdout.readexactly(size))
+        return pipe_messages.report.decode(await child.stdout.readexactly(size))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
 

@@ -7,9 +7,9 @@ their names.
 from collections.abc import Mapping
 
 TASKS: Mapping[str, str] = {
-    "check_grammar": "slipring.engines.grammars",
+    "check_grammar": "slipring.engines.constraints.tool_grammars",
     "draft_document": "slipring.engines.simulated.documents",
     "draft_input": "slipring.engines.simulated.inputs",
-    "write_constraint": "slipring.engines.constraint",
-    "write_grammar": "slipring.engines.llama.grammar",
+    "write_constraint": "slipring.engines.constraints.constraint",
+    "write_grammar": "slipring.engines.llama.answer_grammar",
 }

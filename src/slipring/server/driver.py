@@ -13,8 +13,10 @@ from typing import Any, Protocol
 
 from msgspec import structs
 
-from slipring.core import naming
-from slipring.core.actions import (
+from slipring.core.chain import item_ids
+from slipring.core.chain.state import ResponseState
+from slipring.core.generation import Job
+from slipring.core.session.actions import (
     Action,
     Cancel,
     Check,
@@ -27,21 +29,19 @@ from slipring.core.actions import (
     Start,
     Weigh,
 )
-from slipring.core.generation import Job
-from slipring.core.loaded import Joined, Loaded
-from slipring.core.session import Session
-from slipring.core.state import ResponseState
-from slipring.core.turn import Turn
-from slipring.engines import bounds
+from slipring.core.session.loaded import Joined, Loaded
+from slipring.core.session.session import Session
+from slipring.core.turn.turn import Turn
+from slipring.engines.constraints import call_limits
 from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.protocol.timing import TurnReport
-from slipring.server import padding
-from slipring.server.auth import Caller
+from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now
+from slipring.server.cluster.state_lookup import States
 from slipring.server.service import Service
-from slipring.server.states import States
+from slipring.server.transports import padding
 from slipring.stores.base import Appended, LeaseLost, Tenure
 
 log = logging.getLogger("slipring")
@@ -224,7 +224,7 @@ class Driver:
         session, flush = self.session, self.sink.flush
         send = padding.telling(turn.request, self.sink.send)
         engine = self.service.catalog.engine_of(job.model)
-        async with aclosing(bounds.generate(engine, job)) as batches:
+        async with aclosing(call_limits.generate(engine, job)) as batches:
             async for deltas in batches:
                 send(session.deltas(turn, deltas))
                 if (waiting := flush()) is not None:
@@ -259,7 +259,7 @@ def _in_force(items: tuple[Item, ...]) -> tuple[Item, ...]:
     """What a conversation's context is, from all of its items: a compaction that a response has made stands
     for everything before it."""
     for index in range(len(items) - 1, -1, -1):
-        place = naming.place_of(items[index].id or "")
+        place = item_ids.place_of(items[index].id or "")
         if items[index].type == "compaction" and place is not None and not place.of_input:
             return items[index:]
     return items
@@ -267,5 +267,5 @@ def _in_force(items: tuple[Item, ...]) -> tuple[Item, ...]:
 
 def _lasting_id(item: Item, response_id: str, index: int) -> str:
     """An id that no other item of a conversation has. Those that clients make up may come again."""
-    is_ours = item.id is not None and naming.place_of(item.id) is not None
-    return item.id if is_ours and item.id else naming.place_id(item, response_id, index)
+    is_ours = item.id is not None and item_ids.place_of(item.id) is not None
+    return item.id if is_ours and item.id else item_ids.place_id(item, response_id, index)

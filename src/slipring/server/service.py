@@ -12,31 +12,31 @@ from msgspec import UNSET
 
 from slipring.config import Config
 from slipring.core.betas import NONE, Betas
-from slipring.core.cache import ConnectionCache, NoMemory, SharedScopes
-from slipring.core.ledger import Ledger
-from slipring.core.means import Means, Mint
-from slipring.core.sealing import Seal
-from slipring.core.session import Session
-from slipring.core.state import Positions
+from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.sealed_items import Seal
+from slipring.core.chain.state import Positions
+from slipring.core.chain.state_cache import ConnectionCache, NoMemory, SharedScopes
+from slipring.core.ports import Means, Mint
+from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
-from slipring.engines.compiler import Compiler
+from slipring.engines.constraints.compiler import Compiler
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.timing import TurnReport
-from slipring.sandbox.bounds import Bounds
-from slipring.sandbox.client import Sandbox
-from slipring.server.alarms import Alarms
-from slipring.server.auth import Caller, Keyring
+from slipring.sandbox.compile_limits import Bounds
+from slipring.sandbox.sandbox import Sandbox
+from slipring.server.access.auth import Caller, Keyring
+from slipring.server.access.model_permissions import Permitted, Selection
+from slipring.server.access.quotas import Quotas
+from slipring.server.access.seal_keys import KeyedSeal, new_key
+from slipring.server.client_timers import Alarms
 from slipring.server.clock import clock, now, shared_now
-from slipring.server.connections import Connections
-from slipring.server.descriptors import raise_limit, room_for_connections
-from slipring.server.ids import minter, new_node_id
-from slipring.server.parking import Parking
-from slipring.server.peers import Peers
-from slipring.server.permissions import Permitted, Selection
-from slipring.server.quotas import Quotas
-from slipring.server.reading import Reading
-from slipring.server.retrieving import Retrieving
-from slipring.server.sealing import KeyedSeal, new_key
+from slipring.server.cluster.ids import minter, new_node_id
+from slipring.server.cluster.parking import Parking
+from slipring.server.cluster.peers import Peers
+from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
+from slipring.server.connections.registry import Connections
+from slipring.server.endpoints.retrieval_slots import Retrieving
+from slipring.server.request_decoding import Reading
 from slipring.stores.base import Store
 
 log = logging.getLogger("slipring")

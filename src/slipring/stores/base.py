@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from slipring.core.state import ResponseState
+from slipring.core.chain.state import ResponseState
 from slipring.protocol.items import Item
 from slipring.protocol.responses import Response, Status
 

@@ -3,13 +3,13 @@
 import os
 from pathlib import Path
 
+from slipring.core.chain.state import Positions
 from slipring.core.limits import Limits
-from slipring.core.state import Positions
 from slipring.errors import StartupError
 from slipring.stores.base import Store
-from slipring.stores.database import Database
-from slipring.stores.sql import SqlStore
-from slipring.stores.sqlite import SqliteDatabase
+from slipring.stores.databases.database import Database
+from slipring.stores.databases.sqlite import SqliteDatabase
+from slipring.stores.sql.store import SqlStore
 
 KNOWN = "memory, sqlite, sqlite:PATH, postgresql://…"
 
@@ -48,7 +48,7 @@ def open_database(spec: str) -> Database:
 
 def _postgres(url: str) -> Database:
     try:
-        from slipring.stores.postgres import PostgresDatabase
+        from slipring.stores.databases.postgres import PostgresDatabase
     except ModuleNotFoundError as error:
         extra = "pip install 'slipring[postgres]'"
         raise StartupError(f"--store postgresql: {error.name} is not installed ({extra})") from None

@@ -12,16 +12,16 @@ from msgspec import structs
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.batches import read_each
 from slipring.engines.chat.answer import Answer
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.models import model_names
 from slipring.engines.chat.options import Options, read_options
-from slipring.engines.chat.requests import Request, write_request
-from slipring.engines.cutting import Cut
-from slipring.engines.estimates import estimated_tokens
-from slipring.engines.gate import Gate
-from slipring.engines.upstream import Upstream
+from slipring.engines.chat.request_body import Request, write_request
+from slipring.engines.remote.admission import Gate
+from slipring.engines.remote.batches import read_each
+from slipring.engines.remote.cutting import Cut
+from slipring.engines.remote.estimates import estimated_tokens
+from slipring.engines.remote.upstream import Upstream
 from slipring.errors import InvalidRequest, RateLimited, ServerError
 
 _PATH = "/chat/completions"

@@ -6,11 +6,11 @@ import msgspec
 from msgspec import structs
 
 from slipring.core.generation import Delta, Finished, Prefilled, Refused, Text, Thought
-from slipring.engines.chat.calls import Calls
+from slipring.engines.chat.call_assembly import Calls
 from slipring.engines.chat.chunks import Choice, Chunk, ChunkDelta, ContentPart, Usage, read_chunk
-from slipring.engines.chat.requests import Written
+from slipring.engines.chat.request_body import Written
 from slipring.errors import ServerError
-from slipring.prompts.parser import CallFormat, Parser
+from slipring.prompts.parsing.parser import CallFormat, Parser
 from slipring.protocol.responses import Logprob
 from slipring.protocol.tools import Offer
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from slipring.engines.upstream import refusal
+from slipring.engines.remote.upstream import refusal
 from slipring.errors import ApiError
 from slipring.protocol.responses import Logprob, TopLogprob
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec import UNSET, Struct, UnsetType
 
 from slipring.errors import UnsupportedParameter
-from slipring.prompts.messages import short_id
-from slipring.prompts.schemas import describe_found
+from slipring.prompts.templates.chat_messages import short_id
+from slipring.prompts.tool_definitions import describe_found
 from slipring.protocol import wire
 from slipring.protocol.items import (
     Body,

@@ -1,8 +1,8 @@
 """Which models a server has, asked once before anybody is served."""
 
 from slipring.engines.chat.options import Options
-from slipring.engines.questions import listed_models
-from slipring.engines.upstream import read_key
+from slipring.engines.remote.startup_queries import listed_models
+from slipring.engines.remote.upstream import read_key
 
 
 def model_names(options: Options) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from slipring.engines.options import option, read_pairs
-from slipring.engines.upstream import UpstreamOptions
+from slipring.engines.remote.upstream import UpstreamOptions
 from slipring.errors import StartupError
 
 _LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")

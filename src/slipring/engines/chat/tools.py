@@ -6,8 +6,8 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from slipring.errors import InvalidRequest
-from slipring.prompts.parser import flat_name
-from slipring.prompts.schemas import description_of, parameters_of
+from slipring.prompts.parsing.parser import flat_name
+from slipring.prompts.tool_definitions import description_of, parameters_of
 from slipring.protocol import wire
 from slipring.protocol.tools import CallableTool, FunctionTool, Offer
 

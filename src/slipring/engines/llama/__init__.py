@@ -14,20 +14,20 @@ from msgspec import Raw
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.constraint import constraint_of
-from slipring.engines.gate import Places
+from slipring.engines.constraints.constraint import constraint_of
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import Answer
+from slipring.engines.llama.answer_grammar import constrains_calls, grammar_of
 from slipring.engines.llama.api import Api, Host
-from slipring.engines.llama.grammar import constrains_calls, grammar_of
 from slipring.engines.llama.options import Options, read_options
 from slipring.engines.llama.owners import Embedded
 from slipring.engines.llama.remote import External
-from slipring.engines.llama.requests import completion_body
+from slipring.engines.llama.request_body import completion_body
 from slipring.engines.llama.shelf import Shelf
 from slipring.engines.llama.slots import Slots, Wish
+from slipring.engines.remote.admission import Places
 from slipring.engines.sharing import Borrowed, Share
-from slipring.engines.tokens import count, learn, render
+from slipring.engines.tokens.token_answer import count, learn, render
 from slipring.prompts.rendering import Rendered, Rendering
 
 

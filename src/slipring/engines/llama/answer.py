@@ -7,7 +7,7 @@ turn renders from items.
 
 from slipring.core.generation import Delta, Finished, Job, Prefilled
 from slipring.engines.llama.api import Chunk, Timings
-from slipring.engines.tokens import Speech
+from slipring.engines.tokens.token_answer import Speech
 from slipring.errors import ServerError
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 

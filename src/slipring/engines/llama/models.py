@@ -8,13 +8,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from slipring.engines.gguf import control_tokens, manner_of, packaged_model, read_gguf
 from slipring.engines.llama.options import Options
 from slipring.engines.llama.remote import RemoteVocabulary, describe, understands_llguidance
-from slipring.engines.renderers import Manner, make_renderer, read_tokenizer
+from slipring.engines.tokens.gguf_models import control_tokens, manner_of, packaged_model, read_gguf
+from slipring.engines.tokens.renderers import Manner, make_renderer, read_tokenizer
 from slipring.errors import StartupError
 from slipring.prompts.rendering import Renderer
-from slipring.prompts.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary
+from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary
 
 _QUANTIZATION = re.compile(r"[-._]i?q\d\w*$|[-._](f16|f32|bf16)$")
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slipring.engines.questions import ask, at_start
-from slipring.engines.vocabularies import MARKS, AskedVocabulary, apart, starts_of, tokenizing
+from slipring.engines.remote.startup_queries import ask, at_start
+from slipring.engines.tokens.remote_vocabulary import MARKS, AskedVocabulary, apart, starts_of, tokenizing
 
 _MARKS = starts_of(MARKS)
 

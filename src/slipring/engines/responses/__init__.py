@@ -14,18 +14,18 @@ import msgspec
 
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.cutting import Cut
-from slipring.engines.estimates import estimated_tokens
-from slipring.engines.gate import Gate, Retryable
+from slipring.engines.remote.admission import Gate, Retryable
+from slipring.engines.remote.cutting import Cut
+from slipring.engines.remote.estimates import estimated_tokens
+from slipring.engines.remote.upstream import Upstream, read_key
 from slipring.engines.responses import context, faults, models
 from slipring.engines.responses.answer import Answer
 from slipring.engines.responses.faults import Lost, NoLanes
 from slipring.engines.responses.options import Options, read_options
 from slipring.engines.responses.pool import NoSockets, Pool, Route
 from slipring.engines.responses.positions import Position, position_of
-from slipring.engines.responses.requests import count_body, create_body
+from slipring.engines.responses.request_body import count_body, create_body
 from slipring.engines.responses.sockets import MOST_FRAME_BYTES, Frame, Lane
-from slipring.engines.upstream import Upstream, read_key
 from slipring.errors import ApiError, InvalidRequest, ServerError
 
 _COUNT_S = 10.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from slipring.engines.gate import Retryable
-from slipring.engines.upstream import refusal
+from slipring.engines.remote.admission import Retryable
+from slipring.engines.remote.upstream import refusal
 from slipring.errors import ApiError
 
 _LOST_CODES = frozenset(

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from slipring.core.generation import Capabilities, Model
-from slipring.engines.questions import listed_models
+from slipring.engines.remote.startup_queries import listed_models
 from slipring.engines.responses.options import Options
 
 _ALL = Capabilities(logprobs=True, images=True, files=True)

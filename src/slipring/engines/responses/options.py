@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit, urlunsplit
 
 from slipring.engines.options import option, read_pairs
-from slipring.engines.upstream import UpstreamOptions
+from slipring.engines.remote.upstream import UpstreamOptions
 from slipring.errors import StartupError
 
 _CHOICES = {

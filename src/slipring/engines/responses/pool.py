@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import aiohttp
 
 from slipring.core.generation import Job
-from slipring.engines.gate import Retryable
+from slipring.engines.remote.admission import Retryable
+from slipring.engines.remote.upstream import Upstream, refusal
 from slipring.engines.responses.options import Options
 from slipring.engines.responses.positions import Position
 from slipring.engines.responses.sockets import Lane, Socket
-from slipring.engines.upstream import Upstream, refusal
 from slipring.errors import ApiError
 
 _BETA = {"OpenAI-Beta": "responses_websockets=2026-02-06"}

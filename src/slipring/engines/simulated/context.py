@@ -11,17 +11,10 @@ from hashlib import blake2b
 
 from msgspec import Struct
 
+from slipring.core.chain.head import Head
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Refused, Text
-from slipring.core.head import Head
 from slipring.engines.simulated.trace import Trace
-from slipring.protocol.items import (
-    CallOutput,
-    CustomToolCall,
-    FunctionCall,
-    Item,
-    Message,
-    plain_text,
-)
+from slipring.protocol.items import CallOutput, CustomToolCall, FunctionCall, Item, Message, plain_text
 
 _BYTES_PER_TOKEN = 4
 _TOKENS_PER_ITEM = 4

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipring.engines.compiler import Compiler
+from slipring.engines.constraints.compiler import Compiler
 from slipring.engines.simulated.schemas.instances import Unsatisfiable, instance
 from slipring.errors import InvalidRequest
 from slipring.protocol import wire

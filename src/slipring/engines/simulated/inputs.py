@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import Literal
 
-from slipring.engines.compiler import Compiler
-from slipring.engines.grammars import matcher
+from slipring.engines.constraints.compiler import Compiler
+from slipring.engines.constraints.tool_grammars import matcher
 from slipring.protocol.grammars import Grammar
 
 _LONGEST = 4096

@@ -1,11 +1,11 @@
 """The vocabulary that the simulated engine is given, and how contexts are written with it."""
 
-from slipring.engines.gguf import manner_of, packaged_model, read_gguf
-from slipring.engines.renderers import make_renderer, read_tokenizer
 from slipring.engines.simulated.options import Options
+from slipring.engines.tokens.gguf_models import manner_of, packaged_model, read_gguf
+from slipring.engines.tokens.renderers import make_renderer, read_tokenizer
 from slipring.errors import StartupError
 from slipring.prompts.rendering import Renderer
-from slipring.prompts.tokenizer import Tokenizer, UnknownVocabulary
+from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 
 _PACKAGED = "smollm2"
 

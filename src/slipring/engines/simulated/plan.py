@@ -6,14 +6,14 @@ from itertools import cycle, islice, pairwise
 from msgspec import Struct
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text
-from slipring.engines.compiler import Compiler
+from slipring.engines.constraints.compiler import Compiler
 from slipring.engines.simulated.documents import NOTHING, Draft, draft
 from slipring.engines.simulated.inputs import input_for
 from slipring.engines.simulated.options import Options
 from slipring.errors import ApiError
-from slipring.prompts.schemas import parameters_of
+from slipring.prompts.tool_definitions import parameters_of
 from slipring.protocol.tools import CallableTool
-from slipring.sandbox.client import TooExpensive
+from slipring.sandbox.sandbox import TooExpensive
 
 WORDS = (
     "this is a simulated answer made of plain words that no model chose and that mean nothing beyond"

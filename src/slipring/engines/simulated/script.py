@@ -20,15 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipring.core.generation import (
-    CallArguments,
-    CallStarted,
-    Delta,
-    Refused,
-    Text,
-    Thought,
-    ThoughtSummary,
-)
+from slipring.core.generation import CallArguments, CallStarted, Delta, Refused, Text, Thought, ThoughtSummary
 from slipring.engines.simulated.plan import Fail, Say, Stall, Step, pieces
 from slipring.errors import RateLimited, ServerError, StartupError
 from slipring.protocol import wire

@@ -17,7 +17,7 @@ from slipring.engines.simulated.pace import Pace
 from slipring.engines.simulated.plan import Prepared, prepare
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
-from slipring.engines.tokens import Answer, Piece, count, render
+from slipring.engines.tokens.token_answer import Answer, Piece, count, render
 from slipring.prompts.rendering import Rendered, Rendering, Step
 from slipring.protocol.items import Item
 

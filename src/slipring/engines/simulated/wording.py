@@ -9,12 +9,12 @@ from itertools import cycle, islice
 from slipring.core.generation import Job
 from slipring.engines.simulated.options import Options
 from slipring.engines.simulated.plan import WORDS, Prepared, input_of, padded
-from slipring.prompts.chatml import ChatMl
-from slipring.prompts.dialect import Mark, Phrase
-from slipring.prompts.folding import FoldingRenderer
-from slipring.prompts.parser import flat_name
+from slipring.prompts.dialects.chatml import ChatMl
+from slipring.prompts.dialects.dialect import Mark, Phrase
+from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
+from slipring.prompts.parsing.parser import flat_name
 from slipring.prompts.rendering import Rendered, Renderer
-from slipring.prompts.schemas import quoted
+from slipring.prompts.tool_definitions import quoted
 from slipring.protocol import wire
 from slipring.protocol.tools import CallableTool
 

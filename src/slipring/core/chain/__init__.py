@@ -1,0 +1,1 @@
+"""Chains of responses: the state that a continuation builds on."""

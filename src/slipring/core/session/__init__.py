@@ -1,0 +1,1 @@
+"""Session state machine: client events in, actions out, for one connection."""

@@ -1,0 +1,116 @@
+"""Lanes: the ordered streams of turns on one connection.
+
+Within a lane turns run one after the other, in the order of their creates. Lanes run side by side, as many as
+the connection may have in flight; a lane that must wait for a place gets it in the order it became ready.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from slipring.core.limits import Limits
+from slipring.core.turn.phase import Phase
+from slipring.core.turn.turn import Turn
+from slipring.errors import LaneLimitReached, RateLimited
+
+_KNOWN = (Phase.RUNNING, Phase.PAUSED, Phase.SAVING)
+
+
+class Lane:
+    """An ordered queue of turns. ``id`` is the wire's ``stream_id``; None is the default lane."""
+
+    __slots__ = ("current", "id", "waiting")
+
+    def __init__(self, id: str | None) -> None:
+        self.id = id
+        self.current: Turn | None = None
+        self.waiting: deque[Turn] = deque()
+
+
+class Lanes:
+    """All lanes of a connection, and which may run next."""
+
+    __slots__ = ("_by_id", "_max_in_flight", "_max_lanes", "_ready", "in_flight", "waiting", "waiting_bytes")
+
+    def __init__(self, max_in_flight: int, max_lanes: int) -> None:
+        self._max_in_flight = max_in_flight
+        self._max_lanes = max_lanes
+        self._by_id: dict[str | None, Lane] = {}
+        self._ready: deque[Lane] = deque()
+        self.in_flight = 0
+        self.waiting = 0
+        self.waiting_bytes = 0
+
+    def open(self, id: str | None) -> Lane:
+        """The lane of this id, made if need be. Named ids are never given back."""
+        lane = self._by_id.get(id)
+        if lane is None:
+            named = len(self._by_id) - (None in self._by_id)
+            if id is not None and named >= self._max_lanes:
+                raise LaneLimitReached(self._max_lanes)
+            lane = self._by_id[id] = Lane(id)
+        return lane
+
+    def enqueue(self, turn: Turn) -> None:
+        lane = self.open(turn.lane)
+        lane.waiting.append(turn)
+        self.waiting += 1
+        self.waiting_bytes += turn.size_bytes
+        if lane.current is None and len(lane.waiting) == 1:
+            self._ready.append(lane)
+
+    def must_wait(self, lane: Lane) -> bool:
+        """Whether a turn that joins this lane now cannot begin at once."""
+        return (
+            lane.current is not None
+            or bool(lane.waiting)
+            or self.in_flight + len(self._ready) >= self._max_in_flight
+        )
+
+    def require_room(self, size_bytes: int, limits: Limits) -> None:
+        """Refuse a turn that would have to wait, where too much waits already."""
+        too_many = self.waiting >= limits.max_queued
+        if too_many or self.waiting_bytes + size_bytes > limits.max_queued_bytes:
+            raise RateLimited(
+                f"Too many requests wait on this connection ({self.waiting})."
+                " Wait for a response to finish, or open another connection."
+            )
+
+    def next(self) -> Turn | None:
+        """Take the next turn that may run now, if there is one and a place for it."""
+        if not self._ready or self.in_flight >= self._max_in_flight:
+            return None
+        lane = self._ready.popleft()
+        turn = lane.current = lane.waiting.popleft()
+        self.waiting -= 1
+        self.waiting_bytes -= turn.size_bytes
+        self.in_flight += 1
+        return turn
+
+    def release(self, turn: Turn) -> None:
+        """A turn has ended; its lane may go on."""
+        lane = self._by_id[turn.lane]
+        assert lane.current is turn, "only the turn that runs can end"
+        lane.current = None
+        self.in_flight -= 1
+        if lane.waiting:
+            self._ready.append(lane)
+
+    def succeed(self, turn: Turn, successor: Turn) -> None:
+        """A turn has ended, and another takes its place before all that wait for it."""
+        lane = self._by_id[turn.lane]
+        assert lane.current is turn, "only the turn that runs can be followed"
+        lane.current = successor
+
+    def making(self, response_id: str) -> Turn | None:
+        """The turn that makes this response, from when its client can know of it."""
+        for turn in self.running():
+            known = turn.phase in _KNOWN and turn.response is not None
+            if known and turn.output.response_id == response_id:
+                return turn
+        return None
+
+    def running(self) -> Iterator[Turn]:
+        return (lane.current for lane in list(self._by_id.values()) if lane.current is not None)
+
+    def queued(self) -> Iterator[Turn]:
+        return (turn for lane in self._by_id.values() for turn in lane.waiting)

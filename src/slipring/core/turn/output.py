@@ -1,0 +1,432 @@
+"""From deltas to numbered events: the output of one response as it grows.
+
+Owns the response's sequence numbers and output indexes, opens and closes items and their parts in the
+canonical order, and keeps the finished items. One item is open at a time: a delta of another kind closes it.
+The JSON of an item in ``output_item.done`` is the very bytes that the terminal event and the state hold.
+"""
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from msgspec import UNSET, Raw, UnsetType
+
+from slipring.core.chain import item_ids
+from slipring.core.generation import (
+    Annotated,
+    CallArguments,
+    CallStarted,
+    Delta,
+    Refused,
+    Text,
+    Thought,
+    ThoughtSummary,
+)
+from slipring.core.ports import Mint
+from slipring.core.turn.calls import Call, Search, open_call
+from slipring.protocol import events, item_listing, wire
+from slipring.protocol.events import Event
+from slipring.protocol.items import Item
+from slipring.protocol.responses import (
+    CompactionItem,
+    CustomToolCallItem,
+    FunctionCallItem,
+    ItemStatus,
+    Logprob,
+    OutputItem,
+    OutputMessage,
+    OutputTextPart,
+    ReasoningItem,
+    ReasoningTextPart,
+    RefusalPart,
+    Response,
+    SummaryTextPart,
+    ToolSearchCallItem,
+)
+from slipring.protocol.timing import TurnReport
+
+Conceal = Callable[[tuple[Item, ...]], str]
+"""Seals what an item stands for."""
+_CALLS = (FunctionCallItem, CustomToolCallItem, ToolSearchCallItem)
+_LAST_PIECES = 4
+_NO_LOGPROBS: list[events.SpokenLogprob] = []
+
+
+def _spoken(logprobs: list[Logprob]) -> list[events.SpokenLogprob]:
+    return [events.SpokenLogprob.of(logprob) for logprob in logprobs]
+
+
+class Output:
+    """The numbered output of one response."""
+
+    __slots__ = (
+        "_compaction_id",
+        "_events",
+        "_index",
+        "_mint",
+        "_open",
+        "_sequence",
+        "_speaking",
+        "conceal",
+        "items",
+        "response_id",
+        "since",
+        "stream_id",
+    )
+
+    def __init__(self, mint: Mint, stream_id: str | UnsetType) -> None:
+        self.stream_id = stream_id
+        self.response_id = ""
+        """Known when the response is begun; its items are named after it."""
+        self.items: list[Item] = []
+        self.since = 0
+        """The first item behind all that the client has appended."""
+        self.conceal: Conceal | None = None
+        """Set where reasoning is to be sealed in its items too."""
+        self._compaction_id = ""
+        self._mint = mint
+        self._open: _Message | _Reasoning | Call | Search | None = None
+        self._speaking: _Part | None = None
+        self._index = -1
+        self._sequence = -1
+        self._events: list[Event] = []
+
+    def announce(self, kind: type[events.ResponseEvent], response: Response) -> Event:
+        """A lifecycle event, in its place in the numbering."""
+        return kind(sequence_number=self.number(), stream_id=self.stream_id, response=response)
+
+    def tell_timing(self, report: TurnReport) -> Event:
+        return events.Timing(sequence_number=self.number(), stream_id=self.stream_id, timing=report)
+
+    def feed(self, deltas: list[Delta]) -> list[Event]:
+        """Take what the engine produced; returns the events that say so."""
+        feeders = self._feeders
+        for delta in deltas:
+            feeders[type(delta)](self, delta)
+        told = self._events
+        self._events = []
+        return told
+
+    def finish(self, status: ItemStatus) -> list[Event]:
+        """Close what is open. ``incomplete`` marks an item that was cut off."""
+        self._close(status)
+        return self._told()
+
+    @property
+    def latest(self) -> tuple[Item, ...]:
+        """What has been said since the client has appended something."""
+        return tuple(self.items[self.since :])
+
+    @property
+    def calls(self) -> bool:
+        """Whether a tool is or has been called, since then."""
+        return isinstance(self._open, Call | Search) or any(item.call_id is not None for item in self.latest)
+
+    @property
+    def last_words(self) -> str | None:
+        """The end of what is just being said; None between items, and while something is thought."""
+        part = self._open.part if isinstance(self._open, _Message) else None
+        return "".join(part.text[-_LAST_PIECES:]) if part is not None else None
+
+    def append(self, items: tuple[Item, ...]) -> list[Event]:
+        """Take what the client adds to the response, between two items of its own."""
+        for item in items:
+            item_id = self.name_item(item.type)
+            raw = item_listing.present(item, item_id, "response")
+            self._index += 1
+            self.emit(events.OutputItemAdded, item=raw)
+            self.items.append(Item(type=item.type, raw=bytes(raw), id=item_id, call_id=item.call_id))
+            self.emit(events.OutputItemDone, item=raw)
+        self.since = len(self.items)
+        return self._told()
+
+    def open_compaction(self) -> list[Event]:
+        """The context is being compacted. Should that fail, nothing more is told of the item: half a
+        compaction is of no use to anybody."""
+        item_id = self._compaction_id = self.name_item("compaction")
+        self.start_item(CompactionItem(id=item_id, encrypted_content=""))
+        self.emit(events.CompactionCompacting, item_id=item_id)
+        return self._told()
+
+    def close_compaction(self, meant: tuple[Item, ...], blob: str) -> list[Event]:
+        """The compaction that was opened now stands for these items, sealed in ``blob``."""
+        self._keep(CompactionItem(id=self._compaction_id, encrypted_content=blob), meant)
+        return self._told()
+
+    def _told(self) -> list[Event]:
+        told = self._events
+        self._events = []
+        return told
+
+    def raw_items(self) -> list[Raw]:
+        return [Raw(item.raw) for item in self.items]
+
+    def number(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _text(self, delta: Text) -> None:
+        # The hot path: once per token of every answer.
+        part = self._speaking
+        if part is None:
+            part = self._speaking = self._message_part(OutputTextPart)
+        part.text.append(delta.text)
+        logprobs = _NO_LOGPROBS
+        if delta.logprobs:
+            part.logprobs.extend(delta.logprobs)
+            logprobs = _spoken(delta.logprobs)
+        self._sequence += 1
+        self._events.append(
+            events.OutputTextDelta(
+                sequence_number=self._sequence,
+                stream_id=self.stream_id,
+                output_index=self._index,
+                item_id=part.item_id,
+                content_index=part.index,
+                delta=delta.text,
+                logprobs=logprobs,
+            )
+        )
+
+    def _annotated(self, delta: Annotated) -> None:
+        part = self._message_part(OutputTextPart)
+        self.emit(
+            events.OutputTextAnnotationAdded,
+            item_id=part.item_id,
+            content_index=part.index,
+            annotation_index=len(part.annotations),
+            annotation=delta.annotation,
+        )
+        part.annotations.append(delta.annotation)
+
+    def _refused(self, delta: Refused) -> None:
+        self._speaking = None
+        part = self._message_part(RefusalPart)
+        part.text.append(delta.text)
+        self._events.append(
+            events.RefusalDelta(
+                sequence_number=self.number(),
+                stream_id=self.stream_id,
+                output_index=self._index,
+                item_id=part.item_id,
+                content_index=part.index,
+                delta=delta.text,
+            )
+        )
+
+    def _thought(self, delta: Thought) -> None:
+        self._reasoning().think(delta)
+
+    def _thought_summary(self, delta: ThoughtSummary) -> None:
+        self._reasoning().summarise(delta)
+
+    def _call_started(self, delta: CallStarted) -> None:
+        self._close("completed")
+        self._open = open_call(self, delta)
+
+    def _call_arguments(self, delta: CallArguments) -> None:
+        # As hot: once per token of every call.
+        call = self._open
+        if not isinstance(call, Call):
+            if not isinstance(call, Search):
+                raise TypeError("an engine sent call arguments outside a call")
+            call.pieces.append(delta.text)
+            return
+        call.pieces.append(delta.text)
+        self._sequence += 1
+        self._events.append(
+            call.delta_kind(
+                sequence_number=self._sequence,
+                stream_id=self.stream_id,
+                output_index=self._index,
+                item_id=call.id,
+                delta=delta.text,
+            )
+        )
+
+    _feeders: ClassVar[dict[type[Delta], Callable[["Output", Any], None]]] = {
+        Text: _text,
+        Annotated: _annotated,
+        Refused: _refused,
+        Thought: _thought,
+        ThoughtSummary: _thought_summary,
+        CallStarted: _call_started,
+        CallArguments: _call_arguments,
+    }
+
+    def _message_part(self, kind: type[OutputTextPart | RefusalPart]) -> "_Part":
+        """The open part of this kind; opens message and part as needed."""
+        message = self._open
+        if not isinstance(message, _Message):
+            self._close("completed")
+            self._open = message = _Message(self)
+        part = message.part
+        if part is None or part.kind is not kind:
+            part = message.open_part(kind)
+        return part
+
+    def _reasoning(self) -> "_Reasoning":
+        if not isinstance(self._open, _Reasoning):
+            self._close("completed")
+            self._open = _Reasoning(self)
+        return self._open
+
+    def _close(self, status: ItemStatus) -> None:
+        self._speaking = None
+        if self._open is None:
+            return
+        item = self._open.close(status)
+        meant: tuple[Item, ...] | None = None
+        if isinstance(item, ReasoningItem) and self.conceal is not None:
+            meant = (Item(type="reasoning", raw=wire.encode(item), id=item.id),)
+            item.encrypted_content = self.conceal(meant)
+        self._keep(item, meant)
+        self._open = None
+
+    def _keep(self, item: OutputItem, meant: tuple[Item, ...] | None) -> None:
+        """An item is finished; ``meant``: what it stands for, where it is sealed."""
+        raw = wire.encode(item)
+        call_id = item.call_id if isinstance(item, _CALLS) else None
+        kind = type(item).__struct_config__.tag
+        assert isinstance(kind, str)
+        self.items.append(Item(type=kind, raw=raw, id=item.id, call_id=call_id, opened=meant))
+        self.emit(events.OutputItemDone, item=Raw(raw))
+
+    def start_item(self, item: OutputItem) -> None:
+        self._index += 1
+        self.emit(events.OutputItemAdded, item=item)
+
+    def emit(self, kind: type[events.ItemEvent], **fields: object) -> None:
+        """Record an event about the open item."""
+        self._events.append(
+            kind(
+                sequence_number=self.number(),
+                stream_id=self.stream_id,
+                output_index=self._index,
+                **fields,
+            )
+        )
+
+    def name_item(self, kind: str) -> str:
+        """The id of the item that is about to be opened."""
+        return item_ids.output_id(kind, self.response_id, self._index + 1)
+
+    def mint_call(self) -> str:
+        return self._mint("call")
+
+
+class _Part:
+    """An open part of a message."""
+
+    __slots__ = ("annotations", "index", "item_id", "kind", "logprobs", "text")
+
+    def __init__(self, kind: type[OutputTextPart | RefusalPart], item_id: str, index: int) -> None:
+        self.kind = kind
+        self.item_id = item_id
+        self.index = index
+        self.text: list[str] = []
+        self.logprobs: list[Logprob] = []
+        self.annotations: list[Raw] = []
+
+
+class _Message:
+    """An open ``message`` item."""
+
+    __slots__ = ("_output", "_parts", "id", "part")
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._parts: list[OutputTextPart | RefusalPart] = []
+        self.id = output.name_item("message")
+        self.part: _Part | None = None
+        output.start_item(OutputMessage(id=self.id, status="in_progress", content=[]))
+
+    def open_part(self, kind: type[OutputTextPart | RefusalPart]) -> _Part:
+        self._close_part()
+        self.part = _Part(kind, self.id, len(self._parts))
+        self._emit(events.ContentPartAdded, part=kind())
+        return self.part
+
+    def close(self, status: ItemStatus) -> OutputMessage:
+        self._close_part()
+        return OutputMessage(id=self.id, status=status, content=self._parts)
+
+    def _close_part(self) -> None:
+        if self.part is None:
+            return
+        text, logprobs = "".join(self.part.text), self.part.logprobs
+        part: OutputTextPart | RefusalPart
+        if self.part.kind is OutputTextPart:
+            part = OutputTextPart(text=text, annotations=self.part.annotations, logprobs=logprobs)
+            self._emit(events.OutputTextDone, text=text, logprobs=_spoken(logprobs))
+        else:
+            part = RefusalPart(refusal=text)
+            self._emit(events.RefusalDone, refusal=text)
+        self._emit(events.ContentPartDone, part=part)
+        self._parts.append(part)
+        self.part = None
+
+    def _emit(self, kind: type[events.PartEvent], **fields: object) -> None:
+        assert self.part is not None
+        self._output.emit(kind, item_id=self.id, content_index=self.part.index, **fields)
+
+
+class _Reasoning:
+    """An open ``reasoning`` item: summary parts, raw text, or both. One part is open at a time."""
+
+    __slots__ = ("_content", "_open_summary", "_open_text", "_output", "_summary", "id")
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._summary: list[SummaryTextPart] = []
+        self._content: list[ReasoningTextPart] = []
+        self._open_summary: list[str] | None = None
+        self._open_text: list[str] | None = None
+        self.id = output.name_item("reasoning")
+        output.start_item(ReasoningItem(id=self.id, summary=[], status="in_progress"))
+
+    def think(self, delta: Thought) -> None:
+        self._close_summary()
+        if self._open_text is None:
+            self._open_text = []
+            self._emit_content(events.ContentPartAdded, part=ReasoningTextPart())
+        self._open_text.append(delta.text)
+        self._emit_content(events.ReasoningTextDelta, delta=delta.text)
+
+    def summarise(self, delta: ThoughtSummary) -> None:
+        self._close_text()
+        if self._open_summary is not None and delta.index > len(self._summary):
+            self._close_summary()
+        if self._open_summary is None:
+            self._open_summary = []
+            self._emit_summary(events.ReasoningSummaryPartAdded, part=SummaryTextPart())
+        self._open_summary.append(delta.text)
+        self._emit_summary(events.ReasoningSummaryTextDelta, delta=delta.text)
+
+    def close(self, status: ItemStatus) -> ReasoningItem:
+        self._close_summary()
+        self._close_text()
+        return ReasoningItem(id=self.id, summary=self._summary, status=status, content=self._content or UNSET)
+
+    def _close_summary(self) -> None:
+        if self._open_summary is None:
+            return
+        text = "".join(self._open_summary)
+        self._emit_summary(events.ReasoningSummaryTextDone, text=text)
+        self._emit_summary(events.ReasoningSummaryPartDone, part=SummaryTextPart(text=text))
+        self._summary.append(SummaryTextPart(text=text))
+        self._open_summary = None
+
+    def _close_text(self) -> None:
+        if self._open_text is None:
+            return
+        text = "".join(self._open_text)
+        self._emit_content(events.ReasoningTextDone, text=text)
+        self._emit_content(events.ContentPartDone, part=ReasoningTextPart(text=text))
+        self._content.append(ReasoningTextPart(text=text))
+        self._open_text = None
+
+    def _emit_content(self, kind: type[events.PartEvent], **fields: object) -> None:
+        self._output.emit(kind, item_id=self.id, content_index=len(self._content), **fields)
+
+    def _emit_summary(self, kind: type[events.SummaryEvent], **fields: object) -> None:
+        self._output.emit(kind, item_id=self.id, summary_index=len(self._summary), **fields)

@@ -1,0 +1,152 @@
+"""Which requests can be honoured: the settings of an answer, checked against what the model can do.
+
+A field that cannot be honoured is refused by name. ``docs/compatibility.md`` says the same for people.
+"""
+
+from typing import TypeVar
+
+from slipring.core.chain.state import Carry
+from slipring.core.generation import Capabilities, Model, Settings
+from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
+from slipring.protocol import requests
+from slipring.protocol.intake import Intake
+from slipring.protocol.items import CallOutput, InputFile, InputImage, Item, Message
+from slipring.protocol.requests import TEXT, CreateRequest
+
+T = TypeVar("T", int, float)
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+INCLUDABLE = frozenset(
+    {
+        LOGPROBS,
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        ENCRYPTED_REASONING,
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+
+
+def read_settings(
+    request: CreateRequest, carry: Carry, model: Model, intake: Intake, *, detached: bool = False
+) -> Settings:
+    """The settings of an answer: what the request says, else what the chain carries, else the model's own."""
+    capabilities, defaults = model.capabilities, model.defaults
+    refuse_unsupported(request, detached=detached)
+    include = read_include(request.include or [])
+    logprobs = LOGPROBS in include or bool(request.top_logprobs)
+    if logprobs and not capabilities.logprobs:
+        param = "top_logprobs" if request.top_logprobs else "include"
+        raise UnsupportedParameter(
+            f"Unsupported parameter: '{param}': this model gives no logprobs.", param=param
+        )
+    text = request.text
+    asked = requests.read_format(text.format, intake=intake) if text is not None else None
+    effort = request.reasoning.effort if request.reasoning is not None else None
+    parallel = request.parallel_tool_calls
+    return Settings(
+        format=asked or carry.format or TEXT,
+        max_output_tokens=_or(request.max_output_tokens, defaults.max_output_tokens),
+        temperature=_or(request.temperature, defaults.temperature),
+        top_p=_or(request.top_p, defaults.top_p),
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        seed=request.seed,
+        logprobs=logprobs,
+        top_logprobs=request.top_logprobs or 0,
+        parallel_tool_calls=True if parallel is None else parallel,
+        max_tool_calls=request.max_tool_calls,
+        effort=effort or carry.effort or defaults.effort,
+        truncation=request.truncation or "disabled",
+    )
+
+
+def read_conversation(request: CreateRequest) -> str | None:
+    """The conversation that a request is part of."""
+    conversation_id = requests.read_conversation(request.conversation)
+    if conversation_id is not None and request.previous_response_id is not None:
+        raise InvalidRequest(
+            "'previous_response_id' and 'conversation' cannot be used together.",
+            param="previous_response_id",
+        )
+    return conversation_id
+
+
+def _or(asked: T | None, default: T | None) -> T | None:
+    return default if asked is None else asked
+
+
+def refuse_unsupported(request: CreateRequest, *, detached: bool = False) -> None:
+    """Refuse the fields that nothing here can honour; ``detached``: it is made in the background."""
+    if detached:
+        _refuse_unkept(request)
+    image, programs, agents = request.image, request.access_programs, request.multi_agent
+    unsupported = {
+        "prompt": request.prompt is not None,
+        "moderation": request.moderation is not None,
+        "background": request.background is True and not detached,
+        "multi_agent": agents is not None and agents.enabled is True,
+        "image.context_compression": image is not None and image.context_compression == "enabled",
+        "access_programs.cyber": programs is not None and programs.cyber not in (None, "standard"),
+    }
+    for param, present in unsupported.items():
+        if present:
+            raise UnsupportedParameter(
+                f"Unsupported parameter: '{param}' is not supported by this server.", param=param
+            )
+
+
+def _refuse_unkept(request: CreateRequest) -> None:
+    """Nobody waits for a response that is made in the background: it has to be found afterwards."""
+    if request.store is False:
+        raise InvalidRequest("'background' needs 'store': the response has to be kept.", param="store")
+    if request.warms_up:
+        raise InvalidRequest("'background' cannot be used with 'generate': false.", param="generate")
+
+
+def require_something(request: CreateRequest, items: tuple[Item, ...]) -> None:
+    """Refuse to begin a chain from nothing."""
+    if not items and request.instructions is None:
+        raise InvalidRequest(
+            "Missing required parameter: 'input' (or 'previous_response_id' to continue).",
+            param="input",
+            code="missing_required_parameter",
+        )
+
+
+def read_include(include: list[str]) -> list[str]:
+    """What is to be told beyond the usual; refuses what cannot be named here."""
+    for index, value in enumerate(include):
+        if value not in INCLUDABLE:
+            param = f"include[{index}]"
+            raise InvalidRequest(f"Invalid '{param}': {quoted(value)} cannot be included.", param=param)
+    return include
+
+
+_UNSEEN = (b'"input_image"', b'"input_file"')
+
+
+def refuse_unseen_content(items: tuple[Item, ...], capabilities: Capabilities) -> None:
+    """Refuse images and files that the model could not see."""
+    for index, item in enumerate(items):
+        if b'"input_' not in item.raw or not any(kind in item.raw for kind in _UNSEEN):
+            continue
+        body = item.body()
+        content: object = None
+        if isinstance(body, Message):
+            content = body.content
+        elif isinstance(body, CallOutput):
+            content = body.output
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            unseen = (isinstance(part, InputImage) and not capabilities.images) or (
+                isinstance(part, InputFile) and not capabilities.files
+            )
+            if unseen:
+                field = "content" if isinstance(body, Message) else "output"
+                raise UnsupportedParameter(
+                    "This model takes text only: images and files are not supported.",
+                    param=f"input[{index}].{field}[{place}]",
+                )

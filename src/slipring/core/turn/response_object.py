@@ -1,0 +1,112 @@
+"""The response object: how it begins, as an echo of what was asked for, and what it tells of what it took.
+
+Owns the way from a request's fields to those of the response. Knows nothing of how a response is made.
+"""
+
+from msgspec import UNSET
+
+from slipring.core.chain.head import Head
+from slipring.core.generation import Accepted, Finished, Settings
+from slipring.errors import ApiError
+from slipring.protocol.requests import CreateRequest
+from slipring.protocol.responses import (
+    InputTokensDetails,
+    OutputTokensDetails,
+    ReasoningEcho,
+    Response,
+    ResponseError,
+    TextEcho,
+    Usage,
+)
+from slipring.protocol.timing import TokenCounts
+from slipring.protocol.tools import ToolChoice
+
+_FAILURE_CODES = {429: "rate_limit_exceeded"}
+
+
+def new_response(
+    request: CreateRequest,
+    head: Head,
+    choice: ToolChoice,
+    settings: Settings,
+    *,
+    response_id: str,
+    model: str,
+    now: float,
+) -> Response:
+    """A response that is being made, with all that is known of it before it says anything."""
+    verbosity = request.text.verbosity if request.text is not None else None
+    return Response(
+        id=response_id,
+        created_at=int(now),
+        model=model,
+        instructions=head.instructions_json,
+        previous_response_id=request.previous_response_id,
+        tools=head.tools.echo,
+        tool_choice=choice.echo,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        reasoning=_echo_reasoning(request, settings.effort),
+        text=TextEcho(format=settings.format.echo, verbosity=verbosity or "medium"),
+        store=request.store is not False,
+        metadata=request.metadata or {},
+        truncation=request.truncation or "disabled",
+        temperature=_or(settings.temperature, 1.0),
+        top_p=_or(settings.top_p, 1.0),
+        top_logprobs=request.top_logprobs or 0,
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        service_tier="default",
+        max_output_tokens=settings.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        prompt_cache_key=request.prompt_cache_key,
+        safety_identifier=request.safety_identifier,
+        user=request.user,
+        status="in_progress",
+    )
+
+
+def usage(finished: Finished) -> Usage:
+    """What a response took, as it is told with it."""
+    return Usage(
+        input_tokens=finished.input_tokens,
+        input_tokens_details=InputTokensDetails(
+            cached_tokens=finished.cached_tokens,
+            cache_write_tokens=finished.input_tokens - finished.cached_tokens,
+        ),
+        output_tokens=finished.output_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=finished.reasoning_tokens),
+        total_tokens=finished.input_tokens + finished.output_tokens,
+    )
+
+
+def failure(error: ApiError) -> ResponseError:
+    """Why a response has failed. The wire knows few codes for that; clients repeat the request on all but
+    those for a request that is refused."""
+    refused = "invalid_prompt" if 400 <= error.status < 500 else "server_error"
+    return ResponseError(code=_FAILURE_CODES.get(error.status, refused), message=error.message)
+
+
+def counts(accepted: Accepted, finished: Finished) -> TokenCounts:
+    """The same, as timings tell it."""
+    return TokenCounts(
+        rendered=accepted.rendered_tokens,
+        input=finished.input_tokens,
+        cached=finished.cached_tokens,
+        output=finished.output_tokens,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _echo_reasoning(request: CreateRequest, effort: str | None) -> ReasoningEcho:
+    asked = request.reasoning
+    if asked is None:
+        return ReasoningEcho(effort=effort)
+    return ReasoningEcho(
+        effort=effort,
+        summary=asked.summary or asked.generate_summary,
+        context=asked.context if asked.context is not None else UNSET,
+        mode=asked.mode if asked.mode is not None else UNSET,
+    )

@@ -1,0 +1,124 @@
+"""A job as the body of a Chat Completions request, spliced from ready pieces."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from slipring.core.generation import Job, Settings
+from slipring.engines.chat.messages import History, Writer, refuse_unsendable
+from slipring.engines.chat.options import Options
+from slipring.engines.chat.tools import EMPTY, Toolbox, offered_tools, toolbox
+from slipring.engines.remote.body_splicing import spliced
+from slipring.engines.remote.upstream import affinity_key, tenant_salt
+from slipring.errors import UnsupportedParameter
+from slipring.protocol import wire
+from slipring.protocol.requests import TextFormat
+
+_REWRITTEN = "the parent's messages were not written by this engine"
+_fields = msgspec.json.Decoder(dict[str, Raw])
+
+
+class Written(Struct, frozen=True, eq=False):
+    """A context as messages, without its head. The position that the engine leaves with a response.
+
+    What the response itself said is not in it: the ids of its calls are given later. The next turn writes it.
+    """
+
+    writer: Writer
+    history: History
+    toolbox: Toolbox
+
+    @property
+    def size_bytes(self) -> int:
+        return self.history.size_bytes + self.toolbox.size_bytes
+
+
+class Request(Struct, frozen=True):
+    """What is sent for a job, and what is kept of it."""
+
+    pieces: list[bytes]
+    position: Written
+    has_messages: bool
+    fallback: str | None
+    """Why all items had to be written, where they had."""
+
+
+def write_request(job: Job, options: Options, writer: Writer) -> Request:
+    """The request for a job; what cannot be asked for is refused."""
+    if job.settings.truncation == "auto":
+        raise UnsupportedParameter(
+            "Unsupported parameter: 'truncation': this model's server cannot drop items that do not fit.",
+            param="truncation",
+        )
+    before, fallback = _position(job, writer)
+    refuse_unsendable(job.input, images=options.images, new=True)
+    history = _write_history(job, before, options, writer)
+    box = toolbox(offered_tools(job.offer), before.toolbox if before is not None else EMPTY)
+    messages = history.json()
+    if job.head.instructions is not None:
+        messages.insert(0, b'{"role":"system","content":' + bytes(job.head.instructions_json) + b"}")
+    fields: dict[str, Any] = {
+        "stream": True,
+        **({"stream_options": {"include_usage": True}} if options.stream_usage else {}),
+        **_sampling(job, options),
+        **_shape(job.settings),
+    }
+    if box.tools:
+        # Of all bounds on their number, the wire knows this one.
+        fields["parallel_tool_calls"] = job.settings.parallel_tool_calls and job.settings.max_tool_calls != 1
+        if job.offer.required:
+            fields["tool_choice"] = "required"
+        fields["tools"] = Raw(box.json)
+    model = wire.encode(job.model.own_name or job.model.name)
+    pieces = spliced(b'{"model":' + model + b',"messages":[', messages, b"]," + wire.encode(fields)[1:])
+    return Request(pieces, Written(writer, history, box), bool(messages), fallback)
+
+
+def _position(job: Job, writer: Writer) -> tuple[Written | None, str | None]:
+    """Where to go on from, or why there is no such place."""
+    if job.parent is None:
+        return None, None
+    position = job.parent.position
+    if isinstance(position, Written) and position.writer is writer:
+        return position, None
+    return None, _REWRITTEN
+
+
+def _write_history(job: Job, before: Written | None, options: Options, writer: Writer) -> History:
+    if job.parent is None:
+        return writer.extend(None, job.input)
+    if before is not None:
+        return writer.extend(before.history, (*job.parent.said, *job.input))
+    items = tuple(job.context())
+    refuse_unsendable(items, images=options.images, new=False)
+    return writer.extend(None, items)
+
+
+def _sampling(job: Job, options: Options) -> dict[str, Any]:
+    settings = job.settings
+    asked: dict[str, Any] = {
+        options.max_tokens_field: settings.max_output_tokens if job.generate else 1,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "presence_penalty": settings.presence_penalty,
+        "frequency_penalty": settings.frequency_penalty,
+        "seed": settings.seed,
+        "reasoning_effort": settings.effort,
+        "logprobs": True if settings.logprobs else None,
+        "top_logprobs": settings.top_logprobs or None,
+        "prompt_cache_key": affinity_key(job) if options.send_cache_key else None,
+        "cache_salt": tenant_salt(job.tenant) if options.send_cache_salt else None,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _shape(settings: Settings) -> dict[str, Any]:
+    format: TextFormat = settings.format
+    if format.kind == "text":
+        return {}
+    if format.kind == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    described = _fields.decode(bytes(format.echo))
+    del described["type"]
+    return {"response_format": {"type": "json_schema", "json_schema": described}}

@@ -1,0 +1,1 @@
+"""Constrained output: JSON schemas, tool grammars, limits on calls."""

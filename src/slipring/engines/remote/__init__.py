@@ -1,0 +1,1 @@
+"""Shared parts of engines that call a remote HTTP server."""

@@ -1,0 +1,1 @@
+"""Shared parts of engines that exchange token ids with their backend."""

@@ -1,0 +1,1 @@
+"""Dialects: prompt formats that are written here rather than by a template."""

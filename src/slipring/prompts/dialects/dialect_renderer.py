@@ -1,0 +1,99 @@
+"""Contexts of dialects that are written here: a fold over the items, so that a delta is always appended.
+
+The head is kept apart from the body: new instructions, tools or formats re-render the head only.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from slipring.core.chain.head import Head
+from slipring.core.generation import Job
+from slipring.prompts.dialects.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
+from slipring.prompts.rendering import Preface, Rendered, Renderer, Step, empty
+from slipring.prompts.tokenization.token_budget import Encoder
+from slipring.prompts.tokenization.tokenizer import Vocabulary
+from slipring.protocol.items import Item
+from slipring.protocol.requests import TextFormat
+
+
+class FoldingRenderer(Renderer):
+    """Writes contexts in a dialect. The tail of a body is the ``Block`` that it leaves open."""
+
+    always_appends = True
+
+    def __init__(self, dialect: Dialect, vocabulary: Vocabulary) -> None:
+        super().__init__(dialect.name, vocabulary)
+        self.dialect = dialect
+        self.calls = dialect.calls
+        self._stop_ids: frozenset[int] | None = None
+
+    def stop_ids(self) -> frozenset[int]:
+        if self._stop_ids is None:
+            known = filter(self.vocabulary.has_control, self.dialect.stop)
+            self._stop_ids = frozenset(map(self.vocabulary.control, known))
+        return self._stop_ids
+
+    def start(self, head: Head, format: TextFormat, items: Sequence[Item], encoder: Encoder) -> Rendered:
+        preface = self._preface(head, format, encoder)
+        return self._write(Rendered(self._writer, preface, empty(Block.NONE)), items, encoder)
+
+    def append(self, position: Rendered, job: Job, encoder: Encoder) -> Rendered:
+        if not position.preface.covers(job):
+            preface = self._preface(job.head, job.settings.format, encoder)
+            position = Rendered(self._writer, preface, position.body)
+        return self._write(position, job.input, encoder)
+
+    def open(self, context: Rendered) -> Rendered:
+        return context.then(self.encode(self.dialect.write_prompt(_block(context))), Block.ASSISTANT)
+
+    def encode(self, fragments: Sequence[Fragment], encoder: Encoder | None = None) -> list[int]:
+        """Ids of fragments: control tokens by name, each text by itself."""
+        encoder = encoder or Encoder(self.vocabulary)
+        encoder.expect(_texts(fragments))
+        ids: list[int] = []
+        for fragment in fragments:
+            if isinstance(fragment, str):
+                ids += encoder.encode(fragment)
+            elif isinstance(fragment, Control):
+                ids.append(self.vocabulary.control(fragment.token))
+                encoder.spend(1)
+            else:
+                ids += self._encode_phrase(fragment.parts, encoder)
+        return ids
+
+    def _encode_phrase(self, parts: Iterable[str | Mark], encoder: Encoder) -> list[int]:
+        ids: list[int] = []
+        text = ""
+        for part in parts:
+            if isinstance(part, str):
+                text += part
+            elif self.vocabulary.has_control(part.token):
+                ids += [*encoder.encode(text), self.vocabulary.control(part.token)]
+                text = ""
+            else:
+                text += part.token
+        return ids + encoder.encode(text)
+
+    def _preface(self, head: Head, format: TextFormat, encoder: Encoder) -> Preface:
+        return Preface(head, format, Step.of(self.encode(self.dialect.write_head(head, format), encoder)))
+
+    def _write(self, start: Rendered, items: Sequence[Item], encoder: Encoder) -> Rendered:
+        before = _block(start)
+        fragments, block = self.dialect.write_items(before, items)
+        if not fragments and block is before:
+            return start
+        return start.then(self.encode(fragments, encoder), block)
+
+
+def _texts(fragments: Iterable[Fragment]) -> Iterator[str]:
+    """The texts that will be encoded."""
+    for fragment in fragments:
+        if isinstance(fragment, str):
+            yield fragment
+        elif isinstance(fragment, Phrase):
+            yield from (part for part in fragment.parts if isinstance(part, str))
+
+
+def _block(rendered: Rendered) -> Block:
+    tail = rendered.body.tail
+    assert isinstance(tail, Block)
+    return tail

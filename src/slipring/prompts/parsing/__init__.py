@@ -1,0 +1,1 @@
+"""Parsers: model output to deltas."""

@@ -1,0 +1,1 @@
+"""Prompts rendered by the model's own chat template."""

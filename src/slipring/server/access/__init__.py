@@ -1,0 +1,1 @@
+"""Access control: API keys, permissions, quotas, encryption keys."""

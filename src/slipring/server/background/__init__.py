@@ -1,0 +1,1 @@
+"""Background responses: running, recording, streaming and cancelling them."""

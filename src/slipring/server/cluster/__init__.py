@@ -1,0 +1,1 @@
+"""What nodes on one store share: parked states, ids, maintenance."""

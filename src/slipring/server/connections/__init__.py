@@ -1,0 +1,1 @@
+"""TCP connections: accepting, deadlines, byte limits, request bodies."""

@@ -1,0 +1,1 @@
+"""HTTP endpoints: routes, and handlers other than creating a response."""

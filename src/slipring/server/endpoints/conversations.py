@@ -1,0 +1,193 @@
+"""The conversations endpoints: a conversation is a list of items that responses take part in."""
+
+from aiohttp import web
+from msgspec import Raw, json
+
+from slipring.core.chain import item_ids, sealed_items
+from slipring.core.session.turn_setup import intake_of
+from slipring.core.turn.compaction import TRIGGER
+from slipring.core.turn.request_validation import read_include
+from slipring.errors import InvalidRequest, NotFound, conversation_not_found, quoted
+from slipring.protocol.endpoints.conversations import (
+    ConversationObject,
+    CreateConversation,
+    read_addition,
+    read_creation,
+    read_update,
+)
+from slipring.protocol.endpoints.small_objects import DeletedConversation
+from slipring.protocol.intake import Intake
+from slipring.protocol.item_listing import present
+from slipring.protocol.items import (
+    AdditionalTools,
+    ConfigurationUpdate,
+    Item,
+    LoadedTools,
+    read_item,
+    with_id,
+)
+from slipring.protocol.requests import read_format
+from slipring.protocol.tools import Toolset
+from slipring.server.access.auth import Caller
+from slipring.server.clock import now
+from slipring.server.cluster.ids import mint
+from slipring.server.connections.request_bodies import read_body
+from slipring.server.endpoints import paging
+from slipring.server.endpoints.replies import json_response
+from slipring.server.service import Service
+from slipring.stores.base import Conversation
+
+
+async def create(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    asked = CreateConversation()
+    if request.can_read_body:
+        body = await read_body(service, request, caller)
+        asked = await service.reading.body(caller.tenant, body, read_creation)
+    conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
+    items, _ = await _read_items(service, caller.tenant, asked.items or [])
+    await service.store.conversations.create(caller.tenant, conversation, items)
+    return json_response(_shown(conversation))
+
+
+async def retrieve(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id = _id(request)
+    conversation = await service.store.conversations.read(caller.tenant, conversation_id)
+    return json_response(_shown(_required(conversation, conversation_id)))
+
+
+async def update(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id = _id(request)
+    body = await read_body(service, request, caller)
+    asked = await service.reading.body(caller.tenant, body, read_update)
+    conversation = await service.store.conversations.update(
+        caller.tenant, conversation_id, asked.metadata or {}
+    )
+    return json_response(_shown(_required(conversation, conversation_id)))
+
+
+async def delete(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id = _id(request)
+    if not await service.store.conversations.delete(caller.tenant, conversation_id):
+        raise conversation_not_found(conversation_id)
+    return json_response(DeletedConversation(conversation_id))
+
+
+async def list_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id = _id(request)
+    _read_include(request)
+    page = paging.read_page(request.query)
+    async with service.retrieving.place(caller.tenant):
+        found = await service.store.conversations.items(caller.tenant, conversation_id, page)
+        if found is None:
+            raise conversation_not_found(conversation_id)
+        items, has_more = found
+        return json_response(paging.as_list(items, "conversation", has_more=has_more))
+
+
+async def add_items(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id = _id(request)
+    _read_include(request)
+    body = await read_body(service, request, caller)
+    asked = await service.reading.body(caller.tenant, body, read_addition)
+    items, chosen = await _read_items(service, caller.tenant, asked.items)
+    conversations = service.store.conversations
+    for item in items:
+        if item.id is not None and item.id in chosen:
+            there = await conversations.item(caller.tenant, conversation_id, item.id)
+            _refuse_change(there, item, chosen[item.id])
+    if not await conversations.add(caller.tenant, conversation_id, items):
+        raise conversation_not_found(conversation_id)
+    return json_response(paging.as_list(items, "conversation", has_more=False))
+
+
+async def retrieve_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id, item_id = _id(request), request.match_info["item_id"]
+    _read_include(request)
+    async with service.retrieving.place(caller.tenant):
+        item = await service.store.conversations.item(caller.tenant, conversation_id, item_id)
+        if item is None:
+            raise await _missing(service, caller.tenant, conversation_id, item_id)
+        return json_response(present(item, item_id, "conversation"))
+
+
+async def delete_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+    conversation_id, item_id = _id(request), request.match_info["item_id"]
+    conversations = service.store.conversations
+    if not await conversations.delete_item(caller.tenant, conversation_id, item_id):
+        raise await _missing(service, caller.tenant, conversation_id, item_id)
+    conversation = await conversations.read(caller.tenant, conversation_id)
+    return json_response(_shown(_required(conversation, conversation_id)))
+
+
+async def _missing(service: Service, tenant: str, conversation_id: str, item_id: str) -> NotFound:
+    if await service.store.conversations.read(tenant, conversation_id) is None:
+        return conversation_not_found(conversation_id)
+    return NotFound(f"Item with id {quoted(item_id)} not found.", param="item_id")
+
+
+def _id(request: web.Request) -> str:
+    return request.match_info["conversation_id"]
+
+
+def _required(conversation: Conversation | None, conversation_id: str) -> Conversation:
+    if conversation is None:
+        raise conversation_not_found(conversation_id)
+    return conversation
+
+
+def _shown(conversation: Conversation) -> ConversationObject:
+    return ConversationObject(conversation.id, conversation.created_at, conversation.metadata)
+
+
+def _read_include(request: web.Request) -> None:
+    read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
+
+
+async def _read_items(
+    service: Service, tenant: str, raws: list[Raw]
+) -> tuple[tuple[Item, ...], dict[str, str]]:
+    """Items that are added by hand, and where those are whose ids the client chose; the others get one.
+
+    One that is there twice is there once.
+    """
+    items: dict[str, Item] = {}
+    chosen: dict[str, str] = {}
+    intake = intake_of(service.config.limits)
+    for index, raw in enumerate(raws):
+        where = f"items[{index}]"
+        item = read_item(bytes(raw), where)
+        _check_settings(item, where, intake)
+        if item.type in ("item_reference", TRIGGER):
+            raise InvalidRequest(
+                f"Invalid '{where}': a conversation holds items, and nothing that stands for them.",
+                param=f"{where}.type",
+            )
+        if item.id:
+            _refuse_change(items.get(item.id), item, where)
+            chosen[item.id] = where
+        item_id = item.id or mint(item_ids.prefix(item.type))
+        items[item_id] = with_id(item, item_id)
+    await service.compiler.check(tenant, intake.grammars)
+    return sealed_items.opened(tuple(items.values()), service.seal, tenant, "items"), chosen
+
+
+def _refuse_change(there: Item | None, item: Item, where: str) -> None:
+    """An id that is taken keeps its item. To send that again does no harm: it may be a second attempt."""
+    if there is not None and _meaning(there) != _meaning(item):
+        raise InvalidRequest(
+            f"Invalid '{where}.id': the conversation has another item with the id {quoted(item.id or '')}.",
+            param=f"{where}.id",
+        )
+
+
+def _meaning(item: Item) -> object:
+    return json.decode(present(item, item.id or "", "conversation"))
+
+
+def _check_settings(item: Item, where: str, intake: Intake) -> None:
+    """What a turn would stumble over is refused now: every turn of the conversation would."""
+    body = item.body()
+    if isinstance(body, AdditionalTools | LoadedTools):
+        Toolset.read(body.tools, f"{where}.tools", loaded=True, intake=intake)
+    elif isinstance(body, ConfigurationUpdate) and body.text is not None:
+        read_format(body.text.format, f"{where}.text.format", intake)

@@ -1,0 +1,146 @@
+"""What can be done with a response once it exists: read it, list its input, cancel it, delete it.
+
+A response of somebody else and one that never was get the same answer.
+"""
+
+from aiohttp import web
+from msgspec import Raw, json, structs
+
+from slipring.core.chain import item_ids
+from slipring.core.chain.sealed_items import Seal
+from slipring.core.chain.state import ResponseState
+from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_include
+from slipring.errors import InvalidRequest, response_not_found
+from slipring.protocol import wire
+from slipring.protocol.endpoints.small_objects import DeletedResponse
+from slipring.protocol.items import Item, Reasoning, read_item
+from slipring.protocol.responses import Response
+from slipring.server.access.auth import Caller
+from slipring.server.background import event_stream
+from slipring.server.background.endings import read_response
+from slipring.server.background.runs import Background
+from slipring.server.endpoints import paging
+from slipring.server.endpoints.replies import json_response
+from slipring.server.service import Service
+from slipring.stores.base import Page
+
+_fields = json.Decoder(dict[str, Raw])
+
+
+class StoredResponses:
+    """The endpoints below ``/responses/{response_id}``."""
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+
+    async def retrieve(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+        response_id = request.match_info["response_id"]
+        include = read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
+        streams = _streams(request)
+        async with service.retrieving.place(caller.tenant):
+            response = await _find(service, caller.tenant, response_id)
+            if ENCRYPTED_REASONING in include:
+                response.output = [_sealed(raw, service.seal, caller.tenant) for raw in response.output]
+            if not streams or request.method == "HEAD":
+                if "starting_after" in request.query:
+                    raise InvalidRequest("'starting_after' needs 'stream=true'.", param="starting_after")
+                return json_response(response)
+            is_background = response.background
+            del response
+        after = _starting_after(request)
+        if not is_background:
+            raise InvalidRequest(
+                "Only responses that were created with 'background' can be streamed again.", param="stream"
+            )
+        return await event_stream.follow(self._background, request, caller.tenant, response_id, after=after)
+
+    async def delete(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+        response_id = request.match_info["response_id"]
+        store = service.store
+        run_deleted = await store.runs.delete(caller.tenant, response_id)
+        await self._background.stop(caller.tenant, response_id)
+        if not await store.responses.delete(caller.tenant, response_id) and not run_deleted:
+            raise response_not_found(response_id)
+        return json_response(DeletedResponse(response_id))
+
+    async def cancel(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+        response_id = request.match_info["response_id"]
+        response = await self._background.cancel(caller.tenant, response_id)
+        if response is None:
+            await _find(service, caller.tenant, response_id)
+            raise InvalidRequest(
+                "Only responses that were created with 'background' can be cancelled.", param="response_id"
+            )
+        return json_response(response)
+
+    async def input_items(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+        response_id = request.match_info["response_id"]
+        page = paging.read_page(request.query)
+        async with service.retrieving.place(caller.tenant):
+            state = await service.store.responses.load(caller.tenant, response_id)
+            if state is None:
+                await _find(service, caller.tenant, response_id)
+                raise InvalidRequest(
+                    "The input of a background response can be listed when it has finished.",
+                    param="response_id",
+                )
+            # A chain may have any number of items, and all are looked at for a page of them.
+            found, has_more = await service.reading.aside(caller.tenant, _input_page, state, page)
+            return json_response(paging.as_list(found, "response", has_more=has_more))
+
+
+def _input_page(state: ResponseState, page: Page) -> tuple[list[Item], bool]:
+    return paging.cut(_input_of(state), page)
+
+
+def _input_of(state: ResponseState) -> list[Item]:
+    """All that a response was made from, oldest first, each item with an id that no other here has.
+
+    A client may send an item twice; a page that ends with the second must not be followed by what comes after
+    the first.
+    """
+    items: dict[str, Item] = {}
+    for node in reversed(list(state.chain())):
+        for index, item in enumerate(node.input):
+            own = item_ids.input_id(item, node.id, index)
+            item_id = own if own not in items else item_ids.place_id(item, node.id, index)
+            items[item_id] = structs.replace(item, id=item_id)
+        if node is not state:
+            items.update({item.id: item for item in node.output if item.id is not None})
+    return list(items.values())
+
+
+async def _find(service: Service, tenant: str, response_id: str) -> Response:
+    """A response in whatever state it is."""
+    response = await service.store.responses.retrieve(tenant, response_id)
+    if response is not None:
+        return response
+    run = await service.store.runs.read(tenant, response_id)
+    if run is None:
+        raise response_not_found(response_id)
+    return read_response(run.response)
+
+
+def _streams(request: web.Request) -> bool:
+    given = request.query.get("stream", "false")
+    if given not in ("true", "false"):
+        raise InvalidRequest("Invalid 'stream': must be 'true' or 'false'.", param="stream")
+    return given == "true"
+
+
+def _sealed(raw: Raw, seal: Seal, tenant: str) -> Raw:
+    """An output item; if it is reasoning, with what a client may keep of it."""
+    item = read_item(bytes(raw), "output")
+    body = item.body()
+    if not isinstance(body, Reasoning) or body.encrypted_content:
+        return raw
+    return wire.raw({**_fields.decode(raw), "encrypted_content": seal.seal(tenant, (item,))})
+
+
+def _starting_after(request: web.Request) -> int:
+    given = request.query.get("starting_after")
+    if given is None:
+        return -1
+    if not (given.isascii() and given.isdigit()):
+        raise InvalidRequest("Invalid 'starting_after': must be a whole number.", param="starting_after")
+    return int(given[:18])

@@ -1,0 +1,1 @@
+"""Processes: starting, supervising and stopping servers and workers."""

@@ -1,0 +1,1 @@
+"""Transports: WebSocket, and HTTP with JSON or SSE."""

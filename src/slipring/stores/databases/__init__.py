@@ -1,0 +1,1 @@
+"""Database drivers: SQLite and PostgreSQL behind one interface."""

@@ -1,0 +1,299 @@
+"""SQLite: a file that several processes may share, or a database in memory.
+
+One thread writes. It takes all writes that are waiting into one transaction, so that many of them share the
+cost of reaching the disk; each stands in its own savepoint, so that one that fails hurts nobody else. Two
+threads read a file; in memory, the one thread does both. Knows SQL only as text.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import apsw
+
+from slipring.errors import StartupError, Unavailable
+from slipring.stores.databases.database import (
+    Database,
+    ForeignKeyViolated,
+    Row,
+    Statement,
+    UniqueViolated,
+    Unmet,
+)
+from slipring.stores.sql import schema
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+OLDEST = (3, 51, 3)
+"""Earlier ones can damage a WAL file that several connections write and checkpoint at the same time."""
+_GROUP = 256
+"""Writes in one transaction, at most: the first of them waits for the last."""
+_READERS = 2
+_BUSY_MS = 5000
+"""How long to wait for another process to finish its transaction."""
+_START_S, _BUSY_PAUSE_S = 10.0, 0.02
+"""How long to wait for others that start at the same time, and how long between two attempts."""
+_IN_MEMORY = ":memory:"
+_UNIQUE = (apsw.SQLITE_CONSTRAINT_PRIMARYKEY, apsw.SQLITE_CONSTRAINT_UNIQUE)
+
+
+class _Job:
+    """Something to do in a thread, and who waits for it."""
+
+    __slots__ = ("_future", "_loop", "error", "is_write", "result", "statements")
+
+    def __init__(self, statements: Sequence[Statement], *, is_write: bool) -> None:
+        self.statements = statements
+        self.is_write = is_write
+        self.result: list[list[Row]] = []
+        self.error: Exception | None = None
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[list[list[Row]]] = self._loop.create_future()
+
+    def wait(self) -> asyncio.Future[list[list[Row]]]:
+        return self._future
+
+    def answer(self) -> None:
+        """Called in the thread. A loop that is gone needs no answer any more."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._settle)
+
+    def _settle(self) -> None:
+        if self._future.done():
+            return  # whoever waited has stopped waiting
+        if self.error is not None:
+            self._future.set_exception(self.error)
+        else:
+            self._future.set_result(self.result)
+
+
+_Queue = SimpleQueue[_Job | None]
+
+
+class SqliteDatabase(Database):
+    def __init__(self, path: str | None) -> None:
+        """``path`` of the file; None: in memory, gone when it is closed."""
+        self._path = path
+        self.name = "sqlite" if path is not None else "memory"
+        self.is_shared = path is not None
+        self._writes: _Queue = SimpleQueue()
+        self._reads: _Queue = SimpleQueue() if path is not None else self._writes
+        self._threads: list[threading.Thread] = []
+        self._is_open = False
+
+    async def start(self) -> None:
+        version = apsw.sqlite_lib_version()
+        if tuple(int(part) for part in version.split(".")) < OLDEST:
+            needed = ".".join(map(str, OLDEST))
+            raise StartupError(f"--store {self.name}: SQLite {version} is too old ({needed} is needed)")
+        connections = await asyncio.to_thread(self._connect)
+        for number, connection in enumerate(connections):
+            queue = self._reads if number else self._writes
+            thread = threading.Thread(
+                target=_serve, args=(connection, queue), name=f"slipring-{self.name}-{number}", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+        self._is_open = True
+
+    async def close(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        for number in range(len(self._threads)):
+            (self._reads if number else self._writes).put(None)
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+        self._threads.clear()
+
+    async def read(self, sql: str, *args: Any) -> list[Row]:
+        return (await self._ask(self._reads, (Statement(sql, args),), is_write=False))[0]
+
+    async def write(self, *statements: Statement) -> list[list[Row]]:
+        return await self._ask(self._writes, statements, is_write=True)
+
+    async def used_bytes(self) -> int:
+        rows = await self.read(
+            "SELECT (page_count - freelist_count) * page_size"
+            " FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+        )
+        return int(rows[0][0])
+
+    async def _ask(
+        self, queue: _Queue, statements: Sequence[Statement], *, is_write: bool
+    ) -> list[list[Row]]:
+        if not self._is_open:
+            raise Unavailable("The store is closed.")
+        job = _Job(statements, is_write=is_write)
+        queue.put(job)
+        return await job.wait()
+
+    def _connect(self) -> list[apsw.Connection]:
+        """The writer's connection and the readers'."""
+        if self._path is None:
+            writer = _prepared(apsw.Connection(_IN_MEMORY))
+            _migrate(writer, "memory")
+            return [writer]
+        where = f"sqlite:{self._path}"
+        try:
+            path = _make_file(self._path)
+            writer = _patiently(lambda: _prepared(apsw.Connection(path)))
+            if _patiently(lambda: writer.execute("PRAGMA journal_mode = WAL").get) != "wal":
+                raise StartupError(f"--store {where}: no write-ahead log can be kept there")
+            _patiently(lambda: _migrate(writer, where))
+            readers = [_patiently(lambda: _prepared(apsw.Connection(path))) for _ in range(_READERS)]
+        except OSError as error:
+            raise StartupError(f"--store {where}: {error.strerror or error}") from None
+        except apsw.Error as error:
+            raise StartupError(f"--store {where}: {error}") from None
+        for reader in readers:
+            reader.execute("PRAGMA query_only = ON")
+        return [writer, *readers]
+
+
+def _patiently(work: Callable[[], _T]) -> _T:
+    """Do something that another process may be doing to the same file just now. Where SQLite itself waits for
+    others, it does so by the busy timeout; for a change of the journal it does not wait at all."""
+    until = time.monotonic() + _START_S
+    while True:
+        try:
+            return work()
+        except apsw.BusyError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_BUSY_PAUSE_S)
+
+
+def _make_file(path: str) -> str:
+    """A file that nobody else may read, before SQLite makes one that others can."""
+    absolute = Path(path).expanduser().absolute()
+    absolute.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(absolute, os.O_RDWR | os.O_CREAT, 0o600))
+    return str(absolute)
+
+
+def _prepared(connection: apsw.Connection) -> apsw.Connection:
+    connection.set_busy_timeout(_BUSY_MS)
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA synchronous = FULL")
+    # What is sorted stays in memory: a temporary file would hold content beside the database.
+    connection.execute("PRAGMA temp_store = MEMORY")
+    return connection
+
+
+def _migrate(connection: apsw.Connection, where: str) -> None:
+    """Bring the schema up to date, with other processes kept out meanwhile."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute(schema.VERSION_TABLE)
+        version: int = connection.execute(schema.READ_VERSION).get
+        for number, statements in schema.pending(version, where):
+            for sql in statements:
+                connection.execute(_dialect(sql))
+            connection.execute(schema.WRITE_VERSION, {"1": number})
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(apsw.Error):
+            connection.execute("ROLLBACK")
+        raise
+
+
+@lru_cache(maxsize=256)
+def _dialect(sql: str) -> str:
+    """The one thing that SQLite calls by another name."""
+    return sql.replace("BYTEA", "BLOB")
+
+
+# In the threads.
+
+
+def _serve(connection: apsw.Connection, queue: _Queue) -> None:
+    """Do what is asked for, until there is a None."""
+    is_last = False
+    while not is_last:
+        jobs = []
+        job = queue.get()
+        while job is not None:
+            jobs.append(job)
+            if not job.is_write and len(jobs) == 1:
+                break  # there are other readers for what else is waiting
+            if len(jobs) == _GROUP:
+                break
+            try:
+                job = queue.get_nowait()
+            except Empty:
+                break
+        is_last = job is None
+        _write([each for each in jobs if each.is_write], connection)
+        for each in jobs:
+            if not each.is_write:
+                _attempt(connection, each)
+        for each in jobs:
+            each.answer()
+    connection.close()
+
+
+def _write(jobs: list[_Job], connection: apsw.Connection) -> None:
+    """All of these in one transaction. What happens to it happens to all that did not fail before."""
+    if not jobs:
+        return
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        for job in jobs:
+            connection.execute("SAVEPOINT one")
+            _attempt(connection, job)
+            if not connection.in_transaction:
+                # A full disk or the like: SQLite has undone the others too.
+                raise job.error or Unavailable(_SORRY)
+            if job.error is not None:
+                connection.execute("ROLLBACK TO one")
+            connection.execute("RELEASE one")
+        connection.execute("COMMIT")
+    except Exception as error:
+        told = _explained(error)
+        for job in jobs:
+            job.error = job.error or told
+        if connection.in_transaction:
+            with suppress(apsw.Error):
+                connection.execute("ROLLBACK")
+
+
+def _execute(connection: apsw.Connection, statement: Statement) -> list[Row]:
+    named = {str(number): arg for number, arg in enumerate(statement.args, 1)}
+    rows: list[Row] = connection.execute(_dialect(statement.sql), named).fetchall()
+    if statement.must and not rows:
+        raise Unmet(statement.sql)
+    return rows
+
+
+def _attempt(connection: apsw.Connection, job: _Job) -> None:
+    try:
+        job.result = [_execute(connection, statement) for statement in job.statements]
+    except Exception as error:
+        job.error = _explained(error)
+
+
+_SORRY = "The store cannot be used at the moment."
+
+
+def _explained(error: Exception) -> Exception:
+    """An error of SQLite in the words of whoever asked; others are as they are."""
+    if isinstance(error, apsw.ConstraintError):
+        # The stubs do not know this attribute of every error.
+        code = vars(error)["extendedresult"]
+        if code == apsw.SQLITE_CONSTRAINT_FOREIGNKEY:
+            return ForeignKeyViolated(str(error))
+        return UniqueViolated(str(error)) if code in _UNIQUE else error
+    if isinstance(error, apsw.Error) and not isinstance(error, apsw.SQLError | apsw.BindingsError):
+        log.error("the store could not do its work: %s", error)
+        return Unavailable(_SORRY)
+    return error

@@ -1,0 +1,1 @@
+"""The SQL store: responses, conversations, runs, keys on one database."""

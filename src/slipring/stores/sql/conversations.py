@@ -1,0 +1,190 @@
+"""Conversations and their items.
+
+Every change first updates the row of the conversation: that locks it, so that changes follow each other, and
+allots the positions of new items. Positions only grow. The tip is the response whose context is all items
+before ``tip_position``.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from slipring.protocol import wire
+from slipring.protocol.items import Item
+from slipring.stores import base
+from slipring.stores.base import Appended, Conversation, Page, Thread
+from slipring.stores.databases.database import Database, Row, Statement
+
+_CREATE = """
+INSERT INTO slipring_conversations
+    (tenant, id, created_at, metadata, version, tip, tip_position, next_position)
+VALUES ($1, $2, $3, $4, 0, NULL, 0, $5)
+"""
+_READ = "SELECT id, created_at, metadata FROM slipring_conversations WHERE tenant = $1 AND id = $2"
+_UPDATE = """
+UPDATE slipring_conversations SET metadata = $3 WHERE tenant = $1 AND id = $2
+RETURNING id, created_at, metadata
+"""
+_DELETE = "DELETE FROM slipring_conversations WHERE tenant = $1 AND id = $2 RETURNING id"
+_GROW = """
+UPDATE slipring_conversations SET version = version + 1, next_position = next_position + $3
+WHERE tenant = $1 AND id = $2
+RETURNING id
+"""
+_ADVANCE = """
+UPDATE slipring_conversations SET
+    version = version + 1,
+    tip = CASE WHEN version = $3 THEN CAST($4 AS TEXT) ELSE NULL END,
+    tip_position = next_position + $5,
+    next_position = next_position + $5
+WHERE tenant = $1 AND id = $2
+"""
+# Counted back from the next free position, which the update before has just moved. An id that is there
+# already keeps its place and its item: what a response says must not be lost over an item that it repeats.
+_INSERT_ITEM = """
+INSERT INTO slipring_conversation_items (tenant, conversation_id, position, id, data)
+SELECT tenant, id, next_position - $3, CAST($4 AS TEXT), CAST($5 AS BYTEA)
+FROM slipring_conversations WHERE tenant = $1 AND id = $2
+ON CONFLICT DO NOTHING
+"""
+_READ_ITEM = """
+SELECT data, position FROM slipring_conversation_items
+WHERE tenant = $1 AND conversation_id = $2 AND id = $3
+"""
+_ALL_ITEMS = """
+SELECT data FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 ORDER BY position
+"""
+# One row without data: the conversation is there, and the page is empty.
+_PAGE_UP = """
+SELECT items.data FROM slipring_conversations AS conversation
+LEFT JOIN slipring_conversation_items AS items
+    ON items.tenant = conversation.tenant AND items.conversation_id = conversation.id
+    AND items.position > $3
+WHERE conversation.tenant = $1 AND conversation.id = $2
+ORDER BY items.position LIMIT $4
+"""
+_PAGE_DOWN = """
+SELECT items.data FROM slipring_conversations AS conversation
+LEFT JOIN slipring_conversation_items AS items
+    ON items.tenant = conversation.tenant AND items.conversation_id = conversation.id
+    AND items.position < $3
+WHERE conversation.tenant = $1 AND conversation.id = $2
+ORDER BY items.position DESC LIMIT $4
+"""
+_FIRST, _LAST = -1, 2**62
+_THREAD = """
+SELECT conversation.id, conversation.created_at, conversation.metadata,
+    conversation.version, conversation.tip, items.data
+FROM slipring_conversations AS conversation
+LEFT JOIN slipring_conversation_items AS items
+    ON items.tenant = conversation.tenant AND items.conversation_id = conversation.id
+    AND (conversation.tip IS NULL OR items.position >= conversation.tip_position)
+WHERE conversation.tenant = $1 AND conversation.id = $2
+ORDER BY items.position
+"""
+_LOSE_ITEM = """
+UPDATE slipring_conversations SET
+    version = version + 1,
+    tip = CASE WHEN tip_position > (
+        SELECT position FROM slipring_conversation_items
+        WHERE tenant = $1 AND conversation_id = $2 AND id = $3
+    ) THEN NULL ELSE tip END
+WHERE tenant = $1 AND id = $2 AND EXISTS (
+    SELECT 1 FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 AND id = $3
+)
+"""
+_DELETE_ITEM = """
+DELETE FROM slipring_conversation_items WHERE tenant = $1 AND conversation_id = $2 AND id = $3
+RETURNING id
+"""
+
+_metadata = msgspec.json.Decoder(dict[str, str])
+_item = msgspec.msgpack.Decoder(Item)
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def appending(tenant: str, response_id: str, appended: Appended) -> list[Statement]:
+    """What a response leaves in its conversation, as part of whatever else is written about it."""
+    args = (tenant, appended.conversation_id, appended.version, response_id, len(appended.items))
+    return [Statement(_ADVANCE, args), *_insert(tenant, appended.conversation_id, appended.items)]
+
+
+def _insert(tenant: str, conversation_id: str, items: Sequence[Item]) -> list[Statement]:
+    return [
+        Statement(_INSERT_ITEM, (tenant, conversation_id, len(items) - number, item.id, _pack(item)))
+        for number, item in enumerate(items)
+    ]
+
+
+def _read(row: Row) -> Conversation:
+    return Conversation(id=row[0], created_at=row[1], metadata=_metadata.decode(row[2]))
+
+
+class SqlConversations(base.Conversations):
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, tenant: str, conversation: Conversation, items: Sequence[Item]) -> None:
+        metadata = wire.encode(conversation.metadata)
+        args = (tenant, conversation.id, conversation.created_at, metadata, len(items))
+        await self._database.write(Statement(_CREATE, args), *_insert(tenant, conversation.id, items))
+
+    async def read(self, tenant: str, conversation_id: str) -> Conversation | None:
+        rows = await self._database.read(_READ, tenant, conversation_id)
+        return _read(rows[0]) if rows else None
+
+    async def update(
+        self, tenant: str, conversation_id: str, metadata: dict[str, str]
+    ) -> Conversation | None:
+        args = (tenant, conversation_id, wire.encode(metadata))
+        (rows,) = await self._database.write(Statement(_UPDATE, args))
+        return _read(rows[0]) if rows else None
+
+    async def delete(self, tenant: str, conversation_id: str) -> bool:
+        (rows,) = await self._database.write(Statement(_DELETE, (tenant, conversation_id)))
+        return bool(rows)
+
+    async def add(self, tenant: str, conversation_id: str, items: Sequence[Item]) -> bool:
+        grown, *_ = await self._database.write(
+            Statement(_GROW, (tenant, conversation_id, len(items))),
+            *_insert(tenant, conversation_id, items),
+        )
+        return bool(grown)
+
+    async def append(self, tenant: str, response_id: str, appended: Appended) -> None:
+        await self._database.write(*appending(tenant, response_id, appended))
+
+    async def items(self, tenant: str, conversation_id: str, page: Page) -> tuple[list[Item], bool] | None:
+        cursor = _FIRST if page.ascending else _LAST
+        if page.after is not None:
+            rows = await self._database.read(_READ_ITEM, tenant, conversation_id, page.after)
+            if not rows:
+                return ([], False) if await self.read(tenant, conversation_id) is not None else None
+            cursor = rows[0][1]
+        sql = _PAGE_UP if page.ascending else _PAGE_DOWN
+        rows = await self._database.read(sql, tenant, conversation_id, cursor, page.limit + 1)
+        if not rows:
+            return None
+        items = [_item.decode(data) for (data,) in rows if data is not None]
+        return items[: page.limit], len(items) > page.limit
+
+    async def item(self, tenant: str, conversation_id: str, item_id: str) -> Item | None:
+        rows = await self._database.read(_READ_ITEM, tenant, conversation_id, item_id)
+        return _item.decode(rows[0][0]) if rows else None
+
+    async def delete_item(self, tenant: str, conversation_id: str, item_id: str) -> bool:
+        args = (tenant, conversation_id, item_id)
+        _, deleted = await self._database.write(Statement(_LOSE_ITEM, args), Statement(_DELETE_ITEM, args))
+        return bool(deleted)
+
+    async def thread(self, tenant: str, conversation_id: str) -> Thread | None:
+        rows = await self._database.read(_THREAD, tenant, conversation_id)
+        if not rows:
+            return None
+        _, _, _, version, tip, _ = rows[0]
+        added = tuple(_item.decode(row[-1]) for row in rows if row[-1] is not None)
+        return Thread(conversation=_read(rows[0]), version=version, tip=tip, added=added)
+
+    async def all_items(self, tenant: str, conversation_id: str) -> tuple[Item, ...]:
+        rows = await self._database.read(_ALL_ITEMS, tenant, conversation_id)
+        return tuple(_item.decode(data) for (data,) in rows)

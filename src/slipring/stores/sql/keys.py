@@ -1,0 +1,81 @@
+"""API keys, and what they have used."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from slipring.protocol import wire
+from slipring.stores import base
+from slipring.stores.base import Key, Usage
+from slipring.stores.databases.database import Database, Row, Statement
+
+_COLUMNS = "id, tenant, digest, created_at, name, models, requests_per_minute, tokens_per_day, revoked_at"
+_CREATE = f"INSERT INTO slipring_keys ({_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+_FIND = f"SELECT {_COLUMNS} FROM slipring_keys WHERE id = $1"
+_LIST = f"SELECT {_COLUMNS} FROM slipring_keys ORDER BY created_at, id"
+_REVOKE = "UPDATE slipring_keys SET revoked_at = $2 WHERE id = $1 AND revoked_at IS NULL RETURNING id"
+_EXIST = "SELECT 1 FROM slipring_keys LIMIT 1"
+_SPEND = """
+INSERT INTO slipring_usage (key_id, period, requests, tokens, expires_at) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (key_id, period) DO UPDATE SET
+    requests = slipring_usage.requests + excluded.requests,
+    tokens = slipring_usage.tokens + excluded.tokens,
+    expires_at = excluded.expires_at
+RETURNING requests, tokens
+"""
+
+_models = msgspec.json.Decoder(tuple[str, ...])
+
+
+def _key(row: Row) -> Key:
+    key_id, tenant, digest, created_at, name, models, per_minute, per_day, revoked_at = row
+    return Key(
+        id=key_id,
+        tenant=tenant,
+        digest=digest,
+        created_at=created_at,
+        name=name,
+        models=_models.decode(models),
+        requests_per_minute=per_minute,
+        tokens_per_day=per_day,
+        revoked_at=revoked_at,
+    )
+
+
+class SqlKeys(base.Keys):
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(self, key: Key) -> None:
+        named = (key.id, key.tenant, key.digest, key.created_at, key.name, wire.encode(key.models))
+        bounds = (key.requests_per_minute, key.tokens_per_day, key.revoked_at)
+        await self._database.write(Statement(_CREATE, (*named, *bounds)))
+
+    async def find(self, key_id: str) -> Key | None:
+        rows = await self._database.read(_FIND, key_id)
+        return _key(rows[0]) if rows else None
+
+    async def revoke(self, key_id: str, now: int) -> bool:
+        (rows,) = await self._database.write(Statement(_REVOKE, (key_id, now)))
+        return bool(rows)
+
+    async def exist(self) -> bool:
+        return bool(await self._database.read(_EXIST))
+
+    async def spend(self, spent: Sequence[Usage], *, expires_at: float) -> list[Usage]:
+        # Always in the same order, so that two nodes do not wait for each other.
+        order = sorted(range(len(spent)), key=lambda place: (spent[place].key_id, spent[place].window))
+        written = await self._database.write(*(_spend(spent[place], expires_at) for place in order))
+        totals = dict(zip(order, written, strict=True))
+        return [
+            Usage(key_id=each.key_id, window=each.window, requests=requests, tokens=tokens)
+            for place, each in enumerate(spent)
+            for requests, tokens in totals[place]
+        ]
+
+    async def list(self) -> list[Key]:
+        return [_key(row) for row in await self._database.read(_LIST)]
+
+
+def _spend(spent: Usage, expires_at: float) -> Statement:
+    return Statement(_SPEND, (spent.key_id, spent.window, spent.requests, spent.tokens, float(expires_at)))

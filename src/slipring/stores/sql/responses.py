@@ -1,0 +1,250 @@
+"""Responses and their chains.
+
+A chain lies in the store as deltas that point at their parents. A parent cannot go while anything builds on
+it: it is hidden when it is deleted, and hidden from the start when it was not to be stored. What is hidden
+has expired long ago, so that one index finds all that may be removed.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from msgspec import structs
+
+from slipring.core.chain import item_ids
+from slipring.core.chain.head import Head
+from slipring.core.chain.item_ids import Place
+from slipring.core.chain.state import Positions, ResponseState
+from slipring.errors import Unavailable
+from slipring.protocol.items import Item
+from slipring.protocol.responses import Response
+from slipring.stores import base
+from slipring.stores.base import Appended, LeaseLost, Tenure
+from slipring.stores.databases.database import Database, ForeignKeyViolated, Row, Statement, Unmet
+from slipring.stores.recent_states import RecentStates
+from slipring.stores.sql import response_rows
+from slipring.stores.sql.conversations import appending
+from slipring.stores.sql.expiry import Expiry
+from slipring.stores.sql.response_rows import Record
+from slipring.stores.sql.runs import holding
+
+_INSERT_HEAD = """
+INSERT INTO slipring_heads (tenant, digest, instructions, tools) VALUES ($1, $2, $3, $4)
+ON CONFLICT DO NOTHING
+"""
+# hidden: 0 can be found, 1 was deleted, 2 is there for those that build on it and was never to be found.
+# A response that comes after one that builds on it was kept for that one's sake only, until now.
+_INSERT = """
+INSERT INTO slipring_responses (tenant, id, hidden, expires_at, parent_id, status, model, created_at,
+    head, response, input, output, carry, position)
+VALUES ($1, $2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)
+ON CONFLICT (tenant, id) DO UPDATE SET hidden = 0, expires_at = excluded.expires_at
+    WHERE slipring_responses.hidden = 2
+"""
+_INSERT_HIDDEN = """
+INSERT INTO slipring_responses (tenant, id, hidden, expires_at, parent_id, status, model, created_at,
+    head, response, input, output, carry, position)
+VALUES ($1, $2, 2, 0, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+ON CONFLICT DO NOTHING
+"""
+_EXISTS = "SELECT 1 FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3"
+# The text of a head comes with the newest response that has it, not with each. The tenant of a step is that
+# of the step before: compared with $1, a planner whose statistics are older than the tenant thinks that there
+# is one such row, and reads all of them at each step.
+_CHAIN = """
+WITH RECURSIVE
+chain (depth, is_news, tenant, parent_id, id, head, response, input, output, carry, position) AS (
+    SELECT 0, 1, tenant, parent_id, id, head, response, input, output, carry, position
+    FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
+    UNION ALL
+    SELECT chain.depth + 1, CASE WHEN older.head = chain.head THEN 0 ELSE 1 END, older.tenant,
+        older.parent_id, older.id, older.head, older.response, older.input, older.output, older.carry,
+        older.position
+    FROM chain JOIN slipring_responses AS older ON older.tenant = chain.tenant AND older.id = chain.parent_id
+)
+SELECT chain.id, chain.head, chain.response, chain.input, chain.output, chain.carry, chain.position,
+    heads.instructions, heads.tools
+FROM chain LEFT JOIN slipring_heads AS heads
+    ON chain.is_news = 1 AND heads.tenant = chain.tenant AND heads.digest = chain.head
+ORDER BY chain.depth DESC
+"""
+_RETRIEVE = """
+SELECT responses.response, responses.output, heads.instructions, heads.tools
+FROM slipring_responses AS responses
+JOIN slipring_heads AS heads ON heads.tenant = responses.tenant AND heads.digest = responses.head
+WHERE responses.tenant = $1 AND responses.id = $2 AND responses.hidden = 0 AND responses.expires_at > $3
+"""
+_ITEMS = """
+SELECT input, output FROM slipring_responses
+WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
+"""
+_HIDE = """
+UPDATE slipring_responses SET hidden = 1, expires_at = 0
+WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
+RETURNING id
+"""
+_REMOVE = """
+DELETE FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 1 AND NOT EXISTS (
+    SELECT 1 FROM slipring_responses AS child WHERE child.tenant = $1 AND child.parent_id = $2
+)
+"""
+_TRIES = 3
+"""Of what another transaction can get in the way of, again and again if it must be so."""
+_BREATH = 100
+"""States that are rebuilt before others get their turn."""
+
+
+class SqlResponses(base.Responses):
+    def __init__(
+        self, database: Database, recent: RecentStates, expiry: Expiry, positions: Positions | None
+    ) -> None:
+        self._database = database
+        self._recent = recent
+        self._expiry = expiry
+        self._positions = positions
+
+    async def save(
+        self,
+        tenant: str,
+        state: ResponseState,
+        *,
+        appended: Appended | None = None,
+        tenure: Tenure | None = None,
+    ) -> None:
+        before = [holding(tenure)] if tenure is not None else []
+        after = appending(tenant, state.id, appended) if appended is not None else []
+        own = self._insert(tenant, state)
+        ancestors, tries = 0, _TRIES
+        while True:
+            try:
+                await self._database.write(*before, *self._lineage(tenant, state, ancestors), *own, *after)
+                break
+            except Unmet:
+                raise LeaseLost(state.id) from None
+            except ForeignKeyViolated:
+                # The parent is not there: it was not to be stored, or is gone. How much of the chain is
+                # missing is found by doubling; past its root, somebody removes what is being written here.
+                if ancestors >= state.depth:
+                    tries -= 1
+                if not tries:
+                    raise Unavailable("The store could not keep the response.") from None
+                ancestors = max(1, 2 * ancestors)
+        self._recent.remember(tenant, state)
+
+    async def load(self, tenant: str, response_id: str) -> ResponseState | None:
+        state = self._recent.find(tenant, response_id)
+        now = self._expiry.now()
+        if state is not None:
+            if await self._database.read(_EXISTS, tenant, response_id, now):
+                return state
+            self._recent.forget(tenant, response_id)
+            return None
+        rows = await self._database.read(_CHAIN, tenant, response_id, now)
+        if not rows:
+            return None
+        state = await self._assemble(tenant, rows)
+        self._recent.remember(tenant, state)
+        return state
+
+    async def retrieve(self, tenant: str, response_id: str) -> Response | None:
+        rows = await self._database.read(_RETRIEVE, tenant, response_id, self._expiry.now())
+        if not rows:
+            return None
+        response, output, instructions, tools = rows[0]
+        head = response_rows.read_head(instructions, tools)
+        return response_rows.unpack_response(response, head, response_rows.unpack_items(output))
+
+    async def load_items(self, tenant: str, wanted_ids: Iterable[str]) -> dict[str, Item]:
+        wanted: dict[str, dict[str, Place]] = {}
+        for item_id in wanted_ids:
+            place = item_ids.place_of(item_id)
+            if place is not None:
+                wanted.setdefault(place.response_id, {})[item_id] = place
+        found: dict[str, Item] = {}
+        for response_id, places in wanted.items():
+            rows = await self._database.read(_ITEMS, tenant, response_id, self._expiry.now())
+            for given, produced in rows:
+                found |= _pick(response_id, places, given, produced)
+        return found
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        hide = Statement(_HIDE, (tenant, response_id, self._expiry.now()))
+        remove = Statement(_REMOVE, (tenant, response_id))
+        try:
+            hidden, _ = await self._database.write(hide, remove)
+        except ForeignKeyViolated:
+            # Something has been built on it this very moment.
+            (hidden,) = await self._database.write(hide)
+        self._recent.forget(tenant, response_id)
+        return bool(hidden)
+
+    def _insert(self, tenant: str, state: ResponseState) -> list[Statement]:
+        expires_at = self._expiry.of(state.response.created_at)
+        columns = response_rows.columns(state, self._positions)
+        insert = Statement(_INSERT, (tenant, state.id, expires_at, *columns))
+        if state.parent is not None and state.parent.head is state.head:
+            return [insert]
+        return [_head(tenant, state.head), insert]
+
+    def _lineage(self, tenant: str, state: ResponseState, count: int) -> list[Statement]:
+        """The nearest ``count`` ancestors, oldest first, for the case that they are not there."""
+        nodes: list[ResponseState] = []
+        node = state.parent
+        while node is not None and len(nodes) < count:
+            nodes.append(node)
+            node = node.parent
+        statements: list[Statement] = []
+        head: Head | None = None
+        for node in reversed(nodes):
+            if node.head is not head:
+                head = node.head
+                statements.append(_head(tenant, head))
+            columns = response_rows.columns(node, self._positions)
+            statements.append(Statement(_INSERT_HIDDEN, (tenant, node.id, *columns)))
+        return statements
+
+    async def _assemble(self, tenant: str, rows: list[Row]) -> ResponseState:
+        """The chain that these rows tell of, oldest first, on top of what is known of it."""
+        texts = {row[1]: (row[7], row[8]) for row in rows if row[8] is not None}
+        heads: dict[bytes, Head] = {}
+        state, start = self._known(tenant, rows)
+        if state is not None:
+            heads[rows[start - 1][1]] = state.head
+        for number, row in enumerate(rows[start:], 1):
+            record = Record(*row[:7])
+            head = heads.get(record.head)
+            if head is None:
+                near = state.head if state is not None else None
+                instructions, tools = texts[record.head]
+                head = heads[record.head] = response_rows.read_head(instructions, tools, near)
+            state = response_rows.rebuild(record, state, head, self._positions)
+            if number % _BREATH == 0:
+                await asyncio.sleep(0)
+        assert state is not None
+        return state
+
+    def _known(self, tenant: str, rows: list[Row]) -> tuple[ResponseState | None, int]:
+        """The newest of these that is in memory, and the place of the first row that is not."""
+        for place in range(len(rows), 0, -1):
+            state = self._recent.find(tenant, rows[place - 1][0])
+            if state is not None:
+                return state, place
+        return None, 0
+
+
+def _head(tenant: str, head: Head) -> Statement:
+    return Statement(_INSERT_HEAD, (tenant, response_rows.digest(head), *response_rows.head_columns(head)))
+
+
+def _pick(response_id: str, places: dict[str, Place], given: bytes, produced: bytes) -> dict[str, Item]:
+    """The items of a response that lie where their ids say."""
+    found: dict[str, Item] = {}
+    items = {True: response_rows.unpack_items(given), False: response_rows.unpack_items(produced)}
+    for item_id, place in places.items():
+        here = items[place.of_input]
+        if not 0 <= place.index < len(here):
+            continue
+        item = here[place.index]
+        by_place = item_ids.place_id(item, response_id, place.index) if place.of_input else None
+        if item_id in (item.id, by_place):
+            found[item_id] = item if item.id == item_id else structs.replace(item, id=item_id)
+    return found

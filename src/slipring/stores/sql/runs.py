@@ -1,0 +1,181 @@
+"""Background runs: who owns them, what they have said, and how they end.
+
+A tenure is an owner's name and an epoch. Every write about a run begins with an update that holds only while
+the run is open and has this epoch, so that an owner who was given up for dead can change nothing any more.
+A run whose response has been saved cannot fail or be cancelled any more: what is saved is how it ended.
+"""
+
+from collections.abc import Sequence
+
+from slipring.protocol import wire
+from slipring.protocol.responses import Response
+from slipring.stores import base
+from slipring.stores.base import LeaseLost, Run, RunEvent, Tenure
+from slipring.stores.databases.database import Database, Row, Statement, Unmet
+from slipring.stores.sql.expiry import Expiry
+
+_FIRST_EPOCH = 1
+_OPEN = """
+INSERT INTO slipring_runs
+    (tenant, response_id, status, owner, epoch, lease_until, last_sequence, response, expires_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+"""
+_INSERT_EVENT = """
+INSERT INTO slipring_run_events (tenant, response_id, sequence_number, data) VALUES ($1, $2, $3, $4)
+"""
+# An owner that was not told whether its events were written writes them again.
+_APPEND_EVENT = f"{_INSERT_EVENT}ON CONFLICT DO NOTHING\n"
+# Asked with the run's row locked by the update before: whoever saves updates that row first.
+_UNSAVED = """
+SELECT 1 WHERE NOT EXISTS (
+    SELECT 1 FROM slipring_responses WHERE tenant = $1 AND id = $2 AND hidden = 0 AND expires_at > $3
+)
+"""
+_HOLD = """
+UPDATE slipring_runs SET epoch = epoch
+WHERE tenant = $1 AND response_id = $2 AND owner = $3 AND epoch = $4
+    AND status IN ('queued', 'in_progress')
+RETURNING epoch
+"""
+_APPEND = """
+UPDATE slipring_runs SET status = $5, response = $6, lease_until = $7,
+    last_sequence = CASE WHEN last_sequence < $8 THEN $8 ELSE last_sequence END
+WHERE tenant = $1 AND response_id = $2 AND owner = $3 AND epoch = $4
+    AND status IN ('queued', 'in_progress')
+RETURNING epoch
+"""
+_RENEW = """
+UPDATE slipring_runs SET lease_until = $5
+WHERE tenant = $1 AND response_id = $2 AND owner = $3 AND epoch = $4
+    AND status IN ('queued', 'in_progress')
+RETURNING epoch
+"""
+_SEIZE = """
+UPDATE slipring_runs SET epoch = epoch + 1, owner = $4, lease_until = $5
+WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND status IN ('queued', 'in_progress')
+RETURNING {columns}
+"""
+_END = """
+UPDATE slipring_runs SET status = $5, response = $6, last_sequence = $7, epoch = epoch + 1
+WHERE tenant = $1 AND response_id = $2 AND epoch = $3 AND last_sequence = $4
+    AND status IN ('queued', 'in_progress')
+RETURNING epoch
+"""
+_COLUMNS = "tenant, response_id, status, owner, epoch, lease_until, last_sequence, response"
+_READ = f"SELECT {_COLUMNS} FROM slipring_runs WHERE tenant = $1 AND response_id = $2"
+_ABANDONED = f"""
+SELECT {_COLUMNS} FROM slipring_runs
+WHERE status IN ('queued', 'in_progress') AND lease_until <= $1
+ORDER BY lease_until LIMIT $2
+"""
+_EVENTS = """
+SELECT sequence_number, data FROM slipring_run_events
+WHERE tenant = $1 AND response_id = $2 AND sequence_number > $3
+ORDER BY sequence_number LIMIT $4
+"""
+_DELETE = "DELETE FROM slipring_runs WHERE tenant = $1 AND response_id = $2 RETURNING response_id"
+
+
+def holding(tenure: Tenure) -> Statement:
+    """What is written together with this is written only while the tenure lasts."""
+    return Statement(_HOLD, _key(tenure), must=True)
+
+
+def _key(tenure: Tenure) -> tuple[str, str, str, int]:
+    return tenure.tenant, tenure.response_id, tenure.owner, tenure.epoch
+
+
+def _insert(
+    tenant: str, response_id: str, events: Sequence[RunEvent], sql: str = _INSERT_EVENT
+) -> list[Statement]:
+    return [Statement(sql, (tenant, response_id, event.sequence_number, event.data)) for event in events]
+
+
+def _newest(events: Sequence[RunEvent]) -> int:
+    return events[-1].sequence_number if events else -1
+
+
+def _run(row: Row) -> Run:
+    tenant, response_id, status, owner, epoch, lease_until, last_sequence, response = row
+    return Run(
+        tenant=tenant,
+        response_id=response_id,
+        status=status,
+        owner=owner,
+        epoch=epoch,
+        lease_until=lease_until,
+        last_sequence=last_sequence,
+        response=response,
+    )
+
+
+class SqlRuns(base.Runs):
+    def __init__(self, database: Database, expiry: Expiry) -> None:
+        self._database = database
+        self._expiry = expiry
+
+    async def open(
+        self, tenant: str, response: Response, events: Sequence[RunEvent], *, owner: str, lease_until: float
+    ) -> Tenure:
+        expires_at = self._expiry.of(response.created_at)
+        args = (tenant, response.id, response.status, owner, _FIRST_EPOCH, float(lease_until))
+        opened = Statement(_OPEN, (*args, _newest(events), wire.encode(response), expires_at))
+        await self._database.write(opened, *_insert(tenant, response.id, events))
+        return Tenure(tenant=tenant, response_id=response.id, owner=owner, epoch=_FIRST_EPOCH)
+
+    async def append(
+        self, tenure: Tenure, events: Sequence[RunEvent], response: Response, *, lease_until: float
+    ) -> None:
+        args = (response.status, wire.encode(response), float(lease_until), _newest(events))
+        appended = Statement(_APPEND, (*_key(tenure), *args), must=True)
+        said = _insert(tenure.tenant, tenure.response_id, events, _APPEND_EVENT)
+        unsaved = self._unsaved(tenure.tenant, response)
+        try:
+            await self._database.write(appended, *unsaved, *said)
+        except Unmet:
+            raise LeaseLost(tenure.response_id) from None
+
+    async def renew(self, tenures: Sequence[Tenure], *, lease_until: float) -> list[Tenure]:
+        if not tenures:
+            return []
+        renewed = await self._database.write(
+            *(Statement(_RENEW, (*_key(tenure), float(lease_until))) for tenure in tenures)
+        )
+        return [tenure for tenure, rows in zip(tenures, renewed, strict=True) if not rows]
+
+    async def read(self, tenant: str, response_id: str) -> Run | None:
+        rows = await self._database.read(_READ, tenant, response_id)
+        return _run(rows[0]) if rows else None
+
+    async def events(self, tenant: str, response_id: str, *, after: int, limit: int) -> list[RunEvent]:
+        rows = await self._database.read(_EVENTS, tenant, response_id, after, limit)
+        return [RunEvent(sequence_number=number, data=data) for number, data in rows]
+
+    async def seize(self, run: Run, *, owner: str, lease_until: float) -> Run | None:
+        args = (run.tenant, run.response_id, run.epoch, owner, float(lease_until))
+        (rows,) = await self._database.write(Statement(_SEIZE.format(columns=_COLUMNS), args))
+        return _run(rows[0]) if rows else None
+
+    async def end(self, run: Run, response: Response, event: RunEvent) -> bool:
+        key = (run.tenant, run.response_id, run.epoch, run.last_sequence)
+        args = (response.status, wire.encode(response), event.sequence_number)
+        ended = Statement(_END, (*key, *args), must=True)
+        unsaved = self._unsaved(run.tenant, response)
+        try:
+            await self._database.write(ended, *unsaved, *_insert(run.tenant, run.response_id, [event]))
+        except Unmet:
+            return False
+        return True
+
+    def _unsaved(self, tenant: str, response: Response) -> list[Statement]:
+        """What else has to hold for a run to end like this."""
+        if response.status not in ("failed", "cancelled"):
+            return []
+        return [Statement(_UNSAVED, (tenant, response.id, self._expiry.now()), must=True)]
+
+    async def abandoned(self, now: float, limit: int) -> list[Run]:
+        return [_run(row) for row in await self._database.read(_ABANDONED, float(now), limit)]
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        (rows,) = await self._database.write(Statement(_DELETE, (tenant, response_id)))
+        return bool(rows)

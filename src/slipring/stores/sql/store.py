@@ -1,0 +1,56 @@
+"""The store: its parts on one database."""
+
+import time
+from collections.abc import Callable
+
+from slipring.core.chain.state import Positions
+from slipring.stores import base
+from slipring.stores.databases.database import Database
+from slipring.stores.recent_states import RecentStates
+from slipring.stores.sql import pruning
+from slipring.stores.sql.cluster import SqlCluster
+from slipring.stores.sql.conversations import SqlConversations
+from slipring.stores.sql.expiry import Expiry
+from slipring.stores.sql.keys import SqlKeys
+from slipring.stores.sql.responses import SqlResponses
+from slipring.stores.sql.runs import SqlRuns
+
+
+class SqlStore(base.Store):
+    def __init__(
+        self,
+        database: Database,
+        *,
+        positions: Positions | None = None,
+        retention_s: float = 0.0,
+        recent_bytes: int = 0,
+        most_bytes: int | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """A store on a database that is not started yet.
+
+        Things are kept for ``retention_s`` (0: for ever), states in memory up to ``recent_bytes``. With
+        ``most_bytes``, pruning lets the oldest chains go when the data takes more room than that.
+        """
+        self.name = database.name
+        self.is_shared = database.is_shared
+        self._database = database
+        self._most_bytes = most_bytes
+        expiry = Expiry(retention_s, clock)
+        self.responses = SqlResponses(database, RecentStates(recent_bytes), expiry, positions)
+        self.conversations = SqlConversations(database)
+        self.runs = SqlRuns(database, expiry)
+        self.keys = SqlKeys(database)
+        self.cluster = SqlCluster(database)
+
+    async def start(self) -> None:
+        await self._database.start()
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    async def prune(self, now: float, limit: int = 1000) -> int:
+        removed = await pruning.prune(self._database, now, limit)
+        if self._most_bytes is not None:
+            removed += await pruning.make_room(self._database, self._most_bytes, limit)
+        return removed

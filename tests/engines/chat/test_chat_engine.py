@@ -1,0 +1,934 @@
+"""The chat engine: items as messages and back, and whatever Chat Completions servers are known to send."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from slipring.core.chain.head import Head
+from slipring.core.chain.state import ResponseState
+from slipring.core.generation import (
+    CallArguments,
+    CallStarted,
+    Delta,
+    Finished,
+    Job,
+    Model,
+    Prefilled,
+    Refused,
+    Settings,
+    Text,
+    Thought,
+)
+from slipring.engines.catalog import open_engine
+from slipring.engines.chat import ChatEngine
+from slipring.engines.chat.answer import Answer
+from slipring.engines.chat.chunks import Chunk
+from slipring.engines.chat.messages import Writer
+from slipring.engines.chat.options import Options, read_options
+from slipring.engines.chat.request_body import Request, Written, write_request
+from slipring.engines.chat.tools import EMPTY, toolbox
+from slipring.engines.remote.admission import Retryable
+from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
+from slipring.prompts.templates.chat_messages import short_id
+from slipring.protocol.append import ANSWERS
+from slipring.protocol.items import Item
+from slipring.protocol.tools import Offer, Toolset
+from tests.core.stage import PLAIN
+from tests.engines.chat_partner import ChatPartner, Send
+from tests.engines.partner import Call, HangUp, Refuse, Say, Stop, Think
+from tests.harness import WEATHER, Running, serve
+from tests.prompts.test_rendering import ITEMS, after
+from tests.prompts.vocabulary import call, item, message, output
+
+Json = dict[str, Any]
+ASK = {"input": "hello", "store": False}
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "description": "Adds"}
+GRAMMAR = {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"}
+SHELL = {"type": "custom", "name": "shell", "description": "Runs", "format": GRAMMAR}
+FILES = {"type": "namespace", "name": "files", "tools": [ADD, SHELL]}
+OPTIONS = Options(url="http://127.0.0.1:9/v1", model="m")
+WRITER = Writer()
+IMAGE = "data:image/png;base64,AAAA"
+
+
+def tools_of(*definitions: Json) -> Toolset:
+    return Toolset.read(Raw(json.dumps(definitions).encode()))
+
+
+def job(*items: Item, parent: ResponseState | None = None, **fields: Any) -> Job:
+    head = fields.pop("head", Head())
+    return Job(
+        response_id="r",
+        tenant="t",
+        model=fields.pop("model", PLAIN),
+        head=head,
+        parent=parent,
+        input=items,
+        offer=fields.pop("offer", Offer(tools=head.tools.callables)),
+        settings=Settings(**fields.pop("settings", {})),
+        **fields,
+    )
+
+
+def written(job: Job, writer: Writer = WRITER, **options: Any) -> Request:
+    return write_request(job, Options(url=OPTIONS.url, model="m", **options), writer)
+
+
+def body_of(job: Job, writer: Writer = WRITER, **options: Any) -> Json:
+    body: Json = json.loads(b"".join(written(job, writer, **options).pieces))
+    return body
+
+
+def messages_of(*items: Item, writer: Writer = WRITER, **fields: Any) -> list[Json]:
+    messages: list[Json] = body_of(job(*items, **fields), writer, images=True)["messages"]
+    return messages
+
+
+def tool_call(name: str, arguments: str, call_id: str = "c") -> Json:
+    function = {"name": name, "arguments": arguments}
+    return {"id": short_id(call_id), "function": function, "type": "function"}
+
+
+def test_everybody_speaks_in_their_role() -> None:
+    items = [message(role, role) for role in ("system", "developer", "user", "assistant", "user")]
+    assert messages_of(*items, head=Head("Be kind.")) == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "system", "content": "system"},
+        {"role": "system", "content": "developer"},
+        {"role": "user", "content": "user"},
+        {"role": "assistant", "content": "assistant"},
+        {"role": "user", "content": "user"},
+    ]
+
+
+def test_what_is_said_and_called_together_is_one_message_and_outputs_follow() -> None:
+    items = [
+        message("user", "Rome and Oslo?"),
+        item("reasoning", summary=[], content=[{"type": "reasoning_text", "text": "hm"}]),
+        message("assistant", "I look."),
+        call("weather", '{"city":"Rome"}'),
+        item("custom_tool_call", call_id="d", name="shell", input='ls "x"', namespace="files"),
+        output("sunny"),
+        item("custom_tool_call_output", call_id="d", output=[{"type": "input_text", "text": "none"}]),
+    ]
+    calls = [
+        tool_call("weather", '{"city":"Rome"}'),
+        tool_call("files__shell", '{"input":"ls \\"x\\""}', "d"),
+    ]
+    assert messages_of(*items)[1:] == [
+        {"role": "assistant", "content": "I look.", "tool_calls": calls},
+        {"role": "tool", "content": "sunny", "tool_call_id": short_id("c")},
+        {"role": "tool", "content": "none", "tool_call_id": short_id("d")},
+    ]
+    assert messages_of(*items, writer=Writer(send_reasoning=True))[1]["reasoning_content"] == "hm"
+
+
+def test_a_call_without_words_has_no_content() -> None:
+    first = messages_of(call("f", ""), output("x"))[0]
+    assert first == {"role": "assistant", "content": None, "tool_calls": [tool_call("f", "{}")]}
+
+
+def test_calls_that_nobody_answered_are_left_out_and_late_outputs_are_told() -> None:
+    cut_off = call("f", '{"a', status="incomplete")
+    assert messages_of(message("user", "a"), cut_off, message("user", "b"), output("late")) == [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": "b"},
+        {"role": "user", "content": "The output of an earlier tool call:\nlate"},
+    ]
+
+
+def test_items_that_are_not_for_models_are_not_told() -> None:
+    silent = [
+        item("configuration_update", reasoning={"effort": "low"}),
+        item("additional_tools", tools=[ADD]),
+        item("web_search_call", id="w"),
+        item("reasoning", summary=[]),
+    ]
+    assert messages_of(call("f"), *silent, call("f"), output("x")) == messages_of(call("f"), output("x"))
+
+
+def test_images_are_shown_in_their_place() -> None:
+    parts = [
+        {"type": "input_text", "text": "What is this?"},
+        {"type": "input_image", "image_url": IMAGE, "detail": "low"},
+        {"type": "input_image", "image_url": "https://example.com/a.png"},
+    ]
+    assert messages_of(item("message", role="user", content=parts))[0]["content"] == [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": IMAGE, "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+    ]
+
+
+def test_images_that_a_tool_returns_follow_its_outputs() -> None:
+    shown = item("function_call_output", call_id="c", output=[{"type": "input_image", "image_url": IMAGE}])
+    second = item("function_call", call_id="d", name="f", arguments="{}")
+    text = item("function_call_output", call_id="d", output="text")
+    told = messages_of(call("f"), second, shown, text)
+    assert [each["role"] for each in told] == ["assistant", "tool", "tool", "user"]
+    assert told[-1]["content"][1] == {"type": "image_url", "image_url": {"url": IMAGE}}
+
+
+@pytest.mark.parametrize(
+    ("part", "role", "images"),
+    [
+        ({"type": "input_image", "image_url": IMAGE}, "user", False),
+        ({"type": "input_image", "image_url": IMAGE}, "system", True),
+        ({"type": "input_image", "file_id": "file-1"}, "user", True),
+        ({"type": "input_image", "image_url": "ftp://example.com/a.png"}, "user", True),
+        ({"type": "input_file", "file_id": "file-1"}, "user", True),
+    ],
+)
+def test_what_cannot_be_shown_is_refused_by_name(part: Json, role: str, images: bool) -> None:
+    shown = item("message", role=role, content=[{"type": "input_text", "text": "a"}, part])
+    with pytest.raises(InvalidRequest) as refused:
+        body_of(job(message("user", "a"), shown), images=images)
+    assert refused.value.param == "input[1].content[1]"
+    parent = after(job(shown), None)
+    with pytest.raises(InvalidRequest) as refused:
+        body_of(job(message("user", "a"), parent=parent), images=images)
+    assert refused.value.param == "previous_response_id"
+
+
+WORDS = ITEMS.filter(lambda item: item.type not in ANSWERS)
+"""What a model says: results of tools are its client's."""
+STEPS = st.lists(st.tuples(st.lists(ITEMS, max_size=4), st.lists(WORDS, max_size=3)), min_size=1, max_size=5)
+
+
+@given(STEPS, st.sampled_from([None, "Be kind."]), st.booleans())
+def test_spliced_bodies_are_those_of_the_whole(
+    steps: list[tuple[list[Item], list[Item]]], instructions: str | None, forgets: bool
+) -> None:
+    head = Head(instructions, tools_of(WEATHER, FILES))
+    parent: ResponseState | None = None
+    whole: list[Item] = []
+    for asked, said in steps:
+        whole += asked
+        turn = job(*asked, parent=parent, head=head, offer=Offer(tools=head.tools.callables))
+        request = written(turn)
+        assert request.fallback is None
+        at_once = written(job(*whole, head=head, offer=turn.offer))
+        # Tools that items bring are the core's to carry, and there is no core here.
+        assert messages(request) == messages(at_once)
+        whole += said
+        parent = after(turn, request.position, output=tuple(said))
+        assert parent.size_bytes > 0
+    again = after(job(head=head), None)
+    if forgets:
+        request = written(job(*whole, parent=again, head=head))
+        assert request.fallback is not None
+        assert messages(request) == messages(written(job(*whole, head=head)))
+
+
+def test_only_what_is_new_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    units: list[int] = []
+    write = Writer._write
+
+    def counting(self: Writer, unit: Any) -> bytes:
+        units.append(len(unit.items))
+        return write(self, unit)
+
+    monkeypatch.setattr(Writer, "_write", counting)
+    parent = None
+    for number in range(5):
+        asked = [message("user", "go")] if not number else [output(f"o{number}")]
+        request = written(job(*asked, parent=parent))
+        parent = after(job(*asked, parent=parent), request.position, output=(call("f", f'{{"n":{number}}}'),))
+    assert units == [1, 2, 2, 2, 2]
+
+
+def test_a_changed_head_changes_the_system_message_and_the_tools_alone() -> None:
+    first = job(message("user", "a"), head=Head("One.", tools_of(ADD)))
+    request = written(first)
+    parent = after(first, request.position, output=(message("assistant", "b"),))
+    more = job(message("user", "c"), parent=parent, head=Head("Two.", tools_of(WEATHER)))
+    assert written(more).fallback is None
+    body = body_of(more)
+    assert [each["content"] for each in body["messages"]] == ["Two.", "a", "b", "c"]
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["get_weather"]
+
+
+def test_tools_that_stay_the_same_are_written_once() -> None:
+    head = Head(None, tools_of(ADD))
+    first = job(message("user", "a"), head=head)
+    position = written(first).position
+    again = written(job(message("user", "b"), parent=after(first, position), head=head)).position
+    assert again.toolbox is position.toolbox
+    assert again.size_bytes > position.size_bytes
+
+
+def test_what_another_engine_wrote_is_written_again() -> None:
+    first = job(message("user", "a"))
+    parent = after(first, written(first, Writer(send_reasoning=True)).position)
+    request = written(job(message("user", "b"), parent=parent))
+    assert request.fallback is not None
+    assert [each["content"] for each in json.loads(b"".join(request.pieces))["messages"]] == ["a", "b"]
+
+
+def messages(request: Request) -> bytes:
+    return request.pieces[1]
+
+
+def test_every_kind_of_tool_is_a_function() -> None:
+    head = Head(None, tools_of(WEATHER, FILES))
+    weather, add, shell = (
+        tool["function"] for tool in body_of(job(message("user", "a"), head=head))["tools"]
+    )
+    assert weather == {key: WEATHER[key] for key in ("name", "description", "parameters", "strict")}
+    assert add == {"name": "files__add", "description": "Adds", "parameters": {"type": "object"}}
+    assert shell["name"] == "files__shell"
+    assert shell["parameters"]["required"] == ["input"]
+    assert "format" in shell["description"]
+
+
+def test_names_that_cannot_be_told_apart_are_refused() -> None:
+    twin = {**ADD, "name": "files__add"}
+    with pytest.raises(InvalidRequest) as refused:
+        body_of(job(message("user", "a"), head=Head(None, tools_of(FILES, twin))))
+    assert refused.value.param == "tools"
+
+
+@pytest.mark.parametrize(
+    ("offered", "required", "sent", "choice"),
+    [
+        ([], False, None, None),
+        ([WEATHER, ADD], False, ["get_weather", "add"], None),
+        ([WEATHER, ADD], True, ["get_weather", "add"], "required"),
+        ([ADD], False, ["add"], None),
+        ([ADD], True, ["add"], "required"),
+        ([ADD, ADD], False, ["add"], None),
+    ],
+)
+def test_the_offer_becomes_a_list_and_a_choice(
+    offered: list[Json], required: bool, sent: list[str] | None, choice: Any
+) -> None:
+    offer = Offer(tools=tuple(t for o in offered for t in tools_of(o).callables), required=required)
+    body = body_of(job(message("user", "a"), head=Head(None, tools_of(WEATHER, ADD)), offer=offer))
+    names = [tool["function"]["name"] for tool in body["tools"]] if "tools" in body else None
+    assert (names, body.get("tool_choice")) == (sent, choice)
+    assert ("parallel_tool_calls" in body) == (sent is not None)
+
+
+def test_added_tools_are_sent_with_the_others() -> None:
+    head, added = Head(None, tools_of(ADD)), item("additional_tools", tools=[WEATHER])
+    offer = Offer(tools=(*tools_of(ADD).callables, *tools_of(WEATHER).callables))
+    body = body_of(job(added, message("user", "a"), head=head, offer=offer))
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["add", "get_weather"]
+
+
+def test_only_what_was_asked_for_is_sent() -> None:
+    assert body_of(job(message("user", "a"))) == {
+        "model": PLAIN.name,
+        "messages": [{"role": "user", "content": "a"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    assert "stream_options" not in body_of(job(message("user", "a")), stream_usage=False)
+
+
+def test_settings_have_their_fields() -> None:
+    asked = {
+        "temperature": 0.0,
+        "top_p": 0.5,
+        "presence_penalty": 1.0,
+        "frequency_penalty": -1.0,
+        "seed": 7,
+    }
+    settings = {**asked, "max_output_tokens": 9, "effort": "low", "logprobs": True, "top_logprobs": 2}
+    body = body_of(job(message("user", "a"), settings=settings))
+    assert asked.items() <= body.items()
+    assert (body["max_tokens"], body["reasoning_effort"]) == (9, "low")
+    assert (body["logprobs"], body["top_logprobs"]) == (True, 2)
+    body = body_of(job(message("user", "a"), settings=settings), max_tokens_field="max_completion_tokens")
+    assert (body["max_completion_tokens"], "max_tokens" in body) == (9, False)
+
+
+def test_the_servers_own_name_of_a_model_is_sent() -> None:
+    model = Model("nice", "chat", PLAIN.capabilities, own_name="vendor/model:7b")
+    assert body_of(job(message("user", "a"), model=model))["model"] == "vendor/model:7b"
+
+
+def test_a_cache_key_is_never_the_clients_own() -> None:
+    asked = job(message("user", "a"), cache_key="mine")
+    assert "prompt_cache_key" not in body_of(asked)
+    key = body_of(asked, send_cache_key=True)["prompt_cache_key"]
+    assert key
+    assert "mine" not in key
+    salt = body_of(asked, send_cache_salt=True)["cache_salt"]
+    assert salt == body_of(job(), send_cache_salt=True)["cache_salt"] != key
+
+
+def test_items_that_do_not_fit_cannot_be_dropped() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        body_of(job(message("user", "a"), settings={"truncation": "auto"}))
+    assert (refused.value.param, refused.value.code) == ("truncation", "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("http://127.0.0.1:11434", "http://127.0.0.1:11434/v1"),
+        ("http://127.0.0.1:11434/", "http://127.0.0.1:11434/v1"),
+        ("https://openrouter.ai/api/v1/", "https://openrouter.ai/api/v1"),
+    ],
+)
+def test_the_address_has_a_version(text: str, url: str) -> None:
+    assert read_options(f"{text},model=m").url == url
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "needs the address of a server"),
+        ("model=m", "needs the address of a server"),
+        ("http://a,max_tokens_field=n", "must be max_tokens or max_completion_tokens"),
+        ("http://a,images=yes", "must be true or false"),
+        ("http://a,what=1", "unknown option 'what'"),
+    ],
+)
+def test_what_cannot_be_used_is_told_in_one_line(text: str, complaint: str) -> None:
+    with pytest.raises(StartupError, match=complaint):
+        read_options(text)
+
+
+async def test_models_are_named_or_asked_for() -> None:
+    engine = open_engine("chat:http://127.0.0.1:9,model=a;b/c:7b,images=true")
+    assert [model.name for model in engine.models()] == ["a", "b/c:7b"]
+    assert engine.models()[0].capabilities.images
+    partner = ChatPartner()
+    partner.models = ["one", "two"]
+    await partner.start()
+    try:
+        asked = await asyncio.to_thread(open_engine, f"chat:{partner.url}")
+        assert [model.name for model in asked.models()] == ["one", "two"]
+        partner.models = []
+        with pytest.raises(StartupError, match="lists no models"):
+            await asyncio.to_thread(open_engine, f"chat:{partner.url}")
+        with pytest.raises(StartupError, match="answers with 404"):
+            await asyncio.to_thread(open_engine, f"chat:{partner.url}/v2")
+    finally:
+        await partner.close()
+    with pytest.raises(StartupError, match="cannot reach"):
+        ChatEngine(Options(url="http://127.0.0.1:9/v1"))
+
+
+HEAD = Head(None, tools_of(WEATHER, FILES, {**SHELL, "name": "run"}))
+BOX = toolbox(HEAD.tools.callables, EMPTY)
+
+
+def hear(*payloads: Any, reason: str | None = "stop", think_tags: bool = False) -> list[Delta]:
+    """The deltas that payloads give, text and arguments joined."""
+    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX), think_tags=think_tags)
+    ending = [delta_of(finish_reason=reason)] if reason else []
+    deltas: list[Delta] = []
+    for payload in (*payloads, *ending):
+        deltas += answer.take(msgspec.convert(payload, Chunk) if isinstance(payload, dict) else payload)
+    deltas += answer.finish()
+    assert isinstance(deltas[0], Prefilled)
+    return joined(deltas[1:])
+
+
+def joined(deltas: list[Delta]) -> list[Delta]:
+    whole: list[Delta] = []
+    for delta in deltas:
+        last = whole[-1] if whole else None
+        if isinstance(delta, CallArguments | Text | Thought | Refused) and type(last) is type(delta):
+            whole[-1] = type(delta)(last.text + delta.text)  # type: ignore[union-attr]
+        else:
+            whole.append(delta)
+    return whole
+
+
+def delta_of(finish_reason: str | None = None, **fields: Any) -> Chunk:
+    choice = {"index": 0, "delta": fields, "finish_reason": finish_reason}
+    return msgspec.json.decode(json.dumps({"choices": [choice]}), type=Chunk)
+
+
+def pieces_of(*calls: Json) -> Chunk:
+    return delta_of(tool_calls=list(calls))
+
+
+def said(*payloads: Any, **options: Any) -> list[Delta]:
+    """Without the end."""
+    *deltas, finished = hear(*payloads, **options)
+    assert isinstance(finished, Finished)
+    return deltas
+
+
+EXPECTED = {
+    "get_weather": CallStarted("function", "get_weather"),
+    "files__add": CallStarted("function", "add", "files"),
+    "files__shell": CallStarted("custom", "shell", "files"),
+    "run": CallStarted("custom", "run"),
+    "nobody_offered": CallStarted("function", "nobody_offered"),
+}
+WRITTEN = st.tuples(
+    st.sampled_from(list(EXPECTED)),
+    st.text(max_size=12),
+)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[tuple[str, str]], list[Json]]:
+    """Calls, and one of the many ways to send them: cut anywhere, interleaved anyhow."""
+    calls = draw(st.lists(WRITTEN, min_size=1, max_size=4))
+    queues: list[list[Json]] = []
+    for index, (name, text) in enumerate(calls):
+        arguments = json.dumps({"input": text}, ensure_ascii=draw(st.booleans()))
+        functions = [{"name": piece} for piece in cut(draw, name)]
+        functions += [{"arguments": piece} for piece in cut(draw, arguments)]
+        if draw(st.booleans()):
+            functions[0]["arguments"] = ""
+        queue = [{"index": index, "function": function} for function in functions]
+        queue[0]["id"] = f"call_{index}"
+        queues.append(queue)
+    sent: list[Json] = []
+    begun = 0
+    while any(queues):
+        choices = [number for number, queue in enumerate(queues) if queue and number <= begun]
+        number = draw(st.sampled_from(choices))
+        begun = max(begun, number + 1)
+        sent.append(queues[number].pop(0))
+    return calls, sent
+
+
+def cut(draw: st.DrawFn, text: str) -> list[str]:
+    places = sorted(draw(st.sets(st.integers(1, max(len(text) - 1, 1)), max_size=3)))
+    return [
+        text[start:end]
+        for start, end in zip([0, *places], [*places, len(text)], strict=True)
+        if text[start:end]
+    ]
+
+
+@given(streams(), st.integers(1, 4))
+def test_however_calls_are_cut_and_mixed_they_are_the_same(
+    stream: tuple[list[tuple[str, str]], list[Json]], at_once: int
+) -> None:
+    calls, sent = stream
+    chunks = [pieces_of(*sent[at : at + at_once]) for at in range(0, len(sent), at_once)]
+    told = said(*chunks, reason="tool_calls")
+    assert told[::2] == [EXPECTED[name] for name, _ in calls]
+    for (name, text), arguments in zip(calls, told[1::2], strict=True):
+        assert isinstance(arguments, CallArguments)
+        if EXPECTED[name].kind == "custom":
+            assert arguments.text == text
+        else:
+            assert json.loads(arguments.text) == {"input": text}
+
+
+def test_arguments_are_told_as_they_come_and_the_next_call_ends_them() -> None:
+    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX))
+    answer.take(pieces_of({"index": 0, "id": "a", "function": {"name": "get_weather", "arguments": ""}}))
+    started = answer.take(pieces_of({"index": 0, "function": {"arguments": '{"city":'}}))
+    assert started == [CallStarted("function", "get_weather"), CallArguments('{"city":')]
+    assert answer.take(pieces_of({"index": 0, "function": {"arguments": '"Rome"}'}})) == [
+        CallArguments('"Rome"}')
+    ]
+    second = {"index": 1, "id": "b", "function": {"name": "files__add", "arguments": "{"}}
+    assert answer.take(pieces_of(second)) == [CallStarted("function", "add", "files"), CallArguments("{")]
+
+
+@pytest.mark.parametrize("arguments", [{"city": "Rome"}, '{"city":"Rome"}'])
+@pytest.mark.parametrize("marks", [{}, {"id": "x"}, {"index": 0}, {"index": None, "id": None}])
+def test_a_call_may_come_whole(marks: Json, arguments: Any) -> None:
+    first = {**marks, "function": {"name": "get_weather", "arguments": arguments}}
+    second = {**first, **({"index": 1} if marks.get("index") == 0 else {})}
+    if marks.get("id"):
+        second["id"] = "y"
+    started, text, *again = said(pieces_of(first), pieces_of(second))
+    assert started == EXPECTED["get_weather"]
+    assert json.loads(text.text) == {"city": "Rome"}  # type: ignore[union-attr]
+    assert again == [started, text]
+
+
+def test_calls_that_share_an_index_are_told_apart_by_name_and_id() -> None:
+    one = {"index": 0, "id": "x", "function": {"name": "get_weather", "arguments": "{}"}}
+    assert len(said(pieces_of(one), pieces_of({**one, "id": "y"}))) == 4
+
+
+def test_an_id_that_changes_and_a_name_that_is_repeated_make_no_call() -> None:
+    first = {"index": 0, "id": "x", "function": {"name": "get_weather", "arguments": ""}}
+    rest = [
+        {**first, "id": "y"},
+        {"index": 0, "id": "z", "function": {"arguments": "{"}},
+        {"index": 0, "id": "x", "function": {"name": "get_weather", "arguments": "}"}},
+    ]
+    assert said(pieces_of(first), *map(pieces_of, rest)) == [EXPECTED["get_weather"], CallArguments("{}")]
+
+
+def test_a_call_without_arguments_has_an_empty_object() -> None:
+    named = {"index": 0, "id": "x", "function": {"name": "get_weather"}}
+    assert said(pieces_of(named)) == [EXPECTED["get_weather"], CallArguments("{}")]
+    assert said(pieces_of(named), reason="length") == [EXPECTED["get_weather"]]
+
+
+def test_input_of_a_custom_tool_is_what_it_holds() -> None:
+    def shell(arguments: str, reason: str = "stop") -> Delta:
+        function = {"name": "run", "arguments": arguments}
+        return said(pieces_of({"index": 0, "function": function}), reason=reason)[1]
+
+    assert shell('{"input": "ls"}') == CallArguments("ls")
+    assert shell('"ls"') == CallArguments("ls")
+    assert shell('{"command": "ls"}') == CallArguments('{"command": "ls"}')
+    assert shell('{"input": "ls -', "length") == CallArguments("ls -")
+
+
+def test_words_within_a_call_come_after_it() -> None:
+    half = [
+        {"index": 0, "function": {"name": "get_weather", "arguments": "{"}},
+        {"index": 0, "function": {"arguments": "}"}},
+    ]
+    told = said(pieces_of(half[0]), delta_of(content="well"), pieces_of(half[1]), delta_of(content=" yes"))
+    assert told == [EXPECTED["get_weather"], CallArguments("{}"), Text("well yes")]
+
+
+def test_words_between_calls_stay_there() -> None:
+    whole = {"index": 0, "function": {"name": "get_weather", "arguments": "{}"}}
+    told = said(
+        delta_of(content="a"), pieces_of(whole), delta_of(content="b"), pieces_of({**whole, "index": 1})
+    )
+    assert [type(delta) for delta in told] == [
+        Text,
+        CallStarted,
+        CallArguments,
+        Text,
+        CallStarted,
+        CallArguments,
+    ]
+
+
+def test_a_call_of_nothing_fails() -> None:
+    with pytest.raises(ServerError):
+        hear(pieces_of({"index": 0, "function": {"arguments": "{}"}}))
+    assert said(pieces_of({"index": 0, "id": "x"}), reason="length") == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning_content": "hm"},
+        {"reasoning": "hm"},
+        {"reasoning": "hm", "reasoning_details": [{"type": "reasoning.text", "text": "hm"}]},
+        {"reasoning_details": [{"type": "reasoning.text", "text": "hm"}]},
+        {"reasoning_details": [{"type": "reasoning.summary", "summary": "hm"}]},
+        {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]},
+    ],
+)
+def test_reasoning_has_many_names(fields: Json) -> None:
+    assert said(delta_of(**fields), delta_of(content="yes")) == [Thought("hm"), Text("yes")]
+
+
+def test_content_may_come_in_parts() -> None:
+    assert said(delta_of(content=[{"type": "text", "text": "yes"}])) == [Text("yes")]
+
+
+def test_refusals_are_refusals() -> None:
+    assert said(delta_of(refusal="I can"), delta_of(refusal="not")) == [Refused("I cannot")]
+
+
+def test_think_tags_are_read_where_they_are_asked_for() -> None:
+    chunks = [delta_of(content=piece) for piece in ("<th", "ink>\nhm", "</think>", "\n\nyes")]
+    assert said(*chunks, think_tags=True) == [Thought("hm"), Text("yes")]
+    assert said(*chunks) == [Text("<think>\nhm</think>\n\nyes")]
+    call = {"index": 0, "function": {"name": "get_weather", "arguments": "{}"}}
+    told = said(delta_of(content="yes\n"), pieces_of(call), think_tags=True)
+    assert told == [Text("yes"), EXPECTED["get_weather"], CallArguments("{}")]
+
+
+@pytest.mark.parametrize(
+    ("reason", "meaning"),
+    [
+        ("stop", "stop"),
+        ("tool_calls", "stop"),
+        ("eos", "stop"),
+        ("length", "max_output_tokens"),
+        ("model_length", "max_output_tokens"),
+        ("content_filter", "content_filter"),
+    ],
+)
+def test_the_end_has_its_reason(reason: str, meaning: str) -> None:
+    finished = hear(reason=reason)[-1]
+    assert isinstance(finished, Finished)
+    assert finished.reason == meaning
+
+
+def test_an_end_that_is_none_fails() -> None:
+    with pytest.raises(ServerError, match="without saying so"):
+        hear(delta_of(content="a"), reason=None)
+    with pytest.raises(ServerError, match="failed"):
+        hear(reason="error")
+
+
+def test_counts_are_as_told_or_zero() -> None:
+    usage = {
+        "prompt_tokens": 10,
+        "completion_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 12},
+        "completion_tokens_details": {"reasoning_tokens": 2},
+    }
+    finished = hear(delta_of(content="a"), delta_of("stop"), {"choices": [], "usage": usage})[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.input_tokens, finished.cached_tokens) == (10, 10)
+    assert (finished.output_tokens, finished.reasoning_tokens) == (5, 2)
+    assert finished.position is not None
+    finished = hear(delta_of(content="a"))[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.input_tokens, finished.cached_tokens, finished.output_tokens) == (0, 0, 0)
+    nulls = {
+        "prompt_tokens": 3,
+        "completion_tokens": None,
+        "prompt_tokens_details": {"cached_tokens": None},
+    }
+    finished = hear(delta_of("stop"), {"usage": nulls})[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.input_tokens, finished.cached_tokens) == (3, 0)
+
+
+def test_logprobs_come_with_their_words() -> None:
+    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX), logprobs=True)
+    token = {"token": "yes", "logprob": -0.5, "bytes": None, "top_logprobs": []}
+    half = {**token, "token": "\\xf0", "top_logprobs": [{"token": "no", "logprob": -1.0, "bytes": [110]}]}
+    silent = {"delta": {"content": ""}, "logprobs": {"content": [half]}}
+    spoken = {"delta": {"content": "yes"}, "logprobs": {"content": [token]}}
+    for choice in (silent, spoken):
+        chunk = msgspec.convert({"choices": [choice]}, Chunk)
+        assert not chunk.is_empty
+        deltas = answer.take(chunk)
+    text = deltas[-1]
+    assert isinstance(text, Text)
+    assert [logprob.token for logprob in text.logprobs] == ["\\xf0", "yes"]
+    assert text.logprobs[0].top_logprobs[0].bytes == [110]
+
+
+def test_other_choices_are_not_heard() -> None:
+    other = {"choices": [{"index": 1, "delta": {"content": "b"}}]}
+    assert said(delta_of(content="a"), other) == [Text("a")]
+
+
+def read(*payloads: bytes) -> list[Delta]:
+    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX))
+    return [delta for payload in payloads for delta in answer.read(payload)]
+
+
+def test_chunks_that_say_nothing_are_no_first_token() -> None:
+    role = b'{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}'
+    assert read(role, b"{}", b'{"choices":[],"usage":null}') == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ({"message": "slow", "code": 429}, RateLimited),
+        ({"message": "slow", "code": "rate_limit_exceeded"}, RateLimited),
+        ({"message": "gone", "code": 502}, Retryable),
+        ({"message": "oops", "type": "server_error"}, Retryable),
+        ("oops", Retryable),
+        ({"message": "long", "type": "invalid_request_error"}, InvalidRequest),
+        ({"message": "long", "code": "context_length_exceeded"}, InvalidRequest),
+        ({"message": "long", "type": "BadRequestError", "code": 400}, InvalidRequest),
+    ],
+)
+def test_an_error_in_the_stream_is_what_it_would_be_without(error: Any, kind: type[ApiError]) -> None:
+    with pytest.raises(kind):
+        read(json.dumps({"error": error}).encode())
+
+
+@pytest.mark.parametrize("payload", [b"", b"[]", b"<html>", b'{"choices": 1}', b'{"choices":[{"delta":5}]}'])
+def test_what_is_no_chunk_fails(payload: bytes) -> None:
+    with pytest.raises(ServerError):
+        read(payload)
+
+
+@asynccontextmanager
+async def playing(**options: Any) -> AsyncIterator[tuple[ChatPartner, Running]]:
+    partner = ChatPartner()
+    await partner.start()
+    try:
+        quick = {"first_token_timeout_s": 10.0, "idle_timeout_s": 10.0, "retries": 0}
+        async with serve(partner.engine(**{**quick, **options})) as server:
+            yield partner, server
+    finally:
+        await partner.close()
+
+
+async def test_a_chain_of_calls_is_sent_as_one_conversation() -> None:
+    async with playing() as (partner, server), server.connect() as socket:
+        partner.script(
+            Think(("hm",)), Call("files__add", "{}"), Call("files__shell", '{"input":"ls"}'), Stop()
+        )
+        asked = {"tools": [FILES], "instructions": "Be kind.", "store": False}
+        first = await socket.response(input="go", **asked)
+        reasoning, add, shell = first["output"]
+        assert reasoning["type"] == "reasoning"
+        assert (add["name"], add["namespace"], add["arguments"]) == ("add", "files", "{}")
+        assert (shell["type"], shell["namespace"], shell["input"]) == ("custom_tool_call", "files", "ls")
+        outputs = [
+            {"type": f"{each['type']}_output", "call_id": each["call_id"], "output": each["name"]}
+            for each in (add, shell)
+        ]
+        partner.script(Say(("Done.",)), Stop())
+        second = await socket.response(input=outputs, previous_response_id=first["id"], **asked)
+        await socket.response(input="more", previous_response_id=second["id"], **asked)
+        calls = [
+            tool_call("files__add", "{}", add["call_id"]),
+            tool_call("files__shell", '{"input":"ls"}', shell["call_id"]),
+        ]
+        conversation = [
+            {"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "go"},
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "content": "add", "tool_call_id": short_id(add["call_id"])},
+            {"role": "tool", "content": "shell", "tool_call_id": short_id(shell["call_id"])},
+            {"role": "assistant", "content": "Done."},
+            {"role": "user", "content": "more"},
+        ]
+        assert partner.requests[2]["messages"] == conversation
+        # Who sends everything again sends the same bytes.
+        whole = [{"role": "user", "content": "go"}, *first["output"], *outputs, *second["output"]]
+        await socket.response(input=[*whole, {"role": "user", "content": "more"}], **asked)
+        assert partner.bodies[3] == partner.bodies[2]
+
+
+async def test_forks_go_on_from_the_same_words() -> None:
+    async with playing() as (partner, server), server.connect() as socket:
+        first = await socket.response(**ASK)
+        for lane in ("a", "b"):
+            await socket.response(input=lane, previous_response_id=first["id"], stream_id=lane, store=False)
+        assert [each["messages"][-1]["content"] for each in partner.requests] == ["hello", "a", "b"]
+        assert [len(each["messages"]) for each in partner.requests] == [1, 3, 3]
+
+
+async def test_formats_are_asked_for() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    named = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    async with playing() as (partner, server), server.connect() as socket:
+        await socket.response(**ASK, text={"format": named})
+        await socket.response(**ASK, text={"format": {"type": "json_object"}})
+        inner = {"name": "n", "schema": schema, "strict": True}
+        assert partner.requests[0]["response_format"] == {"type": "json_schema", "json_schema": inner}
+        assert partner.requests[1]["response_format"] == {"type": "json_object"}
+
+
+async def test_refusals_come_before_the_response_does() -> None:
+    async with playing() as (partner, server), server.connect() as socket:
+        refused = await socket.error(**ASK, truncation="auto")
+        assert (refused["status"], refused["error"]["param"]) == (400, "truncation")
+        image = {"type": "input_image", "image_url": IMAGE}
+        refused = await socket.error(input=[{"role": "user", "content": [image]}], store=False)
+        assert refused["error"]["param"] == "input[0].content[0]"
+        refused = await socket.error(**ASK, top_logprobs=1)
+        assert refused["error"]["param"] == "top_logprobs"
+        assert partner.requests == []
+
+
+async def test_a_warmup_asks_for_nothing_unless_it_is_to() -> None:
+    async with playing() as (partner, server), server.connect() as socket:
+        warm = await socket.response(**ASK, generate=False)
+        assert (warm["usage"]["input_tokens"], warm["output"], partner.requests) == (0, [], [])
+        await socket.response(input="more", previous_response_id=warm["id"], store=False)
+        assert [each["content"] for each in partner.requests[0]["messages"]] == ["hello", "more"]
+    async with playing(warmup=True) as (partner, server), server.connect() as socket:
+        partner.script(Say(("thrown away",)), Stop("length", input_tokens=9, cached_tokens=2))
+        warm = await socket.response(**ASK, generate=False)
+        assert partner.requests[0]["max_tokens"] == 1
+        assert (warm["status"], warm["output"]) == ("completed", [])
+        assert (warm["usage"]["input_tokens"], warm["usage"]["output_tokens"]) == (9, 0)
+        await socket.response(generate=False, store=False)
+        assert len(partner.requests) == 1
+
+
+async def test_a_connection_cut_after_the_role_alone_is_tried_again() -> None:
+    async with playing(retries=1) as (partner, server), server.connect() as socket:
+        partner.script(Say(()), HangUp())
+        partner.script(Say(("there",)), Stop())
+        response = await socket.response(**ASK)
+        assert response["status"] == "completed"
+        assert len(partner.requests) == 2
+
+
+async def test_an_error_in_the_middle_fails_the_response() -> None:
+    async with playing() as (partner, server), server.connect() as socket:
+        error = {"error": {"message": "too long", "type": "invalid_request_error", "code": None}}
+        partner.script(Say(("one",)), Send(b": keep-alive\n\n", error))  # type: ignore[arg-type]
+        response = await socket.response(**ASK)
+        assert (response["status"], response["error"]["code"]) == ("failed", "invalid_prompt")
+        assert "too long" in response["error"]["message"]
+
+
+async def test_a_server_that_does_not_count_is_heard_all_the_same() -> None:
+    async with playing(stream_usage=False) as (_partner, server), server.connect() as socket:
+        response = await socket.response(**ASK)
+        assert (response["status"], response["usage"]["total_tokens"]) == ("completed", 0)
+
+
+async def test_a_server_that_lists_no_models_is_there_all_the_same() -> None:
+    engine = ChatEngine(Options(url="http://127.0.0.1:9/v1/nowhere", model="m"))
+    await engine.start()
+    try:
+        with pytest.raises(Retryable):
+            await engine._probe()
+    finally:
+        await engine.close()
+    async with playing() as (partner, _server):
+        engine = ChatEngine(Options(url=f"{partner.url}/nowhere", model="m"))
+        await engine.start()
+        try:
+            await engine._probe()
+        finally:
+            await engine.close()
+
+
+async def test_a_key_goes_with_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPRING_TEST_CHAT_KEY", "sk-1")
+    async with playing(key_env="SLIPRING_TEST_CHAT_KEY") as (partner, server), server.connect() as socket:
+        partner.script(Refuse(401, "bad key sk-1"))
+        assert "sk-1" not in json.dumps(await socket.response(**ASK))
+        assert partner.headers[0]["authorization"] == "Bearer sk-1"
+
+
+async def test_models_can_change_along_a_chain() -> None:
+    async with playing(model="a;b") as (partner, server), server.connect() as socket:
+        first = await socket.response(**ASK)
+        await socket.response(input="more", previous_response_id=first["id"], model="b", store=False)
+        assert [each["model"] for each in partner.requests] == ["a", "b"]
+        assert [each["content"] for each in partner.requests[1]["messages"]] == ["hello", "ok", "more"]
+
+
+async def test_an_error_instead_of_the_first_token_is_tried_again() -> None:
+    async with playing(retries=1) as (partner, server), server.connect() as socket:
+        partner.script(Send({"error": {"message": "Provider returned error", "code": 502}}))  # type: ignore[arg-type]
+        response = await socket.response(**ASK)
+        assert (response["status"], len(partner.requests)) == ("completed", 2)
+
+
+async def test_images_go_along_a_chain() -> None:
+    shown = [{"type": "input_text", "text": "Look."}, {"type": "input_image", "image_url": IMAGE}]
+    async with playing(images=True) as (partner, server), server.connect() as socket:
+        first = await socket.response(input=[{"role": "user", "content": shown}], store=False)
+        await socket.response(input="And?", previous_response_id=first["id"], store=False)
+        assert partner.requests[1]["messages"][0] == partner.requests[0]["messages"][0]
+        assert partner.requests[1]["messages"][0]["content"][1]["image_url"] == {"url": IMAGE}
+
+
+async def test_added_tools_and_updates_hold_for_the_turns_that_follow() -> None:
+    added = [
+        {"type": "additional_tools", "role": "developer", "tools": [ADD]},
+        {"type": "configuration_update", "reasoning": {"effort": "high"}},
+        {"role": "user", "content": "go"},
+    ]
+    async with playing() as (partner, server), server.connect() as socket:
+        first = await socket.response(input=added, tools=[WEATHER], store=False)
+        await socket.response(input="on", tools=[WEATHER], previous_response_id=first["id"], store=False)
+        for sent in partner.requests:
+            assert [tool["function"]["name"] for tool in sent["tools"]] == ["get_weather", "add"]
+            assert sent["reasoning_effort"] == "high"
+        assert [each["content"] for each in partner.requests[1]["messages"]] == ["go", "ok", "on"]

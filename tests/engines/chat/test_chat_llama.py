@@ -1,0 +1,137 @@
+"""The chat engine in front of a real server: llama.cpp's own Chat Completions, with the embedded model."""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import jsonschema
+import pytest
+from msgspec import structs
+
+from slipring.engines.chat import ChatEngine
+from slipring.engines.chat.options import read_options
+from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama.options import Options as LlamaOptions
+from slipring.engines.llama.process import ChildSettings
+from tests.engines.llama.test_llama import ASK, GREEDY, cached, text_of
+from tests.harness import WEATHER, Running, serve
+from tests.prompts.template_texts import CHATML
+
+KEY = "SLIPRING_TEST_CHAT_KEY"
+
+
+HERMES = CHATML.replace("        {%- generation %}\n", "").replace("        {%- endgeneration %}\n", "")
+"""A template with tools: the embedded model's own has none."""
+COPY = 'Repeat this: <tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+CHILD = """
+import sys
+import xllamacpp
+from slipring.engines.llama import child
+
+original = xllamacpp.CommonParams
+
+
+def with_template():
+    params = original()
+    params.chat_template = sys.argv[1]
+    return params
+
+
+xllamacpp.CommonParams = with_template
+child.main()
+"""
+
+
+@asynccontextmanager
+async def in_front(monkeypatch: pytest.MonkeyPatch, more: str = "") -> AsyncIterator[Running]:
+    """A server whose engine asks a llama-server that nobody here looks after."""
+    path = LlamaEngine(LlamaOptions()).model.path
+    settings = ChildSettings(path, context=1024, slots=1, threads=2)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", CHILD, HERMES),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=DEVNULL,
+        env={**os.environ, "GOMP_SPINCOUNT": "1000"},  # as for our own child: other cores may be busy
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(json.dumps({**structs.asdict(settings), "key": "sk-1"}).encode() + b"\n")
+        url = json.loads(await process.stdout.readline())["url"]
+        await until_ready(url)
+        monkeypatch.setenv(KEY, "sk-1")
+        options = read_options(f"{url},key_env={KEY},logprobs=true{more}")
+        async with serve(await asyncio.to_thread(ChatEngine, options)) as server:
+            yield server
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+async def until_ready(url: str) -> None:
+    async with aiohttp.ClientSession() as http:
+        while True:
+            async with http.get(f"{url}/health") as answer:
+                if answer.status == 200:
+                    return
+            await asyncio.sleep(0.1)
+
+
+async def test_turns_calls_formats_and_logprobs_with_a_real_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with in_front(monkeypatch) as server, server.connect() as socket:
+        first = await socket.response(input=ASK, **GREEDY)
+        assert text_of(first)
+        assert first["model"].endswith(".gguf")
+        assert 0 < first["usage"]["output_tokens"] <= 12
+        second = await socket.response(
+            input="And of Italy?", previous_response_id=first["id"], top_logprobs=2, **GREEDY
+        )
+        assert second["status"] in ("completed", "incomplete")
+        assert cached(second) >= 0.8 * first["usage"]["total_tokens"]
+        logprobs = second["output"][0]["content"][0]["logprobs"]
+        assert "".join(each["token"] for each in logprobs) == text_of(second)
+        assert len(logprobs[0]["top_logprobs"]) == 2
+
+        # The server makes sure of a call before the end, and lets the model talk first.
+        asked: dict[str, Any] = {**GREEDY, "max_output_tokens": 80}
+        named = {"type": "function", "name": "get_weather"}
+        tools = [WEATHER, {**WEATHER, "name": "other"}]
+        called = await socket.response(input=COPY, tools=tools, tool_choice=named, **asked)
+        call = called["output"][-1]
+        assert (call["type"], call["name"]) == ("function_call", "get_weather")
+        jsonschema.validate(json.loads(call["arguments"]), WEATHER["parameters"])
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+        told = await socket.response(input=[output], tools=tools, previous_response_id=called["id"], **GREEDY)
+        assert told["status"] in ("completed", "incomplete")
+
+        schema = {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Paris"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        }
+        format = {"type": "json_schema", "name": "city", "schema": schema, "strict": True}
+        formed = await socket.response(input=ASK, text={"format": format}, **asked)
+        jsonschema.validate(json.loads(text_of(formed)), schema)
+
+
+async def test_cancels_warmups_and_refusals_with_a_real_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with in_front(monkeypatch, ",warmup=true") as server:
+        async with server.connect(abandoned=True) as socket:
+            await socket.create(input="Count to a thousand.", temperature=0, store=False)
+            await socket.until("response.output_text.delta")
+        async with server.connect() as socket:
+            # There is one slot: this is answered because the other has let go.
+            warm = await socket.response(input=ASK, generate=False, store=False)
+            assert warm["usage"]["input_tokens"] > 5
+            answer = await socket.response(input=[], previous_response_id=warm["id"], **GREEDY)
+            assert cached(answer) >= 0.8 * warm["usage"]["input_tokens"]
+            refused = await socket.response(input="word " * 2000, **GREEDY)
+            assert (refused["status"], refused["error"]["code"]) == ("failed", "invalid_prompt")

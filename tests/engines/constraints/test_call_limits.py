@@ -1,0 +1,159 @@
+"""What holds whichever engine makes the answer."""
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from slipring.core.chain.head import Head
+from slipring.core.generation import (
+    Accepted,
+    CallArguments,
+    CallStarted,
+    Delta,
+    Finished,
+    Job,
+    Model,
+    Settings,
+    Text,
+)
+from slipring.engines.base import Engine, Level
+from slipring.engines.catalog import open_engine
+from slipring.engines.constraints import call_limits
+from slipring.engines.simulated.inputs import draft_input
+from slipring.errors import ServerError
+from slipring.protocol.grammars import Grammar
+from slipring.protocol.tools import Offer, Toolset
+from tests.core.stage import PLAIN
+from tests.engines.fitting import STATES, fits
+from tests.harness import serve
+
+DIGITS = {"type": "custom", "name": "dial", "format": {"type": "grammar", "syntax": "regex"}}
+DIGITS["format"]["definition"] = "[0-9]+"
+FREE = {"type": "custom", "name": "note"}
+DONE = Finished("stop", 1, 0, 1, position=object())  # type: ignore[arg-type]
+
+
+class Scripted(Engine):
+    name = "scripted"
+    level = Level.ITEMS
+
+    def __init__(self, *batches: list[Delta]) -> None:
+        self.batches = batches
+        self.closed = False
+
+    def models(self) -> Sequence[Model]:
+        return [PLAIN]
+
+    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        try:
+            for batch in self.batches:
+                yield batch
+        finally:
+            self.closed = True
+
+
+def job_with(*tools: Any, most: int | None = None, generate: bool = True) -> Job:
+    offer = Offer(Toolset.read(Raw(json.dumps(tools).encode())).callables)
+    settings = Settings(max_tool_calls=most)
+    return Job("r", "t", PLAIN, Head(), None, (), offer, settings, generate=generate)
+
+
+async def told(engine: Engine, job: Job) -> list[Delta]:
+    return [delta async for batch in call_limits.generate(engine, job) for delta in batch]
+
+
+def call(name: str, *pieces: str, kind: Any = "custom") -> list[Delta]:
+    return [CallStarted(kind, name), *map(CallArguments, pieces)]
+
+
+async def test_jobs_without_bounds_go_straight_to_their_engine() -> None:
+    engine = open_engine("simulated")
+    for job in (job_with(), job_with(FREE), job_with(DIGITS, most=1, generate=False)):
+        assert call_limits.generate(engine, job).__qualname__ == "SimulatedEngine.generate"
+
+
+async def test_calls_past_the_bound_are_ignored_and_what_is_said_is_not() -> None:
+    engine = Scripted(
+        [Accepted(), *call("a", "{}", kind="function")],
+        [*call("b", "{", kind="function")],
+        [CallArguments("}"), Text("so")],
+        [DONE],
+    )
+    heard = await told(engine, job_with(most=1))
+    assert heard[:-1] == [Accepted(), *call("a", "{}", kind="function"), Text("so")]
+    assert isinstance(heard[-1], Finished)
+    assert heard[-1].position is None, "the engine remembers a call that nobody was told of"
+
+
+async def test_as_many_calls_as_allowed_leave_the_engine_where_it_is() -> None:
+    engine = Scripted([*call("a", kind="function"), *call("b", kind="function")], [DONE])
+    assert (await told(engine, job_with(most=2)))[-1] is DONE
+
+
+@pytest.mark.parametrize("ending", [[DONE], [Text("so"), DONE], [*call("note", "x"), DONE]])
+async def test_an_input_that_does_not_fit_fails_the_response_at_once(ending: list[Delta]) -> None:
+    engine = Scripted([Accepted()], call("dial", "12"), [CallArguments("x"), *ending])
+    heard: list[Delta] = []
+
+    async def listen() -> None:
+        async for batch in call_limits.generate(engine, job_with(DIGITS, FREE)):
+            heard.extend(batch)
+
+    with pytest.raises(ServerError, match="does not fit the grammar of the tool 'dial'"):
+        await listen()
+    assert heard == [Accepted(), *call("dial", "12")], "what does not fit is not told"
+    assert engine.closed
+
+
+@pytest.mark.parametrize("text", ["1", "1" * 5000])
+async def test_an_input_that_fits_passes(text: str) -> None:
+    engine = Scripted([*call("dial", text), *call("note", "anything"), DONE])
+    assert (await told(engine, job_with(DIGITS, FREE)))[-1] is DONE
+
+
+PAIR = {**DIGITS, "format": {**DIGITS["format"], "definition": "[0-9]{2}"}}
+
+
+async def test_an_input_that_was_cut_off_is_nobodys_fault() -> None:
+    cut = Finished("max_output_tokens", 1, 0, 1)
+    assert (await told(Scripted([*call("dial", "1"), cut]), job_with(PAIR)))[-1] is cut
+
+
+async def test_an_input_that_is_not_whole_fails_the_response_at_its_end() -> None:
+    with pytest.raises(ServerError, match="does not fit"):
+        await told(Scripted([*call("dial", "1"), DONE]), job_with(PAIR))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("regex", "[0-9]{4}-[0-9]{2}"),
+        Grammar("regex", "a+b|é"),
+        Grammar("regex", "[^x]{30}y"),
+        Grammar("lark", 'start: "<" start ">" | "x"'),
+        Grammar("lark", 'start: line+ "end"\nline: "+" /.+/ LF\n%import common.LF'),
+    ],
+)
+def test_the_simulated_engine_finds_something_that_fits(grammar: Grammar) -> None:
+    found = draft_input(grammar.syntax, grammar.definition, STATES)
+    assert found is not None
+    assert fits(grammar, found)
+
+
+async def test_over_the_wire(tmp_path: Any) -> None:
+    script = tmp_path / "script"
+    calls = [{"custom_tool_call": {"name": "dial", "input": text}} for text in ("1", "2", "three")]
+    script.write_text("\n".join(json.dumps(line) for line in (calls[:2], calls[2:])))
+    async with serve(f"simulated:script={script}") as server:
+        status, body = await server.post(input="hello", tools=[DIGITS], max_tool_calls=1)
+        assert status == 200
+        assert [item["input"] for item in body["output"]] == ["1"]
+        assert body["max_tool_calls"] == 1
+        async with server.connect() as socket:
+            events = await socket.turn(input="hello", tools=[DIGITS], store=False)
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["error"]["code"] == "server_error"
+    assert events[-1]["response"]["output"][0]["input"] == ""

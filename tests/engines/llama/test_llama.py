@@ -1,0 +1,436 @@
+"""The llama engine with the real embedded model: small contexts, greedy answers."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import jsonschema
+import pytest
+
+from slipring.core.chain.head import Head
+from slipring.core.generation import Settings
+from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama.api import Chunk
+from slipring.engines.llama.models import read_file
+from slipring.engines.llama.options import Options, read_options
+from slipring.engines.llama.request_body import completion_body
+from slipring.engines.tokens.renderers import Manner, make_renderer
+from slipring.errors import StartupError
+from slipring.prompts.dialects.dialect import Block
+from slipring.prompts.rendering import Preface, Rendered, Step, empty
+from slipring.prompts.templates.template_renderer import TemplateRenderer
+from slipring.protocol.requests import TEXT
+from tests.harness import TERMINAL, WEATHER, Running, serve
+from tests.model import RealModel, ServeModel
+from tests.prompts.corpus import CORPUS
+from tests.prompts.vocabulary import smollm2
+from tests.server.raw import until
+
+GREEDY = {"temperature": 0, "max_output_tokens": 12, "store": False}
+ASK = "What is the capital of France?"
+LONG = "Tell me about the weather, in short words, as if I were five years old. " * 3
+
+
+@asynccontextmanager
+async def own_child(**options: Any) -> AsyncIterator[Running]:
+    """A server whose engine starts its own llama.cpp, for tests of that child."""
+    async with serve(LlamaEngine(Options(**options))) as server:
+        yield server
+
+
+def process_of(server: Running) -> Any:
+    return server.service.catalog.engines[0]._host
+
+
+def key_of(server: Running) -> dict[str, str]:
+    return {"Authorization": f"Bearer {process_of(server).key}"}
+
+
+def cached(response: dict[str, Any]) -> int:
+    return int(response["usage"]["input_tokens_details"]["cached_tokens"])
+
+
+async def test_a_continuation_is_prefilled_from_where_its_parent_ended(llama: ServeModel) -> None:
+    async with llama() as server, server.connect() as socket:
+        first = await socket.response(input=ASK, **GREEDY)
+        assert cached(first) == 0
+        second = await socket.response(input="And of Italy?", previous_response_id=first["id"], **GREEDY)
+        assert cached(second) >= first["usage"]["total_tokens"]
+        assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
+
+
+async def test_a_warmup_really_prefills(llama: ServeModel) -> None:
+    system = [{"role": "system", "content": "You are a helpful assistant who answers briefly. " * 5}]
+    async with llama() as server, server.connect() as socket:
+        warm = await socket.response(input=system, generate=False, store=False)
+        assert warm["usage"]["output_tokens"] == 0
+        turn = await socket.response(input=ASK, previous_response_id=warm["id"], **GREEDY)
+        assert cached(turn) >= warm["usage"]["input_tokens"]
+
+
+async def test_the_same_words_follow_a_continuation_and_a_full_history(llama: ServeModel) -> None:
+    async with llama() as server, server.connect() as socket:
+        first = await socket.response(input=ASK, **GREEDY)
+        second = await socket.response(input="Go on.", previous_response_id=first["id"], **GREEDY)
+        history = [{"role": "user", "content": ASK}, *first["output"], {"role": "user", "content": "Go on."}]
+        _, whole = await server.post(input=history, **GREEDY)
+        assert text_of(whole) == text_of(second)
+        assert whole["usage"]["input_tokens"] == second["usage"]["input_tokens"]
+
+
+def text_of(response: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+async def test_the_models_own_template_is_continued_by_delta(real_model: RealModel) -> None:
+    engine = real_model.engine(slots=1, context=512, dialect="template")
+    assert isinstance(engine.renderer, TemplateRenderer)
+    timed = {"OpenAI-Beta": "slipring_timing=v1"}
+    async with serve(engine) as server, server.connect(headers=timed) as socket:
+        first = await socket.response(input=ASK, instructions="Be brief.", **GREEDY)
+        assert "fallback" not in (await socket.receive())["timing"]
+        second = await socket.response(
+            input="And of Italy?", instructions="Be brief.", previous_response_id=first["id"], **GREEDY
+        )
+        timing = (await socket.receive())["timing"]
+        assert "fallback" not in timing
+        assert timing["tokens"]["rendered"] < timing["tokens"]["input"] / 2
+        assert cached(second) >= first["usage"]["total_tokens"]
+
+
+async def test_a_required_call_fits_its_schema(llama: ServeModel) -> None:
+    async with llama() as server, server.connect() as socket:
+        response = await socket.response(
+            input="Weather in Rome?",
+            tools=[WEATHER],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            **{**GREEDY, "max_output_tokens": 60},
+        )
+        (call,) = response["output"]
+        assert (call["type"], call["name"]) == ("function_call", "get_weather")
+        jsonschema.validate(json.loads(call["arguments"]), WEATHER["parameters"])
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+        answer = await socket.response(
+            input=[output], previous_response_id=response["id"], tools=[WEATHER], **GREEDY
+        )
+        assert cached(answer) >= response["usage"]["total_tokens"]
+
+
+async def test_a_format_is_a_constraint(llama: ServeModel) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    asked = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
+    async with llama() as server:
+        _, response = await server.post(input="A person as JSON.", text=asked, temperature=0)
+        jsonschema.validate(json.loads(text_of(response)), schema)
+
+
+async def test_logprobs_cover_every_token_of_the_answer(llama: ServeModel) -> None:
+    async with llama(slots=1) as server, server.connect() as socket:
+        response = await socket.response(input=ASK, top_logprobs=2, **GREEDY)
+        (part,) = response["output"][0]["content"]
+        assert "".join(each["token"] for each in part["logprobs"]) == part["text"]
+        assert all(len(each["top_logprobs"]) == 2 for each in part["logprobs"])
+
+
+def test_a_job_is_asked_for_as_the_client_meant_it() -> None:
+    body = empty(Block.NONE).then((3,), Block.NONE).then((4, 5), Block.ASSISTANT)
+    rendered = Rendered("w", Preface(Head(), TEXT, Step.of((1, 2))), body)
+    settings = Settings(
+        temperature=0.5, top_p=0.9, seed=7, logprobs=True, top_logprobs=3, presence_penalty=1.5
+    )
+    sent = json.loads(completion_body(rendered, settings, n_predict=20, id_slot=1))
+    assert sent["prompt"] == [1, 2, 3, 4, 5]
+    assert (sent["n_predict"], sent["id_slot"], sent["seed"], sent["n_probs"]) == (20, 1, 7, 3)
+    assert (sent["temperature"], sent["top_p"], sent["presence_penalty"]) == (0.5, 0.9, 1.5)
+
+
+async def test_a_fork_reuses_its_parents_kv_and_leaves_it_alone(llama: ServeModel) -> None:
+    async with llama(slots=2) as server, server.connect() as socket:
+        parent = await socket.response(input=LONG, **GREEDY)
+        total = parent["usage"]["total_tokens"]
+        fork = await socket.response(
+            input="In Rome?", previous_response_id=parent["id"], stream_id="fork", **GREEDY
+        )
+        assert cached(fork) >= 0.9 * total
+        child = await socket.response(input="In Oslo?", previous_response_id=parent["id"], **GREEDY)
+        assert cached(child) >= total, "the parent's slot was left alone"
+        again = await socket.response(
+            input="And?", previous_response_id=fork["id"], stream_id="fork", **GREEDY
+        )
+        assert cached(again) >= fork["usage"]["total_tokens"]
+
+
+async def test_forks_that_come_at_once_all_reuse_their_parents_kv(llama: ServeModel) -> None:
+    async with llama(slots=2) as server, server.connect() as socket:
+        parent = await socket.response(input=LONG, **GREEDY)
+        lanes = ("a", "b", None)
+        for lane in lanes:
+            named = {} if lane is None else {"stream_id": lane}
+            await socket.create(input="Why?", previous_response_id=parent["id"], **named, **GREEDY)
+        ended = []
+        while len(ended) < len(lanes):
+            event = await socket.receive(60)
+            if event["type"] in TERMINAL:
+                ended.append(event["response"])
+        assert [cached(each) >= 0.9 * parent["usage"]["total_tokens"] for each in ended] == [True] * 3
+
+
+async def three_chains(server: Running) -> list[bool]:
+    """Three chains in turn on two slots: whether each came back to its own KV."""
+    async with server.connect() as socket:
+        latest = {}
+        for lane in ("a", "b", "c"):
+            latest[lane] = await socket.response(input=f"{lane}: {LONG}", stream_id=lane, **GREEDY)
+        found = []
+        for lane, parent in latest.items():
+            child = await socket.response(
+                input="And?", previous_response_id=parent["id"], stream_id=lane, **GREEDY
+            )
+            found.append(cached(child) >= parent["usage"]["total_tokens"])
+        return found
+
+
+async def test_more_chains_than_slots_find_their_kv_again(llama: ServeModel) -> None:
+    async with llama(slots=2) as server:
+        assert await three_chains(server) == [True, True, True]
+
+
+async def test_what_is_saved_is_bounded_and_may_be_nothing(real_model: RealModel) -> None:
+    async with serve(real_model.engine(slots=2, context=1024, saved_mib=0)) as server:
+        assert await three_chains(server) == [False, False, False]
+
+
+async def test_nothing_of_what_was_saved_is_left_behind() -> None:
+    engine = LlamaEngine(Options(slots=1, context=512))
+    directory = engine._host._directory  # type: ignore[union-attr]
+    async with serve(engine) as server, server.connect() as socket:
+        for lane in ("a", "b"):
+            await socket.response(input=f"{lane}: {LONG}", stream_id=lane, **GREEDY)
+        assert len(list(directory.iterdir())) == 1
+        assert directory.stat().st_mode & 0o077 == 0
+    assert not directory.exists()
+
+
+async def test_a_history_that_is_sent_again_finds_its_slot(llama: ServeModel) -> None:
+    async with llama(slots=2) as server:
+        history: list[dict[str, Any]] = [{"role": "user", "content": LONG}]
+        _, first = await server.post(input=history, **GREEDY)
+        history += [*first["output"], {"role": "user", "content": "And?"}]
+        _, second = await server.post(input=history, **GREEDY)
+        assert cached(second) >= first["usage"]["input_tokens"]
+
+
+async def test_characters_of_several_tokens_come_whole_and_are_kept_as_emitted(llama: ServeModel) -> None:
+    asked = {**GREEDY, "max_output_tokens": 24}
+    async with llama(slots=1) as server, server.connect() as socket:
+        first = await socket.response(input="Say this emoji: 👩‍👩‍👧 and 東京 in words", **asked)
+        assert "👩" in text_of(first)
+        assert "\N{REPLACEMENT CHARACTER}" not in text_of(first)[:-1]
+        second = await socket.response(input="More.", previous_response_id=first["id"], **GREEDY)
+        assert cached(second) >= first["usage"]["total_tokens"] - 3  # but for a character that was cut
+
+
+async def test_a_client_that_leaves_frees_its_slot(llama: ServeModel) -> None:
+    endless = {"input": "Count to a million.", "temperature": 0, "store": False}
+    async with llama(slots=1) as server:
+        async with server.connect(abandoned=True) as socket:
+            await socket.create(**endless)
+            await socket.until("response.output_text.delta")
+        async with server.connect() as socket:
+            assert (await socket.response(input=ASK, **GREEDY))["status"] in ("completed", "incomplete")
+
+
+async def test_no_tenant_finds_its_words_in_another_ones_slot(llama: ServeModel) -> None:
+    async with llama(slots=1, api_key=("a:key-a", "b:key-b")) as server:
+        for key in ("key-a", "key-b", "key-a"):
+            _, response = await server.post(key=key, input=ASK, **GREEDY)
+            assert cached(response) == 0
+
+
+async def test_a_context_that_is_too_long_is_refused_before_its_response_exists(llama: ServeModel) -> None:
+    async with llama(context=64) as server, server.connect() as socket:
+        refused = await socket.error(input="word " * 200)
+        assert (refused["status"], refused["error"]["code"]) == (400, "context_length_exceeded")
+        assert (refused["error"]["param"], "64 tokens" in refused["error"]["message"]) == ("input", True)
+        status, body = await server.post(input="word " * 200)
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+        assert (await socket.response(input="Hi", **GREEDY))["output"], "nothing else is lost"
+
+
+async def test_truncation_drops_the_oldest_items_and_keeps_the_head(llama: ServeModel) -> None:
+    asked = {**GREEDY, "max_output_tokens": 8, "instructions": "Be brief.", "truncation": "auto"}
+    timed = {"OpenAI-Beta": "slipring_timing=v1"}
+    async with llama(context=128, slots=1) as server, server.connect(headers=timed) as socket:
+        response: dict[str, Any] = {"id": None}
+        dropped = []
+        for number in range(8):
+            response = await socket.response(
+                input=f"{number} " + "word " * 6, previous_response_id=response["id"], **asked
+            )
+            assert response["usage"]["total_tokens"] <= 128
+            timing = (await socket.receive())["timing"]
+            dropped.append(timing.get("dropped_items", 0))
+            assert timing["tokens"]["cached"] == 0 or not dropped[-1] or timing["tokens"]["cached"] < 30
+        assert any(dropped)
+        assert not all(dropped[3:]), "more than needed is dropped, so that most turns only append"
+        unfit = await socket.error(input="word " * 300, **asked)
+        assert unfit["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_client_that_leaves_during_a_prefill_loses_one_chunk_at_most() -> None:
+    engine = LlamaEngine(Options(slots=1, context=1024, chunk=32))
+    words = "one two three four five six seven " * 70
+    async with serve(engine) as server:
+        async with server.connect(abandoned=True) as socket:
+            progress = watch_progress(engine)
+            await socket.create(input=words, temperature=0, store=False)
+            await progress.wait()
+        async with server.connect() as socket:
+            response = await socket.response(input=words, **GREEDY)
+        assert 32 <= cached(response) < response["usage"]["input_tokens"] - 32, "what was read was kept"
+
+
+def watch_progress(engine: LlamaEngine) -> asyncio.Event:
+    """Set when the engine has prefilled its first chunk."""
+    seen = asyncio.Event()
+    complete = engine._api.complete
+
+    async def watched(body: bytes) -> AsyncIterator[Chunk]:
+        async with aclosing(complete(body)) as chunks:
+            async for chunk in chunks:
+                if chunk.prompt_progress is not None and chunk.prompt_progress.processed:
+                    seen.set()
+                yield chunk
+
+    engine._api.complete = watched  # type: ignore[method-assign,assignment]
+    return seen
+
+
+async def test_a_killed_child_fails_one_turn_and_comes_back() -> None:
+    async with own_child(slots=2, context=1024) as server, server.connect() as socket:
+        process = process_of(server)
+        await socket.create(input="Count to a million.", temperature=0, store=False)
+        await socket.until("response.output_text.delta")
+        os.kill(process.pid, signal.SIGKILL)
+        last = (await socket.until("response.failed"))[-1]
+        assert last["response"]["error"]["code"] == "server_error"
+        await until(lambda: process.trouble)  # its connection may be gone a little before it is
+        assert await health(server) == (503, "degraded", "the embedded engine is starting again")
+        failed = await socket.response(input=ASK, **GREEDY)
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+        await until(lambda: process.restarts)
+        assert await health(server) == (200, "ok", None)
+        assert (await socket.response(input=ASK, **GREEDY))["output"]
+
+
+async def health(server: Running) -> tuple[int, str, str | None]:
+    async with server.http.get(server.url.removesuffix("/v1") + "/health") as answer:
+        body = await answer.json()
+        return answer.status, body["status"], body["engines"][0]["trouble"]
+
+
+async def test_a_child_that_hangs_is_ended_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipring.engines.llama.api._SILENCE_TIMEOUT_S", 0.5)
+    async with own_child(slots=2, context=1024) as server, server.connect() as socket:
+        process = process_of(server)
+        os.kill(process.pid, signal.SIGSTOP)
+        failed = await socket.response(input=ASK, **GREEDY)
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+        assert "nothing for too long" in failed["error"]["message"]
+        await until(lambda: process.restarts)
+
+
+async def test_no_child_outlives_a_parent_that_was_killed() -> None:
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "slipring", "serve", "--port", "0"),
+        *("--engine", "llama:slots=1,context=256", "--log-level", "error"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    assert b"serves" in await asyncio.wait_for(parent.stdout.readline(), 60)
+    children = children_of(parent.pid)
+    assert children
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not any(map(is_alive, children)))
+    parent._transport.close()  # type: ignore[attr-defined]
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "zombie" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+async def test_our_tokenizer_and_the_engines_own_agree_id_for_id(real_model: RealModel) -> None:
+    engine = real_model.engine(slots=1, context=256)
+    async with serve(engine) as server, aiohttp.ClientSession() as http:
+        url = process_of(server).url
+        for text in CORPUS:
+            asked = {"content": text, "add_special": False, "parse_special": False}
+            async with http.post(f"{url}/tokenize", json=asked, headers=key_of(server)) as answer:
+                theirs = (await answer.json(content_type=None))["tokens"]
+            assert engine.renderer.vocabulary.encode(text) == theirs
+
+
+async def test_the_child_answers_nobody_else(llama: ServeModel) -> None:
+    async with (
+        llama(slots=1, context=256) as server,
+        aiohttp.ClientSession() as http,
+        http.post(f"{process_of(server).url}/completion", json={"prompt": "hi"}) as answer,
+    ):
+        assert answer.status == 401
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("slots=0", "option 'slots' must be a number >= 1, not '0'"),
+        ("colour=red", "unknown option 'colour'"),
+        ("saved_mib=-1", "option 'saved_mib' must be a number >= 0"),
+    ],
+)
+def test_options_that_cannot_be_used_are_named(text: str, complaint: str) -> None:
+    with pytest.raises(StartupError, match=complaint):
+        read_options(text)
+
+
+def test_options_follow_a_path_or_stand_alone() -> None:
+    assert read_options("/m.gguf,slots=3") == Options(model="/m.gguf", slots=3)
+    assert read_options("slots=3,context=99") == Options(slots=3, context=99)
+    assert read_options("") == Options()
+    elsewhere = read_options("http://127.0.0.1:8080/v1,key_env=KEY")
+    assert elsewhere == Options(model="http://127.0.0.1:8080", key_env="KEY")
+    assert elsewhere.is_elsewhere
+
+
+def test_models_that_cannot_be_served_are_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="cannot read"):
+        read_file(str(tmp_path / "missing.gguf"))
+    (tmp_path / "not.gguf").write_bytes(b"nothing of the kind")
+    with pytest.raises(StartupError, match="not a GGUF file"):
+        read_file(str(tmp_path / "not.gguf"))
+    with pytest.raises(StartupError, match="has no chat template"):
+        make_renderer("llama", "", Manner(), smollm2())
+    with pytest.raises(StartupError, match="chat template cannot be used"):
+        make_renderer("llama", "", Manner("{% for %}"), smollm2())
+    with pytest.raises(StartupError, match="unknown dialect"):
+        make_renderer("llama", "latin", Manner(), smollm2())

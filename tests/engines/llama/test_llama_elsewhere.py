@@ -1,0 +1,93 @@
+"""Models whose tokens are known to their server alone: one elsewhere, and a vocabulary we cannot build."""
+
+import asyncio
+
+import pytest
+
+from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama.options import Options
+from slipring.engines.llama.remote import RemoteVocabulary
+from slipring.errors import StartupError, Unavailable
+from slipring.prompts.rendering import Renderer
+from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
+from tests.engines.llama.test_llama import ASK, GREEDY, LONG, cached, text_of
+from tests.harness import WEATHER, serve
+from tests.model import WHOLE, RealModel
+from tests.prompts.corpus import CORPUS
+
+
+def test_a_server_elsewhere_says_what_it_serves(elsewhere: LlamaEngine) -> None:
+    model = elsewhere.model
+    assert (model.name, model.context, model.slots) == ("smollm2-135m-instruct", WHOLE.context, WHOLE.slots)
+    assert model.llguidance
+    assert not elsewhere.renderer.vocabulary.is_local
+
+
+async def test_chains_forks_and_constraints_work_there_too(elsewhere: LlamaEngine) -> None:
+    async with serve(elsewhere) as server, server.connect() as socket:
+        first = await socket.response(input=LONG, **GREEDY)
+        second = await socket.response(input="Go on.", previous_response_id=first["id"], **GREEDY)
+        assert cached(second) >= first["usage"]["total_tokens"]
+        fork = await socket.response(input="Stop.", previous_response_id=first["id"], stream_id="f", **GREEDY)
+        assert cached(fork) >= 0.9 * first["usage"]["total_tokens"]
+        asked = {**GREEDY, "max_output_tokens": 60}
+        call = await socket.response(input="Rome?", tools=[WEATHER], tool_choice="required", **asked)
+        assert call["output"][0]["name"] == "get_weather"
+
+
+def test_text_is_text_whoever_tokenizes_it(elsewhere: LlamaEngine) -> None:
+    ours = LlamaEngine(Options()).renderer
+    theirs = elsewhere.renderer
+    texts = [*CORPUS[:60], "<tool_call>{}</tool_call> <|im_end|> <think>"]
+    assert [text for text in texts if not same(ours, theirs, text)] == []
+    assert theirs.stop_ids() == ours.stop_ids()
+
+
+def same(ours: Renderer, theirs: Renderer, text: str) -> bool:
+    # A look-alike of a mark is cut in two, which may change its tokens but never makes it one.
+    told = theirs.vocabulary.encode(text)
+    if "<tool_call>" in text or "think>" in text:
+        return not set(told) & ours.stop_ids()
+    return ours.vocabulary.encode(text) == told
+
+
+async def test_a_vocabulary_that_cannot_be_built_is_asked_for(
+    real_model: RealModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(real_model.engine(slots=1, context=512)) as server:
+        _, expected = await server.post(input=ASK, **GREEDY)
+
+    def unknown(metadata: object) -> Tokenizer:
+        raise UnknownVocabulary("of another kind")
+
+    monkeypatch.setattr(Tokenizer, "from_gguf", unknown)
+    engine = real_model.engine(slots=1, context=512)
+    assert isinstance(engine.renderer.vocabulary, RemoteVocabulary)
+    async with serve(engine) as server, server.connect() as socket:
+        response = await socket.response(input=ASK, **GREEDY)
+        assert text_of(response) == text_of(expected)
+        emoji = await socket.response(input="Say this emoji: 👩‍👩‍👧 and 東京 in words", **GREEDY)
+        assert "👩" in text_of(emoji)
+        # Ids of split characters are not told, so this turn is rendered from its items.
+        more = await socket.response(input="More.", previous_response_id=emoji["id"], **GREEDY)
+        assert more["usage"]["input_tokens"] > emoji["usage"]["input_tokens"]
+
+
+def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
+    with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):
+        LlamaEngine(Options(model="http://127.0.0.1:9"))
+    with pytest.raises(StartupError, match="the variable NO_SUCH_KEY"):
+        LlamaEngine(Options(model="http://127.0.0.1:9", key_env="NO_SUCH_KEY"))
+
+
+async def test_a_server_that_is_no_llama_server_is_told_in_one_line() -> None:
+    async with serve() as other:
+        url = other.url.removesuffix("/v1")
+        with pytest.raises(StartupError, match="answers with 404"):
+            await asyncio.to_thread(LlamaEngine, Options(model=url))
+
+
+def test_a_tokenizer_that_has_gone_is_unavailable() -> None:
+    vocabulary = RemoteVocabulary(lambda: ("http://127.0.0.1:9", ""), "gone")
+    with pytest.raises(Unavailable):
+        vocabulary.encode("hello")

@@ -1,0 +1,48 @@
+"""The embedded engine's process where its model cannot be loaded."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from slipring.engines.llama.process import ChildSettings, Process
+from slipring.errors import StartupError, Unavailable
+from tests.engines.tokens.test_remote_vocabulary import cut_as
+from tests.prompts.gguf_writer import write_hollow_model
+from tests.server.raw import until
+
+
+def process_for(path: Path) -> Process:
+    settings = ChildSettings(path=str(path), context=64, slots=1, threads=1, chunk=32)
+    return Process(settings)
+
+
+async def test_a_model_that_cannot_be_loaded_is_told_at_start(tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF and nothing that follows from it")
+    with pytest.raises(StartupError, match="did not start"):
+        await process_for(path).start()
+
+
+async def test_a_model_that_cannot_be_loaded_again_is_tried_until_it_can(tmp_path: Path) -> None:
+    path, aside = tmp_path / "hollow.gguf", tmp_path / "aside.gguf"
+    write_hollow_model(path, cut_as("gpt-2"))
+    process = process_for(path)
+    await process.start()
+    try:
+        first = process.pid
+        path.rename(aside)
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: process.pid != first)
+        second = process.pid
+        with pytest.raises(Unavailable):
+            _ = process.url
+        assert process.trouble is not None
+        await until(lambda: process.pid != second)  # that one could not load it
+        aside.rename(path)
+        await until(lambda: bool(process.restarts))
+        assert process.trouble is None
+    finally:
+        await process.close()

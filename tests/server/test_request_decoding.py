@@ -1,0 +1,205 @@
+"""Large requests: read in threads, in their order, and refused before they take long."""
+
+import json
+from typing import Any
+
+import pytest
+from msgspec import Raw
+
+from slipring.core.betas import NONE
+from slipring.core.session import client_events
+from slipring.errors import ApiError
+from slipring.protocol import wire
+from slipring.protocol.items import MOST_ITEMS, MOST_PARTS
+from slipring.protocol.tools import MOST_TOOLS, ToolChoice
+from tests.api import Api
+from tests.harness import serve
+
+LARGE = "large " * 20_000
+TINY = {"type": "message", "role": "user", "content": "x"}
+PART = {"type": "input_text", "text": "x"}
+NESTED = "[" + "[]," * 40_000 + "[]]"
+
+
+def tool(number: int) -> dict[str, Any]:
+    return {"type": "function", "name": f"f{number}", "parameters": {"type": "object"}, "strict": False}
+
+
+def frame(**fields: Any) -> bytes:
+    return json.dumps({"type": "response.create", **fields}).encode()
+
+
+def raw(name: str, value: str) -> bytes:
+    return f'{{"type":"response.create","stream_id":"lane","{name}":{value}}}'.encode()
+
+
+def refusal(sent: bytes) -> ApiError:
+    """What is said about a frame, whichever way it is read."""
+    errors = []
+    try:
+        asked = client_events.read(sent, NONE)
+        assert isinstance(asked, client_events.Create)
+        _ = asked.error or asked.request.items
+        errors.append(asked.error)
+    except ApiError as error:
+        errors.append(error)
+    ahead = client_events.read_ahead(sent, NONE)
+    errors.append(
+        ahead.error or (ahead.asked.error if isinstance(ahead.asked, client_events.Create) else None)
+    )
+    first, second = errors
+    assert first is not None
+    assert second is not None
+    assert (first.message, first.param, first.code) == (second.message, second.param, second.code)
+    return first
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("type", NESTED),
+        ("previous_response_id", NESTED),
+        ("include", json.dumps(["file_search_call.results"] * 5000)),
+        ("metadata", json.dumps({str(number): "x" for number in range(20_000)})),
+        ("client_metadata", json.dumps({str(number): "x" for number in range(20_000)})),
+        ("context_management", json.dumps([{"type": "compaction"}] * 5000)),
+        ("prompt", NESTED),
+        ("moderation", NESTED),
+    ],
+)
+def test_fields_that_have_no_reason_to_be_large_are_not_decoded_if_they_are(name: str, value: str) -> None:
+    sent = raw(name, value)
+    if name == "type":
+        sent = f'{{"type":{value}}}'.encode()
+    error = refusal(sent)
+    assert error.param == name
+    if name != "previous_response_id":
+        assert error.message == f"Invalid '{name}': more than 65536 bytes."
+
+
+def test_such_a_field_may_be_as_long_as_the_bound() -> None:
+    fitting = '"' + "x" * (65_536 - 2) + '"'
+    asked = client_events.read(raw("prompt", fitting), NONE)
+    assert isinstance(asked, client_events.Create)
+    assert asked.request.prompt == "x" * 65_534
+    assert refusal(raw("prompt", fitting[:-1] + 'x"')).param == "prompt"
+
+
+def test_a_frame_with_a_large_field_is_refused_on_its_lane() -> None:
+    asked = client_events.read(
+        raw("metadata", json.dumps({str(number): "x" for number in range(20_000)})), NONE
+    )
+    assert isinstance(asked, client_events.Create)
+    assert asked.request.stream_id == "lane"
+    assert asked.error is not None
+
+
+def test_a_large_choice_of_tools_is_refused_by_name() -> None:
+    named = [{"type": "function", "name": "f"}]
+    for count, fits in ((8000, True), (9000, False)):
+        sent = Raw(wire.encode({"type": "allowed_tools", "mode": "auto", "tools": named * count}))
+        assert (len(sent) <= 256 * 1024) is fits
+        if fits:
+            ToolChoice.read(sent)
+        else:
+            with pytest.raises(ApiError) as refused:
+                ToolChoice.read(sent)
+            assert refused.value.param == "tool_choice"
+
+
+@pytest.mark.parametrize("size", [40, 400])
+def test_so_many_items_are_read(size: int) -> None:
+    item = {**TINY, "content": "x" * size}
+    asked = client_events.read_ahead(frame(input=[item] * MOST_ITEMS), NONE).result()
+    assert isinstance(asked, client_events.Create)
+    assert len(asked.request.items) == MOST_ITEMS
+    error = refusal(frame(input=[item] * (MOST_ITEMS + 1)))
+    assert (error.param, error.message) == ("input", f"Invalid 'input': more than {MOST_ITEMS} items.")
+
+
+def test_entries_that_are_no_items_are_refused_at_the_first() -> None:
+    assert refusal(frame(input=[1] * 200_000)).param == "input[0]"
+
+
+@pytest.mark.parametrize(("kind", "field"), [("message", "content"), ("function_call_output", "output")])
+def test_so_many_parts_are_read(kind: str, field: str) -> None:
+    fixed = {"role": "user"} if kind == "message" else {"call_id": "c"}
+    item = {"type": kind, **fixed, field: [PART] * MOST_PARTS}
+    asked = client_events.read_ahead(frame(input=[item]), NONE).result()
+    assert isinstance(asked, client_events.Create)
+    assert asked.error is None
+    error = refusal(frame(input=[TINY, {**item, field: [PART] * (MOST_PARTS + 1)}]))
+    assert error.param == f"input[1].{field}"
+    assert error.message.endswith(f"more than {MOST_PARTS} parts.")
+
+
+async def test_so_many_tools_are_read() -> None:
+    async with serve() as server:
+        status, _ = await server.post(
+            input="x", tools=[tool(n) for n in range(MOST_TOOLS)], tool_choice="none"
+        )
+        assert status == 200
+        for tools, param in (
+            ([tool(n) for n in range(MOST_TOOLS + 1)], "tools"),
+            (
+                [{"type": "namespace", "name": "n", "description": "d", "tools": [tool(0)] * 9000}],
+                "tools[0].tools",
+            ),
+        ):
+            status, error = await server.post(input="x", tools=tools)
+            assert (status, error["error"]["param"]) == (400, param)
+
+
+async def test_frames_are_answered_in_their_order_however_large_they_are() -> None:
+    async with serve() as server, server.connect() as ws:
+        await ws.create(input=LARGE)
+        await ws.create(input=[TINY] * (MOST_ITEMS + 1))
+        await ws.create(input="small")
+        (first,) = [
+            event for event in await ws.until("response.completed") if event["type"] == "response.completed"
+        ]
+        refused = await ws.receive()
+        assert (refused["type"], refused["error"]["param"]) == ("error", "input")
+        last = (await ws.until("response.completed"))[-1]
+        assert first["response"]["usage"]["input_tokens"] > 10_000
+        assert last["response"]["usage"]["input_tokens"] < 100
+
+
+async def test_large_bodies_are_read_by_every_endpoint() -> None:
+    many = [{"role": "user", "content": ""}] * (MOST_ITEMS + 1)
+    large = [{**TINY, "content": LARGE}]
+    async with serve() as server:
+        api = Api(server)
+        status, response = await server.post(input=LARGE)
+        assert (status, response["status"]) == (200, "completed")
+        _, counted = await api.call("POST", "/responses/input_tokens", json={"input": LARGE})
+        assert counted["input_tokens"] == response["usage"]["input_tokens"]
+        status, window = await server.compact(model="simulated", input=LARGE)
+        assert status == 200, window
+        _, conversation = await api.call("POST", "/conversations", json={"items": large})
+        items = f"/conversations/{conversation['id']}/items"
+        _, page = await api.call("GET", items)
+        assert page["data"][0]["content"][0]["text"] == LARGE
+        for path, body, param in (
+            ("/responses", {"input": many}, "input"),
+            ("/responses/input_tokens", {"input": many}, "input"),
+            ("/responses/compact", {"model": "simulated", "input": many}, "input"),
+            ("/conversations", {"items": many}, "items"),
+            (items, {"items": many}, "items"),
+        ):
+            status, error = await api.call("POST", path, json=body)
+            assert (status, error["error"]["param"]) == (400, param), path
+
+
+async def test_an_input_that_is_far_too_long_is_not_counted() -> None:
+    engine = "simulated:vocabulary=smollm2,context_tokens=1000"
+    async with serve(engine=engine) as server:
+        api = Api(server)
+        body = {"input": "7" * 1900}
+        status, counted = await api.call("POST", "/responses/input_tokens", json=body)
+        assert (status, counted["input_tokens"]) == (200, 1909)
+        for text in ("7" * 2100, "7" * 900_000):
+            status, error = await api.call("POST", "/responses/input_tokens", json={"input": text})
+            assert (status, error["error"]["code"]) == (400, "context_length_exceeded")
+            status, error = await server.post(input=text)
+            assert (status, error["error"]["code"]) == (400, "context_length_exceeded")

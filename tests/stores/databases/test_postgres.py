@@ -1,0 +1,262 @@
+"""What is particular to PostgreSQL: the connections, and what befalls them."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
+import pytest
+
+from slipring.errors import StartupError, Unavailable
+from slipring.stores.databases import postgres
+from slipring.stores.databases.database import Statement
+from slipring.stores.databases.postgres import PostgresDatabase
+
+ADD = "INSERT INTO slipring_nodes (id, url, seen_at) VALUES ($1, '', 0)"
+ALL = "SELECT id FROM slipring_nodes ORDER BY id"
+SPEND = """
+INSERT INTO slipring_usage (key_id, period, requests, tokens, expires_at) VALUES ($1, '', 1, 0, 0)
+ON CONFLICT (key_id, period) DO UPDATE SET requests = slipring_usage.requests + 1
+"""
+
+
+def add(name: str) -> Statement:
+    return Statement(ADD, (name,))
+
+
+async def names(database: PostgresDatabase) -> list[str]:
+    return [name for (name,) in await database.read(ALL)]
+
+
+class Relay:
+    """The way to a server, which can be cut."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        (host,) = parse_qs(urlsplit(url).query)["host"]
+        self._server_path = f"{host}/.s.PGSQL.5432"
+        self._path = directory / ".s.PGSQL.5432"
+        self.url = url.replace(f"host={host}", f"host={directory}")
+        self._writers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_unix_server(self._join, self._path)
+
+    async def cut(self) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+        await self._server.wait_closed()
+        self._server = None
+        self._path.unlink(missing_ok=True)
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_unix_connection(self._server_path)
+        self._writers += [writer, back]
+        await asyncio.gather(_pump(reader, back), _pump(there, writer))
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+@pytest.fixture
+async def relay(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Relay]:
+    relay = Relay(postgres_url, tmp_path_factory.mktemp("pg"))
+    await relay.open()
+    yield relay
+    await relay.cut()
+
+
+@pytest.fixture
+async def database(postgres_url: str) -> AsyncIterator[PostgresDatabase]:
+    database = PostgresDatabase(postgres_url)
+    await database.start()
+    yield database
+    await database.close()
+
+
+async def test_a_database_that_goes_away_and_comes_back(relay: Relay) -> None:
+    database = PostgresDatabase(relay.url)
+    await database.start()
+    await database.write(add("a"))
+    await relay.cut()
+    for asked in (database.read(ALL), database.write(add("b")), database.write(add("b"), add("c"))):
+        with pytest.raises(Unavailable):
+            await asked
+    await relay.open()
+    await database.write(add("d"))
+    assert await names(database) == ["a", "d"]
+    await database.close()
+
+
+async def test_a_connection_that_dies_in_a_write_is_not_tried_again(
+    relay: Relay, database: PostgresDatabase
+) -> None:
+    far = PostgresDatabase(relay.url)
+    await far.start()
+    blocker = await asyncpg.connect(
+        relay.url.replace(str(relay._path.parent), str(Path(relay._server_path).parent))
+    )
+    transaction = blocker.transaction()
+    await transaction.start()
+    await blocker.execute("LOCK TABLE slipring_nodes IN EXCLUSIVE MODE")
+    writing = asyncio.create_task(far.write(add("a")))
+    while not await database.read("SELECT 1 FROM pg_locks WHERE NOT granted"):
+        pass
+    await relay.cut()
+    with pytest.raises(Unavailable):
+        await writing
+    await transaction.rollback()
+    await blocker.close()
+    await far.close()
+
+
+async def test_connections_that_the_server_ends(database: PostgresDatabase, postgres_server: str) -> None:
+    await database.write(add("a"))
+    ((pid,),) = await database.read("SELECT pg_backend_pid()")
+    other = await asyncpg.connect(postgres_server)
+    await other.execute("SELECT pg_terminate_backend($1, 5000)", pid)
+    assert await names(database) == ["a"]
+    await other.close()
+
+
+async def test_all_connections_are_busy(
+    database: PostgresDatabase, postgres_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "_CONNECT_S", 0.2)
+    other = await asyncpg.connect(postgres_server)
+    await other.execute("SELECT pg_advisory_lock(77)")
+    held = [
+        asyncio.create_task(database.read("SELECT pg_advisory_xact_lock(77) IS NULL"))
+        for _ in range(postgres._POOL)
+    ]
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    while await other.fetchval(waiting) < postgres._POOL:
+        pass
+    with pytest.raises(Unavailable):
+        await database.read(ALL)
+    with pytest.raises(Unavailable):
+        await database.write(add("a"))
+    await other.execute("SELECT pg_advisory_unlock(77)")
+    await asyncio.gather(*held)
+    await database.write(add("b"))
+    assert await names(database) == ["b"]
+    await other.close()
+
+
+async def test_transactions_that_deadlock_are_tried_again(
+    database: PostgresDatabase, postgres_url: str, postgres_server: str
+) -> None:
+    gate, other = await asyncpg.connect(postgres_server), await asyncpg.connect(postgres_url)
+    try:
+        # Of two that wait for each other, the one that looks first is the one that is aborted: not this one.
+        await other.execute("SET deadlock_timeout = '1h'")
+        await gate.execute("SELECT pg_advisory_lock(78)")
+        back = other.transaction()
+        await back.start()
+        await other.execute(SPEND, "b")
+        stop = Statement("SELECT pg_advisory_xact_lock(78) IS NULL")
+        forth = asyncio.create_task(database.write(Statement(SPEND, ("a",)), stop, Statement(SPEND, ("b",))))
+        await locks_waited_for(gate, 1)
+        crossing = asyncio.create_task(other.execute(SPEND, "a"))
+        await locks_waited_for(gate, 2)
+        await gate.execute("SELECT pg_advisory_unlock(78)")
+        await crossing
+        await back.commit()
+        await forth
+    finally:
+        await gate.close()
+        await other.close()
+    assert await database.read("SELECT key_id, requests FROM slipring_usage ORDER BY key_id") == [
+        ("a", 2),
+        ("b", 2),
+    ]
+
+
+async def locks_waited_for(connection: "asyncpg.Connection[asyncpg.Record]", count: int) -> None:
+    while await connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted") < count:
+        pass
+
+
+@pytest.mark.parametrize("collisions", [0, 1, postgres._CONFLICTS - 1, postgres._CONFLICTS])
+async def test_collisions_are_borne_up_to_a_bound(
+    database: PostgresDatabase, postgres_url: str, collisions: int
+) -> None:
+    other = await asyncpg.connect(postgres_url)
+    await other.execute("CREATE SEQUENCE attempts")  # a sequence is not rolled back
+    await other.execute(f"""
+        CREATE FUNCTION collide() RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+            IF nextval('attempts') <= {collisions} THEN RAISE serialization_failure; END IF;
+        END $$
+    """)
+    await other.close()
+    write = database.write(add("a"), Statement("SELECT collide() IS NULL"))
+    if collisions < postgres._CONFLICTS:
+        await write
+        assert await names(database) == ["a"]
+    else:
+        with pytest.raises(Unavailable):
+            await write
+        assert await names(database) == []
+    assert await database.read("SELECT last_value FROM attempts") == [
+        (min(collisions + 1, postgres._CONFLICTS),)
+    ]
+
+
+async def test_a_write_is_done_although_nobody_waits_for_it(postgres_url: str) -> None:
+    database = PostgresDatabase(postgres_url)
+    await database.start()
+    task = asyncio.create_task(database.write(add("a"), add("b")))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    later = asyncio.create_task(database.write(add("c")))
+    closing = asyncio.create_task(database.close())
+    await asyncio.gather(later, closing)
+    for refused in (database.write(add("late")), database.read(ALL)):
+        with pytest.raises(Unavailable):
+            await refused
+    again = PostgresDatabase(postgres_url)
+    await again.start()
+    assert await names(again) == ["a", "b", "c"]
+    await again.close()
+
+
+async def test_nodes_that_start_together(postgres_url: str) -> None:
+    databases = [PostgresDatabase(postgres_url) for _ in range(6)]
+    await asyncio.gather(*(database.start() for database in databases))
+    assert await databases[0].read("SELECT version FROM slipring_schema") == [(1,)]
+    await asyncio.gather(*(database.close() for database in databases))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:hush%21@127.0.0.1:1/db",
+        "postgres://me@127.0.0.1:1/db?password=hush!",
+        "postgresql://me:hush!@127.0.0.1:nowhere/db",
+        "postgresql://me:hush!@/db?host=/nowhere",
+        "postgresql://me:hush[!@host/db",
+    ],
+)
+async def test_a_server_that_cannot_be_reached_is_told_in_one_line_without_the_password(url: str) -> None:
+    with pytest.raises(StartupError, match=r"^--store postgres(ql)?(://me@.*)?: .+") as refusal:
+        await PostgresDatabase(url).start()
+    assert "hush" not in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+async def test_a_database_that_is_not_there(postgres_server: str) -> None:
+    with pytest.raises(StartupError, match='database "attic" does not exist'):
+        await PostgresDatabase(postgres_server.replace("/postgres?", "/attic?")).start()

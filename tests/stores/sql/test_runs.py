@@ -1,0 +1,248 @@
+"""Background runs and their leases, on every kind of store."""
+
+import asyncio
+
+import pytest
+from msgspec import structs
+
+from slipring.protocol import wire
+from slipring.protocol.responses import Response
+from slipring.stores.base import Appended, Conversation, LeaseLost, Run, Tenure
+from slipring.stores.databases.database import UniqueViolated
+from slipring.stores.sql.store import SqlStore
+from tests.stores.conftest import Place
+from tests.stores.material import event, message, response, state
+
+QUEUED = response("resp_1", status="queued")
+RUNNING = response("resp_1")
+DONE = response("resp_1", status="completed")
+CANCELLED = response("resp_1", status="cancelled")
+FAILED = response("resp_1", status="failed")
+
+
+async def opened(store: SqlStore, owner: str = "node_a") -> Tenure:
+    return await store.runs.open("t", QUEUED, [event(0), event(1)], owner=owner, lease_until=50.5)
+
+
+async def read(store: SqlStore) -> Run:
+    run = await store.runs.read("t", "resp_1")
+    assert run is not None
+    return run
+
+
+async def numbers(store: SqlStore, after: int = -1, limit: int = 100) -> list[int]:
+    found = await store.runs.events("t", "resp_1", after=after, limit=limit)
+    return [each.sequence_number for each in found]
+
+
+async def test_a_run_from_its_beginning_to_its_end(store: SqlStore) -> None:
+    tenure = await opened(store)
+    assert tenure == Tenure("t", "resp_1", "node_a", 1)
+    assert await read(store) == Run("t", "resp_1", "queued", "node_a", 1, 50.5, 1, wire.encode(QUEUED))
+    await store.runs.append(tenure, [event(2), event(3)], RUNNING, lease_until=60.5)
+    run = await read(store)
+    assert (run.status, run.lease_until, run.last_sequence) == ("in_progress", 60.5, 3)
+    await store.runs.append(tenure, [], RUNNING, lease_until=70.5)
+    assert (await read(store)).last_sequence == 3
+    await store.runs.append(tenure, [event(4)], DONE, lease_until=80.5)
+    run = await read(store)
+    assert (run.status, run.is_open, run.response) == ("completed", False, wire.encode(DONE))
+    with pytest.raises(LeaseLost):
+        await store.runs.append(tenure, [event(5)], RUNNING, lease_until=90.5)
+    assert await numbers(store) == [0, 1, 2, 3, 4]
+    assert await numbers(store, after=1, limit=2) == [2, 3]
+    assert (await store.runs.events("t", "resp_1", after=3, limit=1))[0] == event(4)
+    assert await numbers(store, after=4) == []
+
+
+async def test_tenants_never_see_each_other(store: SqlStore) -> None:
+    tenure = await opened(store)
+    foreign = Tenure("u", "resp_1", "node_a", 1)
+    assert await store.runs.read("u", "resp_1") is None
+    assert await store.runs.events("u", "resp_1", after=-1, limit=9) == []
+    assert await store.runs.delete("u", "resp_1") is False
+    assert await store.runs.renew([foreign, tenure], lease_until=99) == [foreign]
+    with pytest.raises(LeaseLost):
+        await store.runs.append(foreign, [event(2)], RUNNING, lease_until=99)
+    run = await read(store)
+    theirs = Run("u", "resp_1", run.status, run.owner, run.epoch, 0.0, run.last_sequence, b"")
+    assert await store.runs.end(theirs, CANCELLED, event(2)) is False
+    await store.runs.open("u", RUNNING, [], owner="node_b", lease_until=1)
+    assert (await read(store)).owner == "node_a"
+
+
+async def test_a_run_is_opened_once(store: SqlStore) -> None:
+    await opened(store)
+    with pytest.raises(UniqueViolated):
+        await opened(store, "node_b")
+    assert (await read(store)).owner == "node_a"
+    assert await numbers(store) == [0, 1]
+
+
+async def test_an_owner_may_write_again_what_it_does_not_know_to_be_written(store: SqlStore) -> None:
+    """As after a connection that was lost while a transaction was being committed."""
+    tenure = await opened(store)
+    for _ in range(2):
+        await store.runs.append(tenure, [event(2)], RUNNING, lease_until=99)
+    await store.runs.append(tenure, [event(2), event(3)], RUNNING, lease_until=99)
+    assert await numbers(store) == [0, 1, 2, 3]
+    assert (await read(store)).last_sequence == 3
+
+
+@pytest.mark.parametrize("last", [CANCELLED, FAILED])
+async def test_what_has_been_saved_can_neither_fail_nor_be_cancelled(store: SqlStore, last: Response) -> None:
+    """Whoever ends a run looks for its response first; its owner may save it just after."""
+    tenure = await opened(store)
+    run = await read(store)
+    await store.responses.save("t", state("resp_1"), tenure=tenure)
+    assert await store.runs.end(run, last, event(2)) is False
+    assert await read(store) == run
+    assert await store.runs.end(run, DONE, event(2)) is True
+    assert await numbers(store) == [0, 1, 2]
+
+
+async def test_nor_can_its_owner_who_was_not_told_that_it_is_saved(store: SqlStore) -> None:
+    tenure = await opened(store)
+    await store.responses.save("t", state("resp_1"), tenure=tenure)
+    with pytest.raises(LeaseLost):
+        await store.runs.append(tenure, [event(2)], FAILED, lease_until=99)
+    assert (await read(store)).is_open
+    assert await numbers(store) == [0, 1]
+
+
+async def test_a_run_may_fail_while_nothing_is_saved(store: SqlStore) -> None:
+    tenure = await opened(store)
+    await store.responses.save("t", state("resp_2"))
+    await store.runs.append(tenure, [event(2)], FAILED, lease_until=99)
+    assert (await read(store)).status == "failed"
+
+
+async def test_of_saving_and_cancelling_one_wins(place: Place) -> None:
+    """On two nodes at the same moment, whichever comes first."""
+    store = await place.open()
+    other = await place.open() if store.is_shared else store
+    tenure = await opened(store)
+    run = await read(other)
+    saved, cancelled = await asyncio.gather(
+        store.responses.save("t", state("resp_1"), tenure=tenure),
+        other.runs.end(run, CANCELLED, event(2)),
+        return_exceptions=True,
+    )
+    assert cancelled is (saved is not None)
+    assert (await other.responses.retrieve("t", "resp_1") is None) is cancelled
+
+
+async def test_whoever_ends_a_run_takes_it_from_its_owner(store: SqlStore) -> None:
+    tenure = await opened(store)
+    before = await read(store)
+    assert await store.runs.end(before, CANCELLED, event(2)) is True
+    after = await read(store)
+    assert (after.status, after.epoch, after.last_sequence) == ("cancelled", 2, 2)
+    with pytest.raises(LeaseLost):
+        await store.runs.append(tenure, [event(2)], DONE, lease_until=99)
+    assert await store.runs.renew([tenure], lease_until=99) == [tenure]
+    await store.conversations.create("t", Conversation("conv_1", 0), ())
+    appended = Appended("conv_1", 0, (message("msg_1"),))
+    with pytest.raises(LeaseLost):
+        await store.responses.save("t", state("resp_1"), appended=appended, tenure=tenure)
+    assert await store.responses.load("t", "resp_1") is None
+    assert await store.conversations.all_items("t", "conv_1") == ()
+    assert await store.runs.end(before, CANCELLED, event(3)) is False
+    assert await store.runs.end(after, CANCELLED, event(3)) is False, "it is over"
+    assert await numbers(store) == [0, 1, 2]
+
+
+async def test_a_run_that_has_gone_on_is_not_ended(store: SqlStore) -> None:
+    tenure = await opened(store)
+    before = await read(store)
+    await store.runs.append(tenure, [event(2)], RUNNING, lease_until=99)
+    assert await store.runs.end(before, CANCELLED, event(2)) is False
+    assert (await read(store)).status == "in_progress"
+
+
+async def test_the_owner_saves_while_its_tenure_lasts(store: SqlStore) -> None:
+    tenure = await opened(store)
+    saved = state("resp_1")
+    await store.responses.save("t", saved, tenure=tenure)
+    assert await store.responses.load("t", "resp_1") is saved
+    await store.runs.append(tenure, [event(2)], DONE, lease_until=99)
+    with pytest.raises(LeaseLost):
+        await store.responses.save("t", saved, tenure=tenure)
+
+
+async def test_of_the_owner_and_those_who_end_it_one_wins(place: Place) -> None:
+    store = await place.open()
+    other = await place.open() if store.is_shared else store
+    tenure = await opened(store)
+    run = await read(store)
+    results = await asyncio.gather(
+        store.runs.append(tenure, [event(2)], DONE, lease_until=99),
+        other.runs.end(run, CANCELLED, event(2)),
+        store.runs.end(run, CANCELLED, event(2)),
+        return_exceptions=True,
+    )
+    won = [result for result in results if result in (None, True)]
+    assert len(won) == 1
+    assert await numbers(store) == [0, 1, 2]
+
+
+async def test_leases_are_renewed_or_run_out(store: SqlStore) -> None:
+    tenures = [
+        await store.runs.open("t", response(f"resp_{number}"), [], owner="node_a", lease_until=number)
+        for number in range(4)
+    ]
+    assert await store.runs.renew([], lease_until=9) == []
+    assert await store.runs.renew(tenures[:1], lease_until=9) == []
+    assert [run.response_id for run in await store.runs.abandoned(2.5, 10)] == ["resp_1", "resp_2"]
+    assert [run.response_id for run in await store.runs.abandoned(2.5, 1)] == ["resp_1"]
+    await store.runs.append(tenures[1], [], response("resp_1", status="failed"), lease_until=0)
+    assert [run.response_id for run in await store.runs.abandoned(2.5, 10)] == ["resp_2"]
+
+
+async def test_a_deleted_run_is_nobodys(store: SqlStore) -> None:
+    tenure = await opened(store)
+    assert await store.runs.delete("t", "resp_1") is True
+    assert await store.runs.delete("t", "resp_1") is False
+    assert await store.runs.read("t", "resp_1") is None
+    assert await numbers(store) == []
+    assert await store.runs.renew([tenure], lease_until=99) == [tenure]
+    with pytest.raises(LeaseLost):
+        await store.runs.append(tenure, [event(2)], RUNNING, lease_until=99)
+
+
+async def test_runs_that_are_over_expire_with_their_events(place: Place) -> None:
+    store = await place.open(retention_s=100)
+    tenure = await opened(store)
+    assert await store.prune(1000) == 0, "an open one is somebody's"
+    await store.runs.append(tenure, [event(2)], DONE, lease_until=0)
+    assert await store.prune(99) == 0
+    assert await store.prune(100) == 1
+    assert await numbers(store) == []
+    assert await store.prune(100) == 0
+
+
+async def test_a_run_can_be_taken_away_whatever_its_owner_says_meanwhile(store: SqlStore) -> None:
+    tenure = await opened(store)
+    read_before = await read(store)
+    await store.runs.append(tenure, [event(2)], RUNNING, lease_until=60.5)
+    taken = await store.runs.seize(read_before, owner="node_b", lease_until=99.5)
+    assert taken is not None
+    assert (taken.owner, taken.epoch, taken.last_sequence, taken.lease_until) == ("node_b", 2, 2, 99.5)
+    assert taken.is_open
+    with pytest.raises(LeaseLost):
+        await store.runs.append(tenure, [event(3)], RUNNING, lease_until=70.5)
+    with pytest.raises(LeaseLost):
+        await store.responses.save("t", state("resp_1"), tenure=tenure)
+    assert await store.runs.renew([tenure], lease_until=70.5) == [tenure]
+    assert await store.runs.seize(read_before, owner="node_c", lease_until=99.5) is None
+    assert await store.runs.end(taken, CANCELLED, event(3))
+    assert await store.runs.seize(taken, owner="node_c", lease_until=99.5) is None
+    assert await numbers(store) == [0, 1, 2, 3]
+
+
+async def test_a_foreign_run_cannot_be_taken_away(store: SqlStore) -> None:
+    await opened(store)
+    run = await read(store)
+    foreign = structs.replace(run, tenant="u")
+    assert await store.runs.seize(foreign, owner="node_b", lease_until=99.5) is None
+    assert await read(store) == run
