@@ -7,18 +7,21 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from tests.model import elsewhere, llama, real_model
+from tests.model import elsewhere, real_model, smollm2, tiny, tiny_model, tiny_path
 from tests.postgres import postgres_server, postgres_url
 from tests.tap import tapped
 
 __all__ = [
     "data_home",
     "elsewhere",
-    "llama",
     "postgres_server",
     "postgres_url",
     "real_model",
+    "smollm2",
     "tap",
+    "tiny",
+    "tiny_model",
+    "tiny_path",
     "usual_signals",
 ]
 

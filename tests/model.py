@@ -1,12 +1,16 @@
-"""The real embedded model, loaded once for all tests of a process.
+"""Models for the tests of the llama engine, each loaded once for all tests of a process.
 
-``RealModel`` owns one llama.cpp child. Each test makes its own engine in front of it, as workers do that
+Two models with the same vocabulary and template: the real one that slipring packages, for tests of what a
+model says, and a tiny one whose tokens cost next to nothing, for tests of slots, contexts and processes.
+
+``SharedModel`` owns one llama.cpp child. Each test makes its own engine in front of it, as workers do that
 share an engine: a new engine trusts nothing that an earlier one left in a slot, so tests do not see each
 other. Tests of the child itself (its start, its death, its files) start their own.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,21 +23,24 @@ from slipring.engines.llama.options import Options
 from slipring.engines.llama.owners import Embedded
 from slipring.engines.sharing import Borrowed
 from tests.harness import Running, serve
-
-WHOLE = Options(slots=3, context=2048, threads=1)
-"""What the shared child has."""
+from tests.prompts.gguf_writer import write_tiny_model
+from tests.prompts.vocabulary import smollm2_metadata
 
 _KEY = "SLIPRING_TEST_LLAMA_KEY"
 
 ServeModel = Callable[..., AbstractAsyncContextManager[Running]]
-"""The fixture ``llama``: a server with the model. Takes ``slots``, ``context`` and settings of ``serve``."""
+"""A server with a model. Takes ``slots``, ``context`` and settings of ``serve``."""
 
 
-class RealModel:
+class SharedModel:
     """A llama.cpp child that serves one engine after the other."""
 
-    def __init__(self, owner: Embedded) -> None:
+    slots = 3
+    context = 2048
+
+    def __init__(self, owner: Embedded, path: str) -> None:
         self._owner = owner
+        self.path = path
 
     @property
     def url(self) -> str:
@@ -45,9 +52,9 @@ class RealModel:
 
     def engine(self, **options: Any) -> LlamaEngine:
         """An engine that uses the child as its own. It can have less of slots and context than the child."""
-        asked = Options(**options)
-        assert asked.slots <= WHOLE.slots
-        assert asked.context <= WHOLE.context
+        asked = Options(model=self.path, **options)
+        assert asked.slots <= self.slots
+        assert asked.context <= self.context
         share = structs.replace(
             self._owner.share(0), slots=tuple(range(asked.slots)), saved_bytes=asked.saved_mib * 2**20
         )
@@ -55,31 +62,60 @@ class RealModel:
         borrowed.move(self.url)
         return LlamaEngine(asked, borrowed)
 
+    def serve(
+        self, slots: int = 2, context: int = 1024, **settings: Any
+    ) -> AbstractAsyncContextManager[Running]:
+        return serve(self.engine(slots=slots, context=context), **settings)
 
-@pytest.fixture(scope="session")
-def real_model() -> Iterator[RealModel]:
-    """The embedded model, loaded. A loop in another thread owns its child: loops of tests end sooner."""
-    owner = Embedded(WHOLE, *locate(WHOLE))
+
+@contextmanager
+def _loaded(path: str) -> Iterator[SharedModel]:
+    """Run a child. A loop in another thread owns it: the loops of tests end sooner."""
+    # One thread: several wait for each other at every layer, and the other cores have tests to run.
+    options = Options(model=path, slots=SharedModel.slots, context=SharedModel.context, threads=1)
+    path, context = locate(options)
+    owner = Embedded(options, path, context)
     with start_blocking_portal() as portal:
-        portal.call(owner.start, lambda: None)
+        portal.call(partial(owner.start, lambda: None))
         try:
-            yield RealModel(owner)
+            yield SharedModel(owner, path)
         finally:
             portal.call(owner.close)
 
 
+@pytest.fixture(scope="session")
+def real_model() -> Iterator[SharedModel]:
+    """SmolLM2, as slipring packages it."""
+    with _loaded("") as model:
+        yield model
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The file of a model that costs next to nothing and never ends an answer by itself."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    write_tiny_model(path, smollm2_metadata())
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_path: str) -> Iterator[SharedModel]:
+    with _loaded(tiny_path) as model:
+        yield model
+
+
 @pytest.fixture
-def llama(real_model: RealModel) -> ServeModel:
-    def serve_model(
-        slots: int = 2, context: int = 1024, **settings: Any
-    ) -> AbstractAsyncContextManager[Running]:
-        return serve(real_model.engine(slots=slots, context=context), **settings)
-
-    return serve_model
+def smollm2(real_model: SharedModel) -> ServeModel:
+    return real_model.serve
 
 
 @pytest.fixture
-def elsewhere(real_model: RealModel, monkeypatch: pytest.MonkeyPatch) -> LlamaEngine:
+def tiny(tiny_model: SharedModel) -> ServeModel:
+    return tiny_model.serve
+
+
+@pytest.fixture
+def elsewhere(real_model: SharedModel, monkeypatch: pytest.MonkeyPatch) -> LlamaEngine:
     """An engine in front of a llama-server that it did not start."""
     monkeypatch.setenv(_KEY, real_model.key)
     return LlamaEngine(Options(model=real_model.url, key_env=_KEY))

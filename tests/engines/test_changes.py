@@ -15,14 +15,16 @@ GREEDY = {"temperature": 0, "max_output_tokens": 8, "store": False, "tools": [WE
 TIMED = {"OpenAI-Beta": "slipring_timing=v1"}
 
 
-async def test_a_chain_goes_from_llama_to_chat_and_back_with_all_its_history(tmp_path: Path) -> None:
+async def test_a_chain_goes_from_llama_to_chat_and_back_with_all_its_history(
+    tiny_path: str, tmp_path: Path
+) -> None:
     partner = ChatPartner()
     await partner.start()
     file = tmp_path / "slipring.toml"
     file.write_text(
         f"""
         [models.small]
-        engine = "llama:slots=1,context=1024"
+        engine = "llama:{tiny_path},slots=1,context=1024"
         [models.large]
         engine = "chat:{partner.url},model=upstream-name"
         """,

@@ -22,7 +22,7 @@ from tests.core.stage import PLAIN, node
 from tests.engines.responses_partner import ResponsesPartner
 from tests.engines.vllm_partner import VllmPartner
 from tests.harness import serve
-from tests.model import RealModel
+from tests.model import SharedModel
 
 
 def job_of(*texts: str, **fields: Any) -> Job:
@@ -87,9 +87,9 @@ async def test_the_simulated_engine_counts_as_it_reports() -> None:
 
 
 async def test_the_llama_engine_counts_as_it_reports_and_beyond_what_it_can_read(
-    real_model: RealModel,
+    tiny_model: SharedModel,
 ) -> None:
-    engine = real_model.engine(slots=1, context=256)
+    engine = tiny_model.engine(slots=1, context=256)
     async with serve(engine) as server:
         _, response = await server.post(input="hello", max_output_tokens=4)
     assert await engine.count(job_of("hello")) == response["usage"]["input_tokens"]

@@ -94,17 +94,18 @@ async def sharing(users: int, options: Options) -> AsyncIterator[tuple[Embedded,
         await owner.close()
 
 
-async def test_users_keep_and_find_their_contexts_side_by_side() -> None:
-    async with sharing(2, Options(slots=4, context=512)) as (_, servers):
+async def test_users_keep_and_find_their_contexts_side_by_side(tiny_path: str) -> None:
+    async with sharing(2, Options(model=tiny_path, slots=4, context=512)) as (_, servers):
         found = await asyncio.gather(*map(three_chains, servers))
         assert found == [[True] * 3] * 2
 
 
 async def test_an_engine_that_hangs_is_ended_once_and_serves_all_users_again(
+    tiny_path: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("slipring.engines.llama.api._SILENCE_TIMEOUT_S", 2.0)
-    async with sharing(2, Options(slots=2, context=512)) as (owner, servers):
+    async with sharing(2, Options(model=tiny_path, slots=2, context=512)) as (owner, servers):
         hung, before = owner.process.pid, owner.address
         assert hung is not None
         assert before is not None

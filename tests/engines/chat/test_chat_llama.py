@@ -16,8 +16,7 @@ from msgspec import structs
 
 from slipring.engines.chat import ChatEngine
 from slipring.engines.chat.options import read_options
-from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options as LlamaOptions
+from slipring.engines.llama.models import embedded_model
 from slipring.engines.llama.process import ChildSettings
 from tests.engines.llama.test_llama import ASK, GREEDY, cached, text_of
 from tests.harness import WEATHER, Running, serve
@@ -51,8 +50,7 @@ child.main()
 @asynccontextmanager
 async def in_front(monkeypatch: pytest.MonkeyPatch, more: str = "") -> AsyncIterator[Running]:
     """A server whose engine asks a llama-server that nobody here looks after."""
-    path = LlamaEngine(LlamaOptions()).model.path
-    settings = ChildSettings(path, context=1024, slots=1, threads=2)
+    settings = ChildSettings(embedded_model(), context=1024, slots=1, threads=2)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CHILD, HERMES),
         stdin=PIPE,

@@ -25,8 +25,8 @@ GRAMMARS = {
 }
 
 
-async def test_a_model_cannot_leave_a_lark_grammar(llama: ServeModel) -> None:
-    async with llama(slots=1) as server, server.connect() as socket:
+async def test_a_model_cannot_leave_a_lark_grammar(tiny: ServeModel) -> None:
+    async with tiny(slots=1) as server, server.connect() as socket:
         for name, definition in GRAMMARS.items():
             format = {"type": "grammar", "syntax": "lark", "definition": definition}
             whole = 0

@@ -28,7 +28,7 @@ from slipring.prompts.rendering import Preface, Rendered, Step, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol.requests import TEXT
 from tests.harness import TERMINAL, WEATHER, Running, serve
-from tests.model import RealModel, ServeModel
+from tests.model import ServeModel, SharedModel
 from tests.prompts.corpus import CORPUS
 from tests.prompts.vocabulary import smollm2
 from tests.server.raw import until
@@ -57,8 +57,8 @@ def cached(response: dict[str, Any]) -> int:
     return int(response["usage"]["input_tokens_details"]["cached_tokens"])
 
 
-async def test_a_continuation_is_prefilled_from_where_its_parent_ended(llama: ServeModel) -> None:
-    async with llama() as server, server.connect() as socket:
+async def test_a_continuation_is_prefilled_from_where_its_parent_ended(tiny: ServeModel) -> None:
+    async with tiny() as server, server.connect() as socket:
         first = await socket.response(input=ASK, **GREEDY)
         assert cached(first) == 0
         second = await socket.response(input="And of Italy?", previous_response_id=first["id"], **GREEDY)
@@ -66,17 +66,17 @@ async def test_a_continuation_is_prefilled_from_where_its_parent_ended(llama: Se
         assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
 
 
-async def test_a_warmup_really_prefills(llama: ServeModel) -> None:
+async def test_a_warmup_really_prefills(tiny: ServeModel) -> None:
     system = [{"role": "system", "content": "You are a helpful assistant who answers briefly. " * 5}]
-    async with llama() as server, server.connect() as socket:
+    async with tiny() as server, server.connect() as socket:
         warm = await socket.response(input=system, generate=False, store=False)
         assert warm["usage"]["output_tokens"] == 0
         turn = await socket.response(input=ASK, previous_response_id=warm["id"], **GREEDY)
         assert cached(turn) >= warm["usage"]["input_tokens"]
 
 
-async def test_the_same_words_follow_a_continuation_and_a_full_history(llama: ServeModel) -> None:
-    async with llama() as server, server.connect() as socket:
+async def test_the_same_words_follow_a_continuation_and_a_full_history(smollm2: ServeModel) -> None:
+    async with smollm2() as server, server.connect() as socket:
         first = await socket.response(input=ASK, **GREEDY)
         second = await socket.response(input="Go on.", previous_response_id=first["id"], **GREEDY)
         history = [{"role": "user", "content": ASK}, *first["output"], {"role": "user", "content": "Go on."}]
@@ -89,8 +89,8 @@ def text_of(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
-async def test_the_models_own_template_is_continued_by_delta(real_model: RealModel) -> None:
-    engine = real_model.engine(slots=1, context=512, dialect="template")
+async def test_the_models_own_template_is_continued_by_delta(tiny_model: SharedModel) -> None:
+    engine = tiny_model.engine(slots=1, context=512, dialect="template")
     assert isinstance(engine.renderer, TemplateRenderer)
     timed = {"OpenAI-Beta": "slipring_timing=v1"}
     async with serve(engine) as server, server.connect(headers=timed) as socket:
@@ -105,8 +105,8 @@ async def test_the_models_own_template_is_continued_by_delta(real_model: RealMod
         assert cached(second) >= first["usage"]["total_tokens"]
 
 
-async def test_a_required_call_fits_its_schema(llama: ServeModel) -> None:
-    async with llama() as server, server.connect() as socket:
+async def test_a_required_call_fits_its_schema(smollm2: ServeModel) -> None:
+    async with smollm2() as server, server.connect() as socket:
         response = await socket.response(
             input="Weather in Rome?",
             tools=[WEATHER],
@@ -124,7 +124,7 @@ async def test_a_required_call_fits_its_schema(llama: ServeModel) -> None:
         assert cached(answer) >= response["usage"]["total_tokens"]
 
 
-async def test_a_format_is_a_constraint(llama: ServeModel) -> None:
+async def test_a_format_is_a_constraint(smollm2: ServeModel) -> None:
     schema = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
@@ -132,13 +132,13 @@ async def test_a_format_is_a_constraint(llama: ServeModel) -> None:
         "additionalProperties": False,
     }
     asked = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
-    async with llama() as server:
+    async with smollm2() as server:
         _, response = await server.post(input="A person as JSON.", text=asked, temperature=0)
         jsonschema.validate(json.loads(text_of(response)), schema)
 
 
-async def test_logprobs_cover_every_token_of_the_answer(llama: ServeModel) -> None:
-    async with llama(slots=1) as server, server.connect() as socket:
+async def test_logprobs_cover_every_token_of_the_answer(tiny: ServeModel) -> None:
+    async with tiny(slots=1) as server, server.connect() as socket:
         response = await socket.response(input=ASK, top_logprobs=2, **GREEDY)
         (part,) = response["output"][0]["content"]
         assert "".join(each["token"] for each in part["logprobs"]) == part["text"]
@@ -157,8 +157,8 @@ def test_a_job_is_asked_for_as_the_client_meant_it() -> None:
     assert (sent["temperature"], sent["top_p"], sent["presence_penalty"]) == (0.5, 0.9, 1.5)
 
 
-async def test_a_fork_reuses_its_parents_kv_and_leaves_it_alone(llama: ServeModel) -> None:
-    async with llama(slots=2) as server, server.connect() as socket:
+async def test_a_fork_reuses_its_parents_kv_and_leaves_it_alone(tiny: ServeModel) -> None:
+    async with tiny(slots=2) as server, server.connect() as socket:
         parent = await socket.response(input=LONG, **GREEDY)
         total = parent["usage"]["total_tokens"]
         fork = await socket.response(
@@ -173,8 +173,8 @@ async def test_a_fork_reuses_its_parents_kv_and_leaves_it_alone(llama: ServeMode
         assert cached(again) >= fork["usage"]["total_tokens"]
 
 
-async def test_forks_that_come_at_once_all_reuse_their_parents_kv(llama: ServeModel) -> None:
-    async with llama(slots=2) as server, server.connect() as socket:
+async def test_forks_that_come_at_once_all_reuse_their_parents_kv(tiny: ServeModel) -> None:
+    async with tiny(slots=2) as server, server.connect() as socket:
         parent = await socket.response(input=LONG, **GREEDY)
         lanes = ("a", "b", None)
         for lane in lanes:
@@ -203,18 +203,18 @@ async def three_chains(server: Running) -> list[bool]:
         return found
 
 
-async def test_more_chains_than_slots_find_their_kv_again(llama: ServeModel) -> None:
-    async with llama(slots=2) as server:
+async def test_more_chains_than_slots_find_their_kv_again(tiny: ServeModel) -> None:
+    async with tiny(slots=2) as server:
         assert await three_chains(server) == [True, True, True]
 
 
-async def test_what_is_saved_is_bounded_and_may_be_nothing(real_model: RealModel) -> None:
-    async with serve(real_model.engine(slots=2, context=1024, saved_mib=0)) as server:
+async def test_what_is_saved_is_bounded_and_may_be_nothing(tiny_model: SharedModel) -> None:
+    async with serve(tiny_model.engine(slots=2, context=1024, saved_mib=0)) as server:
         assert await three_chains(server) == [False, False, False]
 
 
-async def test_nothing_of_what_was_saved_is_left_behind() -> None:
-    engine = LlamaEngine(Options(slots=1, context=512))
+async def test_nothing_of_what_was_saved_is_left_behind(tiny_path: str) -> None:
+    engine = LlamaEngine(Options(model=tiny_path, slots=1, context=512))
     directory = engine._host._directory  # type: ignore[union-attr]
     async with serve(engine) as server, server.connect() as socket:
         for lane in ("a", "b"):
@@ -224,8 +224,8 @@ async def test_nothing_of_what_was_saved_is_left_behind() -> None:
     assert not directory.exists()
 
 
-async def test_a_history_that_is_sent_again_finds_its_slot(llama: ServeModel) -> None:
-    async with llama(slots=2) as server:
+async def test_a_history_that_is_sent_again_finds_its_slot(tiny: ServeModel) -> None:
+    async with tiny(slots=2) as server:
         history: list[dict[str, Any]] = [{"role": "user", "content": LONG}]
         _, first = await server.post(input=history, **GREEDY)
         history += [*first["output"], {"role": "user", "content": "And?"}]
@@ -233,9 +233,9 @@ async def test_a_history_that_is_sent_again_finds_its_slot(llama: ServeModel) ->
         assert cached(second) >= first["usage"]["input_tokens"]
 
 
-async def test_characters_of_several_tokens_come_whole_and_are_kept_as_emitted(llama: ServeModel) -> None:
+async def test_characters_of_several_tokens_come_whole_and_are_kept_as_emitted(smollm2: ServeModel) -> None:
     asked = {**GREEDY, "max_output_tokens": 24}
-    async with llama(slots=1) as server, server.connect() as socket:
+    async with smollm2(slots=1) as server, server.connect() as socket:
         first = await socket.response(input="Say this emoji: 👩‍👩‍👧 and 東京 in words", **asked)
         assert "👩" in text_of(first)
         assert "\N{REPLACEMENT CHARACTER}" not in text_of(first)[:-1]
@@ -243,9 +243,9 @@ async def test_characters_of_several_tokens_come_whole_and_are_kept_as_emitted(l
         assert cached(second) >= first["usage"]["total_tokens"] - 3  # but for a character that was cut
 
 
-async def test_a_client_that_leaves_frees_its_slot(llama: ServeModel) -> None:
+async def test_a_client_that_leaves_frees_its_slot(tiny: ServeModel) -> None:
     endless = {"input": "Count to a million.", "temperature": 0, "store": False}
-    async with llama(slots=1) as server:
+    async with tiny(slots=1) as server:
         async with server.connect(abandoned=True) as socket:
             await socket.create(**endless)
             await socket.until("response.output_text.delta")
@@ -253,15 +253,15 @@ async def test_a_client_that_leaves_frees_its_slot(llama: ServeModel) -> None:
             assert (await socket.response(input=ASK, **GREEDY))["status"] in ("completed", "incomplete")
 
 
-async def test_no_tenant_finds_its_words_in_another_ones_slot(llama: ServeModel) -> None:
-    async with llama(slots=1, api_key=("a:key-a", "b:key-b")) as server:
+async def test_no_tenant_finds_its_words_in_another_ones_slot(tiny: ServeModel) -> None:
+    async with tiny(slots=1, api_key=("a:key-a", "b:key-b")) as server:
         for key in ("key-a", "key-b", "key-a"):
             _, response = await server.post(key=key, input=ASK, **GREEDY)
             assert cached(response) == 0
 
 
-async def test_a_context_that_is_too_long_is_refused_before_its_response_exists(llama: ServeModel) -> None:
-    async with llama(context=64) as server, server.connect() as socket:
+async def test_a_context_that_is_too_long_is_refused_before_its_response_exists(tiny: ServeModel) -> None:
+    async with tiny(context=64) as server, server.connect() as socket:
         refused = await socket.error(input="word " * 200)
         assert (refused["status"], refused["error"]["code"]) == (400, "context_length_exceeded")
         assert (refused["error"]["param"], "64 tokens" in refused["error"]["message"]) == ("input", True)
@@ -270,10 +270,10 @@ async def test_a_context_that_is_too_long_is_refused_before_its_response_exists(
         assert (await socket.response(input="Hi", **GREEDY))["output"], "nothing else is lost"
 
 
-async def test_truncation_drops_the_oldest_items_and_keeps_the_head(llama: ServeModel) -> None:
+async def test_truncation_drops_the_oldest_items_and_keeps_the_head(tiny: ServeModel) -> None:
     asked = {**GREEDY, "max_output_tokens": 8, "instructions": "Be brief.", "truncation": "auto"}
     timed = {"OpenAI-Beta": "slipring_timing=v1"}
-    async with llama(context=128, slots=1) as server, server.connect(headers=timed) as socket:
+    async with tiny(context=128, slots=1) as server, server.connect(headers=timed) as socket:
         response: dict[str, Any] = {"id": None}
         dropped = []
         for number in range(8):
@@ -292,7 +292,7 @@ async def test_truncation_drops_the_oldest_items_and_keeps_the_head(llama: Serve
 
 async def test_a_client_that_leaves_during_a_prefill_loses_one_chunk_at_most() -> None:
     engine = LlamaEngine(Options(slots=1, context=1024, chunk=32))
-    words = "one two three four five six seven " * 70
+    words = "one two three four five six seven " * 25
     async with serve(engine) as server:
         async with server.connect(abandoned=True) as socket:
             progress = watch_progress(engine)
@@ -319,8 +319,8 @@ def watch_progress(engine: LlamaEngine) -> asyncio.Event:
     return seen
 
 
-async def test_a_killed_child_fails_one_turn_and_comes_back() -> None:
-    async with own_child(slots=2, context=1024) as server, server.connect() as socket:
+async def test_a_killed_child_fails_one_turn_and_comes_back(tiny_path: str) -> None:
+    async with own_child(model=tiny_path, slots=2, context=1024) as server, server.connect() as socket:
         process = process_of(server)
         await socket.create(input="Count to a million.", temperature=0, store=False)
         await socket.until("response.output_text.delta")
@@ -342,9 +342,11 @@ async def health(server: Running) -> tuple[int, str, str | None]:
         return answer.status, body["status"], body["engines"][0]["trouble"]
 
 
-async def test_a_child_that_hangs_is_ended_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_child_that_hangs_is_ended_and_comes_back(
+    tiny_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("slipring.engines.llama.api._SILENCE_TIMEOUT_S", 0.5)
-    async with own_child(slots=2, context=1024) as server, server.connect() as socket:
+    async with own_child(model=tiny_path, slots=2, context=1024) as server, server.connect() as socket:
         process = process_of(server)
         os.kill(process.pid, signal.SIGSTOP)
         failed = await socket.response(input=ASK, **GREEDY)
@@ -380,7 +382,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def test_our_tokenizer_and_the_engines_own_agree_id_for_id(real_model: RealModel) -> None:
+async def test_our_tokenizer_and_the_engines_own_agree_id_for_id(real_model: SharedModel) -> None:
     engine = real_model.engine(slots=1, context=256)
     async with serve(engine) as server, aiohttp.ClientSession() as http:
         url = process_of(server).url
@@ -391,9 +393,9 @@ async def test_our_tokenizer_and_the_engines_own_agree_id_for_id(real_model: Rea
             assert engine.renderer.vocabulary.encode(text) == theirs
 
 
-async def test_the_child_answers_nobody_else(llama: ServeModel) -> None:
+async def test_the_child_answers_nobody_else(tiny: ServeModel) -> None:
     async with (
-        llama(slots=1, context=256) as server,
+        tiny(slots=1, context=256) as server,
         aiohttp.ClientSession() as http,
         http.post(f"{process_of(server).url}/completion", json={"prompt": "hi"}) as answer,
     ):

@@ -14,9 +14,9 @@ def cached(response: dict[str, Any]) -> int:
 
 
 async def test_a_summary_is_prefilled_from_where_the_parent_ended_and_the_chain_goes_on_by_delta(
-    llama: ServeModel,
+    tiny: ServeModel,
 ) -> None:
-    async with llama() as server, server.connect() as socket:
+    async with tiny() as server, server.connect() as socket:
         first = await socket.response(input=SENTENCE * 6, **GREEDY)
         length = first["usage"]["total_tokens"]
         managed = [{"type": "compaction", "compact_threshold": length + 100}]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.harness import serve
-from tests.model import RealModel
+from tests.model import SharedModel
 
 AMBIGUOUS = 'start: ("a"?){20000} "a"{20000}'
 OPTIONAL = "a?" * 2000 + "a" * 2000
@@ -31,9 +31,9 @@ def pattern(source: str) -> dict[str, Any]:
 
 
 async def test_expensive_grammars_are_refused_by_name(
-    real_model: RealModel, monkeypatch: pytest.MonkeyPatch
+    tiny_model: SharedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = real_model.engine(slots=1, context=512)
+    engine = tiny_model.engine(slots=1, context=512)
     sent: list[bytes] = []
     complete = engine._api.complete
 

@@ -12,13 +12,14 @@ from slipring.prompts.rendering import Renderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from tests.engines.llama.test_llama import ASK, GREEDY, LONG, cached, text_of
 from tests.harness import WEATHER, serve
-from tests.model import WHOLE, RealModel
+from tests.model import SharedModel
 from tests.prompts.corpus import CORPUS
 
 
 def test_a_server_elsewhere_says_what_it_serves(elsewhere: LlamaEngine) -> None:
     model = elsewhere.model
-    assert (model.name, model.context, model.slots) == ("smollm2-135m-instruct", WHOLE.context, WHOLE.slots)
+    assert model.name == "smollm2-135m-instruct"
+    assert (model.context, model.slots) == (SharedModel.context, SharedModel.slots)
     assert model.llguidance
     assert not elsewhere.renderer.vocabulary.is_local
 
@@ -52,7 +53,7 @@ def same(ours: Renderer, theirs: Renderer, text: str) -> bool:
 
 
 async def test_a_vocabulary_that_cannot_be_built_is_asked_for(
-    real_model: RealModel, monkeypatch: pytest.MonkeyPatch
+    real_model: SharedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve(real_model.engine(slots=1, context=512)) as server:
         _, expected = await server.post(input=ASK, **GREEDY)

@@ -12,7 +12,7 @@ ASK: dict[str, Any] = {
     "tool_choice": "required",
     "parallel_tool_calls": False,
     "temperature": 0,
-    "max_output_tokens": 200,
+    "max_output_tokens": 60,
     "store": False,
 }
 RESULT = "Sunny, 21 degrees."
@@ -43,8 +43,8 @@ def told(items: list[dict[str, Any]]) -> list[str]:
     return [item.get("arguments") or item["content"][0]["text"] for item in items if "output" not in item]
 
 
-async def test_it_says_the_same_and_reads_nothing_twice(llama: ServeModel) -> None:
-    async with llama(slots=1, context=2048) as server, server.connect(headers=HEADER) as socket:
+async def test_it_says_the_same_and_reads_nothing_twice(smollm2: ServeModel) -> None:
+    async with smollm2(slots=1, context=2048) as server, server.connect(headers=HEADER) as socket:
         separate, last = await turn_by_turn(socket)
         together = await rolled_out(socket)
         assert told(together["output"]) == told(separate)

@@ -14,7 +14,7 @@ from slipring.engines.base import Engine
 from slipring.engines.responses import ResponsesEngine
 from slipring.engines.responses.options import Options
 from tests.harness import WEATHER, PuppetEngine, Running, Socket, serve
-from tests.model import RealModel
+from tests.model import SharedModel
 
 GREEDY = {"temperature": 0, "max_output_tokens": 16, "store": False}
 KEY = "SLIPRING_TEST_RESPONSES_KEY"
@@ -52,7 +52,9 @@ async def converse(socket: Socket) -> list[str]:
 
 
 @pytest.mark.parametrize("transport", ["websocket", "sse"])
-async def test_a_model_says_the_same_through_another_slipring(real_model: RealModel, transport: str) -> None:
+async def test_a_model_says_the_same_through_another_slipring(
+    real_model: SharedModel, transport: str
+) -> None:
     engine = real_model.engine(slots=3, context=512)
     async with two(engine, transport=transport) as (before, behind):
         async with behind.connect() as socket:
@@ -155,7 +157,7 @@ async def test_a_warmup_reaches_the_model_behind_both() -> None:
 
 
 async def test_llama_server_is_served_by_its_own_responses_api(
-    real_model: RealModel, monkeypatch: pytest.MonkeyPatch
+    real_model: SharedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY, real_model.key)
     options = Options(url=f"{real_model.url}/v1", key_env=KEY)
