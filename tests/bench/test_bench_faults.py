@@ -166,7 +166,7 @@ async def test_a_connection_that_breaks_is_an_error_and_the_next_repeat_is_run(m
             faulty.fault = "breaks off" if len(faulty.requests) == 4 else ""  # two of the probe, two before
             return original(create)
 
-        faulty.events = events  # type: ignore[method-assign]
+        faulty.events = events  # type: ignore[method-assign,assignment]
         record = await measured(url, modes=(mode,), repeats=3)
     first, *others = record.loops
     assert first.error is not None
@@ -189,7 +189,7 @@ async def test_a_mode_that_always_fails_is_given_up() -> None:
             faulty.fault = "breaks off" if len(faulty.requests) >= 2 else ""
             return original(create)
 
-        faulty.events = events  # type: ignore[method-assign]
+        faulty.events = events  # type: ignore[method-assign,assignment]
         record = await measured(url, modes=("websocket",), repeats=20, audience=audience)
     assert len(audience.order) == len(record.loops) == 3
     (summary,) = summarise(record)

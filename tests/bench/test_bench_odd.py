@@ -36,7 +36,7 @@ class Odd(Faulty):
         if len(self.requests) > self._probes:
             for event in events:
                 self._odd(event)
-        return events  # type: ignore[no-any-return]
+        return events
 
 
 def without_call_id(event: Json) -> None:

@@ -208,7 +208,7 @@ class Stage:
         return self._run([Send(self.session.deltas(self._at(self.starts, lane), list(deltas)))])
 
     def finish(
-        self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: object = None
+        self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: Any = None
     ) -> list[Json]:
         """The engine's last deltas. A response that is to be stored then waits in `saves`."""
         turn = self._at(self.starts, lane)
@@ -263,7 +263,9 @@ class Stage:
 
     def hang_up(self) -> list[Json]:
         """The connection is gone, and nobody hears what is still said."""
-        left = [action for action in self.session.leave(self.world.now) if not isinstance(action, Send)]
+        left: list[Action] = [
+            action for action in self.session.leave(self.world.now) if not isinstance(action, Send)
+        ]
         return self._run(left + self.session.closed())
 
     # Within.
@@ -328,7 +330,7 @@ def only_error(events: list[Json]) -> Json:
     return events[0]
 
 
-def message(text: str, role: str = "user") -> Json:
+def message(text: str | list[Json], role: str = "user") -> Json:
     return {"type": "message", "role": role, "content": text}
 
 

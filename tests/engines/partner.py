@@ -84,7 +84,14 @@ class Stall:
     """Nothing more comes until the client leaves."""
 
 
-Step = Say | Deny | Think | Call | Stop | Refuse | Garbage | HangUp | Stall
+@dataclass(frozen=True)
+class Ids:
+    """Tokens in one chunk, for servers whose wire has ids."""
+
+    ids: tuple[int, ...]
+
+
+Step = Say | Deny | Think | Call | Stop | Refuse | Garbage | HangUp | Stall | Ids
 
 
 class Partner(ABC):

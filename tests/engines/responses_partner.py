@@ -34,7 +34,7 @@ def new_id(prefix: str) -> str:
 class Refusal(Exception):
     def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
-        self.frame = {
+        self.frame: dict[str, Any] = {
             "type": "error",
             "status": status,
             "error": {"type": "invalid_request_error", "code": code, "message": message, "param": param},

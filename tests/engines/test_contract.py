@@ -40,7 +40,7 @@ PARTNERS: dict[str, Callable[[], Partner]] = {
     "vllm": VllmPartner,
 }
 EVERY = pytest.mark.parametrize("kind", PARTNERS)
-ASK = {"input": "hello", "store": False}
+ASK: dict[str, Any] = {"input": "hello", "store": False}
 ARGUMENTS = '{"city": "Rome"}'
 
 

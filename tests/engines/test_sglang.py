@@ -10,10 +10,10 @@ import pytest
 
 from slipring.engines.sglang import SglangEngine
 from slipring.errors import StartupError
-from tests.engines.partner import Say, Stop
+from tests.engines.partner import Ids, Say, Stop
 from tests.engines.sglang_partner import SglangPartner
 from tests.engines.test_contract import text_of
-from tests.engines.token_partner import END, TOKENIZER, Ids, decoded
+from tests.engines.token_partner import END, TOKENIZER, decoded
 from tests.engines.vllm_partner import tokens_of
 from tests.harness import WEATHER, Running, serve
 
@@ -226,7 +226,7 @@ async def test_an_aborted_answer_that_has_not_begun_is_tried_again() -> None:
             played.events = events  # type: ignore[method-assign]
             return [{"text": "", "output_ids": [], "meta_info": meta}]
 
-        played.events = once  # type: ignore[method-assign]
+        played.events = once  # type: ignore[method-assign,assignment]
         response = await socket.response(**ASK)
         assert (response["status"], text_of(response), len(played.requests)) == ("completed", "ok", 2)
 

@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.harness import Running, serve
 from tests.server.raw import until
 
 
-def owner_of(users: int, **options: int) -> Embedded:
+def owner_of(users: int, **options: Any) -> Embedded:
     return Embedded(Options(**options), "no.gguf", 64, users)
 
 

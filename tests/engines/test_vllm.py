@@ -14,9 +14,9 @@ from slipring.engines.tokens.token_server import read_options
 from slipring.engines.vllm import VllmEngine
 from slipring.errors import InvalidRequest, StartupError, Unavailable
 from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
-from tests.engines.partner import Call, Refuse, Say, Stop
+from tests.engines.partner import Call, Ids, Refuse, Say, Stop
 from tests.engines.test_contract import text_of
-from tests.engines.token_partner import END, TEMPLATE, TOKENIZER, Ids, decoded, tokenizer_directory
+from tests.engines.token_partner import END, TEMPLATE, TOKENIZER, decoded, tokenizer_directory
 from tests.engines.vllm_partner import VllmPartner, tokens_of
 from tests.harness import WEATHER, Running, serve
 
@@ -449,7 +449,7 @@ async def test_a_server_that_is_back_is_noticed() -> None:
         assert (await socket.response(**ASK))["status"] == "failed"
         assert (await socket.error(**ASK))["status"] == 503
         played.is_healthy = True
-        probing = server.server.catalog.engines[0]._gate._probing
+        probing = server.server.catalog.engines[0]._gate._probing  # type: ignore[attr-defined]
         await asyncio.wait_for(probing, 60)
         assert server.server.catalog.engines[0].trouble is None
         assert (await socket.response(**ASK))["status"] == "completed"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from aiohttp import web
 
 from slipring.engines.tokens.token_server import Options, TokenServer
-from tests.engines.partner import Call, Garbage, HangUp, Partner, Refuse, Say, Stall, Step, Stop, Think
+from tests.engines.partner import Call, Garbage, HangUp, Ids, Partner, Refuse, Say, Stall, Step, Stop, Think
 from tests.prompts.vocabulary import smollm2
 
 TEMPLATE = (
@@ -53,13 +53,6 @@ def decoded(ids: Iterable[int]) -> str:
     """What ids say, control tokens by name."""
     pieces = (_NAMES[id].encode() if id in _NAMES else TOKENIZER.bytes_of(id) for id in ids)
     return b"".join(pieces).decode("utf-8", "replace")
-
-
-@dataclass(frozen=True)
-class Ids:
-    """Tokens in one chunk, whatever they say."""
-
-    ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)

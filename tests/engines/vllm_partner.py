@@ -54,7 +54,11 @@ class VllmPartner(TokenPartner):
         events: list[Any] = [{**head, "choices": [choice]}]
         if chunk.reason is not None:
             count = len(body["prompt"])
-            usage = {"prompt_tokens": count, "completion_tokens": len(ids), "total_tokens": count + len(ids)}
+            usage: dict[str, Any] = {
+                "prompt_tokens": count,
+                "completion_tokens": len(ids),
+                "total_tokens": count + len(ids),
+            }
             if self.tells_cached:
                 usage["prompt_tokens_details"] = {"cached_tokens": stop.cached_tokens}
             events += [{**head, "choices": [], "usage": usage}, "[DONE]"]

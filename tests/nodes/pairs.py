@@ -100,7 +100,7 @@ async def pair(
         nodes = []
         for engine in (first, second):
             doors = await stack.enter_async_context(relay()) if reachable else None
-            known = {"node_url": doors.url} if doors is not None else {}
+            known: dict[str, Any] = {"node_url": doors.url} if doors is not None else {}
             node = await stack.enter_async_context(serve(engine, store=store, **known, **settings))
             if doors is not None:
                 doors.targets = [node.server.port]

@@ -8,8 +8,8 @@ import pytest
 
 from slipring.cli import main
 from tests.api import Api
-from tests.engines.partner import Stop
-from tests.engines.token_partner import TOKENIZER, Ids
+from tests.engines.partner import Ids, Stop
+from tests.engines.token_partner import TOKENIZER
 from tests.engines.vllm_partner import VllmPartner, tokens_of
 from tests.harness import FAST, PuppetEngine
 from tests.nodes.pairs import node_of, pair

@@ -156,7 +156,7 @@ async def made(ws: aiohttp.ClientWebSocketResponse, previous: str | None) -> dic
 def reset(ws: aiohttp.ClientWebSocketResponse) -> None:
     """Cut a socket off, without a goodbye."""
     ws.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-    transport = ws._conn.transport  # type: ignore[union-attr]
+    transport = ws._conn.transport
     assert transport is not None
     transport.abort()
 

@@ -95,7 +95,7 @@ def test_asynchronous_and_cut_off_calls_do_not_insist(kind, excuse):
 
 def test_an_asynchronous_call_can_be_answered_later():
     stage = Stage()
-    first = stage.respond(input=[call("c1", **{"async": True}), message("go")])
+    first = stage.respond(input=[call("c1", **{"async": True}), message("go")])  # type: ignore[arg-type]
     second = stage.respond(previous=first["id"])
     assert stage.respond(previous=second["id"], input=[call_output("c1")])["status"] == "completed"
 

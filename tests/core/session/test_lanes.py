@@ -41,9 +41,9 @@ def test_lanes_get_a_free_place_in_the_order_they_became_ready():
     for turn in (a1, b1, a2, c1):
         lanes.enqueue(turn)
     served = []
-    while (turn := lanes.next()) is not None:
-        served.append(turn)
-        lanes.release(turn)
+    while (ready := lanes.next()) is not None:
+        served.append(ready)
+        lanes.release(ready)
     assert served == [a1, b1, c1, a2]
 
 

@@ -2,11 +2,12 @@
 connection have files of their own."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Text
-from slipring.core.session.session import Loaded
+from slipring.core.session.loaded import Loaded
 from slipring.core.turn.phase import Phase
 from slipring.errors import ApiError, AuthenticationFailed, InvalidRequest, RateLimited, ServerError
 from tests.core.stage import Stage, World, call_output, context_of, function, message, only_error, types
@@ -14,7 +15,7 @@ from tests.core.stage import Stage, World, call_output, context_of, function, me
 CALL = (CallStarted(kind="function", name="f"), CallArguments("{}"))
 
 
-def not_found(response_id: str, lane: str | None = None) -> dict:
+def not_found(response_id: str, lane: str | None = None) -> dict[str, Any]:
     """The documented frame, key by key."""
     frame = {
         "type": "error",

@@ -4,7 +4,7 @@ import pytest
 
 from slipring.core.generation import Finished, Text
 from slipring.core.session.actions import Close
-from slipring.core.session.session import Loaded
+from slipring.core.session.loaded import Loaded
 from slipring.errors import ServerError, Unavailable
 from tests.core.stage import Stage, World, only_error, types
 

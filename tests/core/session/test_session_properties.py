@@ -637,8 +637,8 @@ class Peer:
         assert (job.response_id, job.tenant) == (asked.response_id, self.tenant)
         assert job.generate is asked.request.generate
         goes_on = asked.request.rollout and bool(asked.output)
-        expected = asked.response_id if goes_on else asked.previous if asked.left is None else None
-        assert (job.parent.id if job.parent else None) == expected
+        parent = asked.response_id if goes_on else asked.previous if asked.left is None else None
+        assert (job.parent.id if job.parent else None) == parent
         context, expected = context_of(job), self.model.context(asked)
         if job.offer.forbidden:
             context.pop()  # the question for a summary
@@ -711,7 +711,7 @@ class Connections(RuleBasedStateMachine):
 
     def _is_certain(self, peer: Peer, lane: str | None, previous: str | None) -> bool:
         """Whether the parent is remembered, and is either pinned by a fork or looked up at once."""
-        if previous not in peer.stage.cache:
+        if previous is None or previous not in peer.stage.cache:
             return False
         return peer.begins_at_once(lane) or self.model.made[previous].lane != lane
 

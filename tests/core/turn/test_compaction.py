@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from slipring.core.betas import Betas
-from slipring.core.generation import CallArguments, CallStarted, Refused, Text, Thought
+from slipring.core.generation import CallArguments, CallStarted, Delta, Refused, Text, Thought
 from slipring.core.turn.compaction import is_users
 from slipring.errors import InvalidRequest, ServerError
 from slipring.protocol.items import user_message
@@ -14,7 +14,7 @@ from tests.core.stage import Json, Stage, World, call_output, context_of, functi
 
 TRIGGER = {"type": "compaction_trigger"}
 MANAGED = [{"type": "compaction", "compact_threshold": 100}]
-CALL = [CallStarted("function", "look"), CallArguments("{}")]
+CALL: list[Delta] = [CallStarted("function", "look"), CallArguments("{}")]
 
 
 def texts(items: list[Json]) -> list[str]:

@@ -149,11 +149,11 @@ def test_an_injection_is_answered_as_the_api_says():
     assert types(told) == ["inject.created", "output_item.added", "output_item.done"]
     assert told[0]["response_id"] == response_id
     stage.complete()
-    (told,) = stage.append(response_id, call_output(one), kind="inject")
-    assert told["error"]["code"] == "response_already_completed"
-    assert told["input"] == [call_output(one)]
-    (told,) = stage.append("resp_nobody", call_output(one), kind="inject")
-    assert told["error"]["code"] == "response_not_found"
+    (refused,) = stage.append(response_id, call_output(one), kind="inject")
+    assert refused["error"]["code"] == "response_already_completed"
+    assert refused["input"] == [call_output(one)]
+    (refused,) = stage.append("resp_nobody", call_output(one), kind="inject")
+    assert refused["error"]["code"] == "response_not_found"
 
 
 @pytest.mark.parametrize(
@@ -515,9 +515,9 @@ def test_tools_that_leave_nothing_to_call_are_given_back():
     )
     told = stage.finish(CallStarted(kind="tool_search", name="tool_search"), CallArguments("{}"))
     (stub,) = told[-1]["required_input"]
-    (told,) = stage.append(told[-1]["response_id"], {**stub, "tools": [{"type": "custom", "name": "f"}]})
-    assert told["error"]["code"] == "invalid_input"
-    stage.append(told["response_id"], {**stub, "tools": []})
+    (refused,) = stage.append(told[-1]["response_id"], {**stub, "tools": [{"type": "custom", "name": "f"}]})
+    assert refused["error"]["code"] == "invalid_input"
+    stage.append(refused["response_id"], {**stub, "tools": []})
     stage.complete()
 
 

@@ -1,5 +1,7 @@
 """Where a turn's time goes, and who is told."""
 
+from typing import Any
+
 from slipring.core.betas import Betas
 from slipring.core.generation import Accepted, Begun, Finished, Prefilled, Text
 from slipring.errors import ContextLengthExceeded, ServerError
@@ -13,7 +15,7 @@ def stages_of(report: Json) -> list[str]:
     return [stage["name"] for stage in report["stages"]]
 
 
-def slow_turn(stage: Stage, **fields: object) -> list[Json]:
+def slow_turn(stage: Stage, **fields: Any) -> list[Json]:
     """A turn each of whose steps takes some seconds."""
     world = stage.world
     events = stage.create(**fields)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from slipring.core.betas import Betas
-from slipring.core.generation import CallArguments, CallStarted, Refused, Text, Thought, ThoughtSummary
+from slipring.core.generation import CallArguments, CallStarted, Delta, Refused, Text, Thought, ThoughtSummary
 from slipring.errors import InvalidRequest, ModelNotFound, ServerError, Unavailable
 from tests.core.stage import Json, Stage, World, call_output, context_of, function, message, only_error, types
 
-CALL = [CallStarted(kind="function", name="f"), CallArguments("{}")]
-CUSTOM = [CallStarted(kind="custom", name="g"), CallArguments("x")]
+CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
+CUSTOM: list[Delta] = [CallStarted(kind="custom", name="g"), CallArguments("x")]
 
 
 def running(lane: str | None = None, world: World | None = None, **fields: Any) -> Stage:

@@ -33,7 +33,7 @@ from tests.prompts.corpus import CORPUS
 from tests.prompts.vocabulary import smollm2
 from tests.server.raw import until
 
-GREEDY = {"temperature": 0, "max_output_tokens": 12, "store": False}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "store": False}
 ASK = "What is the capital of France?"
 LONG = "Tell me about the weather, in short words, as if I were five years old. " * 3
 
@@ -215,7 +215,8 @@ async def test_what_is_saved_is_bounded_and_may_be_nothing(tiny_model: SharedMod
 
 async def test_nothing_of_what_was_saved_is_left_behind(tiny_path: str) -> None:
     engine = LlamaEngine(Options(model=tiny_path, slots=1, context=512))
-    directory = engine._host._directory  # type: ignore[union-attr]
+    process: Any = engine._host
+    directory = process._directory
     async with serve(engine) as server, server.connect() as socket:
         for lane in ("a", "b"):
             await socket.response(input=f"{lane}: {LONG}", stream_id=lane, **GREEDY)

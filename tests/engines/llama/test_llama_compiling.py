@@ -44,7 +44,7 @@ async def test_expensive_grammars_are_refused_by_name(
     monkeypatch.setattr(engine._api, "complete", recorded)
     strict = {"type": "function", "name": "f", "strict": True}
     schema = {"type": "json_schema", "name": "n", "strict": True}
-    attacks = [
+    attacks: list[tuple[dict[str, Any], str]] = [
         ({"tools": [custom(AMBIGUOUS, "lark")], "tool_choice": "required"}, "tools[0].format.definition"),
         ({"tools": [custom(OPTIONAL, "regex")], "tool_choice": "required"}, "tools[0].format.definition"),
         ({"tools": [{**strict, "parameters": pattern(PATTERN)}]}, "tools[0].parameters"),

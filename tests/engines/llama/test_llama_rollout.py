@@ -22,7 +22,7 @@ def outputs(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"type": "function_call_output", "call_id": call["call_id"], "output": RESULT} for call in calls]
 
 
-async def turn_by_turn(socket: Socket) -> list[dict[str, Any]]:
+async def turn_by_turn(socket: Socket) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     first = await socket.response(**ASK)
     again = {**ASK, "input": outputs(first["output"]), "tool_choice": "none"}
     second = await socket.response(**again, previous_response_id=first["id"])

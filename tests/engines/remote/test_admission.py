@@ -1,7 +1,7 @@
 """The way to an engine: places, turns, attempts, and when it is closed."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pytest
 
@@ -15,7 +15,7 @@ Attempt = Callable[[], AsyncGenerator[str, None]]
 class Partner:
     """What an engine does, attempt by attempt: words, or an error to fail with."""
 
-    def __init__(self, *attempts: list[str | Exception]) -> None:
+    def __init__(self, *attempts: Sequence[str | Exception]) -> None:
         self.attempts = list(attempts)
         self.made = 0
         self.closed = 0

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,7 @@ async def test_an_answer_that_is_over_leaves_its_connection_to_the_next() -> Non
     async with answering(b"data: 1\n\n", b"data: last\n\n", b"data: more\n\n") as (upstream, seen):
         for _ in range(3):
             heard: list[bytes] = []
-            events = upstream.events("/x", [b"{}"], {}, is_over=lambda heard=heard: b"last" in heard)
+            events = upstream.events("/x", [b"{}"], {}, is_over=partial(heard.__contains__, b"last"))
             async for batch in events:
                 heard += batch
             assert heard[:2] == [b"1", b"last"]

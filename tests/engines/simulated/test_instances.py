@@ -690,7 +690,7 @@ def test_explosive_schemas_are_refused_soon(name: str) -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        obj(**{f"p{n}": obj(a=STRING, b=arr(INTEGER), c=MAYBE_STRING) for n in range(200)}),
+        obj(None, **{f"p{n}": obj(a=STRING, b=arr(INTEGER), c=MAYBE_STRING) for n in range(200)}),
         {"type": "object", "properties": {f"p{n}": STRING for n in range(1000)}},
         {"anyOf": [obj(kind={"const": n}, value=STRING) for n in range(500)]},
         {"enum": list(range(10**5))},

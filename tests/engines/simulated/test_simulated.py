@@ -225,7 +225,7 @@ async def test_tools_are_called_until_there_are_enough_outputs(socket: Socket) -
     for _ in range(2):
         (call,) = calls(response)
         assert call["name"] == "add"
-        jsonschema.validate(json.loads(call["arguments"]), ADD["parameters"])  # type: ignore[arg-type]
+        jsonschema.validate(json.loads(call["arguments"]), ADD["parameters"])
         assert response["usage"]["output_tokens"] == 30
         response = await socket.response(
             input=answers(response), previous_response_id=response["id"], tools=[ADD, WEATHER]

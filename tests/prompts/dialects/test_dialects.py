@@ -279,6 +279,6 @@ def test_the_dialect_of_the_documentation_is_a_dialect() -> None:
     assert writes.stop_ids() == {writes.vocabulary.control("<end_of_turn>")}
     for cut in range(len(CONVERSATION) + 1):
         start = writes.start(Head("Help."), TEXT, CONVERSATION[:cut], Encoder(writes.vocabulary))
-        fragments, block = writes.dialect.write_items(start.body.tail, CONVERSATION[cut:])
+        fragments, block = writes.dialect.write_items(start.body.tail, CONVERSATION[cut:])  # type: ignore[arg-type]
         whole = writes.start(Head("Help."), TEXT, CONVERSATION, Encoder(writes.vocabulary))
         assert start.then(writes.encode(fragments), block).ids() == whole.ids()

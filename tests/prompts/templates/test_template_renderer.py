@@ -143,7 +143,7 @@ def test_a_chain_of_steps_gives_the_tokens_of_the_whole(name: str) -> None:
             assert rendering.prompt.ids() == expected.prompt.ids()
             before = 0
             if parent is not None and rendering.fallback is None:
-                before = parent.position.total  # type: ignore[attr-defined]
+                before = parent.position.total
             assert rendering.new_tokens == rendering.prompt.total - before
             parent = after(step, rendering.context)
 
@@ -228,7 +228,7 @@ def test_forks_share_their_parents_tokens() -> None:
     forks = [writes.render(job((user(text),), parent)).context for text in ("one", "two")]
     for fork, text in zip(forks, ("one", "two"), strict=True):
         assert fork.ids() == whole(writes, user("hello"), user(text)).context.ids()
-    assert forks[0].body.parent is forks[1].body.parent is parent.position.body  # type: ignore[attr-defined]
+    assert forks[0].body.parent is forks[1].body.parent is parent.position.body
 
 
 def test_a_step_without_anything_new_is_its_parents_position() -> None:

@@ -162,13 +162,14 @@ async def test_a_stream_continues_what_a_post_began_and_the_other_way_round() ->
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_refusal_before_creation_is_a_plain_http_error(stream: bool) -> None:
     async with serve() as server:
-        for fields, status, code in [
+        cases: list[tuple[dict[str, Any], int, str]] = [
             ({"input": "hello", "model": "other"}, 404, "model_not_found"),
             ({"input": "hello", "previous_response_id": "resp_none"}, 400, "previous_response_not_found"),
             ({"input": "hello", "temperature": 3}, 400, "invalid_value"),
             ({"input": [{"type": "unheard_of"}]}, 400, "invalid_value"),
             ({}, 400, "missing_required_parameter"),
-        ]:
+        ]
+        for fields, status, code in cases:
             refused, body = await server.post(**fields, stream=stream)
             assert (refused, body["error"]["code"]) == (status, code)
 
@@ -331,7 +332,12 @@ async def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any]
 
 
 async def test_unsupported_fields_that_ask_for_nothing_are_accepted() -> None:
-    nothing = {"background": False, "conversation": None, "prompt": None, "context_management": []}
+    nothing: dict[str, Any] = {
+        "background": False,
+        "conversation": None,
+        "prompt": None,
+        "context_management": [],
+    }
     async with serve() as server:
         assert (await server.post(input="hello", **nothing))[0] == 200
 
