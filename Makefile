@@ -23,7 +23,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-browser clients autobahn fuzz check fix bench bench-more clean
+.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-browser clients autobahn fuzz check coverage fix bench bench-more clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -72,6 +72,12 @@ check: .venv/.dev ## format, lint, types, import arrows, tests: what a change mu
 	$(BIN)/python -m pytest tests/test_layers.py -q
 	$(PYTEST)
 
+coverage: .venv/.dev ## branch coverage of src by all tests, with the lines that no test reaches
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist worksteal --timeout 600 $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
 fix: .venv/.dev ## format and mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -86,7 +92,7 @@ bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the 
 	$(BIN)/python benchmarks/attacks.py
 
 clean: ## remove .venv, what is installed beside it, and caches
-	rm -rf .venv .venv-fuzz .venv-autobahn .clients .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-fuzz .venv-autobahn .clients .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'
