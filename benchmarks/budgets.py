@@ -16,7 +16,8 @@ from typing import Any
 from common import EXCHANGE_KB, RESULTS, added, growth, spread
 
 from slipring.bench import results
-from slipring.bench.results import Record
+from slipring.bench.errors import UnreadableRecord
+from slipring.bench.results import BenchRecord
 from slipring.bench.statistics import compare
 
 Figures = dict[str, Any]
@@ -56,7 +57,7 @@ def all_budgets(since: str = "") -> list[Budget]:
             if json.loads(path.read_text())["when"] < since:
                 raise LookupError("it has not been measured now")
             found += read(path)
-        except (OSError, LookupError, results.Unreadable) as error:
+        except (OSError, LookupError, UnreadableRecord) as error:
             found.append(Budget(name, "", f"no figure: {error}", None, name))
     return found
 
@@ -108,11 +109,11 @@ def _loops(path: Path) -> list[Budget]:
     ]
 
 
-def _saving(record: Record, what: str, mode: str, least: float) -> Budget:
+def _saving(record: BenchRecord, what: str, mode: str, least: float) -> Budget:
     """By the median of the repeats, each measured side by side."""
     found = compare(record.of("coding", mode), record.of("coding", "websocket"))
     budget = f"≥ {least:.0%} less time"
-    if found is None or any(loop.wrongs for loop in record.loops if loop.workload == "coding"):
+    if found is None or any(loop.faults for loop in record.loops if loop.workload == "coding"):
         return Budget(what, budget, "not measured, or wrong", None, "loops")
     measured = f"{found.saved:.1%} less ({found.low:.1%} – {found.high:.1%})"
     return Budget(what, budget, measured, found.saved >= least, "loops")

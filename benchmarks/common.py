@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from slipring.bench import machine
+from slipring.bench.subject import machine
 
 RESULTS = Path(__file__).parent / "results"
 _NUMBERS = re.compile(r"\[[\s\d.,eE+-]+\]")

@@ -14,8 +14,8 @@ import sys
 import aiohttp
 from common import Loop, Process, keep, slipring
 
-from slipring.bench.load.files import allow_connections
-from slipring.bench.options import UsageError
+from slipring.bench.errors import UsageError
+from slipring.bench.load.file_limit import raise_file_limit
 
 BUDGET_KIB = 30
 LOTS_AT_ONCE = 50
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=1000)
     arguments = parser.parse_args()
     try:
-        allow_connections(arguments.connections + arguments.connections // 4)  # for the server as well
+        raise_file_limit(arguments.connections + arguments.connections // 4)  # for the server as well
     except UsageError as error:
         parser.error(str(error))
     print(f"{arguments.connections} connections …", file=sys.stderr, flush=True)

@@ -13,8 +13,8 @@ from budgets import all_budgets
 from common import RESULTS
 
 from slipring.bench import results
-from slipring.bench.report import svg
-from slipring.bench.results import Record
+from slipring.bench.report import figure
+from slipring.bench.results import BenchRecord
 from slipring.bench.statistics import Spread, Summary, summarise
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -28,7 +28,7 @@ def main() -> None:
         text = put(text, name, table)
     PAGE.write_text(text)
     FIGURE.parent.mkdir(exist_ok=True)
-    svg.write(results.read(RESULTS / "loops.json"), FIGURE)
+    figure.write(results.read(RESULTS / "loops.json"), FIGURE)
 
 
 def sections() -> dict[str, str]:
@@ -53,7 +53,7 @@ def put(text: str, name: str, table: str) -> str:
     return pattern.sub(lambda _: f"{begin}\n{table}\n{end}", text)
 
 
-def machine(record: Record) -> str:
+def machine(record: BenchRecord) -> str:
     where, versions = record.machine, record.versions
     made_of = ", ".join(f"{name} {version}" for name, version in versions.items())
     when = sorted({json.loads(path.read_text())["when"][:10] for path in RESULTS.glob("*.json")})
@@ -69,7 +69,7 @@ def budget_table() -> str:
     return "\n".join(lines)
 
 
-def loop_tables(record: Record) -> str:
+def loop_tables(record: BenchRecord) -> str:
     parts = []
     summaries = summarise(record)
     for workload in record.workloads:
@@ -81,7 +81,7 @@ def loop_tables(record: Record) -> str:
     return "\n".join(parts).rstrip()
 
 
-def stage_table(record: Record, workload: str) -> str:
+def stage_table(record: BenchRecord, workload: str) -> str:
     """Where a turn's time goes: means per turn, in ms."""
     found = [each for each in summarise(record) if each.workload == workload and each.stages_ms]
     means = {each.mode: dict(each.stages_ms) for each in found}
@@ -97,8 +97,8 @@ def stage_table(record: Record, workload: str) -> str:
 
 
 def _row(each: Summary) -> str:
-    if each.wrongs or each.wall_ms is None:
-        failed = (*(f"wrong: {wrong}" for wrong in each.wrongs), *each.errors, "not measured")
+    if each.faults or each.wall_ms is None:
+        failed = (*(f"wrong: {wrong}" for wrong in each.faults), *each.errors, "not measured")
         return f"| `{each.mode}` | {failed[0]} | | | | |"
     loop, turn, first = (_ms(value) for value in (each.wall_ms, each.turn_ms, each.first_token_ms))
     cpu = _ms(each.cpu_ms)

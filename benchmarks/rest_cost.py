@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from common import Process, keep, slipring
 
-from slipring.bench.load.files import allow_connections
-from slipring.bench.options import UsageError
+from slipring.bench.errors import UsageError
+from slipring.bench.load.file_limit import raise_file_limit
 
 AT_ONCE = 50
 PING_INTERVAL_S = 20
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--intervals", type=int, default=2, help="how many ping intervals to measure")
     arguments = parser.parse_args()
     try:
-        allow_connections(arguments.connections)  # for the server as well
+        raise_file_limit(arguments.connections)  # for the server as well
     except UsageError as error:
         parser.error(str(error))
     print(f"{arguments.connections} connections …", file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ import budgets
 import page
 from common import RESULTS
 
-from slipring.bench import machine
+from slipring.bench.subject import machine
 
 HERE = Path(__file__).parent
 LOOPS = ["-m", "slipring", "bench", "--workload", "coding,short", "--repeats", "5"]

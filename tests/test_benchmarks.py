@@ -24,7 +24,7 @@ def test_the_page_shows_the_figures_that_are_kept(page: ModuleType) -> None:
 
 def test_the_figure_shows_them_too(page: ModuleType, tmp_path: Path) -> None:
     drawn = tmp_path / "loop.svg"
-    page.svg.write(page.results.read(page.RESULTS / "loops.json"), drawn)
+    page.figure.write(page.results.read(page.RESULTS / "loops.json"), drawn)
     assert drawn.read_text() == page.FIGURE.read_text(), "run benchmarks/page.py"
 
 

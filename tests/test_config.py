@@ -1,7 +1,9 @@
-"""What flags, variables and a TOML file make of `Config`, and what they refuse."""
+"""`Config` from flags, environment variables and a TOML file, and the errors for invalid values."""
 
 import argparse
+import contextlib
 import dataclasses
+import io
 import re
 import tomllib
 from collections.abc import Callable
@@ -11,7 +13,8 @@ from typing import Any
 import pytest
 
 from slipring import config
-from slipring.config import Config, ConfigError, add_flags, from_namespace, load
+from slipring.cli import build_parser
+from slipring.config import Config, ConfigError, add_flags, from_namespace
 from slipring.core.limits import Limits
 from slipring.reference import reference
 
@@ -34,10 +37,17 @@ def toml(tmp_path: Path) -> WriteToml:
     return write
 
 
+def load(argv: list[str], environ: dict[str, str]) -> Config:
+    """The configuration of `slipring serve` with these flags and environment variables."""
+    return from_namespace(build_parser().parse_args(["serve", *argv]), environ)
+
+
 def refusal(argv: list[str], environ: dict[str, str] | None = None) -> str:
-    with pytest.raises(ConfigError) as caught:
+    """The error message for these flags and environment variables."""
+    errors = io.StringIO()
+    with pytest.raises((ConfigError, SystemExit)) as caught, contextlib.redirect_stderr(errors):
         load(argv, environ or {})
-    message = str(caught.value)
+    message = errors.getvalue() or str(caught.value)
     assert message
     assert len(message.splitlines()) == 1
     return message
@@ -56,7 +66,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert (made.host, made.port, made.engine, made.store) == (
         "127.0.0.1",
         8000,
-        "simulated",
+        "llama",
         "sqlite",
     )
     assert (made.model, made.api_key, made.allow_origin) == ((), (), ())
@@ -116,7 +126,7 @@ def test_an_unknown_variable_is_ignored() -> None:
     assert load([], {"SLIPRING_COLOUR": "blue", "PORT": "1"}) == Config()
 
 
-# --- Every setting by every way --------------------------------------------------------------
+# --- Every setting from every source --------------------------------------------------------------
 
 WAYS = [
     ("host", ["--host", "::1"], {"SLIPRING_HOST": "::1"}, 'host = "::1"', "::1"),
@@ -212,7 +222,7 @@ def test_a_setting_can_be_given_by_flag_variable_and_file(
     assert load(["--config", toml(text)], {}) == expected
 
 
-def test_the_ways_above_cover_every_plain_setting() -> None:
+def test_the_cases_above_cover_every_plain_setting() -> None:
     plain = {setting.name for setting in dataclasses.fields(Config)} - {"limits", "models"}
     assert {name for name, *_ in WAYS} == plain
 
@@ -360,20 +370,20 @@ def test_a_bad_value_in_the_file_is_refused_by_key_and_file(
 
 
 @pytest.mark.parametrize(
-    ("text", "key"),
+    ("text", "key", "hint"),
     [
-        ("prot = 1", "'prot'"),
-        ("api_key = ['k']", "'api_key'"),
-        ("config = 'other.toml'", "'config'"),
-        ("max_lanes = 1", "'max_lanes'"),
-        ("[limits]\nport = 1", "'limits.port'"),
-        ('"limits.max_lanes" = 1', "'limits.max_lanes'"),
-        ('"a\\nb" = 1', "'a\\nb'"),
+        ("prot = 1", "'prot'", ": did you mean port?"),
+        ("api_key = ['k']", "'api_key'", ": did you mean api_keys?"),
+        ("config = 'other.toml'", "'config'", ""),
+        ("max_lanes = 1", "'max_lanes'", ": did you mean limits.max_lanes?"),
+        ("[limits]\nlanes_max = 1", "'limits.lanes_max'", ": did you mean limits.max_lanes?"),
+        ('"limits.max_lanes" = 1', "'limits.max_lanes'", ""),
+        ('"a\\nb" = 1', "'a\\nb'", ""),
     ],
 )
-def test_an_unknown_key_is_refused(toml: WriteToml, text: str, key: str) -> None:
+def test_an_unknown_key_is_refused_with_a_suggestion(toml: WriteToml, text: str, key: str, hint: str) -> None:
     path = toml(text)
-    assert refusal(["--config", path]) == f"{key} in {path}: unknown key"
+    assert refusal(["--config", path]) == f"{key} in {path}: unknown key{hint}"
 
 
 @pytest.mark.parametrize("name", LIMIT_NAMES)
@@ -447,12 +457,12 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
-        (["--prot", "1"], "--prot"),
-        (["--prot=1"], "--prot"),
-        (["--por", "1"], "--por"),
+        (["--prot", "1"], "unknown flag --prot: did you mean --port?"),
+        (["--prot=1"], "unknown flag --prot: did you mean --port?"),
+        (["--por", "1"], "unknown flag --por: did you mean --port?"),
         (["--port"], "--port"),
         (["--compression=yes"], "--compression"),
-        (["stray"], "an argument"),
+        (["stray"], "unexpected argument"),
     ],
 )
 def test_a_command_line_that_does_not_parse_is_refused(argv: list[str], named: str) -> None:
@@ -482,12 +492,12 @@ def test_the_repr_shows_no_api_key() -> None:
         ([], {"SLIPRING_LOG_LEVEL": SECRET}),
     ],
 )
-def test_a_message_never_repeats_a_value(argv: list[str], environ: dict[str, str]) -> None:
+def test_a_message_never_contains_a_value(argv: list[str], environ: dict[str, str]) -> None:
     assert SECRET not in refusal(argv, environ)
 
 
 @pytest.mark.parametrize("text", [f'api_keys = "{SECRET}"', f'api_keys = ["{SECRET}", ""]'])
-def test_a_message_about_the_file_never_repeats_a_value(toml: WriteToml, text: str) -> None:
+def test_a_message_about_the_file_never_contains_a_value(toml: WriteToml, text: str) -> None:
     assert SECRET not in refusal(["--config", toml(text)])
 
 
@@ -547,9 +557,9 @@ def test_the_table_has_one_row_for_each_setting() -> None:
     "row",
     [
         "| `port` | `--port PORT` | `SLIPRING_PORT` | `port` | `8000` "
-        "| port to listen on; 0: any free port |",
+        "| port to listen on; 0 chooses a free port |",
         "| `api_key` | `--api-key KEY`, repeatable | `SLIPRING_API_KEYS` | `api_keys` | none "
-        "| key that a client may present, as [TENANT:]KEY |",
+        "| API key that clients may use, as [TENANT:]KEY |",
         "| `compression` | `--compression`, `--no-compression` | `SLIPRING_COMPRESSION` "
         "| `compression` | `false` | accept permessage-deflate when a client offers it |",
     ],

@@ -19,7 +19,7 @@ from slipring.engines import chat, responses
 from slipring.engines.catalog import open_engine
 from slipring.engines.llama.options import Options, read_options
 from slipring.engines.options import reference
-from slipring.engines.simulated.options import Options as SimulatedOptions
+from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import token_server
 from tests.model import ServeModel

@@ -1,4 +1,4 @@
-"""``slipring keys`` as its users meet it: what it prints, where, and what it never does."""
+"""``slipring keys``: its output on each stream, its exit codes, and that secrets are not kept."""
 
 import asyncio
 import json
@@ -23,8 +23,8 @@ def in_a_directory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("SLIPRING_STORE", raising=False)
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Run a command; its exit code, standard output and standard error."""
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run a command; return its exit code, standard output and standard error."""
     try:
         code = main(["keys", *arguments])
     except SystemExit as end:
@@ -32,9 +32,9 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return code, *capsys.readouterr()
 
 
-def created(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
-    """Make a key; its id and secret."""
-    code, out, err = said(capsys, "create", "--store", "sqlite:keys.db", *arguments)
+def create(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[str, str]:
+    """Create a key; return its id and secret."""
+    code, out, err = run(capsys, "create", "--store", "sqlite:keys.db", *arguments)
     assert code == 0
     found = KEY.fullmatch(out)
     assert found is not None
@@ -49,25 +49,25 @@ def columns(line: str) -> list[str]:
 
 
 def test_a_key_is_printed_once_and_listed_without_its_secret(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = created(capsys, "--tenant", "a")
+    plain = create(capsys, "--tenant", "a")
     limits = ["--requests-per-minute", "60", "--tokens-per-day", "2000000"]
-    bound = created(
+    limited = create(
         capsys, "--tenant", "b", "--name", "nightly run", *("--model", "x", "--model", "y"), *limits
     )
-    code, table, err = said(capsys, "list", "--store", "sqlite:keys.db")
+    code, table, err = run(capsys, "list", "--store", "sqlite:keys.db")
     assert (code, err) == (0, "")
     heading, *lines = table.splitlines()
     assert columns(heading) == HEADINGS
     rows = {columns(line)[0]: columns(line)[1:] for line in lines}
-    assert rows.keys() == {plain[0], bound[0]}
+    assert rows.keys() == {plain[0], limited[0]}
     assert rows[plain[0]][:5] == ["a", "-", "all", "-", "-"]
-    assert rows[bound[0]][:5] == ["b", "nightly run", "x, y", "60", "2000000"]
-    assert rows[bound[0]][6] == "-"
-    code, text, _ = said(capsys, "list", "--store", "sqlite:keys.db", "--json")
+    assert rows[limited[0]][:5] == ["b", "nightly run", "x, y", "60", "2000000"]
+    assert rows[limited[0]][6] == "-"
+    code, text, _ = run(capsys, "list", "--store", "sqlite:keys.db", "--json")
     keys = {key["tenant"]: key for key in json.loads(text)}
     assert all(key.pop("created_at") for key in keys.values())
     assert keys["b"] == {
-        "id": bound[0],
+        "id": limited[0],
         "tenant": "b",
         "name": "nightly run",
         "models": ["x", "y"],
@@ -76,30 +76,36 @@ def test_a_key_is_printed_once_and_listed_without_its_secret(capsys: pytest.Capt
         "revoked_at": None,
     }
     assert keys["a"]["requests_per_minute"] is None
-    for _, secret in (plain, bound):
+    for _, secret in (plain, limited):
         assert secret not in table + text
 
 
 def test_a_key_is_revoked_once(capsys: pytest.CaptureFixture[str]) -> None:
-    key_id, _ = created(capsys, "--tenant", "a")
+    key_id, _ = create(capsys, "--tenant", "a")
     revoke = ["revoke", "--store", "sqlite:keys.db"]
-    assert said(capsys, *revoke, key_id) == (0, "", f"slipring: key {key_id} is revoked\n")
-    complaint = "slipring: there is no such key, or it is revoked already\n"
-    assert said(capsys, *revoke, key_id) == (1, "", complaint)
-    assert said(capsys, *revoke, "0123456789abcdef") == (1, "", complaint)
-    _, table, _ = said(capsys, "list", "--store", "sqlite:keys.db")
+    assert run(capsys, *revoke, key_id) == (0, "", f"slipring: key {key_id} is revoked\n")
+    complaint = "slipring: there is no such key, or it has been revoked already\n"
+    assert run(capsys, *revoke, key_id) == (1, "", complaint)
+    assert run(capsys, *revoke, "0123456789abcdef") == (1, "", complaint)
+    _, table, _ = run(capsys, "list", "--store", "sqlite:keys.db")
     assert columns(table.splitlines()[1])[-1].endswith("Z")
 
 
 def test_the_store_is_named_as_for_serve(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key_id, _ = created(capsys, "--tenant", "a")
+    key_id, _ = create(capsys, "--tenant", "a")
     Path("slipring.toml").write_text('store = "sqlite:keys.db"\n')
-    assert key_id in said(capsys, "list", "--config", "slipring.toml")[1]
+    assert key_id in run(capsys, "list", "--config", "slipring.toml")[1]
     monkeypatch.setenv("SLIPRING_STORE", "sqlite:keys.db")
-    assert key_id in said(capsys, "list")[1]
-    assert key_id not in said(capsys, "list", "--store", "sqlite:other.db")[1]
+    assert key_id in run(capsys, "list")[1]
+    assert key_id not in run(capsys, "list", "--store", "sqlite:other.db")[1]
+
+
+def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys)
+    assert (code, err) == (0, "")
+    assert out.startswith("usage: slipring keys ")
 
 
 @pytest.mark.parametrize("command", [["create", "--tenant", "a"], ["list"], ["revoke", "0123456789abcdef"]])
@@ -107,16 +113,19 @@ def test_the_store_in_memory_is_refused_in_one_line(
     capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     line = (
-        "slipring: keys in the store 'memory' would be gone at once: name one that lasts, with --store or"
+        "slipring: the store 'memory' does not keep keys after this command: name a database with --store or"
         " SLIPRING_STORE\n"
     )
-    assert said(capsys, *command, "--store", "memory") == (2, "", line)
+    assert run(capsys, *command, "--store", "memory") == (2, "", line)
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "slipring keys: the following arguments are required: COMMAND"),
+        (
+            ["craete"],
+            "slipring keys: unknown command 'craete': did you mean create? (see slipring keys --help)",
+        ),
         (["create"], "slipring keys create: the following arguments are required: --tenant"),
         (["revoke"], "slipring keys revoke: the following arguments are required: ID"),
         (["create", "--tenant", " "], "slipring keys create: argument --tenant: must be printable and not"),
@@ -138,20 +147,20 @@ def test_the_store_in_memory_is_refused_in_one_line(
         ),
     ],
 )
-def test_a_mistake_is_told_in_one_line(
+def test_a_mistake_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], line: str
 ) -> None:
-    code, out, err = said(capsys, *arguments)
+    code, out, err = run(capsys, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith(line)
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("store", ["sqlite:/dev/null/keys.db", "sqlite:.", "attic"])
-def test_a_store_that_cannot_be_used_is_told_in_one_line(
+@pytest.mark.parametrize("store", ["sqlite:/dev/null/keys.db", "sqlite:missing/keys.db", "sqlite:.", "attic"])
+def test_a_store_that_cannot_be_used_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], store: str
 ) -> None:
-    code, out, err = said(capsys, "list", "--store", store)
+    code, out, err = run(capsys, "list", "--store", store)
     assert (code, out) == (3, "")
     assert err.startswith("slipring: ")
     assert len(err.splitlines()) == 1
@@ -160,21 +169,21 @@ def test_a_store_that_cannot_be_used_is_told_in_one_line(
 def test_the_commands_of_the_page_do_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     documented = [shlex.split(line)[2:] for where, line in commands() if where.startswith("keys.md:")]
     assert [words[0] for words in documented] == ["create", "create", "list", "list", "revoke"]
-    *makings, listing, as_json, revoking = documented
-    ids = [found.group(1) for words in makings if (found := KEY.fullmatch(said(capsys, *words)[1]))]
-    assert len(said(capsys, *listing)[1].splitlines()) == 3
-    assert {key["id"] for key in json.loads(said(capsys, *as_json)[1])} == set(ids)
-    assert said(capsys, *revoking)[0] == 1  # the id of the page is nobody's
-    assert said(capsys, *revoking[:-1], ids[0])[0] == 0
+    *creations, listing, as_json, revoking = documented
+    ids = [found.group(1) for words in creations if (found := KEY.fullmatch(run(capsys, *words)[1]))]
+    assert len(run(capsys, *listing)[1].splitlines()) == 3
+    assert {key["id"] for key in json.loads(run(capsys, *as_json)[1])} == set(ids)
+    assert run(capsys, *revoking)[0] == 1  # the id on the page is an example
+    assert run(capsys, *revoking[:-1], ids[0])[0] == 0
     assert "slipring.db" in {path.name for path in Path().iterdir()}
     assert (ROOT / "docs" / "keys.md").exists()
 
 
-# With a server in a process of its own.
+# With a server process.
 
 
 async def keys(*arguments: str) -> str:
-    """Run a command in a process of its own; what it prints on standard output."""
+    """Run a command as a process; return its standard output."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND, "keys", *arguments, env=environment(SLIPRING_STORE="sqlite:keys.db"), stdout=-1, stderr=-1
     )
@@ -193,12 +202,12 @@ def all_bytes(directory: Path) -> bytes:
     return b"".join(path.read_bytes() for path in directory.iterdir())
 
 
-async def test_keys_from_their_making_to_their_end(tmp_path: Path) -> None:
+async def test_a_server_accepts_keys_from_creation_until_they_are_revoked(tmp_path: Path) -> None:
     first = (await keys("create", "--tenant", "a", "--requests-per-minute", "1")).strip()
     flags = ("--store", "sqlite:keys.db", "--log-level", "debug")
     async with launched(*FAST, *flags) as server, aiohttp.ClientSession() as http:
-        assert "  API keys   those in the store" in server.told
-        assert server.told[-1].endswith("OPENAI_API_KEY=YOUR_KEY")
+        assert "  API keys   those in the store" in server.output
+        assert server.output[-1].endswith("OPENAI_API_KEY=YOUR_KEY")
         assert await ask(http, server.url, "any") == 401
         assert await ask(http, server.url, first) == 200
         second = (await keys("create", "--tenant", "b")).strip()
@@ -215,9 +224,9 @@ async def test_keys_from_their_making_to_their_end(tmp_path: Path) -> None:
         secrets = [key.partition(".")[2] for key in (first, second)]
         kept = all_bytes(tmp_path)
         assert await server.stop() == 0
-        spoken = "\n".join(server.told) + await server.errors()
+        printed = "\n".join(server.output) + await server.errors()
     assert ids["a"].encode() in kept
     kept += all_bytes(tmp_path)
     for secret in secrets:
         assert secret.encode() not in kept
-        assert secret not in spoken
+        assert secret not in printed

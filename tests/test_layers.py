@@ -1,13 +1,7 @@
-"""The arrows between the parts, read from the imports.
+"""Import rules, read from the source.
 
-    cli → {server, chat, keys, openapi, bench} server → {engines, sandbox, stores, core, keys.token}
-    keys → stores                              openapi → protocol
-    stores → {core, protocol}                  engines → {sandbox, prompts, core.{generation, chain.head, limits},
-                                                           protocol}
-    chat, bench → nothing                      core → protocol → errors
-    sandbox → errors
-
-``protocol``, ``core`` and ``prompts`` are pure: no I/O, no clock, no randomness.
+``ALLOWED`` lists what each package may import. ``protocol``, ``core`` and ``prompts`` are pure: no I/O, no
+clock, no randomness.
 """
 
 import ast
@@ -22,14 +16,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
     "models": (),
-    "rules": (),
-    "config": ("core.limits", "models", "rules"),
+    "spelling": (),
+    "config": ("core.limits", "models", "spelling"),
     "reference": ("config",),
     "prompts": ("errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "sandbox": ("errors", "sandbox"),
     "engines": (
         *("errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
-        *("prompts", "sandbox", "engines"),
+        *("prompts", "sandbox", "engines", "spelling"),
     ),
     "stores": ("errors", "protocol", "core", "stores"),
     "keys": ("errors", "config", "protocol.wire", "stores", "keys"),
@@ -41,7 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "bench": ("", "bench"),
     "progress": (),
     "openapi": ("", "protocol", "openapi"),
-    "cli": ("", "errors", "config", "progress", "server", "chat", "keys", "openapi", "bench"),
+    "cli": ("", "errors", "config", "progress", "server", "chat", "keys", "openapi", "bench", "spelling"),
     "__main__": ("cli",),
     "__init__": (),
 }

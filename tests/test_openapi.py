@@ -1,4 +1,4 @@
-"""The OpenAPI document: that it is one, that it knows every route, and that it is true."""
+"""The OpenAPI document: it is valid, it covers every route, and the server keeps to it."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from tests.protocol.test_items import GOOD
 
 METHODS = {"GET", "HEAD", "POST", "DELETE"}
 OPEN_FIELDS = {("CreateRequest", name) for name in ("type", "stream_id", "prompt", "moderation")}
-"""What may hold anything: it is not looked at, or refused whatever it is."""
+"""Fields with any content: the server ignores them, or refuses every value."""
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def within(value: object) -> Iterator[dict[str, Any]]:
             yield from within(inner)
 
 
-# That it is one.
+# It is valid.
 
 
 def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +44,7 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert DOCUMENT["openapi"] == "3.1.0"
 
 
-def test_every_schema_is_a_schema_and_every_reference_leads_somewhere() -> None:
+def test_every_schema_is_a_schema_and_every_reference_resolves() -> None:
     schemas = DOCUMENT["components"]["schemas"]
     for found in schemas.values():
         Draft202012Validator.check_schema(found)
@@ -58,7 +58,7 @@ def test_every_schema_is_used() -> None:
     assert set(DOCUMENT["components"]["schemas"]) == used
 
 
-def test_operations_have_names_of_their_own_and_parameters_that_are_in_their_paths() -> None:
+def test_operations_have_unique_ids_and_the_parameters_of_their_paths() -> None:
     ids = []
     for path, methods in DOCUMENT["paths"].items():
         for operation in methods.values():
@@ -87,7 +87,7 @@ async def test_every_route_is_described_and_every_description_has_a_route() -> N
 
 
 def test_no_field_is_left_open() -> None:
-    """A field that is raw in the code has to be described by hand: this finds one that was not."""
+    """Finds raw fields whose schema has not been defined by hand."""
     found = {
         (name, field)
         for name, each in DOCUMENT["components"]["schemas"].items()
@@ -97,17 +97,17 @@ def test_no_field_is_left_open() -> None:
     assert found == OPEN_FIELDS
 
 
-# That it is true.
+# The server keeps to it.
 
 
 @pytest.mark.parametrize("item", GOOD, ids=lambda item: item["type"])
-def test_items_that_are_read_are_described(item: dict[str, Any]) -> None:
+def test_decoded_items_match_the_schema(item: dict[str, Any]) -> None:
     assert complaints(schema("Item"), item) == []
     assert complaints(schema("CreateRequest"), {"input": [item]}) == []
 
 
 @pytest.mark.parametrize("kind", sorted(CARRIED_TYPES))
-def test_items_that_are_carried_are_described(kind: str) -> None:
+def test_items_that_are_kept_unchanged_match_the_schema(kind: str) -> None:
     assert complaints(schema("Item"), {"type": kind, "id": "x", "anything": [1]}) == []
 
 
@@ -127,12 +127,12 @@ def test_items_that_are_carried_are_described(kind: str) -> None:
         {"conversation": {}},
     ],
 )
-def test_what_is_refused_for_its_form_is_not_described(body: dict[str, Any]) -> None:
+def test_malformed_requests_do_not_match_the_schema(body: dict[str, Any]) -> None:
     assert complaints(schema("CreateRequest"), body)
 
 
-async def called(server: Running, operation_id: str, status: int, **given: Any) -> Any:
-    """Call an operation; its answer must be described, and have this status."""
+async def call(server: Running, operation_id: str, status: int, **given: Any) -> Any:
+    """Call an operation; check the answer against the document, and its status."""
     operation = named(operation_id)
     path = operation.path.format(**{name: given.pop(name) for name in re.findall(r"{(\w+)}", operation.path)})
     url = server.url.removesuffix("/v1") + path
@@ -147,56 +147,56 @@ def named(operation_id: str) -> Operation:
     return next(operation for operation in OPERATIONS if operation.id == operation_id)
 
 
-async def test_answers_are_as_described() -> None:
+async def test_answers_match_the_schema() -> None:
     async with serve("simulated:tokens_per_s=0,output_tokens=5,tool_calls=1") as server:
         body = {"input": "hello", "tools": [WEATHER, {"type": "web_search"}], "tool_choice": "auto"}
-        first = await called(server, "createResponse", 200, json=body)
-        stream = await called(server, "createResponse", 200, json={"input": "hello", "stream": True})
+        first = await call(server, "createResponse", 200, json=body)
+        stream = await call(server, "createResponse", 200, json={"input": "hello", "stream": True})
         for line in re.findall(r"^data: (\{.*)$", stream, re.MULTILINE):
             assert complaints(schema("ServerEvent"), json.loads(line)) == []
-        later = await called(server, "createResponse", 200, json={"input": "hello", "background": True})
-        await called(server, "cancelResponse", 200, response_id=later["id"])
-        await called(server, "getResponse", 200, response_id=first["id"])
-        await called(server, "listInputItems", 200, response_id=first["id"])
-        await called(server, "countInputTokens", 200, json={"input": "hello"})
-        await called(server, "compactResponse", 200, json={"model": "simulated", "input": "hello"})
-        await called(server, "deleteResponse", 200, response_id=first["id"])
-        await called(server, "deleteResponse", 404, response_id=first["id"])
-        await called(server, "createResponse", 400, json={"input": 5})
-        await called(server, "createResponse", 404, json={"input": "hello", "model": "other"})
-        await called(server, "connectResponses", 426)
-        await called(server, "listModels", 200)
-        await called(server, "getModel", 200, model="simulated")
-        await called(server, "getHealth", 200)
+        later = await call(server, "createResponse", 200, json={"input": "hello", "background": True})
+        await call(server, "cancelResponse", 200, response_id=later["id"])
+        await call(server, "getResponse", 200, response_id=first["id"])
+        await call(server, "listInputItems", 200, response_id=first["id"])
+        await call(server, "countInputTokens", 200, json={"input": "hello"})
+        await call(server, "compactResponse", 200, json={"model": "simulated", "input": "hello"})
+        await call(server, "deleteResponse", 200, response_id=first["id"])
+        await call(server, "deleteResponse", 404, response_id=first["id"])
+        await call(server, "createResponse", 400, json={"input": 5})
+        await call(server, "createResponse", 404, json={"input": "hello", "model": "other"})
+        await call(server, "connectResponses", 426)
+        await call(server, "listModels", 200)
+        await call(server, "getModel", 200, model="simulated")
+        await call(server, "getHealth", 200)
         async with server.connect() as socket:
             await socket.response(input="hello")
-            assert (await called(server, "listTurns", 200))["data"]
+            assert (await call(server, "listTurns", 200))["data"]
 
 
-async def test_conversations_are_as_described() -> None:
+async def test_conversations_match_the_schema() -> None:
     async with serve() as server:
         items = [{"role": "user", "content": "hello"}, {"type": "web_search_call", "id": "ws_1"}]
-        made = await called(server, "createConversation", 200, json={"items": items, "metadata": {"a": "b"}})
+        made = await call(server, "createConversation", 200, json={"items": items, "metadata": {"a": "b"}})
         place = {"conversation_id": made["id"]}
-        await called(server, "getConversation", 200, **place)
-        await called(server, "updateConversation", 200, **place, json={"metadata": None})
-        await called(server, "addConversationItems", 200, **place, json={"items": items[:1]})
-        page = await called(server, "listConversationItems", 200, **place, params={"limit": "2"})
-        await called(server, "getConversationItem", 200, **place, item_id=page["first_id"])
-        await called(server, "deleteConversationItem", 200, **place, item_id=page["first_id"])
-        await called(server, "deleteConversation", 200, **place)
-        await called(server, "getConversation", 404, **place)
-        await called(server, "createConversation", 200)
+        await call(server, "getConversation", 200, **place)
+        await call(server, "updateConversation", 200, **place, json={"metadata": None})
+        await call(server, "addConversationItems", 200, **place, json={"items": items[:1]})
+        page = await call(server, "listConversationItems", 200, **place, params={"limit": "2"})
+        await call(server, "getConversationItem", 200, **place, item_id=page["first_id"])
+        await call(server, "deleteConversationItem", 200, **place, item_id=page["first_id"])
+        await call(server, "deleteConversation", 200, **place)
+        await call(server, "getConversation", 404, **place)
+        await call(server, "createConversation", 200)
 
 
-async def test_who_has_no_key_is_refused_as_described() -> None:
+async def test_the_error_for_a_missing_key_matches_the_schema() -> None:
     async with serve(api_key=("right",)) as server:
         for operation in OPERATIONS:
             given = dict.fromkeys(re.findall(r"{(\w+)}", operation.path), "x")
-            await called(server, operation.id, 200 if operation.is_open else 401, **given)
+            await call(server, operation.id, 200 if operation.is_open else 401, **given)
 
 
-def test_a_description_that_is_not_met_is_noticed() -> None:
+def test_a_mismatch_is_detected() -> None:
     assert not validator("#/components/schemas/ErrorAnswer").is_valid({"error": {"type": "x"}})
     with pytest.raises(AssertionError, match="not described"):
         check_answer(named("listModels"), 404, "application/json", b"{}")

@@ -1,4 +1,4 @@
-"""What is shown while an engine starts."""
+"""The progress line while an engine starts."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from slipring.progress import Loading
 
 
 class Stream(io.StringIO):
-    """A stream that tells when it was written to."""
+    """A stream that sets an event when it is written to."""
 
     def __init__(self, is_terminal: bool) -> None:
         super().__init__()
@@ -29,27 +29,27 @@ class Stream(io.StringIO):
     ("is_terminal", "shown"),
     [
         (False, "slipring: starting the engine llama …\n"),
-        (True, "\r\x1b[Kloading small … 0 s\r\x1b[K"),
+        (True, "\r\x1b[Kloading small … 0 s\r\r\x1b[K"),
     ],
 )
-async def test_a_wait_is_shown_and_leaves_a_terminal_clean(is_terminal: bool, shown: str) -> None:
+async def test_a_slow_start_is_shown_and_erased_from_a_terminal(is_terminal: bool, shown: str) -> None:
     stream = Stream(is_terminal)
-    with Loading(stream, "llama", "small", patience_s=0) as loading:
+    with Loading(stream, "llama", "small", delay_s=0) as loading:
         await asyncio.wait_for(stream.written.wait(), 60)
         loading.end()
     assert stream.getvalue() == shown
 
 
-async def test_a_failure_leaves_a_terminal_clean_too() -> None:
+async def test_a_failure_erases_the_line_too() -> None:
     stream = Stream(is_terminal=True)
-    loading = Loading(stream, "llama", "small", patience_s=0)
+    loading = Loading(stream, "llama", "small", delay_s=0)
     with contextlib.suppress(RuntimeError), loading:
         await asyncio.wait_for(stream.written.wait(), 60)
         raise RuntimeError
-    assert stream.getvalue().endswith(" s\r\x1b[K")
+    assert stream.getvalue().endswith(" s\r\r\x1b[K")
 
 
-async def test_nothing_is_shown_where_nothing_is_to_wait_for() -> None:
+async def test_nothing_is_shown_for_a_fast_start() -> None:
     stream = Stream(is_terminal=True)
     with Loading(stream, "simulated", "small"):
         await asyncio.sleep(0)

@@ -20,6 +20,7 @@ from servers import ROOT, SERVERS, Server, upstream
 from table import write_readme
 
 from slipring.bench import results
+from slipring.bench.errors import UnreadableRecord
 
 MODES = ("http-full", "http-full-newconn", "http-chained", "websocket", "websocket-lanes")
 """Those of the public API."""
@@ -32,7 +33,7 @@ class Unmeasured(Exception):
     """There is no record of a server. The text is one line."""
 
 
-def measure(server: Server, workload: str, deep: str, path: Path) -> results.Record:
+def measure(server: Server, workload: str, deep: str, path: Path) -> results.BenchRecord:
     """One loop of each mode, by way of a file at which nothing else may be. Raises ``Unmeasured``."""
     path.unlink(missing_ok=True)  # or it would be taken for this one, where there is none
     command = [
@@ -48,7 +49,7 @@ def measure(server: Server, workload: str, deep: str, path: Path) -> results.Rec
         raise Unmeasured(f"{server.name}: slipring bench ended with {ended.returncode}: {said[-1]}")
     try:
         return results.read(path)
-    except results.Unreadable as error:
+    except UnreadableRecord as error:
         raise Unmeasured(f"{server.name}: {error}") from None
 
 
@@ -60,7 +61,7 @@ def main() -> int:
     parser.add_argument("--tokens-per-s", type=float, default=1000.0, help="speed of the upstream")
     parser.add_argument("--only", choices=SERVERS, nargs="+", default=list(SERVERS))
     given = parser.parse_args()
-    kept: dict[str, results.Record] = {}
+    kept: dict[str, results.BenchRecord] = {}
     unmeasured: set[str] = set()
     with ExitStack() as running, tempfile.TemporaryDirectory() as directory:
         url = running.enter_context(upstream(given.tokens_per_s))
@@ -92,7 +93,9 @@ def main() -> int:
     return 1 if unmeasured else 0
 
 
-def described(record: results.Record, server: Server, repeats: int, tokens_per_s: float) -> results.Record:
+def described(
+    record: results.BenchRecord, server: Server, repeats: int, tokens_per_s: float
+) -> results.BenchRecord:
     """A record with what is known about its server here."""
     record.versions |= server.versions
     record.settings.repeats = repeats

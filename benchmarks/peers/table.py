@@ -42,7 +42,7 @@ def write_readme() -> None:
 
 
 def tables() -> str:
-    by_workload: dict[str, dict[str, results.Record]] = {}
+    by_workload: dict[str, dict[str, results.BenchRecord]] = {}
     for path in sorted(RESULTS.glob("*.json"), key=lambda path: list(NAMES).index(path.name.split("-")[0])):
         record = results.read(path)
         for workload in record.workloads:
@@ -50,7 +50,7 @@ def tables() -> str:
     return "\n".join(table(name, records) for name, records in sorted(by_workload.items()))
 
 
-def table(workload: str, records: dict[str, results.Record]) -> str:
+def table(workload: str, records: dict[str, results.BenchRecord]) -> str:
     some = next(iter(records.values()))
     (about,) = [f"{each.title}: {each.about}" for each in some.workloads if each.name == workload]
     rate = some.endpoint.tokens_per_s or 1.0
@@ -73,7 +73,7 @@ def table(workload: str, records: dict[str, results.Record]) -> str:
     return "\n".join([*lines, "", *notes, ""])
 
 
-def row(name: str, mode: str, loops: list[results.Loop], floor_ms: float) -> str:
+def row(name: str, mode: str, loops: list[results.LoopResult], floor_ms: float) -> str:
     named = f"| {NAMES[name]} | {mode} "
     if not loops:
         return named + "| not supported | | | | | | |"
@@ -93,7 +93,7 @@ def row(name: str, mode: str, loops: list[results.Loop], floor_ms: float) -> str
     )
 
 
-def remarks(name: str, workload: str, record: results.Record) -> list[str]:
+def remarks(name: str, workload: str, record: results.BenchRecord) -> list[str]:
     """What was skipped, and what differs from the API."""
     lines = [f"- {NAMES[name]}, {mode}: not supported ({why})." for mode, why in record.skipped.items()]
     found: dict[str, list[str]] = {}
@@ -106,15 +106,15 @@ def remarks(name: str, workload: str, record: results.Record) -> list[str]:
     return lines
 
 
-def _turns(loops: Iterable[results.Loop]) -> list[results.Turn]:
+def _turns(loops: Iterable[results.LoopResult]) -> list[results.TurnResult]:
     return [turn for loop in loops for turn in loop.turns]
 
 
-def complaints(turn: results.Turn) -> list[str]:
+def complaints(turn: results.TurnResult) -> list[str]:
     return turn.wrong.split("; ") if turn.wrong else []
 
 
-def faults_of(loop: results.Loop) -> list[str]:
+def faults_of(loop: results.LoopResult) -> list[str]:
     """What makes its answers none."""
     said = [each for turn in loop.turns for each in complaints(turn)]
     for whole in filter(None, (loop.wrong, loop.error)):

@@ -1,35 +1,23 @@
-"""Every setting of the server, and how a flag, a variable or a TOML key becomes its value.
+"""The settings of the server, and how flags, environment variables and a TOML file set them.
 
-This module owns the names, defaults, meanings and checks of the settings. `Config` is their only
-statement: the flags, the environment variables, the TOML keys and the table in
-docs/configuration.md are all derived from its fields. It must not know what a setting is used for:
-it builds no engine or store, opens no socket, and reads nothing but the one TOML file.
+This module defines the names, defaults, descriptions and checks of the settings. The fields of `Config` and
+`Limits` are the only definition: flags, environment variables, TOML keys and the table in
+docs/configuration.md are derived from them. The module does not use the settings: it creates no engine or
+store, opens no socket, and reads no file except the TOML file.
 
-No message of a `ConfigError` repeats a value, because any value may be a secret.
+The message of a `ConfigError` never contains a value, because any value may be a secret.
 """
 
 import argparse
 import math
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, NoReturn, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from slipring.core.limits import Limits
 from slipring.models import ModelEntry, ModelsError, read_models
-from slipring.rules import (
-    ANY,
-    API_KEYS,
-    AT_LEAST_ONE,
-    LOG_LEVEL,
-    LOG_LEVELS,
-    NO_EMPTY_ENTRY,
-    NOT_EMPTY,
-    NOT_NEGATIVE,
-    PORT,
-    POSITIVE,
-    Rule,
-)
+from slipring.spelling import suggestion
 
 __all__ = [
     "LOG_LEVELS",
@@ -39,16 +27,15 @@ __all__ = [
     "Setting",
     "add_flags",
     "from_namespace",
-    "load",
     "split_api_key",
 ]
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
 _PREFIX = "SLIPRING_"
 _FILE_FLAG = "--config"
 _FILE_VARIABLE = f"{_PREFIX}CONFIG"
 _LIMITS = "limits"
 _MODELS = "models"
-_RULES = {str: NOT_EMPTY, bool: ANY, tuple: NO_EMPTY_ENTRY}
 _LIMITS_THAT_MAY_BE_ZERO = (
     "idle_timeout_s",
     "ping_interval_s",
@@ -59,72 +46,113 @@ _LIMITS_THAT_MAY_BE_ZERO = (
 
 
 class ConfigError(ValueError):
-    """A setting cannot be used; the message is one line and names where the setting came from."""
+    """A setting is invalid. The message is one line that names the flag, variable or key."""
+
+
+# --- Rules for values ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A condition for a value that already has the right type."""
+
+    demand: str
+    holds: Callable[[Any], bool]
+
+
+def _is_api_key(entry: object) -> bool:
+    return isinstance(entry, str) and all(part.strip() for part in entry.split(":", 1))
+
+
+_ANY = Rule("", lambda value: True)
+_NOT_EMPTY = Rule("must not be empty", bool)
+_NO_EMPTY_ENTRY = Rule(
+    "every entry must be a string and not empty",
+    lambda entries: all(isinstance(entry, str) and entry for entry in entries),
+)
+_API_KEYS = Rule(
+    "every entry must be [TENANT:]KEY with neither part empty",
+    lambda entries: all(_is_api_key(entry) for entry in entries),
+)
+_PORT = Rule("must be from 0 to 65535", lambda number: 0 <= number <= 65535)
+_LOG_LEVEL = Rule(f"must be one of {', '.join(LOG_LEVELS)}", lambda name: name in LOG_LEVELS)
+_AT_LEAST_ONE = Rule("must be 1 or more", lambda number: number >= 1)
+_POSITIVE = Rule("must be finite and above 0", lambda number: 0 < number < math.inf)
+_NOT_NEGATIVE = Rule("must be finite and not below 0", lambda number: 0 <= number < math.inf)
+_RULES = {str: _NOT_EMPTY, bool: _ANY, tuple: _NO_EMPTY_ENTRY}
+"""The rule for each type, unless the field names another one."""
+
+
+# --- The fields -----------------------------------------------------------------------------------
 
 
 def split_api_key(entry: str) -> tuple[str, str]:
-    """The tenant and the key of `[TENANT:]KEY`; the tenant is empty when none is named."""
+    """Return the tenant and the key of `[TENANT:]KEY`; the tenant is empty if it is left out."""
     tenant, colon, key = entry.partition(":")
     return (tenant.strip(), key.strip()) if colon else ("", entry.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The settings of one server. Immutable and hashable; its repr shows no API key.
+    """The settings of one server. Immutable and hashable; the repr omits API keys.
 
-    A field's metadata holds its `help` sentence and, where the type does not say enough, the `rule`
-    for its value, the `metavar` of its flag, and the `plural` that names the list elsewhere.
+    The metadata of a field contains its `help` text and, where the defaults for its type do not fit, the
+    `rule` for its values, the `metavar` of its flag, and the `plural` for its variable and TOML key.
     """
 
     host: str = field(default="127.0.0.1", metadata={"help": "address to listen on"})
     port: int = field(
         default=8000,
-        metadata={"help": "port to listen on; 0: any free port", "rule": PORT},
+        metadata={"help": "port to listen on; 0 chooses a free port", "rule": _PORT},
     )
     engine: str = field(
-        default="simulated",
+        default="llama",
         metadata={
-            "help": "engine that makes the responses, with its options after a colon, "
-            "such as simulated:tokens_per_s=1000,ttft_ms=0"
+            "help": "engine that generates the responses, KIND or KIND:OPTIONS, as in"
+            " llama:/models/qwen3-8b.gguf,slots=4; kinds: llama, vllm, sglang, chat, responses, simulated"
         },
     )
     store: str = field(
         default="sqlite",
         metadata={
-            "help": "where responses are stored: sqlite, in a file of the user; sqlite:PATH; postgresql://…; "
-            "or memory, until the server stops"
+            "help": "where to store responses: sqlite (a file in the user's data directory), sqlite:PATH,"
+            " postgresql://…, or memory (lost when the server stops)"
         },
     )
     retention_days: float = field(
         default=30.0,
-        metadata={"help": "how long they are kept; 0: for ever", "rule": NOT_NEGATIVE, "metavar": "DAYS"},
+        metadata={
+            "help": "delete stored responses after this time; 0 keeps them for ever",
+            "rule": _NOT_NEGATIVE,
+            "metavar": "DAYS",
+        },
     )
     node_url: str = field(
         default="",
         metadata={
-            "help": "URL at which other nodes on the same store reach this one; empty: they do not ask it",
-            "rule": ANY,
+            "help": "URL at which other nodes on the same store reach this one; empty: they do not connect",
+            "rule": _ANY,
             "metavar": "URL",
         },
     )
     workers: int = field(
         default=1,
         metadata={
-            "help": "processes that serve the port together; more than one need a store that they can share",
-            "rule": AT_LEAST_ONE,
+            "help": "number of processes that serve the port; more than one need a store other than memory",
+            "rule": _AT_LEAST_ONE,
             "metavar": "N",
         },
     )
     model: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "name under which the engine's model is served", "metavar": "NAME"},
+        metadata={"help": "name of the engine's model in the API", "metavar": "NAME"},
     )
     api_key: tuple[str, ...] = field(
         default=(),
         repr=False,
         metadata={
-            "help": "key that a client may present, as [TENANT:]KEY",
-            "rule": API_KEYS,
+            "help": "API key that clients may use, as [TENANT:]KEY",
+            "rule": _API_KEYS,
             "metavar": "KEY",
             "plural": "api_keys",
         },
@@ -132,7 +160,7 @@ class Config:
     allow_origin: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "origin that browsers may connect from",
+            "help": "origin of web pages that may connect",
             "metavar": "ORIGIN",
             "plural": "allow_origins",
         },
@@ -140,15 +168,15 @@ class Config:
     seal_key_file: str = field(
         default="",
         metadata={
-            "help": "file of keys that seal what clients keep, 32 bytes in base64 a line, the newest first;"
-            " empty: one that the store shares",
-            "rule": ANY,
+            "help": "file with the keys that encrypt content held by clients, 32 bytes in base64 per line,"
+            " newest first; empty: a key kept in the store",
+            "rule": _ANY,
             "metavar": "FILE",
         },
     )
     insecure_no_auth: bool = field(
         default=False,
-        metadata={"help": "serve other addresses than loopback although no API key is configured"},
+        metadata={"help": "allow addresses other than loopback without API keys"},
     )
     compression: bool = field(
         default=False, metadata={"help": "accept permessage-deflate when a client offers it"}
@@ -156,14 +184,14 @@ class Config:
     echo: bool = field(
         default=False,
         metadata={
-            "help": "also serve /slipring/echo, a WebSocket that repeats what it hears, for test suites"
+            "help": "also serve /slipring/echo, a WebSocket that returns every message, for test suites"
         },
     )
     log_level: str = field(
         default="info",
         metadata={
-            "help": f"least severe message that is logged: {', '.join(LOG_LEVELS)}",
-            "rule": LOG_LEVEL,
+            "help": f"lowest level of messages to log: {', '.join(LOG_LEVELS)}",
+            "rule": _LOG_LEVEL,
             "metavar": "LEVEL",
         },
     )
@@ -171,10 +199,10 @@ class Config:
     limits: Limits = field(default_factory=Limits)
 
 
-# --- What is derived from the fields ---------------------------------------------------------
+# --- Settings, derived from the fields --------------------------------------------------------
 
 
-def _truth(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     word = text.strip().lower()
     if word not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
         raise ValueError
@@ -185,7 +213,7 @@ _FROM_TEXT: dict[type, Callable[[str], object]] = {
     str: str,
     int: int,
     float: float,
-    bool: _truth,
+    bool: _parse_bool,
     tuple: lambda text: text.split(","),
 }
 _NOUNS = {
@@ -205,7 +233,7 @@ def _as_float(number: int) -> float:
 
 
 def _normalised(kind: type, value: object) -> object:
-    """`value` as `Config` holds it: stripped text, lists as tuples, seconds as floats."""
+    """Convert to the form in `Config`: strip text, lists to tuples, whole numbers to floats where needed."""
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, list):
@@ -217,7 +245,7 @@ def _normalised(kind: type, value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting under all of its names, with the checks that its values go through."""
+    """One setting: its names, its default and the checks of its values."""
 
     name: str
     kind: type
@@ -243,7 +271,7 @@ class Setting:
         return self.key[0] == _LIMITS
 
     def from_text(self, text: str, origin: str) -> object:
-        """The value that a flag or variable spells, or a `ConfigError` that names `origin`."""
+        """Parse the text of a flag or variable, or raise a `ConfigError` that names `origin`."""
         try:
             value = _FROM_TEXT[self.kind](text)
         except ValueError:
@@ -251,7 +279,7 @@ class Setting:
         return self.checked(value, origin)
 
     def checked(self, given: object, origin: str) -> object:
-        """`given` in its normal form, or a `ConfigError` that names `origin`."""
+        """Normalise and check a value, or raise a `ConfigError` that names `origin`."""
         value = _normalised(self.kind, given)
         if type(value) is not self.kind:
             raise ConfigError(f"{origin}: must be {_NOUNS[self.kind]}")
@@ -283,7 +311,7 @@ def _limit_setting(declared: Field[Any], hint: Any) -> Setting:
         kind=hint,
         default=declared.default,
         help=declared.metadata["help"],
-        rule=NOT_NEGATIVE if may_be_zero else POSITIVE,
+        rule=_NOT_NEGATIVE if may_be_zero else _POSITIVE,
         metavar="N" if hint is int else "SECONDS" if declared.name.endswith("_s") else "SHARE",
         variable=_PREFIX + declared.name.upper(),
         key=(_LIMITS, declared.name),
@@ -306,13 +334,6 @@ SETTINGS = tuple(_all_settings())
 # --- Flags -----------------------------------------------------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser that raises instead of ending the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
-
-
 def _flag_options(setting: Setting) -> dict[str, Any]:
     if setting.kind is bool:
         return {"action": argparse.BooleanOptionalAction}
@@ -322,12 +343,12 @@ def _flag_options(setting: Setting) -> dict[str, Any]:
 
 
 def _flag_help(setting: Setting) -> str:
-    remark = "repeatable" if setting.kind is tuple else f"default: {setting.default_text}"
+    remark = "repeatable" if setting.kind is tuple else f"default: {setting.default_text or 'empty'}"
     return f"{setting.help} ({remark})".replace("%", "%%")
 
 
 def add_flags(parser: argparse.ArgumentParser, *, only: Collection[str] = ()) -> None:
-    """Add `--config` and a flag for every setting, or for `only` these; `from_namespace` reads them."""
+    """Add `--config` and a flag for every setting, or `only` the named ones, for `from_namespace`."""
     plain = parser.add_argument_group("settings")
     limits = parser.add_argument_group(_LIMITS)
     plain.add_argument(_FILE_FLAG, metavar="FILE.toml", help="TOML file to read settings from")
@@ -336,31 +357,13 @@ def add_flags(parser: argparse.ArgumentParser, *, only: Collection[str] = ()) ->
         group.add_argument(setting.flag, help=_flag_help(setting), **_flag_options(setting))
 
 
-def load(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
-    """The configuration that flags alone, without a subcommand, and `environ` describe."""
-    parser = _Parser(prog="slipring", allow_abbrev=False)
-    add_flags(parser)
-    namespace, unknown = parser.parse_known_args(argv)
-    if unknown:
-        raise ConfigError(_unknown_flag(unknown))
-    return from_namespace(namespace, environ)
-
-
-def _unknown_flag(arguments: Sequence[str]) -> str:
-    """Name the unknown flag, and never an argument that may be a mistyped flag's secret."""
-    for argument in arguments:
-        if argument.startswith("--"):
-            return f"flag {argument.partition('=')[0]}: unknown"
-    return "an argument does not belong to any flag"
-
-
-# --- The three sources, each as checked values by setting name -------------------------------
+# --- Sources: flags, environment variables and the file ---------------------------------------
 
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Config:
-    """The configuration that parsed flags (see `add_flags`) and `environ` describe.
+    """Read the configuration from parsed flags (see `add_flags`), environment variables and the file.
 
-    Flags win over the environment, which wins over the file. A bad value is an error even where
+    A flag overrides the environment variable, which overrides the file. An invalid value is an error even if
     another source overrides it.
     """
     path = _file_path(namespace, environ)
@@ -392,7 +395,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _from_file(path: str) -> dict[str, Any]:
     settings = {setting.key: setting for setting in SETTINGS}
-    document = _document(path)
+    document = _read_toml(path)
     values: dict[str, Any] = {}
     if _MODELS in document:
         try:
@@ -402,7 +405,8 @@ def _from_file(path: str) -> dict[str, Any]:
     for key, given in _entries(document, path):
         dotted = ".".join(key)
         if key not in settings:
-            raise ConfigError(f"{dotted!r} in {path}: unknown key")
+            hint = suggestion(dotted, (".".join(known) for known in settings))
+            raise ConfigError(f"{dotted!r} in {path}: unknown key{hint}")
         setting = settings[key]
         values[setting.name] = setting.checked(given, f"{dotted} in {path}")
     return values
@@ -418,7 +422,7 @@ def _file_path(namespace: argparse.Namespace, environ: Mapping[str, str]) -> str
     return path
 
 
-def _document(path: str) -> dict[str, Any]:
+def _read_toml(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
@@ -429,7 +433,7 @@ def _document(path: str) -> dict[str, Any]:
 
 
 def _entries(document: dict[str, Any], path: str) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Every key of the file with its value; a key of the limits table as (table, key)."""
+    """Yield every key of the file with its value; a key of the limits table as (table, key)."""
     for key, value in document.items():
         if key != _LIMITS:
             yield (key,), value

@@ -1,6 +1,6 @@
-"""The `[models]` table of the configuration: which models are served, by which engines.
+"""The `[models]` table of the TOML file: which models are served by which engines.
 
-Owns the form of the table. What an engine is, and whether it has such a model, is found out later.
+Checks the form of the table only. Whether the engines exist and have these models is checked at startup.
 """
 
 from collections.abc import Callable
@@ -9,20 +9,20 @@ from typing import Any
 
 
 class ModelsError(ValueError):
-    """The table cannot be used; the text says what is wrong where in it."""
+    """The table is invalid. The message names the key and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model: what clients call it, and what stands behind it."""
+    """A model: its name in the API, its engine, and its defaults."""
 
     name: str
     engine: str
     model: str = ""
-    """The engine's own name for it; empty: the engine's first model."""
+    """The engine's name for the model; empty: the engine's first model."""
     aliases: tuple[str, ...] = ()
     defaults: tuple[tuple[str, Any], ...] = ()
-    """Settings for requests that do not name them, as pairs."""
+    """Names and values that apply to requests which leave them out."""
 
 
 _Check = tuple[Callable[[object], bool], str]
@@ -35,7 +35,7 @@ _DEFAULTS: dict[str, _Check] = {
 
 
 def read_models(table: object) -> tuple[ModelEntry, ...]:
-    """The entries of the table, in its order."""
+    """Return the entries of the table, in its order. Raises ``ModelsError``."""
     if not isinstance(table, dict) or not table:
         raise ModelsError("models: must be a table of tables")
     entries = tuple(_read_entry(name, given) for name, given in table.items())

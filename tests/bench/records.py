@@ -1,16 +1,32 @@
-"""Records for tests of the report: made up, plausible, and the same on every run."""
+"""Invented records for tests of the reports, the same in every run."""
 
 import random
 from collections.abc import Callable, Sequence
 
-from slipring.bench.results import Endpoint, Loop, Machine, Mode, Record, Settings, Turn, Workload
+from slipring.bench.results import (
+    BenchRecord,
+    BenchSettings,
+    Checked,
+    Endpoint,
+    LoopResult,
+    Machine,
+    ModeDescription,
+    TurnResult,
+    Workload,
+)
 
 MODES = (
-    Mode(name="http-full", title="HTTP, full history", about="every turn sends all that was said"),
-    Mode(name="http-chained", title="HTTP, chained", about="every turn names the stored response before it"),
-    Mode(name="websocket", title="WebSocket", about="one socket, every turn sends what is new"),
-    Mode(name="websocket-lanes", title="WebSocket, lanes", about="four loops side by side on one socket"),
-    Mode(name="rollout", title="Rollout", about="the whole loop is one response on one socket"),
+    ModeDescription(
+        name="http-full", title="HTTP, full history", about="every turn sends the whole conversation"
+    ),
+    ModeDescription(
+        name="http-chained", title="HTTP, chained", about="every turn names the stored response before it"
+    ),
+    ModeDescription(name="websocket", title="WebSocket", about="one socket, every turn sends what is new"),
+    ModeDescription(
+        name="websocket-lanes", title="WebSocket, lanes", about="four loops side by side on one socket"
+    ),
+    ModeDescription(name="rollout", title="Rollout", about="the whole loop is one response on one socket"),
 )
 CODING = Workload(name="coding", title="A coding agent", about="25 tool calls and an answer", turns=26)
 LONG = Workload(name="long", title="A long agent", about="99 tool calls and an answer", turns=100)
@@ -21,21 +37,21 @@ _OUTPUT_TOKENS = {"coding": 40, "long": 40, "short": 20}
 
 def record(
     workloads: Sequence[Workload] = (CODING, LONG, SHORT),
-    modes: Sequence[Mode] = MODES,
+    modes: Sequence[ModeDescription] = MODES,
     repeats: int = 5,
     *,
     seed: int = 1,
     has_stages: bool = True,
     has_cpu: bool = True,
-) -> Record:
-    """Five modes in three workloads, unless less is asked for."""
+) -> BenchRecord:
+    """Five modes in three workloads by default."""
     dice = random.Random(seed)
-    made = Record(
+    made = BenchRecord(
         when="2026-11-15T12:00:00Z",
         versions={"slipring": "0.1.0", "Python": "3.11.7", "aiohttp": "3.14.5"},
         machine=Machine(cpu="Intel(R) Xeon(R) Processor", cores=2, memory_gib=7.8, system="Linux 6.1"),
         endpoint=Endpoint(model="simulated", engine="simulated", tokens_per_s=100.0),
-        settings=Settings(repeats=repeats),
+        settings=BenchSettings(repeats=repeats),
         workloads=list(workloads),
         modes=list(modes),
     )
@@ -50,20 +66,20 @@ def record(
     return made
 
 
-def one_mode() -> Record:
+def one_mode() -> BenchRecord:
     return record([CODING], MODES[2:3])
 
 
-def one_repeat() -> Record:
+def one_repeat() -> BenchRecord:
     return record([CODING, SHORT], MODES[:3], repeats=1)
 
 
-def one_turn() -> Record:
+def one_turn() -> BenchRecord:
     return record([Workload(name="single", title="One call", about="a question", turns=1)], MODES[:3])
 
 
-def bare() -> Record:
-    """What another server tells: no stages, no tokens, and no CPU time either."""
+def bare() -> BenchRecord:
+    """A record of a server without stage times, token counts and CPU times."""
     made = record([CODING], MODES[:3], repeats=3, has_stages=False, has_cpu=False)
     made.endpoint = Endpoint(model="gpt-6.1-mini", url="https://models.example/v1")
     for loop in made.loops:
@@ -73,8 +89,8 @@ def bare() -> Record:
     return made
 
 
-def wrong() -> Record:
-    """One mode answers wrongly in some turns, another breaks off; one was not run."""
+def wrong() -> BenchRecord:
+    """One mode has faulty answers, another a broken connection, and one was skipped."""
     made = record([CODING, SHORT], MODES[:4], repeats=3)
     made.skipped = {"rollout": "the endpoint refused the header OpenAI-Beta: slipring_rollout=v1"}
     for loop in made.loops:
@@ -87,7 +103,7 @@ def wrong() -> Record:
     return made
 
 
-def all_wrong() -> Record:
+def all_wrong() -> BenchRecord:
     made = record([SHORT], MODES[:2], repeats=2)
     for loop in made.loops:
         loop.error = "HTTP 500: the engine is not there"
@@ -95,8 +111,8 @@ def all_wrong() -> Record:
     return made
 
 
-def hostile() -> Record:
-    """Texts that try to become markup, wherever a text may be."""
+def hostile() -> BenchRecord:
+    """Every text of the record contains markup."""
     evil = "\"'><script>alert(1)</script>&<b x='\x00"
     made = wrong()
     made.endpoint = Endpoint(model=evil, url=f"http://127.0.0.1/{evil}", engine=evil, tokens_per_s=9.5)
@@ -108,7 +124,8 @@ def hostile() -> Record:
         for each in made.workloads
     ]
     made.modes = [
-        Mode(name=f"{each.name}{evil}", title=f"{each.name}{evil}", about=evil) for each in made.modes
+        ModeDescription(name=f"{each.name}{evil}", title=f"{each.name}{evil}", about=evil)
+        for each in made.modes
     ]
     for loop in made.loops:
         loop.workload += evil
@@ -119,7 +136,39 @@ def hostile() -> Record:
     return made
 
 
-RECORDS: dict[str, Callable[[], Record]] = {
+def loops(mode: str, walls: list[float]) -> list[LoopResult]:
+    """One loop of one turn for each wall time."""
+    return [
+        LoopResult(
+            workload="short",
+            mode=mode,
+            repeat=repeat,
+            wall_ms=wall,
+            turns=[TurnResult(number=1, total_ms=wall)],
+        )
+        for repeat, wall in enumerate(walls)
+    ]
+
+
+def compared(full: list[float], socket: list[float]) -> BenchRecord:
+    """A record of ``http-full`` and ``websocket`` with these wall times."""
+    made = record([SHORT], [MODES[0], MODES[2]], repeats=0)
+    made.loops = loops("http-full", full) + loops("websocket", socket)
+    return made
+
+
+def checked_by(checked: Checked | None) -> BenchRecord:
+    """A record of two modes whose history was verified in this way."""
+    made = compared([100] * 5, [50] * 5)
+    made.modes[0] = ModeDescription(
+        name="http-full", title="HTTP, full history", about="", sends_history=True
+    )
+    for loop in made.loops:
+        loop.history_checked = checked
+    return made
+
+
+RECORDS: dict[str, Callable[[], BenchRecord]] = {
     "all": record,
     "one_mode": one_mode,
     "one_repeat": one_repeat,
@@ -134,20 +183,20 @@ RECORDS: dict[str, Callable[[], Record]] = {
 def _loop(
     dice: random.Random,
     workload: Workload,
-    mode: Mode,
+    mode: ModeDescription,
     repeat: int,
     lane: int,
     weather: float,
     *,
     stages: bool,
     cpu: bool,
-) -> Loop:
+) -> LoopResult:
     turns = [
         _turn(dice, workload, mode, number + 1, weather, stages=stages) for number in range(workload.turns)
     ]
     spent_ms = sum(turn.total_ms for turn in turns)
     cpu_ms = spent_ms * 0.02 * dice.uniform(0.9, 1.1) if cpu else None
-    return Loop(
+    return LoopResult(
         workload=workload.name,
         mode=mode.name,
         repeat=repeat,
@@ -159,8 +208,14 @@ def _loop(
 
 
 def _turn(
-    dice: random.Random, workload: Workload, mode: Mode, number: int, weather: float, *, stages: bool
-) -> Turn:
+    dice: random.Random,
+    workload: Workload,
+    mode: ModeDescription,
+    number: int,
+    weather: float,
+    *,
+    stages: bool,
+) -> TurnResult:
     each = _TOKENS_PER_TURN.get(workload.name, 200)
     output = _OUTPUT_TOKENS.get(workload.name, 40)
     context, new = each * number + 900, each if number > 1 else each + 900
@@ -182,7 +237,7 @@ def _turn(
     inside_ms = sum(spent.values())
     way_ms = (1.6 if is_http else 0.3) * dice.uniform(0.7, 1.6) + sent_tokens * 0.0006
     before_ms = sum(spent[name] for name in ("decode", "queue", "resolve", "validate", "render"))
-    return Turn(
+    return TurnResult(
         number=number,
         created_ms=before_ms + way_ms / 2,
         first_token_ms=before_ms + spent["engine_queue"] + spent["prefill"] + way_ms,

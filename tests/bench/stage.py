@@ -1,12 +1,13 @@
-"""A bench in this process, against a server of the test's choosing."""
+"""Runs benches in this process."""
 
 from pathlib import Path
 from typing import Any
 
-from slipring.bench.modes import MODES, Mode
-from slipring.bench.options import Options, Target
-from slipring.bench.results import Loop, Record, Workload
-from slipring.bench.run import Bench
+from slipring.bench.measure.modes import MODES, Mode
+from slipring.bench.measure.run import Bench
+from slipring.bench.options import BenchOptions
+from slipring.bench.results import BenchRecord, LoopResult, Workload
+from slipring.bench.subject.endpoint import Target
 from slipring.bench.workloads.plan import Plan, Step, message
 
 TOOL = {
@@ -17,25 +18,25 @@ TOOL = {
 
 
 class Watching:
-    """An audience that only remembers the order."""
+    """An observer that records the order of loops."""
 
     def __init__(self) -> None:
         self.order: list[tuple[int, str]] = []
 
-    def begin(self, plan: Plan, modes: list[Mode], repeats: int) -> None:
+    def workload_started(self, plan: Plan, modes: list[Mode], repeats: int) -> None:
         pass
 
-    def loop(self, mode: Mode, repeat: int) -> None:
+    def loop_started(self, mode: Mode, repeat: int) -> None:
         self.order.append((repeat, mode.name))
 
-    def done(self, mode: Mode, loops: list[Loop]) -> None:
+    def loop_finished(self, mode: Mode, loops: list[LoopResult]) -> None:
         pass
 
 
-def tiny(calls: int = 2, task: str = "Mend it.", **fields: Any) -> Plan:
-    """A few calls and an answer."""
+def tiny(calls: int = 2, task: str = "Fix it.", **fields: Any) -> Plan:
+    """A plan with a few calls and an answer."""
     return Plan(
-        workload=Workload(name="tiny", title="Tiny", about="next to nothing", turns=calls + 1),
+        workload=Workload(name="tiny", title="Tiny", about="a few turns", turns=calls + 1),
         instructions="Be brief.",
         tools=[TOOL],
         steps=[
@@ -54,23 +55,23 @@ async def measured(
     *,
     modes: tuple[str, ...] = tuple(MODES),
     plan: Plan | None = None,
-    audience: Watching | None = None,
+    observer: Watching | None = None,
     max_output_tokens: int | None = None,
     **settings: Any,
-) -> Record:
-    """The record of a bench against a URL."""
-    options = Options(
+) -> BenchRecord:
+    """Run a bench against a URL; returns its record."""
+    options = BenchOptions(
         target=Target(url=url, timeout_s=20, max_output_tokens=max_output_tokens),
         modes=modes,
         **{"repeats": 1, "lanes": 3, "tool_choice": "auto", **settings},
     )
-    bench = Bench(options, [plan or tiny()], audience or Watching())
+    bench = Bench(options, [plan or tiny()], observer or Watching())
     await bench.run()
     return bench.record
 
 
-def wrongs(record: Record) -> list[str]:
-    return [wrong for loop in record.loops for wrong in loop.wrongs]
+def faults(record: BenchRecord) -> list[str]:
+    return [wrong for loop in record.loops for wrong in loop.faults]
 
 
 def recording(path: Path, *lines: str) -> Path:

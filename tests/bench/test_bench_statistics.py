@@ -1,36 +1,48 @@
-"""Figures about figures, on inputs whose answers are known; and records as they are kept."""
-
-from pathlib import Path
+"""Statistics on inputs with known results."""
 
 import pytest
 
-from slipring.bench import results
-from slipring.bench.load.results import Level, Percentiles, ServiceLevel, percentiles
-from slipring.bench.results import Endpoint, Loop, Machine, Mode, Record, Settings, Turn, Unreadable, Workload
-from slipring.bench.statistics import by_turn, compare, spread, summarise
+from slipring.bench.report import units
+from slipring.bench.report.verdict import amount
+from slipring.bench.results import (
+    BenchRecord,
+    BenchSettings,
+    Endpoint,
+    LoopResult,
+    Machine,
+    ModeDescription,
+    TurnResult,
+    Workload,
+)
+from slipring.bench.statistics import by_turn, compare, cumulative, spread, summarise
+from tests.bench.records import CODING, MODES, RECORDS, SHORT, loops
+from tests.bench.records import record as made_up_record
 
 
-def record(*loops: Loop) -> Record:
-    return Record(
+def record(*loops: LoopResult) -> BenchRecord:
+    return BenchRecord(
         when="2026-01-02T03:04:05Z",
         versions={"slipring": "0"},
         machine=Machine(cpu="abacus", cores=1, memory_gib=1, system="none"),
         endpoint=Endpoint(model="m"),
-        settings=Settings(repeats=1),
+        settings=BenchSettings(repeats=1),
         workloads=[Workload(name="w", title="W", about="", turns=2)],
-        modes=[Mode(name="slow", title="S", about=""), Mode(name="fast", title="F", about="")],
+        modes=[
+            ModeDescription(name="slow", title="S", about=""),
+            ModeDescription(name="fast", title="F", about=""),
+        ],
         loops=list(loops),
     )
 
 
-def loop(mode: str, *turns: Turn, cpu_ms: float | None = None, error: str | None = None) -> Loop:
+def loop(mode: str, *turns: TurnResult, cpu_ms: float | None = None, error: str | None = None) -> LoopResult:
     wall_ms = sum(turn.total_ms for turn in turns)
-    return Loop(
+    return LoopResult(
         workload="w", mode=mode, repeat=0, wall_ms=wall_ms, turns=list(turns), cpu_ms=cpu_ms, error=error
     )
 
 
-def test_spreads() -> None:
+def test_spread() -> None:
     assert spread([]) is None
     found = spread(range(1, 101))
     assert found is not None
@@ -40,16 +52,10 @@ def test_spreads() -> None:
     assert (alone.median, alone.p95, alone.low, alone.high) == (7, 7, 7, 7)
 
 
-def test_percentiles_are_figures_that_were_measured() -> None:
-    assert percentiles([]) is None
-    assert percentiles(range(100, 0, -1)) == Percentiles(p50=50, p95=95, p99=99, high=100, count=100)
-    assert percentiles([3.0]) == Percentiles(p50=3, p95=3, p99=3, high=3, count=1)
-
-
-def test_a_summary_of_two_modes() -> None:
+def test_summary_of_two_modes() -> None:
     slow = loop(
         "slow",
-        Turn(
+        TurnResult(
             number=1,
             total_ms=100,
             first_token_ms=10,
@@ -57,10 +63,12 @@ def test_a_summary_of_two_modes() -> None:
             input_tokens=10,
             stages_ms={"a": 1, "b": 2},
         ),
-        Turn(number=2, total_ms=300, first_token_ms=30, sent_bytes=7, input_tokens=30, stages_ms={"a": 3}),
+        TurnResult(
+            number=2, total_ms=300, first_token_ms=30, sent_bytes=7, input_tokens=30, stages_ms={"a": 3}
+        ),
         cpu_ms=8,
     )
-    fast = loop("fast", Turn(number=1, total_ms=100, input_tokens=10, cached_tokens=5))
+    fast = loop("fast", TurnResult(number=1, total_ms=100, input_tokens=10, cached_tokens=5))
     first, second = summarise(record(slow, fast))
     assert first.wall_ms is not None
     assert second.wall_ms is not None
@@ -80,47 +88,53 @@ def test_a_summary_of_two_modes() -> None:
     ]
 
 
-def test_what_is_wrong_has_no_times() -> None:
-    wrong = loop("slow", Turn(number=1, total_ms=1, wrong="no call"))
-    broken = loop("slow", Turn(number=1, total_ms=1), error="turn 2: no answer in time")
+def test_faulty_modes_have_no_times() -> None:
+    wrong = loop("slow", TurnResult(number=1, total_ms=1, wrong="no call"))
+    broken = loop("slow", TurnResult(number=1, total_ms=1), error="turn 2: no answer in time")
     (summary,) = summarise(record(wrong, broken))
-    assert summary.wrongs == ("turn 1: no call",)
+    assert summary.faults == ("turn 1: no call",)
     assert summary.errors == ("turn 2: no answer in time",)
     assert summary.wall_ms is None
     assert summary.turn_ms is None
 
 
-def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
-    kept = record(loop("slow", Turn(number=1, total_ms=1.25, stages_ms={"a": 1.5}), cpu_ms=2))
-    results.write(kept, tmp_path / "record.json")
-    assert results.read(tmp_path / "record.json") == kept
+def test_comparison_of_repeats_with_lanes() -> None:
+    slow, fast = loops("a", [100, 200]), loops("b", [80, 80]) + loops("b", [100, 120])
+    found = compare(slow, fast)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((0.1, 0.5))
+    assert found.repeats == 2
+    assert compare(slow, []) is None
+    assert compare(loops("a", [0]), loops("b", [1])) is None
+    assert compare(slow[:1], fast[1:2]) is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 1}'])
-def test_what_is_no_record_is_not_read(tmp_path: Path, text: str) -> None:
-    (tmp_path / "record.json").write_text(text)
-    with pytest.raises(Unreadable, match=r"record\.json"):
-        results.read(tmp_path / "record.json")
+def test_the_saving_is_within_its_range() -> None:
+    """A slow lane among fast ones: the median lane would be faster, and the mean of a repeat is not."""
+    lanes = [lane for ms in (900, 900, 900, 2000) for lane in loops("websocket-lanes", [ms] * 5)]
+    found = compare(loops("http-full", [1000] * 5), lanes)
+    assert found is not None
+    assert found.low <= found.saved <= found.high < 0
+    assert amount(found).replace(units.SPACE, " ") == "18 % more"
+    made = made_up_record([SHORT], [MODES[0], MODES[3]], repeats=0)
+    made.loops = loops("http-full", [1000] * 5) + lanes
+    lanes_summary = summarise(made)[1]
+    assert lanes_summary.wall_ms is not None
+    assert (lanes_summary.wall_ms.median, lanes_summary.repeats) == (1175, 5)
 
 
-def test_records_of_another_format_are_not_read(tmp_path: Path) -> None:
-    kept = record()
-    kept.format = 99
-    results.write(kept, tmp_path / "record.json")
-    with pytest.raises(Unreadable, match="format 99"):
-        results.read(tmp_path / "record.json")
+def test_cumulative_times_end_with_the_loop_time() -> None:
+    made = made_up_record([CODING], MODES[:1], repeats=3)
+    found = cumulative(made.loops)
+    whole = sorted(sum(turn.total_ms for turn in loop.turns) for loop in made.loops)
+    assert [number for number, _ in found] == list(range(1, 27))
+    assert (found[-1][1].low, found[-1][1].median, found[-1][1].high) == pytest.approx(tuple(whole))
 
 
-def test_when_a_service_level_breaks() -> None:
-    service = ServiceLevel(first_token_ms=100, errors=0.1)
-
-    def level(turns: int, p95: float | None, **errors: int) -> Level:
-        found = Percentiles(p50=1, p95=p95, p99=p95, high=p95, count=turns) if p95 is not None else None
-        return Level(
-            connections=1, seconds=1, turns=turns, turns_per_s=1, first_token_ms=found, errors=dict(errors)
-        )
-
-    assert service.broken_by(level(9, 100, lost=1)) is None
-    assert service.broken_by(level(8, 1, lost=1, late=1)) == "20.0% of turns failed (allowed: 10.0%)"
-    assert service.broken_by(level(9, 101)) == "first token after 101 ms at p95 (allowed: 100 ms)"
-    assert service.broken_by(level(0, None)) == "no turn came to its end"
+def test_stages_and_outside_add_up_to_a_turn() -> None:
+    for summary in summarise(made_up_record([CODING])):
+        assert summary.turn_ms is not None
+        assert summary.outside_ms is not None
+        mean = sum(ms for _, ms in summary.stages_ms) + summary.outside_ms
+        assert summary.turn_ms.low < mean < summary.turn_ms.high
+    assert summarise(RECORDS["bare"]())[0].outside_ms is None

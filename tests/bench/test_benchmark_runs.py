@@ -1,4 +1,4 @@
-"""The programs below ``benchmarks``: whose record is whose, what is a fault, that nothing stays behind."""
+"""The programs in ``benchmarks``: records of peers, tolerated deviations, and processes they start."""
 
 import importlib
 import os
@@ -15,7 +15,7 @@ import pytest
 
 from slipring.bench import results
 from tests.bench.faulty import Faulty, running
-from tests.bench.stage import measured, wrongs
+from tests.bench.stage import faults, measured
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -26,7 +26,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has pidfd
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """They can be imported, and are forgotten again, because their names are quite common."""
+    """Makes the programs importable; removes them afterwards, because their module names are common."""
     before = set(sys.modules)
     signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), str(PEERS), *sys.path])
@@ -43,13 +43,13 @@ def program(name: str) -> ModuleType:
 
 
 @pytest.mark.usefixtures("programs")
-def test_a_server_that_cannot_be_measured_gets_no_record_of_another(tmp_path: Path) -> None:
+def test_a_failed_measurement_leaves_no_old_record(tmp_path: Path) -> None:
     run, servers = program("run"), program("servers")
     path = tmp_path / "record.json"
     path.write_text("what another has left")
-    nobody = servers.Server("ogx", "http://127.0.0.1:9/v1", os.getpid(), "instant")
+    unreachable = servers.Server("ogx", "http://127.0.0.1:9/v1", os.getpid(), "instant")
     with pytest.raises(run.Unmeasured, match=r"^ogx: slipring bench ended with 3: slipring: "):
-        run.measure(nobody, "short", "", path)
+        run.measure(unreachable, "short", "", path)
     assert not path.exists()
 
 
@@ -65,18 +65,18 @@ def test_a_server_that_cannot_be_measured_gets_no_record_of_another(tmp_path: Pa
         ("ends twice", False),
     ],
 )
-async def test_only_the_form_of_events_is_forgiven(fault: str, is_only_form: bool) -> None:
+async def test_only_deviations_in_form_are_tolerated(fault: str, is_only_form: bool) -> None:
     table = program("table")
     async with running(Faulty(fault)) as url:
         record = await measured(url, modes=("http-full",))
-    assert wrongs(record), "the bench itself has nothing to say"
-    faults = [fault for loop in record.loops for fault in table.faults_of(loop)]
-    assert (faults == []) is is_only_form
+    assert faults(record), "the bench itself found no fault"
+    found = [fault for loop in record.loops for fault in table.faults_of(loop)]
+    assert (found == []) is is_only_form
 
 
 @pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize(
-    ("said", "is_fault"),
+    ("sentence", "is_fault"),
     [
         ("sequence_number 3 comes after 4", True),
         ("events without a sequence_number", False),
@@ -86,10 +86,10 @@ async def test_only_the_form_of_events_is_forgiven(fault: str, is_only_form: boo
         ("history was lost: 3 input tokens after 400", True),
     ],
 )
-def test_sentences_are_told_apart_as_a_whole(said: str, is_fault: bool) -> None:
-    turn = results.Turn(number=1, wrong=f"{said}; events without a sequence_number")
-    loop = results.Loop(workload="w", mode="m", repeat=0, turns=[turn])
-    assert program("table").faults_of(loop) == ([said] if is_fault else [])
+def test_deviations_in_form_are_matched_as_whole_sentences(sentence: str, is_fault: bool) -> None:
+    turn = results.TurnResult(number=1, wrong=f"{sentence}; events without a sequence_number")
+    loop = results.LoopResult(workload="w", mode="m", repeat=0, turns=[turn])
+    assert program("table").faults_of(loop) == ([sentence] if is_fault else [])
 
 
 PART = """
@@ -102,7 +102,7 @@ import os
 os.rename(sys.argv[1] + ".part", sys.argv[1])
 {then}
 """
-"""Starts a process as a part starts its server, says which, and goes on for ever."""
+"""Starts a child process, writes its id to a file, and never ends."""
 
 
 @linux
@@ -110,40 +110,40 @@ os.rename(sys.argv[1] + ".part", sys.argv[1])
 @pytest.mark.parametrize(
     "then", ["signal.pause()", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()"]
 )
-def test_a_part_that_takes_too_long_leaves_nothing(
+def test_a_part_that_takes_too_long_is_ended_with_its_children(
     then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standard = program("standard")
-    told = tmp_path / "pid"
+    pid_file = tmp_path / "pid"
     files: list[int] = []
 
     class Patient(subprocess.Popen[bytes]):
-        """Takes too long as soon as its server is there."""
+        """Times out as soon as the child process has started."""
 
         def wait(self, timeout: float | None = None) -> int:
             if timeout != LONGEST_S:
                 return super().wait(timeout)
-            while not told.exists():
+            while not pid_file.exists():
                 os.sched_yield()
-            files.append(os.pidfd_open(int(told.read_text())))
+            files.append(os.pidfd_open(int(pid_file.read_text())))
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     LONGEST_S = 12345.0
     monkeypatch.setattr(standard, "ENDING_S", 1)
     monkeypatch.setattr(standard.subprocess, "Popen", Patient)
-    assert standard.run(["-c", PART.format(then=then), str(told)], LONGEST_S) == -1
+    assert standard.run(["-c", PART.format(then=then), str(pid_file)], LONGEST_S) == -1
     assert select.select(files, [], [], PATIENCE_S)[0] == files, "the server of the part is still there"
     os.close(files[0])
 
 
 @pytest.mark.usefixtures("programs")
-def test_the_exit_code_of_a_part_is_told() -> None:
+def test_the_exit_code_of_a_part_is_returned() -> None:
     assert program("standard").run(["-c", "raise SystemExit(3)"], 60) == 3
     assert program("standard").run(["-c", ""], 60) == 0
 
 
-def test_idle_connections_need_no_more_than_the_hard_limit_of_files(tmp_path: Path) -> None:
-    """Run where its soft limit is too low for it, in a copy that keeps its figures elsewhere."""
+def test_idle_connections_within_the_hard_limit_of_files(tmp_path: Path) -> None:
+    """Run a copy of the program, which writes its results elsewhere, with a low soft limit of open files."""
     for name in ("idle_connections.py", "common.py"):
         (tmp_path / name).write_text((BENCHMARKS / name).read_text())
 

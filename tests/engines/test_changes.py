@@ -5,11 +5,11 @@ from typing import Any
 
 import aiohttp
 
-from slipring.config import load
 from slipring.server.process.server import Server
 from tests.engines.chat_partner import ChatPartner
 from tests.engines.partner import Call, Say, Stop
 from tests.harness import WEATHER, Running
+from tests.test_config import load
 
 GREEDY = {"temperature": 0, "max_output_tokens": 8, "store": False, "tools": [WEATHER]}
 TIMED = {"OpenAI-Beta": "slipring_timing=v1"}

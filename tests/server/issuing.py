@@ -36,7 +36,7 @@ async def serve_stored(path: Path, engine: str | Engine = FAST, **settings: Any)
 
 async def issue(server: Running, tenant: str = "team", **fields: Any) -> str:
     """A new key in the server's store, as its holder writes it."""
-    token = Token.draw()
+    token = Token.generate()
     await server.service.store.keys.create(
         Key(id=token.id, tenant=tenant, digest=token.digest, created_at=1, **fields)
     )
@@ -44,7 +44,7 @@ async def issue(server: Running, tenant: str = "team", **fields: Any) -> str:
 
 
 async def revoke(server: Running, key: str) -> None:
-    token = Token.read(key)
+    token = Token.parse(key)
     assert token is not None
     assert await server.service.store.keys.revoke(token.id, 2)
 

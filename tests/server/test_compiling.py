@@ -12,7 +12,7 @@ import pytest
 
 from slipring.core.limits import Limits
 from slipring.engines.constraints import tool_grammars
-from slipring.engines.simulated import documents, inputs
+from slipring.engines.simulated import drafts
 from slipring.sandbox.tasks import TASKS
 from tests.harness import FAST, PuppetEngine, Running, serve
 from tests.sandbox.holding import HOLD
@@ -204,8 +204,8 @@ async def test_the_loop_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(tool_grammars, "_reader", reader)
     monkeypatch.setattr(tool_grammars, "check_grammar", here)
     monkeypatch.setattr(tool_grammars, "invalid", here)
-    monkeypatch.setattr(documents, "draft_document", here)
-    monkeypatch.setattr(inputs, "draft_input", here)
+    monkeypatch.setattr(drafts, "draft_document", here)
+    monkeypatch.setattr(drafts, "draft_input", here)
     async with shared() as server:
         status, body = await server.post(
             key="mine", input="x", tools=[tool("[0-9]{3}")], tool_choice="required"

@@ -1,4 +1,4 @@
-"""``slipring bench``: drives any Responses endpoint and tells where an agent loop's time goes.
+"""``slipring bench``: measures where the time of an agent loop goes, against any Responses endpoint.
 
-Uses nothing of slipring but the public wire: what it measures may be any server.
+Talks to the endpoint over its public HTTP and WebSocket API only, so any server can be measured.
 """

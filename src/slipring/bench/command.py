@@ -1,4 +1,4 @@
-"""``slipring bench``: from options to an exit code."""
+"""Runs ``slipring bench``: measures, shows and writes the results, and returns the exit code."""
 
 import asyncio
 import os
@@ -8,55 +8,61 @@ from collections.abc import Coroutine
 from typing import Any
 
 from slipring.bench import results
-from slipring.bench.options import Options, Outputs, UsageError
-from slipring.bench.results import Record
-from slipring.bench.run import Bench
-from slipring.bench.screen import Progressing, show
+from slipring.bench.errors import UsageError
+from slipring.bench.measure.run import Bench
+from slipring.bench.options import BenchOptions, Outputs
+from slipring.bench.progress import ProgressBar
+from slipring.bench.report.terminal import show
+from slipring.bench.results import BenchRecord
 from slipring.bench.workloads.catalogue import WORKLOADS, deep
 from slipring.bench.workloads.plan import Plan
 from slipring.bench.workloads.replay import read_recording
 
-WRONG = 1
+FAILED = 1
 INTERRUPTED = 130
 
 
-def bench(options: Options) -> int:
-    """Measure, or take a record that is kept, and show it; the exit code.
+def bench(options: BenchOptions) -> int:
+    """Measure, or read a record; show it, write the requested files, and return the exit code.
 
-    Raises ``UsageError``, ``BadRecording``, ``results.Unreadable``, ``Unmeasurable`` and ``CannotStart``.
+    Raises the exceptions of ``slipring.bench.errors``.
     """
     _check_outputs(options.outputs)
-    if options.kept is not None:
-        record = results.read(options.kept)
+    if options.record_path is not None:
+        record = results.read(options.record_path)
         _publish(record, options.outputs)
-        return _verdict(record, options)
-    progress = Progressing()
+        return _exit_code(record, options)
+    progress = ProgressBar()
     running = Bench(options, _plans(options), progress)
     try:
         with progress:
             was_interrupted = run_until_interrupted(running.run())
     except BaseException:
-        if running.record.loops:  # what was measured is not lost to what came after it
+        if running.record.loops:  # keep what was measured before the error
             _publish(running.record, options.outputs)
         raise
     _publish(running.record, options.outputs)
     if was_interrupted:
-        print("slipring: interrupted; the figures are of what was measured until then", file=sys.stderr)
+        print_interrupted()
         return INTERRUPTED
-    return _verdict(running.record, options)
+    return _exit_code(running.record, options)
+
+
+def print_interrupted() -> None:
+    print("slipring: interrupted; the figures cover what was measured so far", file=sys.stderr)
 
 
 def run_until_interrupted(measuring: Coroutine[Any, Any, None]) -> bool:
-    """Run it on a loop of its own; whether Ctrl-C or a signal ended it."""
+    """Run a coroutine in a new event loop; returns whether Ctrl-C or a signal ended it."""
 
     async def run() -> bool:
         task = asyncio.current_task()
         assert task is not None
         if os.name == "posix":
             loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):  # or nothing would be shown and written
+            for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, task.cancel)
-            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as it is below nohup
+            if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
                 loop.add_signal_handler(signal.SIGHUP, _hang_up, task, _terminals())
         try:
             await measuring
@@ -69,12 +75,13 @@ def run_until_interrupted(measuring: Coroutine[Any, Any, None]) -> bool:
 
 
 def _terminals() -> list[int]:
-    """Those of standard output and standard error that are one."""
+    """Descriptors of standard output and standard error that are terminals."""
     return [file for file in (1, 2) if os.isatty(file)]
 
 
 def _hang_up(task: "asyncio.Task[Any]", terminals: list[int]) -> None:
-    """The terminal is gone, and writing there would fail before the files are written."""
+    """Cancel the task after its terminal was closed. Output to the terminal is discarded from now on: a
+    failing write would prevent the files from being written."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for file in terminals:
         os.dup2(nowhere, file)
@@ -83,6 +90,7 @@ def _hang_up(task: "asyncio.Task[Any]", terminals: list[int]) -> None:
 
 
 def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
+    """uvloop's event loop if it is installed."""
     try:
         import uvloop
     except ImportError:
@@ -90,7 +98,7 @@ def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
     return uvloop.Loop
 
 
-def _plans(options: Options) -> list[Plan]:
+def _plans(options: BenchOptions) -> list[Plan]:
     plans = []
     for name in options.workloads:
         if name == "deep":
@@ -104,7 +112,8 @@ def _plans(options: Options) -> list[Plan]:
 
 
 def _check_outputs(outputs: Outputs) -> None:
-    """Better before an hour of measuring than after it. What is there already stays as it is."""
+    """Raise ``UsageError`` before a long measurement if a file cannot be written. Leaves existing files
+    unchanged."""
     for path in (outputs.json, outputs.html, outputs.svg):
         if path is None:
             continue
@@ -119,7 +128,7 @@ def _check_outputs(outputs: Outputs) -> None:
             raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _publish(record: Record, outputs: Outputs) -> None:
+def _publish(record: BenchRecord, outputs: Outputs) -> None:
     if outputs.json is not None:
         results.write(record, outputs.json)
     show(record)
@@ -128,13 +137,13 @@ def _publish(record: Record, outputs: Outputs) -> None:
 
         html.write(record, outputs.html)
     if outputs.svg is not None:
-        from slipring.bench.report import svg
+        from slipring.bench.report import figure
 
-        svg.write(record, outputs.svg)
+        figure.write(record, outputs.svg)
 
 
-def _verdict(record: Record, options: Options) -> int:
-    """Whether everything was measured, and right."""
-    is_wrong = any(loop.wrongs or loop.error for loop in record.loops)
+def _exit_code(record: BenchRecord, options: BenchOptions) -> int:
+    """0 if every requested mode was measured and every answer was correct."""
+    has_failed = any(loop.faults or loop.error for loop in record.loops)
     is_missing = options.names_modes and any(name in record.skipped for name in options.modes)
-    return WRONG if is_wrong or is_missing or not record.loops else 0
+    return FAILED if has_failed or is_missing or not record.loops else 0

@@ -1,18 +1,20 @@
-"""What a bench is told on the command line and by the environment.
+"""Options of ``slipring bench``, from command-line flags and environment variables.
 
-Keys come from the environment alone: flags can be seen in the list of processes.
+API keys are read from the environment only: other users can see flags in the process list.
 """
 
 import argparse
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
 from urllib.parse import urlsplit
 
-from slipring.bench.engines import BadEngine, simulated_speed
-from slipring.bench.modes import MODES
+from slipring.bench.errors import UsageError
+from slipring.bench.measure.modes import MODES
+from slipring.bench.subject.endpoint import Target
+from slipring.bench.subject.engines import BadEngine, simulated_speed
 from slipring.bench.workloads.catalogue import DEPTHS, WORKLOADS
 
 _T = TypeVar("_T")
@@ -20,7 +22,7 @@ _KEY_VARIABLES = ("OPENAI_API_KEY", "SLIPRING_API_KEY")
 _NAMES = (*WORKLOADS, "deep", "replay")
 _TOKENS_PER_S = 1000.0
 _TIMEOUT_S = 300.0
-_OF_LOOPS = {
+_LOOP_FLAGS = {
     "--workload": "workloads",
     "--mode": "modes",
     "--repeats": "repeats",
@@ -32,35 +34,14 @@ _OF_LOOPS = {
     "--tool-choice": "tool_choice",
     "--html": "html",
     "--svg": "svg",
-    "--from": "kept",
+    "--from": "record_path",
 }
-"""Flags that a load does not have, or has in another sense."""
-
-
-class UsageError(Exception):
-    """Flags that do not go together. The text is one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What is measured. Its repr shows no key."""
-
-    url: str | None = None
-    """None: a server that the bench starts itself."""
-    key: str = field(default="", repr=False)
-    model: str | None = None
-    engine: str | None = None
-    """Of a server that the bench starts itself; None: the simulated one."""
-    tokens_per_s: float = 1000.0
-    serve_flags: tuple[str, ...] = ()
-    server_pid: int | None = None
-    timeout_s: float = 300.0
-    max_output_tokens: int | None = None
+"""Flags that ``slipring bench load`` lacks, or defines differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Where results go beside the screen."""
+    """Files to write."""
 
     json: Path | None = None
     html: Path | None = None
@@ -68,14 +49,14 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """One bench."""
+class BenchOptions:
+    """Options of one bench."""
 
     target: Target
     workloads: tuple[str, ...] = ("coding",)
     modes: tuple[str, ...] = tuple(MODES)
     names_modes: bool = False
-    """Whether the modes were asked for by name, so that none of them may be skipped without a word."""
+    """Whether ``--mode`` was given: a mode that cannot be measured is then a failure."""
     repeats: int = 5
     lanes: int = 4
     depths: tuple[int, ...] = DEPTHS
@@ -84,12 +65,12 @@ class Options:
     tool_choice: str | None = None
     replay: Path | None = None
     outputs: Outputs = Outputs()
-    kept: Path | None = None
-    """A record that is shown again, instead of measuring."""
+    record_path: Path | None = None
+    """A record to show instead of measuring."""
 
 
-class _KeyFlag(argparse.Action):
-    """A flag that there is not: what follows it is a secret, and must not be repeated."""
+class _RejectedKeyFlag(argparse.Action):
+    """Rejects flags for API keys without repeating the key in the error message."""
 
     def __call__(
         self,
@@ -99,119 +80,123 @@ class _KeyFlag(argparse.Action):
         option_string: str | None = None,
     ) -> NoReturn:
         parser.error(
-            "keys are no flags, which others can see: name a variable that holds it with --api-key-env"
+            "a key in a flag is visible to other users: name a variable that has it with --api-key-env"
         )
 
 
 def add_target_flags(parser: argparse.ArgumentParser, *, tokens_per_s: float, timeout_s: float) -> None:
-    """Flags that say what is measured. None has a default here, where it could not be told from a flag that
-    was given: see ``target_from_namespace``."""
-    parser.add_argument(
-        "--url", help="where the API is, as in http://host/v1 (default: starts a server itself)"
-    )
-    parser.add_argument("--model", metavar="NAME", help="model to ask (default: the first that is listed)")
+    """Add the flags that describe the endpoint. They have no defaults here, so that a flag that was given can
+    be distinguished from one that was not; ``target_from_namespace`` applies the defaults."""
+    parser.add_argument("--url", help="base URL of the API, as in http://host/v1 (default: start a server)")
+    parser.add_argument("--model", metavar="NAME", help="model to use (default: the first in /models)")
     parser.add_argument(
         "--api-key-env",
         metavar="VARIABLE",
-        help=f"variable that holds the API key (default: {' or '.join(_KEY_VARIABLES)})",
+        help=f"environment variable with the API key (default: {' or '.join(_KEY_VARIABLES)})",
     )
     parser.add_argument(
-        *("--api-key", "--key", "--token"), action=_KeyFlag, nargs="?", help=argparse.SUPPRESS
+        *("--api-key", "--key", "--token"), action=_RejectedKeyFlag, nargs="?", help=argparse.SUPPRESS
     )
-    parser.add_argument(
-        "--engine", metavar="SPEC", help="engine of the server that is started (default: simulated)"
-    )
+    parser.add_argument("--engine", metavar="SPEC", help="engine of the started server (default: simulated)")
     parser.add_argument(
         "--tokens-per-s",
         metavar="RATE",
         type=number(0),
-        help=f"decoding speed that is simulated; 0: unlimited (default: {tokens_per_s:g})",
+        help=f"simulated decoding speed; 0: unlimited (default: {tokens_per_s:g})",
     )
-    parser.add_argument("--serve-flags", metavar="FLAGS", help="further flags of the server that is started")
+    parser.add_argument("--serve-flags", metavar="FLAGS", help="further flags of the started server")
     parser.add_argument(
         "--max-output-tokens",
         metavar="N",
         type=whole(1),
-        help="longest answer, for models that go on and on (default: none)",
+        help="limit of each answer, for models that do not stop by themselves (default: none)",
     )
     parser.add_argument(
         "--server-pid",
         metavar="PID",
         type=whole(1),
-        help="process behind --url on this machine, to measure its CPU",
+        help="process id of the server at --url, if it runs on this machine, to measure its CPU",
     )
     parser.add_argument(
         "--timeout-s",
         type=number(0.001),
         metavar="S",
-        help=f"longest turn (default: {timeout_s:g})",
+        help=f"time limit of a turn (default: {timeout_s:g})",
     )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags of a bench."""
+    """Add the flags of ``slipring bench``."""
     add_target_flags(parser, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
     parser.add_argument(
         "--workload",
         dest="workloads",
         type=_names("workload", _NAMES),
         metavar="NAME,…",
-        help=f"what the loops do: {', '.join(_NAMES)} (default: coding)",
+        help=f"workloads to run: {', '.join(_NAMES)} (default: coding)",
     )
     parser.add_argument(
         "--mode",
         dest="modes",
         type=_names("mode", tuple(MODES)),
         metavar="NAME,…",
-        help=f"how they talk: {', '.join(MODES)} (default: all)",
+        help=f"modes to compare: {', '.join(MODES)} (default: all)",
     )
-    parser.add_argument("--repeats", type=whole(1), metavar="N", help="loops of each mode (default: 5)")
+    parser.add_argument("--repeats", type=whole(1), metavar="N", help="loops per mode (default: 5)")
     parser.add_argument(
-        "--lanes", type=whole(1), metavar="N", help="loops at once in websocket-lanes (default: 4)"
+        "--lanes", type=whole(1), metavar="N", help="concurrent loops in websocket-lanes (default: 4)"
     )
     parser.add_argument(
         "--deep",
         dest="depths",
         type=_depths,
         metavar="TOKENS,…",
-        help="where deep begins (default: 20k,75k,150k); implies --workload deep",
+        help="history sizes of the workload deep (default: 20k,75k,150k); implies --workload deep",
     )
     parser.add_argument(
-        "--replay", type=Path, metavar="FILE", help="recorded loop to play; implies --workload replay"
+        "--replay", type=Path, metavar="FILE", help="recorded loop to run; implies --workload replay"
     )
     parser.add_argument(
-        "--tool-ms", type=number(0), metavar="MS", help="time that tools take; not counted (default: 0)"
+        "--tool-ms",
+        type=number(0),
+        metavar="MS",
+        help="simulated time of each tool; not counted (default: 0)",
     )
-    parser.add_argument("--rtt-ms", type=number(0), metavar="MS", help="round trip to imitate (default: 0)")
+    parser.add_argument(
+        "--rtt-ms", type=number(0), metavar="MS", help="network round trip to simulate (default: 0)"
+    )
     parser.add_argument(
         "--tool-choice",
         choices=("auto", "forced"),
-        help="whether the model is left to call tools, or told in each turn (default: forced, but auto with"
-        " the simulated engine)",
+        help="auto: the model decides whether to call a tool; forced: each request decides (default: auto"
+        " with the simulated engine, else forced)",
     )
-    for kind, what in (("json", "the record"), ("html", "a page"), ("svg", "a figure")):
+    for kind, what in (("json", "the record"), ("html", "a report"), ("svg", "a figure")):
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write {what}")
     parser.add_argument(
-        "--from", dest="kept", type=Path, metavar="FILE", help="show a record again, and measure nothing"
+        "--from", dest="record_path", type=Path, metavar="FILE", help="show this record instead of measuring"
     )
 
 
-def flags_of_loops(namespace: argparse.Namespace) -> list[str]:
-    """Those among the parsed flags that are for loops alone."""
-    return [flag for flag, name in _OF_LOOPS.items() if getattr(namespace, name) is not None]
+def loop_flags(namespace: argparse.Namespace) -> list[str]:
+    """The given flags that ``slipring bench load`` does not accept."""
+    return [flag for flag, name in _LOOP_FLAGS.items() if getattr(namespace, name) is not None]
 
 
 def target_from_namespace(
     namespace: argparse.Namespace, environ: Mapping[str, str], *, tokens_per_s: float, timeout_s: float
 ) -> Target:
-    """What parsed flags (see ``add_target_flags``) and ``environ`` want measured, or ``UsageError``."""
+    """Build the target from parsed flags (see ``add_target_flags``) and ``environ``. Raises
+    ``UsageError``."""
     if namespace.url is not None:
         _check_url(namespace.url)
         for flag, value in (("--engine", namespace.engine), ("--serve-flags", namespace.serve_flags)):
             if value:
-                raise UsageError(f"{flag} is for the server that is started without --url")
+                raise UsageError(
+                    f"{flag} applies to the server that the bench starts: it cannot be used with --url"
+                )
     elif namespace.server_pid is not None:
-        raise UsageError("--server-pid is for a server that is named with --url")
+        raise UsageError("--server-pid needs --url")
     if namespace.engine is not None:
         try:
             simulated_speed(namespace.engine)
@@ -222,16 +207,16 @@ def target_from_namespace(
         key=_key(namespace.api_key_env, environ),
         model=namespace.model,
         engine=namespace.engine,
-        tokens_per_s=_given(namespace.tokens_per_s, tokens_per_s),
+        tokens_per_s=_or_default(namespace.tokens_per_s, tokens_per_s),
         serve_flags=tuple(shlex.split(namespace.serve_flags or "")),
         server_pid=namespace.server_pid,
         max_output_tokens=namespace.max_output_tokens,
-        timeout_s=_given(namespace.timeout_s, timeout_s),
+        timeout_s=_or_default(namespace.timeout_s, timeout_s),
     )
 
 
-def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> Options:
-    """The options that parsed flags (see ``add_flags``) and ``environ`` describe, or ``UsageError``."""
+def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> BenchOptions:
+    """Build the options from parsed flags (see ``add_flags``) and ``environ``. Raises ``UsageError``."""
     workloads = namespace.workloads or ()
     if namespace.depths and "deep" not in workloads:
         workloads = (*workloads, "deep")
@@ -242,25 +227,25 @@ def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) ->
     target = target_from_namespace(namespace, environ, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
     if namespace.rtt_ms and target.url is not None and target.url.startswith("https:"):
         raise UsageError("--rtt-ms works with http:// only")
-    return Options(
+    return BenchOptions(
         target=target,
         workloads=workloads or ("coding",),
         modes=namespace.modes or tuple(MODES),
         names_modes=namespace.modes is not None,
-        repeats=_given(namespace.repeats, 5),
-        lanes=_given(namespace.lanes, 4),
+        repeats=_or_default(namespace.repeats, 5),
+        lanes=_or_default(namespace.lanes, 4),
         depths=namespace.depths or DEPTHS,
-        tool_ms=_given(namespace.tool_ms, 0.0),
-        rtt_ms=_given(namespace.rtt_ms, 0.0),
+        tool_ms=_or_default(namespace.tool_ms, 0.0),
+        rtt_ms=_or_default(namespace.rtt_ms, 0.0),
         tool_choice=namespace.tool_choice,
         replay=namespace.replay,
         outputs=Outputs(namespace.json, namespace.html, namespace.svg),
-        kept=namespace.kept,
+        record_path=namespace.record_path,
     )
 
 
-def _given(value: _T | None, otherwise: _T) -> _T:
-    return otherwise if value is None else value
+def _or_default(value: _T | None, default: _T) -> _T:
+    return default if value is None else value
 
 
 def _key(variable: str | None, environ: Mapping[str, str]) -> str:
@@ -273,71 +258,75 @@ def _key(variable: str | None, environ: Mapping[str, str]) -> str:
 
 
 def _check_url(url: str) -> None:
-    """What is wrong is not repeated where it may hold a secret."""
+    """Raise ``UsageError`` for an invalid URL. The message repeats no part that may be a secret."""
     try:
         parts = urlsplit(url)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_url = False
     if "@" in url:
-        raise UsageError("--url: names and passwords in a URL are not sent: see --api-key-env")
+        raise UsageError("--url: user names and passwords are not supported: see --api-key-env")
     if not is_url:
-        raise UsageError(f"--url {url}: not a URL as in http://host/v1")
+        raise UsageError(f"--url {url}: not a URL like http://host/v1")
     if parts.query or parts.fragment:
-        raise UsageError("--url: what follows ? or # cannot be kept: a URL as in http://host/v1 is needed")
+        raise UsageError("--url: query and fragment are not supported: give a URL like http://host/v1")
 
 
 def whole(least: int) -> Callable[[str], int]:
-    def read(given: str) -> int:
-        if not (given.isascii() and given.isdecimal() and int(given) >= least):
-            raise argparse.ArgumentTypeError(f"must be a whole number from {least} on")
-        return int(given)
+    """A parser of whole numbers, for argparse."""
 
-    return read
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and int(text) >= least):
+            raise argparse.ArgumentTypeError(f"must be a whole number, at least {least}")
+        return int(text)
+
+    return parse
 
 
 def number(least: float) -> Callable[[str], float]:
-    def read(given: str) -> float:
+    """A parser of finite numbers, for argparse."""
+
+    def parse(text: str) -> float:
         try:
-            value = float(given)
+            value = float(text)
         except ValueError:
             value = float("nan")
         if not least <= value < float("inf"):
-            raise argparse.ArgumentTypeError(f"must be a number from {least:g} on")
+            raise argparse.ArgumentTypeError(f"must be a number, at least {least:g}")
         return value
 
-    return read
+    return parse
 
 
-def share(given: str) -> float:
-    """A part of a whole, from 0 to 1."""
+def share(text: str) -> float:
+    """Parse a share from 0 to 1."""
     try:
-        value = float(given)
+        value = float(text)
     except ValueError:
         value = float("nan")
     if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError("must be a share from 0 to 1, as in 0.01 for 1 of 100")
+        raise argparse.ArgumentTypeError("must be between 0 and 1; 0.01 is 1 %")
     return value
 
 
 def _names(what: str, known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
-    def read(given: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(name.strip() for name in given.split(",")))
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
         for name in names:
             if name not in known:
-                raise argparse.ArgumentTypeError(f"there is no {what} {name!r}; there are {', '.join(known)}")
+                raise argparse.ArgumentTypeError(f"unknown {what} {name!r}; choose from {', '.join(known)}")
         return names
 
-    return read
+    return parse
 
 
-def _depths(given: str) -> tuple[int, ...]:
+def _depths(text: str) -> tuple[int, ...]:
     try:
         depths = tuple(
-            int(each[:-1]) * 1000 if each.endswith("k") else int(each) for each in given.lower().split(",")
+            int(each[:-1]) * 1000 if each.endswith("k") else int(each) for each in text.lower().split(",")
         )
     except ValueError:
         depths = ()
     if not depths or min(depths) < 1000:
-        raise argparse.ArgumentTypeError("must be numbers of tokens from 1k on, as in 20k,75k")
+        raise argparse.ArgumentTypeError("must be numbers of tokens, at least 1k, as in 20k,75k")
     return depths

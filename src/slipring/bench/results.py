@@ -1,7 +1,7 @@
-"""What a bench has measured, as it is kept.
+"""The record of a bench: raw figures, turn by turn, and the conditions they were measured under.
 
-A record holds raw figures, one by one, with what they were measured on; whatever is said about them (medians,
-tables, plots) is made from it. Units are in the names. Knows nothing of how figures come to be or are shown.
+Medians, tables and plots are computed from a record and are not part of it. Field names carry their units.
+Records are stored as JSON.
 """
 
 from pathlib import Path
@@ -10,103 +10,106 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from slipring.bench.errors import UnreadableRecord
+
 FORMAT = 1
-"""Of the records. One that was written in another format is not read."""
+"""Version of the JSON format. ``read`` rejects records of any other version."""
 
 
 Checked = Literal["digest", "tokens", "none"]
-"""How it was found out whether the whole history was read: by a digest, by counts of tokens, not at all."""
+"""How the bench verified that the server read the whole history: by digest, by token counts, or not at
+all."""
 
 
-class Turn(Struct, kw_only=True, omit_defaults=True):
-    """One turn of a loop, as its client saw it. Times are from the moment at which it was sent."""
+class TurnResult(Struct, kw_only=True, omit_defaults=True):
+    """One turn as its client saw it. Times start when the client begins to encode the request."""
 
     number: int
-    """From 1, within its loop."""
+    """Position in the loop, from 1."""
     created_ms: float | None = None
-    """Until ``response.created``; None where it never came."""
+    """Until ``response.created``; None if it never arrived."""
     first_token_ms: float | None = None
-    """Until the first delta of text or of a call."""
+    """Until the first delta of text or of a call's arguments."""
     total_ms: float = 0.0
-    """Until the terminal event, and over HTTP until the end of the body."""
+    """Until the terminal event; over HTTP until the end of the body."""
     terminal_ms: float | None = None
-    """Until the terminal event; None where a rollout waits."""
+    """Until the terminal event; None if a rollout waits for outputs instead."""
     sent_bytes: int = 0
     received_bytes: int = 0
-    """Of the payload: frames, or bodies with their headers."""
+    """Payload bytes: WebSocket frames, or HTTP bodies with their headers."""
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int | None = 0
-    """Among those of the output; None where there was reasoning and nobody says how much."""
+    """Part of ``output_tokens``; None if the answer has reasoning and the server does not count it."""
     stages_ms: dict[str, float] = {}
-    """Where the server says that its time went, where it says so, in its order."""
+    """Time per server stage in the server's order; empty if the server does not report stages."""
     cpu_ms: float | None = None
-    """Of the server, where it runs on this machine and no other turn ran beside this one."""
+    """CPU time of the server; None unless it can be read and no other turn ran at the same time."""
     wrong: str | None = None
-    """What was wrong with its answer, in words."""
+    """Description of the faults in the answer."""
 
 
-class Loop(Struct, kw_only=True, omit_defaults=True):
-    """One loop from beginning to end, in one mode. With lanes, one of those that ran side by side."""
+class LoopResult(Struct, kw_only=True, omit_defaults=True):
+    """One loop in one mode. With lanes, one of the loops that ran at the same time."""
 
     workload: str
     mode: str
     repeat: int
-    """From 0. Loops of one repeat were run one after the other, each mode once."""
+    """From 0. Each repeat runs every mode once, one after the other."""
     lane: int = 0
     wall_ms: float = 0.0
-    """Without the time that the tools were said to take."""
+    """Sum of its turns, without the simulated time of tools."""
     cpu_ms: float | None = None
-    """Of the server during the loop; with lanes, the share of one."""
-    turns: list[Turn] = []
+    """CPU time of the server during the loop; with lanes, divided by their number."""
+    turns: list[TurnResult] = []
     wrong: str | None = None
-    """What was wrong with the answers that only build up a history."""
+    """Description of the faults in turns that only build up history and are not counted."""
     error: str | None = None
-    """Why it ended before its end, where no answer was wrong: a refusal, a connection that broke."""
+    """Why the loop ended early without a faulty answer: a refused request or a broken connection."""
     history_checked: Checked | None = None
-    """None in records that were written before this was kept."""
+    """None in records written before this field existed."""
 
     @property
-    def wrongs(self) -> list[str]:
-        """All that was wrong with its answers."""
+    def faults(self) -> list[str]:
+        """Descriptions of all faults in its answers."""
         found = [f"turn {turn.number}: {turn.wrong}" for turn in self.turns if turn.wrong is not None]
         return found if self.wrong is None else [self.wrong, *found]
 
 
 class Workload(Struct, kw_only=True):
-    """What a loop does."""
+    """Name and description of a workload."""
 
     name: str
     title: str
     about: str
-    """A sentence with its sizes."""
+    """One sentence with sizes."""
     turns: int
 
 
-class Mode(Struct, kw_only=True):
-    """How a loop talks to its server."""
+class ModeDescription(Struct, kw_only=True):
+    """Name and description of a mode."""
 
     name: str
     title: str
     about: str
     sends_history: bool = False
-    """Whether each turn brings all that was said before."""
+    """Whether every request contains the whole conversation."""
 
 
 class Endpoint(Struct, kw_only=True, omit_defaults=True):
-    """What was measured."""
+    """The endpoint that was measured."""
 
     model: str
     url: str | None = None
-    """None: a slipring that the bench has started itself."""
+    """None if the bench started the server itself."""
     engine: str | None = None
-    """Of a slipring that the bench has started itself."""
+    """Engine of the server that the bench started."""
     tokens_per_s: float | None = None
-    """Where decoding is simulated, at which speed."""
+    """Simulated decoding speed; None if decoding was not simulated, or more than decoding was."""
 
 
-class Settings(Struct, kw_only=True):
+class BenchSettings(Struct, kw_only=True):
     repeats: int
     tool_ms: float = 0.0
     rtt_ms: float = 0.0
@@ -120,45 +123,43 @@ class Machine(Struct, kw_only=True):
     system: str
 
 
-class Record(Struct, kw_only=True):
-    """A bench, whole."""
+class BenchRecord(Struct, kw_only=True):
+    """Everything that one bench measured."""
 
     format: int = FORMAT
     when: str
-    """In UTC, as in 2026-11-15T12:00:00Z."""
+    """UTC, as in 2026-11-15T12:00:00Z."""
     versions: dict[str, str]
-    """Of slipring, Python, and what both ends are made of."""
+    """Versions of slipring, Python and the main libraries."""
     machine: Machine
     endpoint: Endpoint
-    settings: Settings
+    settings: BenchSettings
     workloads: list[Workload]
-    modes: list[Mode]
-    """In the order in which they are shown. Those that the endpoint does not support are not among them."""
+    modes: list[ModeDescription]
+    """The measured modes, in display order."""
     skipped: dict[str, str] = {}
-    """By mode: why it was not measured."""
+    """Mode name to the reason why it was not measured."""
     others_cores: float | None = None
-    """CPU that other processes of the machine took meanwhile, in cores, in the workload where it was most."""
+    """CPU used by all other processes, in cores, in the workload where it was highest; None if unknown."""
     nonce: str = ""
-    """By which the loops of this run are kept apart in prefix caches from those of any other."""
-    loops: list[Loop] = []
+    """Included in the instructions of every loop, so that prefix caches share nothing with other runs."""
+    loops: list[LoopResult] = []
 
-    def of(self, workload: str, mode: str) -> list[Loop]:
+    def of(self, workload: str, mode: str) -> list[LoopResult]:
+        """The loops of one mode in one workload."""
         return [loop for loop in self.loops if loop.workload == workload and loop.mode == mode]
 
 
-class Unreadable(Exception):
-    """A file that is no record, and why."""
-
-
-def write(record: Record, path: Path) -> None:
+def write(record: BenchRecord, path: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
 
 
-def read(path: Path) -> Record:
+def read(path: Path) -> BenchRecord:
+    """Read a record. Raises ``UnreadableRecord``."""
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=Record)
+        record = msgspec.json.decode(path.read_bytes(), type=BenchRecord)
     except (OSError, msgspec.DecodeError) as error:
-        raise Unreadable(f"{path}: {error}") from None
+        raise UnreadableRecord(f"{path}: {error}") from None
     if record.format != FORMAT:
-        raise Unreadable(f"{path}: written in format {record.format}; this is {FORMAT}")
+        raise UnreadableRecord(f"{path}: has format {record.format}, expected {FORMAT}")
     return record

@@ -1,25 +1,24 @@
-"""Figures about figures: medians, percentiles, spreads, and what they say of two modes side by side.
+"""Statistics over a record: medians, percentiles, spreads, and the comparison of two modes.
 
-Everything here is made from a ``Record``; nothing is measured. A mode with a wrong answer has no times: what
-answers wrongly is not fast. Of a mode that fails at times, figures are of the repeats that ran to their end.
+A mode with a faulty answer gets no times. If some repeats of a mode failed, its figures cover the others.
 """
 
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct, structs
 
-from slipring.bench.results import Checked, Loop, Record, Turn
+from slipring.bench.results import BenchRecord, Checked, LoopResult, TurnResult
 
 ENOUGH = 5
-"""Repeats from which on a difference is claimed: of fewer, all agree by chance too often."""
+"""Fewest repeats for which a difference is claimed: with fewer, all of them agree by chance too often."""
 _WEAKEST: tuple[Checked | None, ...] = (None, "none", "tokens", "digest")
 
 
 class Spread(Struct, frozen=True, kw_only=True):
-    """Many figures, in few."""
+    """Median, 95th percentile and range of some values."""
 
     median: float
     p95: float
@@ -29,61 +28,65 @@ class Spread(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """One mode in one workload."""
+    """Figures of one mode in one workload."""
 
     workload: str
     mode: str
-    wrongs: tuple[str, ...] = ()
-    """What was wrong, loop by loop; where there is anything, there are no times."""
+    faults: tuple[str, ...] = ()
+    """Faults of all loops. If there are any, the summary has no times."""
     errors: tuple[str, ...] = ()
-    """Why loops ended before their end, though no answer was wrong."""
+    """Why loops ended early without a faulty answer."""
     tried: int = 0
-    """Repeats that were begun."""
+    """Repeats that were started."""
     repeats: int = 0
-    """Repeats that ran to their end: all figures are of these."""
+    """Repeats that finished; all figures cover only these."""
     history_checked: Checked | None = None
-    """In the loop where it was checked least; None where that was not kept."""
+    """The weakest check among the loops; None if the record does not say."""
     wall_ms: Spread | None = None
-    """Of whole loops, over the repeats; with lanes, the mean of those that ran at once."""
+    """Loop time over the repeats; with lanes, the mean of the loops that ran at the same time."""
     turn_ms: Spread | None = None
     created_ms: Spread | None = None
     first_token_ms: Spread | None = None
     cpu_ms: Spread | None = None
-    """Of the server, per turn, over the repeats."""
+    """CPU time of the server per turn, over the repeats."""
     sent_bytes: float = 0.0
-    """In a whole loop, median."""
+    """Per loop, median."""
     received_bytes: float = 0.0
+    """Per loop, median."""
     cached_share: float | None = None
-    """Of all input tokens of a loop, those that were cached."""
+    """Cached tokens as a share of all input tokens."""
     stages_ms: tuple[tuple[str, float], ...] = ()
-    """Mean per turn by stage, in the server's order, over all turns."""
+    """Mean time per turn by stage, in the server's order."""
     outside_ms: float | None = None
-    """Mean per turn that is in none of these: the way there and back. None where there are no stages."""
+    """Mean time per turn that no stage covers, mostly transport; None if the server reports no stages."""
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
     """How much less wall time one mode takes than another: 0.4 is 40 % less, -0.1 is 10 % more."""
 
     saved: float
+    """From the medians of both modes."""
     low: float
     high: float
-    """Repeat by repeat, the median, the least and the most: what disturbs a machine for a while disturbs both
-    modes."""
+    """The range of the repeats. Each compares two loops that ran one after the other, because a machine that
+    slows down for a while slows down both."""
     repeats: int
 
     @property
     def is_enough(self) -> bool:
-        """Whether there are repeats enough to tell anything."""
+        """Whether there are at least ``ENOUGH`` repeats."""
         return self.repeats >= ENOUGH
 
     @property
     def is_clear(self) -> bool:
-        """Whether every repeat says the same, and there are enough of them."""
-        return self.is_enough and (self.low > 0 or self.high < 0)
+        """Whether there are enough repeats and all of them, and the medians, agree on the faster mode."""
+        is_less = self.low > 0 and self.saved > 0
+        is_more = self.high < 0 and self.saved < 0
+        return self.is_enough and (is_less or is_more)
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """None for nothing. Percentiles are those of the nearest rank: a figure that was measured."""
+    """None without values. The 95th percentile is by nearest rank, so it is one of the values."""
     ranked = sorted(values)
     if not ranked:
         return None
@@ -96,8 +99,8 @@ def spread(values: Iterable[float]) -> Spread | None:
     )
 
 
-def summarise(record: Record) -> list[Summary]:
-    """Every mode of every workload that was run, in the record's order."""
+def summarise(record: BenchRecord) -> list[Summary]:
+    """A summary of every mode in every workload that was run, in the order of the record."""
     return [
         _summary(workload.name, mode.name, loops)
         for workload in record.workloads
@@ -106,63 +109,65 @@ def summarise(record: Record) -> list[Summary]:
     ]
 
 
-def finished(loops: Sequence[Loop]) -> list[Loop]:
-    """Those of the repeats that ran to their end. Where one lane fails, the others have had more room."""
+def finished(loops: Sequence[LoopResult]) -> list[LoopResult]:
+    """The loops of repeats without an error. If one lane fails, the whole repeat is excluded, because the
+    other lanes ran with less competition."""
     failed = {loop.repeat for loop in loops if loop.error is not None}
     return [loop for loop in loops if loop.repeat not in failed]
 
 
-def compare(slow: Sequence[Loop], fast: Sequence[Loop]) -> Comparison | None:
-    """None where there is no repeat in which both were run. Lanes of a repeat count by their mean."""
+def compare(slow: Sequence[LoopResult], fast: Sequence[LoopResult]) -> Comparison | None:
+    """Compare the repeats that both modes ran; None if there are none. A repeat with lanes counts as the
+    mean of its lanes."""
     slow_ms, fast_ms = _by_repeat(slow), _by_repeat(fast)
     pairs = [(slow_ms[repeat], fast_ms[repeat]) for repeat in slow_ms if repeat in fast_ms]
     if not pairs or min(slow_ms.values()) <= 0:
         return None
     each = [1 - fast_one / slow_one for slow_one, fast_one in pairs]
-    return Comparison(saved=statistics.median(each), low=min(each), high=max(each), repeats=len(each))
+    medians = [statistics.median(side) for side in zip(*pairs, strict=True)]
+    return Comparison(saved=1 - medians[1] / medians[0], low=min(each), high=max(each), repeats=len(each))
 
 
-def cumulative(loops: Sequence[Loop]) -> list[tuple[int, Spread]]:
-    """The time spent in turns until the end of each, by its number, over the repeats."""
+def cumulative(loops: Sequence[LoopResult]) -> list[tuple[int, Spread]]:
+    """For each turn number, the time spent in turns up to its end, over the repeats."""
+    return _by_number(loops, lambda loop: list(itertools.accumulate(turn.total_ms for turn in loop.turns)))
+
+
+def by_turn(loops: Sequence[LoopResult], figure: str) -> list[tuple[int, Spread]]:
+    """For each turn number, the field ``figure`` of its turns, over the repeats."""
+    return _by_number(loops, lambda loop: [getattr(turn, figure) for turn in loop.turns])
+
+
+def _by_number(
+    loops: Sequence[LoopResult], figures: Callable[[LoopResult], Sequence[float | None]]
+) -> list[tuple[int, Spread]]:
     values: dict[int, list[float]] = {}
     for loop in loops:
-        spent_ms = itertools.accumulate(turn.total_ms for turn in loop.turns)
-        for turn, until_ms in zip(loop.turns, spent_ms, strict=True):
-            values.setdefault(turn.number, []).append(until_ms)
-    return [(number, found) for number in sorted(values) if (found := spread(values[number])) is not None]
-
-
-def by_turn(loops: Sequence[Loop], figure: str) -> list[tuple[int, Spread]]:
-    """A figure of each turn by its number, over the repeats."""
-    values: dict[int, list[float]] = {}
-    for loop in loops:
-        for turn in loop.turns:
-            value = getattr(turn, figure)
+        for turn, value in zip(loop.turns, figures(loop), strict=True):
             if value is not None:
                 values.setdefault(turn.number, []).append(value)
     return [(number, found) for number in sorted(values) if (found := spread(values[number])) is not None]
 
 
-def _summary(workload: str, mode: str, found: list[Loop]) -> Summary:
+def _summary(workload: str, mode: str, found: list[LoopResult]) -> Summary:
     loops = finished(found)
-    checked = min((loop.history_checked for loop in found), key=_WEAKEST.index)
-    told = Summary(
+    summary = Summary(
         workload=workload,
         mode=mode,
-        wrongs=tuple(wrong for loop in found for wrong in loop.wrongs),
+        faults=tuple(fault for loop in found for fault in loop.faults),
         errors=tuple(loop.error for loop in found if loop.error is not None),
         tried=len({loop.repeat for loop in found}),
         repeats=len({loop.repeat for loop in loops}),
-        history_checked=checked,
+        history_checked=min((loop.history_checked for loop in found), key=_WEAKEST.index),
     )
-    return told if told.wrongs or not loops else _figures(told, loops)
+    return summary if summary.faults or not loops else _with_figures(summary, loops)
 
 
-def _figures(told: Summary, loops: list[Loop]) -> Summary:
+def _with_figures(summary: Summary, loops: list[LoopResult]) -> Summary:
     turns = [turn for loop in loops for turn in loop.turns]
-    asked = sum(turn.input_tokens for turn in turns)
+    input_tokens = sum(turn.input_tokens for turn in turns)
     return structs.replace(
-        told,
+        summary,
         wall_ms=spread(_by_repeat(loops).values()),
         turn_ms=spread(turn.total_ms for turn in turns),
         created_ms=spread(turn.created_ms for turn in turns if turn.created_ms is not None),
@@ -172,26 +177,26 @@ def _figures(told: Summary, loops: list[Loop]) -> Summary:
         ),
         sent_bytes=statistics.median(sum(turn.sent_bytes for turn in loop.turns) for loop in loops),
         received_bytes=statistics.median(sum(turn.received_bytes for turn in loop.turns) for loop in loops),
-        cached_share=sum(turn.cached_tokens for turn in turns) / asked if asked else None,
+        cached_share=sum(turn.cached_tokens for turn in turns) / input_tokens if input_tokens else None,
         stages_ms=(stages := _stages(turns)),
         outside_ms=_outside(turns, sum(spent_ms for _, spent_ms in stages)) if stages else None,
     )
 
 
-def _by_repeat(loops: Sequence[Loop]) -> dict[int, float]:
+def _by_repeat(loops: Sequence[LoopResult]) -> dict[int, float]:
     values: dict[int, list[float]] = {}
     for loop in loops:
         values.setdefault(loop.repeat, []).append(loop.wall_ms)
     return {repeat: statistics.fmean(found) for repeat, found in values.items()}
 
 
-def _outside(turns: list[Turn], inside_ms: float) -> float:
-    """Two clocks were read, so that what is left may be a little less than nothing."""
+def _outside(turns: list[TurnResult], inside_ms: float) -> float:
+    """Not below 0: client and server read different clocks, so the difference can be slightly negative."""
     return max(0.0, statistics.fmean(turn.total_ms for turn in turns) - inside_ms)
 
 
-def _stages(turns: list[Turn]) -> tuple[tuple[str, float], ...]:
-    """A turn without a stage has spent no time in it."""
+def _stages(turns: list[TurnResult]) -> tuple[tuple[str, float], ...]:
+    """Mean per stage over all turns; a turn without a stage counts as 0 ms."""
     totals: dict[str, float] = {}
     for turn in turns:
         for name, spent_ms in turn.stages_ms.items():

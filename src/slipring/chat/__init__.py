@@ -1,4 +1,4 @@
-"""The terminal chat: a client of any Responses endpoint, over one WebSocket.
+"""``slipring chat``: a terminal client for any Responses endpoint that accepts WebSockets.
 
-It speaks the public wire and knows nothing of the server in this package.
+Uses only the public API of the server and imports nothing else of this package.
 """

@@ -1,4 +1,4 @@
-"""One answer: its events as they come, shown and timed until the last."""
+"""One streamed answer: shows its events on the screen and measures their times."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +7,14 @@ from slipring.chat.connection import Event
 from slipring.chat.screen import Screen
 
 _TERMINAL = ("response.completed", "response.incomplete", "response.failed")
-_ANSWERS = ("response.output_text.delta", "response.refusal.delta")
-_THOUGHTS = ("response.reasoning_text.delta", "response.reasoning_summary_text.delta")
+_TEXT_DELTAS = ("response.output_text.delta", "response.refusal.delta")
+_REASONING_DELTAS = ("response.reasoning_text.delta", "response.reasoning_summary_text.delta")
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
-"""Items that call a tool, and where they say with what."""
+"""Item types that call a tool, and the field that holds the arguments."""
 
 
-class Refused(Exception):
-    """The server said no. The text is its own."""
+class TurnFailed(Exception):
+    """The server sent an error in place of a response. The message is the server's, with its code."""
 
     def __init__(self, body: dict[str, Any]) -> None:
         self.code = body.get("code")
@@ -22,8 +22,8 @@ class Refused(Exception):
         super().__init__(f"{message} ({self.code})" if self.code else message)
 
 
-class Answer:
-    """An answer that is being made. ``take`` its events until it has its ``response``."""
+class StreamedAnswer:
+    """Takes the events of one response, in order, until ``response`` is set."""
 
     def __init__(self, screen: Screen, clock: Callable[[], float]) -> None:
         self._screen = screen
@@ -34,17 +34,17 @@ class Answer:
         self.response: dict[str, Any] | None = None
 
     def take(self, event: Event) -> None:
-        """Show an event. Raises ``Refused`` where it says that there will be no answer."""
+        """Show an event. Raise ``TurnFailed`` for an error and for a failed response."""
         kind = event.get("type", "")
         if kind == "error":
-            raise Refused(event.get("error") or event)
+            raise TurnFailed(event.get("error") or event)
         self.has_begun = True
         if kind.endswith(".delta") and self._first_at is None:
             self._first_at = self._clock()
-        if kind in _ANSWERS:
+        if kind in _TEXT_DELTAS:
             self._screen.answer(event["delta"])
-        elif kind in _THOUGHTS:
-            self._screen.thought(event["delta"])
+        elif kind in _REASONING_DELTAS:
+            self._screen.reasoning(event["delta"])
         elif kind == "response.output_item.done":
             self._show_call(event["item"])
         elif kind in _TERMINAL:
@@ -52,27 +52,28 @@ class Answer:
 
     def _show_call(self, item: dict[str, Any]) -> None:
         if item["type"] in _CALLS:
-            given = item[_CALLS[item["type"]]]
-            self._screen.note(f"calls {item['name']}({given}), but this chat has no tools")
+            arguments = item[_CALLS[item["type"]]]
+            self._screen.note(f"the model calls {item['name']}({arguments}), but this chat has no tools")
 
     def _end(self, response: dict[str, Any]) -> None:
         self._screen.finish_line()
         if response["status"] == "failed":
-            raise Refused(response.get("error") or {})
+            raise TurnFailed(response.get("error") or {})
         if response["status"] == "incomplete":
             reason = (response.get("incomplete_details") or {}).get("reason", "no reason given")
             self._screen.note(f"the answer is cut short: {reason}")
         took_s = self._clock() - self._asked_at
         first_s = self._first_at - self._asked_at if self._first_at is not None else None
-        self._screen.note(status(response.get("usage"), first_s, took_s))
+        self._screen.note(statistics(response, first_s, took_s))
         self.response = response
 
 
-def status(usage: dict[str, Any] | None, first_s: float | None, took_s: float) -> str:
-    """An answer in numbers, as far as the server gave any."""
-    numbers = []
+def statistics(response: dict[str, Any], first_s: float | None, took_s: float) -> str:
+    """Return the line below an answer: the model, token counts as far as the server sent any, and times."""
+    numbers = [str(response["model"])] if response.get("model") else []
+    usage = response.get("usage")
     if usage is not None:
-        numbers += [_input(usage), f"{usage['output_tokens']} out"]
+        numbers += [_input_tokens(usage), f"{usage['output_tokens']} out"]
     if first_s is not None:
         numbers.append(f"first token {first_s * 1000:.0f} ms")
         later = usage["output_tokens"] - 1 if usage is not None else 0
@@ -81,7 +82,7 @@ def status(usage: dict[str, Any] | None, first_s: float | None, took_s: float) -
     return " · ".join([*numbers, f"{took_s:.2f} s"])
 
 
-def _input(usage: dict[str, Any]) -> str:
+def _input_tokens(usage: dict[str, Any]) -> str:
     total, details = usage["input_tokens"], usage.get("input_tokens_details") or {}
     if "cached_tokens" not in details:
         return f"{total} tokens in"
@@ -90,7 +91,7 @@ def _input(usage: dict[str, Any]) -> str:
 
 
 def tool_outputs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What to answer to calls: without an answer to each, no turn can follow."""
+    """Return an output item for each tool call: the API accepts no further turn without them."""
     return [
         {"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "There are no tools here."}
         for item in output
@@ -99,9 +100,9 @@ def tool_outputs(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def as_input(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """An answer's items as they can be sent to a server that no longer knows them.
+    """Return output items in the form in which a server that does not have them accepts them as input.
 
-    Ids would be looked up there, and reasoning cannot be read without them.
+    Ids are left out, because the server would look them up, and reasoning, which is useless without its id.
     """
     return [
         {key: value for key, value in item.items() if key not in ("id", "status")}

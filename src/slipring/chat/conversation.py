@@ -1,42 +1,43 @@
-"""A conversation: turns over one connection, each sending only what is new.
+"""A conversation: sends each turn's new items over one connection and recovers what the server has lost.
 
-The server keeps the chain; a copy of its items is kept here, for the day the server no longer has them. A
-turn that did not come to its end is no part of the conversation.
+The server keeps the chain of responses. A copy of its items is kept here and sent again when the server no
+longer has them. A turn that fails or is stopped does not become part of the conversation.
 """
 
 import asyncio
 import time
 from typing import Any
 
-from slipring.chat.answer import Answer, Refused, as_input, tool_outputs
-from slipring.chat.connection import Connection, Event, Lost
-from slipring.chat.options import Options
+from slipring.chat.answer import StreamedAnswer, TurnFailed, as_input, tool_outputs
+from slipring.chat.connection import Connection, ConnectionLost, Event, refused_key
+from slipring.chat.options import ChatOptions
 from slipring.chat.screen import Screen
 
-_CHAIN_GONE = "previous_response_not_found"
-_TOO_OLD = "websocket_connection_limit_reached"
+_CHAIN_NOT_FOUND = "previous_response_not_found"
+_CONNECTION_TOO_OLD = "websocket_connection_limit_reached"
+_KEY_REFUSED = "invalid_api_key"
 
 
 class Conversation:
-    """One chain at a time, on a connection that is opened again when it has ended."""
+    """One chain of responses at a time, on a connection that is opened again when it was closed."""
 
-    def __init__(self, options: Options, screen: Screen) -> None:
+    def __init__(self, options: ChatOptions, screen: Screen) -> None:
         self._options = options
         self._screen = screen
         self._connection: Connection | None = None
         self._turn: asyncio.Task[Any] | None = None
         self._parent: str | None = None
         self._items: list[dict[str, Any]] = []
-        """Everything said so far."""
-        self._due: list[dict[str, Any]] = []
-        """What the next turn has to send along: answers to the calls of the last."""
+        """Input and output items of all turns so far."""
+        self._pending_items: list[dict[str, Any]] = []
+        """Items that the next turn must send first: outputs for the tool calls of the last one."""
 
     async def connect(self) -> bool:
-        """Have an open connection, or raise ``Unreachable``; whether it is a new one."""
+        """Make sure that a connection is open, or raise ``Unreachable``; return whether it is a new one."""
         if self._connection is not None and self._connection.is_open:
             return False
         await self.disconnect()
-        self._connection = await Connection.open(self._options.url, self._options.key)
+        self._connection = await Connection.open(self._options)
         return True
 
     async def disconnect(self) -> None:
@@ -44,29 +45,37 @@ class Conversation:
             connection, self._connection = self._connection, None
             await connection.close()
 
-    def start_anew(self) -> None:
-        """Begin a new chain."""
+    async def models(self) -> list[str]:
+        """Return the names of the server's models; empty if it does not list them."""
+        assert self._connection is not None
+        return await self._connection.models()
+
+    def start_over(self) -> None:
+        """Start a new chain."""
         self._parent = None
         self._items = []
-        self._due = []
+        self._pending_items = []
 
     async def turn(self, text: str) -> bool:
-        """Ask, and show the answer; whether there was one."""
+        """Send a message and show the answer; return False if there was none."""
         self._turn = asyncio.current_task()
-        asked = [*self._due, {"type": "message", "role": "user", "content": text}]
+        new_items = [*self._pending_items, {"type": "message", "role": "user", "content": text}]
         try:
-            response = await self._ask(asked)
-        except (Refused, Lost) as error:
+            response = await self._create(new_items)
+        except TurnFailed as error:
+            self._screen.error(refused_key(self._options) if error.code == _KEY_REFUSED else str(error))
+            return False
+        except ConnectionLost as error:
             self._screen.error(str(error))
             return False
         output = response["output"]
         self._parent = response["id"]
-        self._items += [*asked, *as_input(output)]
-        self._due = tool_outputs(output)
+        self._items += [*new_items, *as_input(output)]
+        self._pending_items = tool_outputs(output)
         return True
 
     async def stop(self) -> None:
-        """Give up the turn that is running. To leave is the only way to tell the server."""
+        """Cancel the running turn. Closing the connection makes the server cancel it, too."""
         if self._turn is None or self._turn.done():
             return
         self._turn.cancel()
@@ -76,35 +85,37 @@ class Conversation:
             self._screen.note("stopped")
             return
         self._parent = None
-        self._screen.note("stopped; the chain starts anew: the next message sends the conversation again")
+        self._screen.note("stopped; the next message sends the whole conversation again")
 
-    async def _ask(self, asked: list[dict[str, Any]]) -> dict[str, Any]:
-        """The response to these items; what a connection or a chain can lose by itself is mended."""
+    async def _create(self, new_items: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the response to these items; reconnect or resend the conversation where that helps."""
         while True:
             is_new = await self.connect()
-            answer = Answer(self._screen, time.monotonic)
+            answer = StreamedAnswer(self._screen, time.monotonic)
             try:
-                return await self._read(answer, asked)
-            except Lost:
+                return await self._exchange(answer, new_items)
+            except ConnectionLost:
                 if is_new or answer.has_begun:
                     raise
-            except Refused as error:
-                if error.code == _CHAIN_GONE and self._parent is not None:
+            except TurnFailed as error:
+                if error.code == _CHAIN_NOT_FOUND and self._parent is not None:
                     self._screen.note("the server no longer has this conversation: sending it again")
                     self._parent = None
-                elif error.code == _TOO_OLD and not is_new:
+                elif error.code == _CONNECTION_TOO_OLD and not is_new:
                     await self.disconnect()
                 else:
                     raise
 
-    async def _read(self, answer: Answer, asked: list[dict[str, Any]]) -> dict[str, Any]:
+    async def _exchange(self, answer: StreamedAnswer, new_items: list[dict[str, Any]]) -> dict[str, Any]:
         assert self._connection is not None
-        await self._connection.send(self._create(asked))
+        await self._connection.send(self._request(new_items))
         while answer.response is None:
             answer.take(await self._connection.receive())
+            if not self._connection.has_events:
+                self._screen.refresh()  # once for all events that have arrived: rendering takes time
         return answer.response
 
-    def _create(self, asked: list[dict[str, Any]]) -> Event:
+    def _request(self, new_items: list[dict[str, Any]]) -> Event:
         options = self._options
         fields = {
             "model": options.model,
@@ -115,6 +126,6 @@ class Conversation:
         return {
             "type": "response.create",
             "store": options.store,
-            "input": asked if self._parent is not None else [*self._items, *asked],
+            "input": new_items if self._parent is not None else [*self._items, *new_items],
             **{name: value for name, value in fields.items() if value is not None},
         }

@@ -1,98 +1,118 @@
-"""A chat from its first line to its last: where lines come from, commands, Ctrl-C.
+"""Runs a chat: reads lines, executes commands, sends turns and handles Ctrl-C.
 
-Lines are read in the main thread, where the terminal and Ctrl-C are at home. The socket lives in a thread of
-its own, so that it is read while the user types.
+The main thread reads lines, because only it receives Ctrl-C. An event loop in a second thread owns the
+connection, so that it is read while the user types.
 """
 
 import asyncio
-import contextlib
 import io
 import os
 import re
 import sys
 import threading
-from collections.abc import Coroutine, Iterable, Iterator
-from typing import Any, TextIO, TypeVar
+from collections.abc import Coroutine, Iterable
+from contextlib import ExitStack
+from typing import Any, TypeVar
 
 from slipring.chat.connection import Unreachable
 from slipring.chat.conversation import Conversation
-from slipring.chat.options import Options
+from slipring.chat.keyboard import Keyboard
+from slipring.chat.options import ChatOptions
 from slipring.chat.screen import Screen
 
 NO_ANSWER = 1
 INTERRUPTED = 130
-_PROMPT = "> "
 _COMMAND = re.compile(r"/[a-z]+")
-_HELP = "/new starts a new conversation, /quit or Ctrl-D ends; Ctrl-C stops an answer, or ends"
+_HELP = (
+    "/new starts a new conversation, /help shows this, /quit or Ctrl-D exits;"
+    " Ctrl-C stops an answer, and exits at the prompt"
+)
+_MOST_MODELS = 8
 
 T = TypeVar("T")
 
 
-def chat(options: Options, message: str) -> int:
-    """Chat on this process's own streams; the exit code. ``message``: all there is to ask, if not empty."""
+def chat(options: ChatOptions, message: str) -> int:
+    """Chat on the standard streams and return the exit code. ``message``, if not empty, is the only turn."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # an odd character is no reason to end
+            stream.reconfigure(errors="replace")  # a character that cannot be encoded must not end the chat
     screen = Screen(sys.stdout, sys.stderr, os.environ)
     is_interactive = not message and sys.stdin.isatty()
-    lines = [message] if message else _typed(sys.stdout, sys.stderr) if is_interactive else sys.stdin
-    try:
-        return run(options, lines, screen, is_interactive=is_interactive)
-    except BrokenPipeError:
-        # Whoever read the answers has left. What is buffered must not fail once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NO_ANSWER
+    with ExitStack() as stack:
+        lines: Iterable[str] = [message] if message else sys.stdin
+        if is_interactive:
+            lines = stack.enter_context(Keyboard(sys.stdin, sys.stdout, sys.stderr))
+        try:
+            return run(options, lines, screen, is_interactive=is_interactive)
+        except BrokenPipeError:
+            # The reader of standard output has exited. Python would fail again when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return NO_ANSWER
 
 
-def run(options: Options, lines: Iterable[str], screen: Screen, *, is_interactive: bool = False) -> int:
-    """Have a turn for each line; the exit code. Raises ``Unreachable``, if interactive only at first."""
+def run(options: ChatOptions, lines: Iterable[str], screen: Screen, *, is_interactive: bool = False) -> int:
+    """Send a turn for each line and return the exit code.
+
+    Raises ``Unreachable`` if the first connection fails, and, unless ``is_interactive``, if a later one does.
+    """
     try:
-        with _Background() as background:
+        with _LoopThread() as loop:
             conversation = Conversation(options, screen)
             try:
-                background.run(conversation.connect())
+                loop.run(conversation.connect())
                 if is_interactive:
-                    screen.note(f"{options.url} · /help lists the commands")
-                return _Chat(conversation, background, screen, is_interactive).converse(lines)
+                    models = [options.model] if options.model else loop.run(conversation.models())
+                    screen.note(_greeting(options.url, models))
+                return _Chat(conversation, loop, screen, is_interactive).converse(lines)
             finally:
-                background.run(conversation.disconnect())
+                loop.run(conversation.disconnect())
     except KeyboardInterrupt:
         screen.finish_line()
         return INTERRUPTED
 
 
+def _greeting(url: str, models: list[str]) -> str:
+    if len(models) > 1:
+        more = ", …" if len(models) > _MOST_MODELS else ""
+        named = [f"models {', '.join(models[:_MOST_MODELS])}{more} (choose one with --model)"]
+    else:
+        named = [f"model {model}" for model in models]
+    return " · ".join([url, *named, "/help lists the commands"])
+
+
 class _Chat:
-    """Lines in, turns out. With somebody at the keyboard, no failure ends it."""
+    """Executes commands and sends turns. If it is interactive, it continues after every failure."""
 
     def __init__(
-        self, conversation: Conversation, background: "_Background", screen: Screen, is_interactive: bool
+        self, conversation: Conversation, loop: "_LoopThread", screen: Screen, is_interactive: bool
     ) -> None:
         self._conversation = conversation
-        self._background = background
+        self._loop = loop
         self._screen = screen
         self._is_interactive = is_interactive
 
     def converse(self, lines: Iterable[str]) -> int:
-        """Obey commands and ask everything else; the exit code."""
+        """Execute or send each line; return the exit code."""
         code = 0
         for line in lines:
             text = line.strip()
             if text == "/quit":
                 break
             if text == "/new":
-                self._conversation.start_anew()
+                self._conversation.start_over()
                 self._screen.note("a new conversation")
             elif _COMMAND.fullmatch(text):
-                self._screen.note(_HELP if text == "/help" else f"there is no {text}; {_HELP}")
+                self._screen.note(_HELP if text == "/help" else f"unknown command {text}; {_HELP}")
             elif text:
-                code = max(code, self._ask(text))
+                code = max(code, self._send(text))
         return code
 
-    def _ask(self, text: str) -> int:
+    def _send(self, text: str) -> int:
         try:
-            is_answered = self._background.run(self._conversation.turn(text))
+            is_answered = self._loop.run(self._conversation.turn(text))
         except KeyboardInterrupt:
-            self._background.run(self._conversation.stop())
+            self._loop.run(self._conversation.stop())
             if not self._is_interactive:
                 raise
             return 0
@@ -104,27 +124,12 @@ class _Chat:
         return 0 if is_answered or self._is_interactive else NO_ANSWER
 
 
-def _typed(out: TextIO, err: TextIO) -> Iterator[str]:
-    """What the user types, until Ctrl-D or Ctrl-C."""
-    with contextlib.suppress(ImportError):  # not to be had on every platform
-        import readline  # noqa: F401, its presence gives ``input`` a history and keys to edit with
-    while True:
-        if not out.isatty():
-            print(_PROMPT, end="", file=err, flush=True)
-        try:
-            line = input(_PROMPT if out.isatty() else "")
-        except (EOFError, KeyboardInterrupt):
-            print(file=err)
-            return
-        yield line
+class _LoopThread:
+    """An event loop in a thread. Leaving the context ends both."""
 
-
-class _Background:
-    """An event loop in a thread of its own, and a way to have things done there."""
-
-    def __enter__(self) -> "_Background":
+    def __enter__(self) -> "_LoopThread":
         ready = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._live(ready)), daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(ready)), daemon=True)
         self._thread.start()
         ready.wait()
         return self
@@ -133,11 +138,11 @@ class _Background:
         self._loop.call_soon_threadsafe(self._done.set)
         self._thread.join()
 
-    async def _live(self, ready: threading.Event) -> None:
+    async def _run(self, ready: threading.Event) -> None:
         self._loop, self._done = asyncio.get_running_loop(), asyncio.Event()
         ready.set()
         await self._done.wait()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run to the end; Ctrl-C ends the waiting, not the coroutine."""
+        """Run a coroutine in the loop and return its result. Ctrl-C ends the waiting, not the coroutine."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()

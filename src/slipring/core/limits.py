@@ -1,7 +1,8 @@
-"""Every bound that a connection or process lives under, in one object.
+"""The limits of a server, a connection or a tenant, in one object.
 
-A bound has a name with its unit, a default and a sentence; flags, environment variables, TOML keys and
-the configuration page are derived from these fields. Zero means "no bound" only where the sentence says so.
+A limit has a name that ends with its unit, a default and a description. Flags, environment variables, TOML
+keys and the configuration page are derived from these fields. Zero means "no limit" only where the
+description says so.
 """
 
 from dataclasses import dataclass, field
@@ -11,98 +12,113 @@ _KIB = 1024
 _MIB = 1024 * _KIB
 
 
-def _bound(default: float, sentence: str) -> Any:
-    return field(default=default, metadata={"help": sentence})
+def _limit(default: float, description: str) -> Any:
+    return field(default=default, metadata={"help": description})
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The bounds of one server. Immutable, so that every session can share it."""
+    """The limits of one server. Immutable, so that all sessions can share it."""
 
-    max_frame_bytes: int = _bound(
-        16 * _MIB, "largest WebSocket message or HTTP body; a larger message closes with 1009"
+    max_frame_bytes: int = _limit(
+        16 * _MIB, "largest WebSocket message or HTTP body; a larger message closes the connection with 1009"
     )
-    max_in_flight: int = _bound(16, "responses made at once on one connection; further ones wait")
-    max_lanes: int = _bound(32, "distinct stream_id values over the life of one connection")
-    max_queued: int = _bound(64, "creates that may wait on one connection; a further one is a 429")
-    max_queued_bytes: int = _bound(32 * _MIB, "bytes of waiting creates on one connection")
-    max_steers: int = _bound(32, "steers that may wait for one response; a further one fails")
-    steer_after_tokens: int = _bound(
-        64, "pieces of text after which a response that is steered is ended, sentence or not"
+    max_in_flight: int = _limit(16, "responses running at once on one connection; further ones wait")
+    max_lanes: int = _limit(32, "distinct stream_id values during the lifetime of one connection")
+    max_queued: int = _limit(64, "requests that may wait on one connection; further ones get a 429")
+    max_queued_bytes: int = _limit(32 * _MIB, "total size of the requests that wait on one connection")
+    max_steers: int = _limit(32, "steering messages that may wait for one response; further ones fail")
+    steer_after_tokens: int = _limit(
+        64, "a steered response ends at the end of a sentence, or after this many further pieces of text"
     )
-    rollout_wait_s: float = _bound(600.0, "how long a rollout waits for what its client owes it")
-    max_tokenizing: int = _bound(2, "long contexts tokenized at once by one process, tenants in turn")
-    max_unsplit_chars: int = _bound(
-        1024 * _KIB, "longest run of characters that is tokenized in one piece; a longer one is a 400"
+    rollout_wait_s: float = _limit(600.0, "how long a rollout waits for input that its client has to send")
+    max_tokenizing: int = _limit(
+        2, "long contexts that one process tokenizes at once, taking tenants in turn"
     )
-    counted_contexts: int = _bound(
-        2, "contexts' worth of tokens that `input_tokens` counts; a longer input is a 400"
+    max_unsplit_chars: int = _limit(
+        1024 * _KIB, "longest text without a place where the tokenizer can split it; a longer one gets a 400"
     )
-    max_grammars: int = _bound(64, "grammars of custom tools in one request")
-    max_grammar_bytes: int = _bound(
-        64 * _KIB, "largest grammar of a custom tool; all of a request may have twice as much"
+    counted_contexts: int = _limit(
+        2,
+        "longest input that `input_tokens` counts, as a multiple of the context; a longer one gets a 400",
     )
-    max_schema_bytes: int = _bound(
-        256 * _KIB, "largest JSON schema: of a tool's parameters or output, or of a text format"
+    max_grammars: int = _limit(64, "grammars of custom tools in one request")
+    max_grammar_bytes: int = _limit(
+        64 * _KIB,
+        "largest grammar of a custom tool; all grammars of a request together may be twice as large",
     )
-    max_grammar_states: int = _bound(
-        10_000, "states of the parser that a grammar may need; larger ones are refused"
+    max_schema_bytes: int = _limit(
+        256 * _KIB, "largest JSON schema of a tool's parameters, a tool's output or a text format"
     )
-    max_compiled_bytes: int = _bound(
-        1 * _MIB, "what is compiled at once, and what may come of it, for one request"
+    max_grammar_states: int = _limit(
+        10_000, "parser states that a grammar may need; a larger grammar gets a 400"
     )
-    compile_timeout_s: float = _bound(
-        2.0, "processor time that one grammar or schema may take to be compiled; by the clock, ten times that"
+    max_compiled_bytes: int = _limit(
+        1 * _MIB, "total size of the schemas and grammars compiled for one request, and of the result"
     )
-    compile_memory_bytes: int = _bound(
-        256 * _MIB, "memory of a process that compiles what clients send; below 64 MiB nothing can be"
+    compile_timeout_s: float = _limit(
+        2.0, "CPU time to compile one grammar or schema; the wall-clock limit is ten times as long"
     )
-    compile_processes: int = _bound(1, "such processes, at most, beside each process that serves")
-    max_compiles_waiting: int = _bound(
-        16, "grammars and schemas of one tenant that may wait to be compiled; a further one is a 429"
+    compile_memory_bytes: int = _limit(
+        256 * _MIB, "memory of a process that compiles grammars and schemas; it needs at least 64 MiB"
     )
-    compile_cache_bytes: int = _bound(
-        64 * _MIB, "what was compiled, or refused, and is kept; a tenant may fill an eighth"
+    compile_processes: int = _limit(1, "compiling processes for each serving process")
+    max_compiles_waiting: int = _limit(
+        16, "grammars and schemas of one tenant that may wait to be compiled; further ones get a 429"
     )
-    max_connections: int = _bound(20_000, "connections of all kinds that one process has open at once")
-    tenant_share: float = _bound(0.8, "part of these that one tenant may hold, where API keys are needed")
-    anonymous_share: float = _bound(0.25, "part of these for clients that have not yet shown an API key")
-    header_timeout_s: float = _bound(10.0, "time for the head of a request, from the connection on")
-    body_timeout_s: float = _bound(30.0, "how long a body or a message may be coming without progress")
-    keepalive_timeout_s: float = _bound(75.0, "how long an HTTP connection is kept open for another request")
-    request_bytes: int = _bound(
-        1024 * _MIB, "bytes of requests that come, wait or run in one process; a further one is a 503"
+    compile_cache_bytes: int = _limit(
+        64 * _MIB, "cache of compiled and refused grammars and schemas; one tenant may use an eighth of it"
     )
-    tenant_request_bytes: int = _bound(256 * _MIB, "the same, of one tenant; a further one is a 429")
-    connection_cache_bytes: int = _bound(
-        64 * _MIB, "state of earlier responses kept in memory for one connection"
+    max_connections: int = _limit(20_000, "open connections of all kinds in one process")
+    tenant_share: float = _limit(
+        0.8, "share of max_connections that one tenant may hold, if API keys are required"
     )
-    tenant_cache_bytes: int = _bound(1024 * _MIB, "the same, over all connections of one tenant")
-    process_cache_bytes: int = _bound(2048 * _MIB, "the same, over all connections of the process")
-    store_bytes: int = _bound(1024 * _MIB, "stored responses that the memory store holds")
-    recent_bytes: int = _bound(256 * _MIB, "state of stored responses kept in memory, whatever the store")
-    parked_s: float = _bound(
-        120.0, "how long a cut connection's responses that are not stored can be continued; 0: not at all"
+    anonymous_share: float = _limit(
+        0.25, "share of max_connections for clients that have not sent an API key yet"
     )
-    parked_bytes: int = _bound(512 * _MIB, "such responses kept by one process")
-    max_age_s: float = _bound(3600.0, "age at which a connection is told to move and is closed")
-    age_grace_s: float = _bound(60.0, "time that running responses get at the age limit")
-    idle_timeout_s: float = _bound(0.0, "silence after which an idle connection is closed; 0: never")
-    send_timeout_s: float = _bound(30.0, "how long a client may read nothing of what waits for it")
-    unread_bytes: int = _bound(512 * _MIB, "bytes that wait to be read by clients, in one process")
-    tenant_unread_bytes: int = _bound(128 * _MIB, "the same, of one tenant")
-    send_buffer_bytes: int = _bound(256 * _KIB, "unsent events at which the engine is no longer pulled")
-    ping_interval_s: float = _bound(20.0, "time between WebSocket pings; 0: none")
-    pong_timeout_s: float = _bound(60.0, "silence after which a client that is pinged counts as gone")
-    run_lease_s: float = _bound(
-        15.0, "silence of a node after which its background responses count as failed"
+    header_timeout_s: float = _limit(10.0, "time from the connection to the end of the request headers")
+    body_timeout_s: float = _limit(
+        30.0, "how long a client may pause while it sends a request body or a message"
     )
-    max_runs: int = _bound(256, "background responses made at once by one process")
-    tenant_retrievals: int = _bound(
-        2, "answers from the store that are made at once for one tenant; further ones wait"
+    keepalive_timeout_s: float = _limit(75.0, "how long an idle HTTP connection stays open")
+    request_bytes: int = _limit(
+        1024 * _MIB, "total size of the requests that one process receives, queues and runs; more get a 503"
     )
-    run_tail_bytes: int = _bound(
-        256 * _KIB, "latest events of a background response kept in memory for those who follow it"
+    tenant_request_bytes: int = _limit(256 * _MIB, "request_bytes of one tenant; more get a 429")
+    connection_cache_bytes: int = _limit(
+        64 * _MIB, "memory for the state of earlier responses on one connection"
     )
-    tenant_runs: int = _bound(64, "background responses made at once for one tenant; a further one is a 429")
-    drain_timeout_s: float = _bound(30.0, "time that running responses get when the server stops")
+    tenant_cache_bytes: int = _limit(1024 * _MIB, "the same for all connections of one tenant")
+    process_cache_bytes: int = _limit(2048 * _MIB, "the same for all connections of one process")
+    store_bytes: int = _limit(1024 * _MIB, "size of the memory store")
+    recent_bytes: int = _limit(
+        256 * _MIB, "memory for the state of recently stored responses, with every kind of store"
+    )
+    parked_s: float = _limit(
+        120.0,
+        "how long responses that are not stored can be continued after a disconnect; 0: not at all",
+    )
+    parked_bytes: int = _limit(512 * _MIB, "memory for such responses in one process")
+    max_age_s: float = _limit(3600.0, "age at which a client is asked to reconnect and its connection closes")
+    age_grace_s: float = _limit(60.0, "time for running responses to finish after max_age_s")
+    idle_timeout_s: float = _limit(0.0, "time without messages after which a connection closes; 0: never")
+    send_timeout_s: float = _limit(30.0, "how long a client may read nothing while events wait for it")
+    unread_bytes: int = _limit(512 * _MIB, "data that waits to be read by clients, in one process")
+    tenant_unread_bytes: int = _limit(128 * _MIB, "the same for one tenant")
+    send_buffer_bytes: int = _limit(256 * _KIB, "unsent events of a connection at which its engine pauses")
+    ping_interval_s: float = _limit(20.0, "time between WebSocket pings; 0: no pings")
+    pong_timeout_s: float = _limit(60.0, "time without data after which a pinged client is disconnected")
+    run_lease_s: float = _limit(
+        15.0, "time without a sign of life of a node after which its background responses fail"
+    )
+    max_runs: int = _limit(256, "background responses running at once in one process")
+    tenant_retrievals: int = _limit(
+        2, "stored responses that are read at once for one tenant; further requests wait"
+    )
+    run_tail_bytes: int = _limit(
+        256 * _KIB, "latest events of a background response kept in memory for clients that follow it"
+    )
+    tenant_runs: int = _limit(
+        64, "background responses of one tenant running at once; further ones get a 429"
+    )
+    drain_timeout_s: float = _limit(30.0, "time for running responses to finish when the server stops")

@@ -13,6 +13,7 @@ from slipring.core.generation import Defaults, Model
 from slipring.engines.base import Engine
 from slipring.engines.sharing import Borrowed, Owner
 from slipring.errors import ModelNotFound, StartupError
+from slipring.spelling import suggestion
 
 
 def _simulated(rest: str) -> Engine:
@@ -83,14 +84,19 @@ BORROWERS: dict[str, Callable[[str, Borrowed], Engine]] = {"llama": _borrowing_l
 EXTRAS = {"sglang": "tokens", "simulated": "tokens", "vllm": "tokens"}
 """What an engine's dependencies are installed by, where it is not its own name."""
 
+_WITHOUT_A_MODEL = (
+    "; llama is the default engine. To test clients without a model: --engine simulated, which only generates"
+    " filler text"
+)
+
 
 def open_engine(spec: str) -> Engine:
     """Make the engine that ``spec`` names. It is not started yet."""
     kind, _, rest = spec.partition(":")
     make = KINDS.get(kind)
     if make is None:
-        known = ", ".join(KINDS)
-        raise StartupError(f"--engine {spec}: unknown engine '{kind}' (known: {known})")
+        hint = suggestion(kind, KINDS)
+        raise StartupError(f"--engine {spec}: unknown engine '{kind}'{hint} (known: {', '.join(KINDS)})")
     with _needing(kind):
         return make(rest)
 
@@ -116,7 +122,8 @@ def _needing(kind: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         extra = f"pip install 'slipring[{EXTRAS.get(kind, kind)}]'"
-        raise StartupError(f"--engine {kind}: {error.name} is not installed ({extra})") from None
+        remark = _WITHOUT_A_MODEL if kind == "llama" else ""
+        raise StartupError(f"--engine {kind}: {error.name} is not installed ({extra}){remark}") from None
 
 
 class Entry(Struct, frozen=True):

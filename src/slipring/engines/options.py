@@ -9,6 +9,7 @@ import math
 from typing import Any, TypeVar
 
 from slipring.errors import StartupError
+from slipring.spelling import suggestion
 
 T = TypeVar("T")
 
@@ -25,7 +26,8 @@ def read_pairs(kind: str, options: type[T], pairs: list[str]) -> dict[str, Any]:
     for pair in filter(None, pairs):
         name, separator, value = pair.partition("=")
         if name not in fields:
-            raise StartupError(f"--engine {kind}: unknown option '{name}' (known: {', '.join(fields)})")
+            hint = suggestion(name, fields)
+            raise StartupError(f"--engine {kind}: unknown option '{name}'{hint} (known: {', '.join(fields)})")
         if not separator:
             raise StartupError(f"--engine {kind}: option '{name}' needs a value, as in {name}=1")
         values[name] = _convert(kind, fields[name], value)

@@ -1,1 +1,1 @@
-"""API keys that live in a store: how they are written, and the commands that make and revoke them."""
+"""API keys in a store: their text form, and the commands that create and revoke them."""

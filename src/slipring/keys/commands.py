@@ -1,8 +1,7 @@
-"""``slipring keys``: make, list and revoke the keys in a store.
+"""``slipring keys``: create, list and revoke the API keys in a store.
 
-Owns the flags, and what is printed: on standard output what a script wants to read, on standard error what a
-person does. A secret is printed once, when its key is made. It knows nothing of servers: they find the keys
-in the store that they share with these commands.
+Standard output receives what a script would read, standard error the messages for people. A secret is printed
+once, when its key is created. Servers on the same store find the keys there.
 """
 
 import argparse
@@ -25,18 +24,17 @@ _COLUMNS = ("ID", "TENANT", "NAME", "MODELS", "REQUESTS/MIN", "TOKENS/DAY", "CRE
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:
-    """Add the commands that ``run`` carries out."""
-    commands = parser.add_subparsers(dest="keys_command", required=True, metavar="COMMAND")
+    """Add the commands that ``run`` executes."""
+    commands = parser.add_subparsers(dest="keys_command", required=True)
     create = commands.add_parser(
         "create",
-        help="make a key and print it, once",
-        description="Make a key and print it on the standard output. It cannot be shown again.",
-        allow_abbrev=False,
+        help="create a key and print it",
+        description="Create a key and print it on standard output. It cannot be shown again.",
     )
     create.add_argument(
-        "--tenant", required=True, type=_text, help="whose key it is: tenants see nothing of each other"
+        "--tenant", required=True, type=_text, help="owner of the key; tenants cannot see each other's data"
     )
-    create.add_argument("--name", type=_text, metavar="LABEL", help="what it is for, for people")
+    create.add_argument("--name", type=_text, metavar="LABEL", help="description of the key, for people")
     create.add_argument(
         "--model",
         dest="permitted",
@@ -44,21 +42,25 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
         type=_text,
         default=[],
         metavar="NAME",
-        help="model that it may use (repeatable; default: all)",
+        help="model that the key may use (repeatable; default: all models)",
     )
-    create.add_argument("--requests-per-minute", type=_bound, metavar="N", help="turns in a minute")
-    create.add_argument("--tokens-per-day", type=_bound, metavar="N", help="tokens in a day, in and out")
-    show = commands.add_parser(
-        "list", help="list all keys", description="List all keys, without secrets.", allow_abbrev=False
+    create.add_argument(
+        "--requests-per-minute", type=_quota, metavar="N", help="maximum number of turns in a minute"
     )
-    show.add_argument("--json", action="store_true", help="as a JSON array")
+    create.add_argument(
+        "--tokens-per-day",
+        type=_quota,
+        metavar="N",
+        help="maximum number of tokens in a day, input and output",
+    )
+    show = commands.add_parser("list", help="list all keys", description="List all keys, without secrets.")
+    show.add_argument("--json", action="store_true", help="print a JSON array")
     revoke = commands.add_parser(
         "revoke",
-        help="make a key worthless",
-        description="Make a key worthless: the next turn of whoever uses it is refused.",
-        allow_abbrev=False,
+        help="revoke a key",
+        description="Revoke a key: the server refuses the next turn that uses it.",
     )
-    revoke.add_argument("id", metavar="ID", help="as printed by list")
+    revoke.add_argument("id", metavar="ID", help="id of the key, as printed by list")
     for command in (create, show, revoke):
         add_flags(command, only=("store",))
 
@@ -69,14 +71,14 @@ def _text(given: str) -> str:
     return given.strip()
 
 
-def _bound(given: str) -> int:
+def _quota(given: str) -> int:
     if not (given.isascii() and given.isdecimal() and 0 < int(given) < 2**63):
         raise argparse.ArgumentTypeError("must be a whole number above 0")
     return int(given)
 
 
 async def run(arguments: argparse.Namespace, config: Config) -> int:
-    """Carry out a command; the exit code. ``StartupError``: the store cannot be used."""
+    """Execute a command and return its exit code. Raises ``StartupError`` if the store cannot be used."""
     async with _opened(config) as store:
         if arguments.keys_command == "create":
             return await _create(store, arguments)
@@ -90,8 +92,8 @@ async def _opened(config: Config) -> AsyncIterator[Store]:
     store = open_store(config.store, config.limits)
     if not store.is_shared:
         raise ConfigError(
-            f"keys in the store '{config.store}' would be gone at once: name one that lasts, with --store or"
-            " SLIPRING_STORE"
+            f"the store '{config.store}' does not keep keys after this command: name a database with --store"
+            " or SLIPRING_STORE"
         )
     try:
         await store.start()
@@ -103,7 +105,7 @@ async def _opened(config: Config) -> AsyncIterator[Store]:
 
 
 async def _create(store: Store, arguments: argparse.Namespace) -> int:
-    token = Token.draw()
+    token = Token.generate()
     key = Key(
         id=token.id,
         tenant=arguments.tenant,
@@ -116,14 +118,16 @@ async def _create(store: Store, arguments: argparse.Namespace) -> int:
     )
     await store.keys.create(key)
     print(token.reveal(), flush=True)
-    print(f"slipring: key {key.id} of tenant '{key.tenant}'; it is not shown again", file=sys.stderr)
+    print(
+        f"slipring: created key {key.id} of tenant '{key.tenant}'; it cannot be shown again", file=sys.stderr
+    )
     return 0
 
 
 async def _list(store: Store, *, as_json: bool) -> int:
     keys = await store.keys.list()
     if as_json:
-        print(wire.encode([_described(key) for key in keys]).decode())
+        print(wire.encode([_public_fields(key) for key in keys]).decode())
     else:
         print(_table([_COLUMNS, *map(_row, keys)]))
     return 0
@@ -131,14 +135,14 @@ async def _list(store: Store, *, as_json: bool) -> int:
 
 async def _revoke(store: Store, key_id: str) -> int:
     if not await store.keys.revoke(key_id, int(time.time())):
-        print("slipring: there is no such key, or it is revoked already", file=sys.stderr)
+        print("slipring: there is no such key, or it has been revoked already", file=sys.stderr)
         return NO_SUCH_KEY
     print(f"slipring: key {key_id} is revoked", file=sys.stderr)
     return 0
 
 
-def _described(key: Key) -> dict[str, Any]:
-    """A key as others may see it: all but the digest."""
+def _public_fields(key: Key) -> dict[str, Any]:
+    """Return the fields of a key that may be shown: all but the digest."""
     return {
         "id": key.id,
         "tenant": key.tenant,

@@ -1,7 +1,7 @@
-"""A stored key as its holder writes it: ``sk-slip-ID.SECRET``.
+"""API keys of the store as clients send them: ``sk-slip-ID.SECRET``.
 
-The id finds the key and is no secret. Of the secret only a digest is ever kept. It is 256 random bits, so a
-plain hash is as good as a slow one: there is nothing to guess from.
+The id identifies the key and is not secret. The store keeps only a digest of the secret. A plain hash is
+enough: the secret has 256 random bits, so it cannot be guessed.
 """
 
 import hashlib
@@ -17,33 +17,33 @@ _FORM = re.compile(_PREFIX + r"([0-9a-f]{16})\.([A-Za-z0-9_-]{43})")
 
 
 def digest(secret: str) -> bytes:
-    """What is kept of a secret. One with bytes that are not text is as good as any other wrong one."""
+    """Return the SHA-256 of a secret. Bytes that are not UTF-8 are hashed as they were received."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
 class Token(Struct, frozen=True):
-    """The two parts of a key. Its repr shows no secret."""
+    """The two parts of a key. The repr omits the secret."""
 
     id: str
     secret: str
 
     @classmethod
-    def draw(cls) -> "Token":
-        """A new key that nobody has."""
+    def generate(cls) -> "Token":
+        """Return a new random key."""
         return cls(secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES))
 
     @classmethod
-    def read(cls, text: str) -> "Token | None":
-        """The parts of a key as it was presented; None: it has not the form of a stored key."""
-        found = _FORM.fullmatch(text)
-        return cls(*found.groups()) if found is not None else None
+    def parse(cls, text: str) -> "Token | None":
+        """Return the parts of a key, or None if the text does not have the form of a stored key."""
+        match = _FORM.fullmatch(text)
+        return cls(*match.groups()) if match is not None else None
 
     @property
     def digest(self) -> bytes:
         return digest(self.secret)
 
     def reveal(self) -> str:
-        """The key in full, for the one time that it is shown."""
+        """Return the complete key, which is shown only when it is created."""
         return f"{_PREFIX}{self.id}.{self.secret}"
 
     def __repr__(self) -> str:

@@ -1,1 +1,1 @@
-"""What the server accepts and returns, as an OpenAPI document that is made from its types."""
+"""The OpenAPI document of the server, derived from its wire types."""

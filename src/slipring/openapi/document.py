@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document: operations and schemas, put together."""
+"""Assembles the OpenAPI 3.1 document from the operations and the schemas."""
 
 import re
 from http import HTTPStatus
@@ -10,22 +10,22 @@ from slipring.openapi.schemas import EVENT, Schema, components, ref
 from slipring.protocol.events import ErrorAnswer
 
 _JSON = "application/json"
-_EVERYWHERE = (401, 403, 500, 503)
+_COMMON_ERRORS = (401, 403, 500, 503)
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _DESCRIPTION = (
-    "The OpenAI Responses API. `/v1` may be left out of any path. Fields that are not described here are let"
-    " through and have no effect; `null` counts as absent where a field is optional."
+    "The OpenAI Responses API. `/v1` may be left out of any path. The server accepts and ignores fields that"
+    " are not described here. `null` is the same as leaving an optional field out."
 )
 
 
 def document() -> dict[str, Any]:
-    """What the server accepts and returns."""
+    """Return the document as JSON-compatible objects."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         methods = paths.setdefault(operation.path, {})
-        methods[operation.method.lower()] = _described(operation)
+        methods[operation.method.lower()] = _operation_object(operation)
         if operation.method == "GET":
-            methods["head"] = _headless(methods["get"])
+            methods["head"] = _head(methods["get"])
     return {
         "openapi": "3.1.0",
         "info": {
@@ -40,39 +40,48 @@ def document() -> dict[str, Any]:
         "components": {
             "schemas": components(),
             "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer", "description": "Where keys are configured."}
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "Required if the server has API keys.",
+                }
             },
         },
     }
 
 
-def _described(operation: Operation) -> dict[str, Any]:
-    described: dict[str, Any] = {
+def _operation_object(operation: Operation) -> dict[str, Any]:
+    result: dict[str, Any] = {
         "operationId": operation.id,
         "summary": operation.summary,
         "parameters": [
-            *(_parameter("path", name, {"type": "string", "minLength": 1}) for name in _names(operation)),
+            *(
+                _parameter("path", name, {"type": "string", "minLength": 1})
+                for name in _path_parameters(operation)
+            ),
             *(_parameter("query", name, schema) for name, schema in operation.query.items()),
         ],
         "responses": _responses(operation),
     }
     if operation.body is not None:
-        described["requestBody"] = {
+        result["requestBody"] = {
             "required": operation.needs_body,
             "content": {_JSON: {"schema": ref(operation.body)}},
         }
     if operation.is_open:
-        described["security"] = []
-    return described
+        result["security"] = []
+    return result
 
 
-def _headless(get: dict[str, Any]) -> dict[str, Any]:
-    """The same as a GET, but for the bodies."""
-    bare = {status: {"description": response["description"]} for status, response in get["responses"].items()}
-    return {**get, "operationId": f"{get['operationId']}Head", "responses": bare}
+def _head(get: dict[str, Any]) -> dict[str, Any]:
+    """Return the HEAD operation for a GET: the same without response bodies."""
+    responses = {
+        status: {"description": response["description"]} for status, response in get["responses"].items()
+    }
+    return {**get, "operationId": f"{get['operationId']}Head", "responses": responses}
 
 
-def _names(operation: Operation) -> list[str]:
+def _path_parameters(operation: Operation) -> list[str]:
     return _PARAMETER.findall(operation.path)
 
 
@@ -82,13 +91,13 @@ def _parameter(place: str, name: str, schema: Schema) -> dict[str, Any]:
 
 def _responses(operation: Operation) -> dict[str, Any]:
     if operation.is_open:
-        # Health alone: what it has to say is the same when all is not well.
+        # The health check is the only one. Its body has the same form with both statuses.
         return {str(status): _answer(operation, status) for status in (200, 503)}
-    answered = 101 if operation.answer is None else 200
-    refused = sorted({*_EVERYWHERE, *operation.errors})
-    return {str(answered): _answer(operation, answered)} | {
+    success = 101 if operation.answer is None else 200
+    errors = sorted({*_COMMON_ERRORS, *operation.errors})
+    return {str(success): _answer(operation, success)} | {
         str(status): {"description": _phrase(status), "content": {_JSON: {"schema": ref(ErrorAnswer)}}}
-        for status in refused
+        for status in errors
     }
 
 
@@ -97,7 +106,7 @@ def _answer(operation: Operation, status: int) -> dict[str, Any]:
         return {"description": _phrase(status)}
     content: dict[str, Any] = {_JSON: {"schema": ref(operation.answer)}}
     if operation.streams:
-        # OpenAPI 3.1 has no words for what is in a stream.
+        # OpenAPI 3.1 cannot describe the events of a stream.
         content["text/event-stream"] = {"schema": {"type": "string"}, "x-slipring-event": ref(EVENT)}
     return {"description": _phrase(status), "content": content}
 

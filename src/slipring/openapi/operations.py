@@ -1,6 +1,6 @@
-"""The operations of the API: what each takes, what it answers, and how it may fail.
+"""The operations of the API: parameters, bodies, answers and error statuses.
 
-One row for each route of ``server/endpoints/app.py``; a test holds the two against each other.
+There is one operation for each route of the server; a test compares the two.
 """
 
 from typing import Any
@@ -38,23 +38,23 @@ _ITEM = "ShownItem"
 
 
 class Operation(Struct, frozen=True):
-    """A method on a path."""
+    """One HTTP method on one path."""
 
     method: str
     path: str
     id: str
     summary: str
     answer: type[Struct] | str | None
-    """A type, or the name of a schema; None where nothing but a WebSocket is to be had."""
+    """A type, or the name of a schema; None if the operation only opens a WebSocket."""
     body: type[Struct] | None = None
     needs_body: bool = True
     query: dict[str, Any] = {}
     errors: tuple[int, ...] = ()
-    """Beside those that every operation has."""
+    """Statuses of errors, in addition to those that all operations share."""
     streams: bool = False
-    """Whether the answer may also be a stream of events."""
+    """Whether the answer can also be a stream of events."""
     is_open: bool = False
-    """Whether no key is needed."""
+    """Whether the operation works without an API key."""
 
 
 _RESPONSE = "/v1/responses/{response_id}"
@@ -65,7 +65,7 @@ OPERATIONS = (
         "GET",
         "/v1/responses",
         "connectResponses",
-        "Open a WebSocket: each text frame is a create with `type: response.create`, each answer an event.",
+        "Open a WebSocket: clients send `response.create` events as text frames and receive response events.",
         None,
         errors=(400, 426),
     ),
@@ -73,7 +73,7 @@ OPERATIONS = (
         "POST",
         "/v1/responses",
         "createResponse",
-        "Make a response.",
+        "Create a response.",
         Response,
         body=CreateRequest,
         errors=(400, 404, 413, 429),
@@ -83,7 +83,7 @@ OPERATIONS = (
         "POST",
         "/v1/responses/compact",
         "compactResponse",
-        "Put a short context in the place of a long one.",
+        "Compact a context: return a shorter one that replaces it.",
         Window,
         body=CompactRequest,
         errors=(400, 404, 413, 429),
@@ -92,7 +92,7 @@ OPERATIONS = (
         "POST",
         "/v1/responses/input_tokens",
         "countInputTokens",
-        "How long a context would be.",
+        "Count the input tokens of a request.",
         InputTokens,
         body=CreateRequest,
         errors=(400, 404, 413, 429),
@@ -101,7 +101,7 @@ OPERATIONS = (
         "GET",
         _RESPONSE,
         "getResponse",
-        "A stored response; one of the background in any state, and its events again.",
+        "Get a stored response, or a background response in any state; optionally stream its events.",
         Response,
         query={
             "include": _INCLUDE,
@@ -118,7 +118,7 @@ OPERATIONS = (
         "POST",
         f"{_RESPONSE}/cancel",
         "cancelResponse",
-        "Stop a background response.",
+        "Cancel a background response.",
         Response,
         errors=(400, 404),
     ),
@@ -126,7 +126,7 @@ OPERATIONS = (
         "GET",
         f"{_RESPONSE}/input_items",
         "listInputItems",
-        "What a response was made from.",
+        "List the input items of a response.",
         ItemPage,
         query=_PAGE,
         errors=(400, 404),
@@ -135,18 +135,20 @@ OPERATIONS = (
         "POST",
         "/v1/conversations",
         "createConversation",
-        "Begin a conversation.",
+        "Create a conversation.",
         ConversationObject,
         body=CreateConversation,
         needs_body=False,
         errors=(400, 413),
     ),
-    Operation("GET", _CONVERSATION, "getConversation", "A conversation.", ConversationObject, errors=(404,)),
+    Operation(
+        "GET", _CONVERSATION, "getConversation", "Get a conversation.", ConversationObject, errors=(404,)
+    ),
     Operation(
         "POST",
         _CONVERSATION,
         "updateConversation",
-        "Give a conversation other metadata.",
+        "Replace the metadata of a conversation.",
         ConversationObject,
         body=UpdateConversation,
         errors=(400, 404, 413),
@@ -163,7 +165,7 @@ OPERATIONS = (
         "GET",
         f"{_CONVERSATION}/items",
         "listConversationItems",
-        "The items of a conversation.",
+        "List the items of a conversation.",
         ItemPage,
         query={**_PAGE, "include": _INCLUDE},
         errors=(400, 404),
@@ -182,7 +184,7 @@ OPERATIONS = (
         "GET",
         f"{_CONVERSATION}/items/{{item_id}}",
         "getConversationItem",
-        "One item of a conversation.",
+        "Get one item of a conversation.",
         _ITEM,
         query={"include": _INCLUDE},
         errors=(400, 404),
@@ -191,7 +193,7 @@ OPERATIONS = (
         "DELETE",
         f"{_CONVERSATION}/items/{{item_id}}",
         "deleteConversationItem",
-        "Take an item out of a conversation.",
+        "Remove an item from a conversation.",
         ConversationObject,
         errors=(404,),
     ),
@@ -199,10 +201,10 @@ OPERATIONS = (
         "GET",
         "/v1/slipring/turns",
         "listTurns",
-        "Where the time of the recent turns on open sockets went.",
+        "List timing reports of recent turns on open WebSockets.",
         TurnList,
     ),
-    Operation("GET", "/v1/models", "listModels", "The models that may be used.", ModelList),
-    Operation("GET", "/v1/models/{model}", "getModel", "One model.", ModelObject, errors=(404,)),
-    Operation("GET", "/health", "getHealth", "How the server is.", Health, is_open=True),
+    Operation("GET", "/v1/models", "listModels", "List the models that the API key may use.", ModelList),
+    Operation("GET", "/v1/models/{model}", "getModel", "Get one model.", ModelObject, errors=(404,)),
+    Operation("GET", "/health", "getHealth", "Get the health of the server.", Health, is_open=True),
 )

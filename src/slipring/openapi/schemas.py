@@ -1,7 +1,7 @@
-"""JSON schemas of what travels, made from the types that read and write it.
+"""JSON schemas of requests, answers and events, derived from the types that decode and encode them.
 
-Fields that stay raw on their way in or out have no type to be read from. What is in them is said here, by the
-types that the code reads them with once it does.
+Some fields stay raw JSON when they are decoded or encoded, so their type says nothing about their content.
+Their schemas are defined here, from the types that later code decodes them with.
 """
 
 from collections.abc import Iterator
@@ -64,47 +64,47 @@ _OBJECT: Schema = {"type": "object"}
 _MAY_LEAVE_OUT_TYPE = ("message", "item_reference")
 _Choice = Literal["none", "auto", "required"] | ChoiceObject
 _ITEM_BODIES = tuple(dict.fromkeys(FORMS.values()))
-_ASKED: tuple[Any, ...] = (
+_REQUEST_TYPES: tuple[Any, ...] = (
     *(CreateRequest, CompactRequest, CreateConversation, UpdateConversation, AddItems),
     *(FunctionTool, CustomTool, NamespaceTool, NamedTool, ChoiceObject),
     *(ConversationRef, Management, JsonSchemaFormat),
     *_ITEM_BODIES,
 )
-_ANSWERED: tuple[Any, ...] = (
+_ANSWER_TYPES: tuple[Any, ...] = (
     *(Response, Window, ItemPage, DeletedResponse, DeletedConversation, ConversationObject, InputTokens),
     *(ModelObject, ModelList, TurnList, Health, ErrorAnswer),
 )
 
 
 def ref(name: str | type) -> Schema:
-    """Where the schema of a type, or one that has a name only here, is to be found."""
+    """Return a reference to the schema of a type, or to a schema that has a name only in this module."""
     return {"$ref": _TEMPLATE.format(name=name if isinstance(name, str) else name.__name__)}
 
 
 def components() -> dict[str, Schema]:
-    """Every schema, by its name."""
-    asked = _generated(_ASKED)
-    events = tuple(_kinds(Event))
-    answered = _generated((*_ANSWERED, *events))
-    for type_ in _structs((*_ANSWERED, *events)):
-        _require_all(answered[type_.__name__], type_)
-    found = asked | answered
-    for type_, fields in _held().items():
+    """Return all schemas by name."""
+    requests = _generated(_REQUEST_TYPES)
+    events = tuple(_wire_classes(Event))
+    answers = _generated((*_ANSWER_TYPES, *events))
+    for type_ in _structs((*_ANSWER_TYPES, *events)):
+        _require_all(answers[type_.__name__], type_)
+    found = requests | answers
+    for type_, fields in _raw_fields().items():
         for name, schema in fields.items():
-            # In place of what is there, but for its default.
+            # Replaces the generated schema, except for its default.
             given = found[type_.__name__]["properties"][name]
             found[type_.__name__]["properties"][name] = schema | {
                 key: given[key] for key in given if key == "default"
             }
-    found |= _named_here(found)
+    found |= _unions(found)
     for body in _ITEM_BODIES:
-        del found[body.__name__]  # there as an item of each type that has it
+        del found[body.__name__]  # included in the item of each type that has it
     found[EVENT] = {"anyOf": [ref(event) for event in events]}
     return found
 
 
-def _held() -> dict[type[Struct], dict[str, Schema]]:
-    """What is in the raw fields of a type."""
+def _raw_fields() -> dict[type[Struct], dict[str, Schema]]:
+    """Return the schemas of raw fields, by type and field name."""
     new_items = _list_of(ref("Item"), maxItems=20)
     tools, format_, input_ = (_or_null(ref(name)) for name in ("Tools", "TextFormat", "Input"))
     choice, output_item = _inline(_Choice), _inline(OutputItem)
@@ -122,8 +122,8 @@ def _held() -> dict[type[Struct], dict[str, Schema]]:
         TextConfig: {"format": format_},
         TextUpdate: {"format": format_},
         AdditionalTools: {"tools": tools},
-        ToolSearchCall: {"arguments": {"description": "Whatever the model asked for."}},
-        ToolSearchCallItem: {"arguments": {"description": "Whatever the model asked for."}},
+        ToolSearchCall: {"arguments": {"description": "The arguments that the model generated."}},
+        ToolSearchCallItem: {"arguments": {"description": "The arguments that the model generated."}},
         OutputTextAnnotationAdded: {"annotation": _OBJECT},
         SteerRef: {"input": {"description": "As it was sent."}},
         AppendFailed: {"input": {"description": "As it was sent."}},
@@ -147,8 +147,8 @@ def _held() -> dict[type[Struct], dict[str, Schema]]:
     }
 
 
-def _named_here(found: dict[str, Schema]) -> dict[str, Schema]:
-    """What has no type of its own, because the types that it may have are chosen by a field."""
+def _unions(found: dict[str, Schema]) -> dict[str, Schema]:
+    """Return the schemas of unions that have no type in the code: a field selects the member."""
     callable_tools = (FunctionTool, CustomTool, NamespaceTool)
     their_types = [inspect.type_info(tool).tag for tool in callable_tools]  # type: ignore[attr-defined]
     items = {f"{kind}_input": _item(kind, found[body.__name__]) for kind, body in FORMS.items()}
@@ -177,14 +177,14 @@ def _named_here(found: dict[str, Schema]) -> dict[str, Schema]:
             "properties": {"id": {"type": "string"}, "type": {"enum": sorted({*FORMS, *CARRIED_TYPES})}},
             "required": ["id", "type"],
         },
-        "OtherTool": {"description": "Carried and echoed, but never called.", **other_tool},
+        "OtherTool": {"description": "Accepted and returned unchanged, but never called.", **other_tool},
         "Tools": _list_of({"anyOf": [*map(ref, callable_tools), ref("OtherTool")]}),
         "TextFormat": {"anyOf": [plain, ref(JsonSchemaFormat)]},
     }
 
 
 def _item(kind: str, body: Schema) -> Schema:
-    """An item of one type: what its body holds, and what all items have."""
+    """Return the schema of one item type: the fields of its body and those that all items have."""
     required = body.get("required", [])
     may_be_untyped = kind in _MAY_LEAVE_OUT_TYPE
     return {
@@ -203,27 +203,27 @@ def _generated(types: tuple[Any, ...]) -> dict[str, Schema]:
 
 
 def _inline(type_: Any) -> Schema:
-    """The schema of a type that has no name; the named ones in it are referred to."""
+    """Return the schema of an unnamed type, with references to the named types in it."""
     (schema,), _ = msgspec.json.schema_components([type_], ref_template=_TEMPLATE)
     return schema
 
 
 def _require_all(schema: Schema, type_: type[Struct]) -> None:
-    """What is sent has every field, defaults included, but for those that may be unset."""
+    """Mark all fields as required that the server always sends: all except those that may be unset."""
     unset = {field.encode_name for field in structs.fields(type_) if field.default is UNSET}
     schema["required"] = [name for name in schema["properties"] if name not in unset]
 
 
-def _kinds(parent: type[Struct]) -> Iterator[type[Struct]]:
-    """The classes that have a name on the wire, and are not there only for others to build on."""
+def _wire_classes(parent: type[Struct]) -> Iterator[type[Struct]]:
+    """Yield the event classes that have a wire name; the others are only base classes."""
     for child in parent.__subclasses__():
         if child.__struct_config__.tag != child.__name__:
             yield child
-        yield from _kinds(child)
+        yield from _wire_classes(child)
 
 
 def _structs(types: tuple[Any, ...]) -> set[type[Struct]]:
-    """All structs within these types."""
+    """Return all structs that these types contain."""
     found: set[type[Struct]] = set()
     left: list[inspect.Type] = list(inspect.multi_type_info(types))
     while left:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 TASKS: Mapping[str, str] = {
     "check_grammar": "slipring.engines.constraints.tool_grammars",
-    "draft_document": "slipring.engines.simulated.documents",
-    "draft_input": "slipring.engines.simulated.inputs",
+    "draft_document": "slipring.engines.simulated.drafts",
+    "draft_input": "slipring.engines.simulated.drafts",
     "write_constraint": "slipring.engines.constraints.constraint",
     "write_grammar": "slipring.engines.llama.answer_grammar",
 }

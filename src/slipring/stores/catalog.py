@@ -37,7 +37,7 @@ def open_database(spec: str) -> Database:
     if spec == "memory":
         return SqliteDatabase(None)
     if spec == "sqlite":
-        return SqliteDatabase(str(default_file()))
+        return SqliteDatabase(str(default_file()), creates_directory=True)
     if kind == "sqlite" and rest:
         return SqliteDatabase(rest)
     if kind in ("postgresql", "postgres") and rest.startswith("//"):

@@ -22,7 +22,7 @@ from slipring.core.generation import (
 from slipring.engines.base import Engine, Level
 from slipring.engines.catalog import open_engine
 from slipring.engines.constraints import call_limits
-from slipring.engines.simulated.inputs import draft_input
+from slipring.engines.simulated.drafts import draft_input
 from slipring.errors import ServerError
 from slipring.protocol.grammars import Grammar
 from slipring.protocol.tools import Offer, Toolset

@@ -2,7 +2,6 @@
 
 import pytest
 
-from slipring.engines.constraints import tool_grammars
 from slipring.engines.constraints.compiler import Compiler
 from slipring.engines.constraints.tool_grammars import check_grammar
 from slipring.errors import InvalidRequest
@@ -47,14 +46,6 @@ def test_a_text_fits_as_a_whole_or_not_at_all(grammar, text, is_right):
 
 def test_an_expression_that_others_never_finish_takes_no_time():
     assert fits(Grammar("regex", "(a+)+b"), "a" * 5000) is False
-
-
-def test_without_the_library_only_regular_expressions_are_looked_at(monkeypatch):
-    monkeypatch.setattr(tool_grammars, "_library", lambda: None)
-    assert complaint(Grammar("regex", "(")) is not None
-    assert complaint(Grammar("regex", "a+")) is None
-    assert complaint(Grammar("lark", "nothing")) is None
-    assert fits(Grammar("regex", "a"), "b") is None
 
 
 def complaint(grammar: Grammar, states: int = STATES) -> str | None:

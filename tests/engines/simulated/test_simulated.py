@@ -1,4 +1,4 @@
-"""The simulated engine: what it says, how it counts, what it can be told to do."""
+"""The simulated engine: options, text, JSON, tool calls, token counts, prefix cache, pace."""
 
 import asyncio
 import dataclasses
@@ -9,14 +9,18 @@ from typing import Any
 
 import jsonschema
 import pytest
+from msgspec import Raw
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
+from slipring.engines.constraints.compiler import Compiler
 from slipring.engines.simulated import SimulatedEngine, pace
-from slipring.engines.simulated.options import Options, read_options
+from slipring.engines.simulated.options import SimulatedOptions, read_options
 from slipring.errors import StartupError
 from slipring.protocol.items import user_message
+from slipring.protocol.requests import TextFormat
 from slipring.protocol.tools import Offer
+from slipring.sandbox.sandbox import TooExpensive
 from tests.harness import WEATHER, Socket, serve
 
 Json = dict[str, Any]
@@ -34,7 +38,7 @@ FILES = {"type": "namespace", "name": "files", "description": "Files", "tools": 
 
 
 def make(**options: object) -> SimulatedEngine:
-    return SimulatedEngine(Options(**{"tokens_per_s": 0, **options}))  # type: ignore[arg-type]
+    return SimulatedEngine(SimulatedOptions(**{"tokens_per_s": 0, **options}))  # type: ignore[arg-type]
 
 
 def job_for(engine: SimulatedEngine, text: str = "hello", **fields: Any) -> Job:
@@ -60,7 +64,7 @@ async def run(engine: SimulatedEngine, job: Job) -> tuple[list[Delta], Finished]
     return deltas, finished
 
 
-def said(deltas: list[Delta]) -> str:
+def text_of(deltas: list[Delta]) -> str:
     return "".join(delta.text for delta in deltas if isinstance(delta, Text))
 
 
@@ -77,7 +81,7 @@ def answers(response: Json, output: str = "done") -> list[Json]:
 
 @pytest.fixture
 async def socket(request: pytest.FixtureRequest) -> AsyncIterator[Socket]:
-    """A socket to a server with the options that a test asks for by its parameter."""
+    """A socket to a server; ``options`` sets the options of its engine."""
     options = getattr(request, "param", "")
     async with serve(f"simulated:tokens_per_s=0,{options}") as server, server.connect() as socket:
         yield socket
@@ -107,7 +111,7 @@ def options(text: str) -> pytest.MarkDecorator:
     ],
 )
 def test_options_are_read(text: str, expected: Json) -> None:
-    assert read_options(text) == dataclasses.replace(Options(), **expected)
+    assert read_options(text) == dataclasses.replace(SimulatedOptions(), **expected)
 
 
 @pytest.mark.parametrize(
@@ -135,21 +139,23 @@ def test_options_that_cannot_be_used_are_named(text: str, complaint: str) -> Non
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 100])
-async def test_an_answer_has_the_length_that_was_asked_for(tokens: int) -> None:
+async def test_an_answer_has_the_configured_length(tokens: int) -> None:
     deltas, finished = await run(engine := make(output_tokens=tokens), job_for(engine))
-    assert len(deltas) == len(said(deltas).split()) == finished.output_tokens == tokens
-    assert said(deltas).startswith("This")
+    assert len(deltas) == len(text_of(deltas).split()) == finished.output_tokens == tokens
+    assert text_of(deltas).startswith("This")
     assert finished.reason == "stop"
 
 
 async def test_an_answer_is_never_empty() -> None:
     deltas, finished = await run(engine := make(output_tokens=0), job_for(engine))
-    assert (said(deltas), finished.output_tokens) == ("This", 1)
+    assert (text_of(deltas), finished.output_tokens) == ("This", 1)
 
 
 async def test_the_same_request_gets_the_same_answer() -> None:
     engine = make()
-    assert said((await run(engine, job_for(engine)))[0]) == said((await run(engine, job_for(engine)))[0])
+    assert text_of((await run(engine, job_for(engine)))[0]) == text_of(
+        (await run(engine, job_for(engine)))[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,13 +168,13 @@ async def test_the_same_request_gets_the_same_answer() -> None:
         (None, 5, "stop"),
     ],
 )
-async def test_the_limit_of_a_request_is_obeyed(limit: int | None, tokens: int, reason: str) -> None:
+async def test_max_output_tokens_is_obeyed(limit: int | None, tokens: int, reason: str) -> None:
     engine = make(output_tokens=5)
     _, finished = await run(engine, job_for(engine, settings=Settings(max_output_tokens=limit)))
     assert (finished.output_tokens, finished.reason) == (tokens, reason)
 
 
-async def test_a_warmup_counts_and_says_nothing() -> None:
+async def test_a_warmup_counts_and_emits_nothing() -> None:
     engine = make()
     deltas, finished = await run(engine, job_for(engine, generate=False))
     assert deltas == []
@@ -176,7 +182,7 @@ async def test_a_warmup_counts_and_says_nothing() -> None:
     assert finished.input_tokens == (await run(engine, job_for(engine)))[1].input_tokens
 
 
-async def test_images_and_files_are_taken(socket: Socket) -> None:
+async def test_images_and_files_are_accepted(socket: Socket) -> None:
     content = [
         {"type": "input_image", "image_url": "https://example.com/a.png"},
         {"type": "input_file", "file_id": "file_1"},
@@ -185,7 +191,7 @@ async def test_images_and_files_are_taken(socket: Socket) -> None:
 
 
 @options("output_tokens=8")
-async def test_a_schema_is_answered_with_a_document_that_fits_it(socket: Socket) -> None:
+async def test_a_json_schema_format_gets_a_document_that_fits(socket: Socket) -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -203,15 +209,62 @@ async def test_a_schema_is_answered_with_a_document_that_fits_it(socket: Socket)
     assert response["usage"]["output_tokens"] == 8
 
 
-async def test_a_schema_that_nothing_fits_is_refused(socket: Socket) -> None:
-    schema = {"type": "object", "properties": {"a": False}, "required": ["a"]}
-    text = {"format": {"type": "json_schema", "name": "none", "schema": schema}}
-    refused = await socket.error(input="who?", text=text)
-    assert refused["status"] == 400
-    assert "finds no value for the schema" in refused["error"]["message"]
+REFUSED: list[tuple[Json, bool, str]] = [
+    (
+        {"type": "object", "properties": {"a": False}, "required": ["a"]},
+        False,
+        "the simulated engine cannot use this schema: Unsatisfiable schema",
+    ),
+    (
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        True,
+        "the simulated engine finds no value for this schema: it is too large",
+    ),
+    ({"type": "object", "not": {}}, True, 'cannot use this schema: Unimplemented keys: ["not"].'),
+]
 
 
-async def test_a_json_object_is_one(socket: Socket) -> None:
+@pytest.mark.parametrize(("schema", "strict", "complaint"), REFUSED)
+async def test_a_schema_without_a_value_is_refused(
+    socket: Socket, schema: Json, strict: bool, complaint: str
+) -> None:
+    format = {"type": "json_schema", "name": "none", "schema": schema, "strict": strict}
+    refused = await socket.error(input="who?", text={"format": format})
+    assert (refused["status"], refused["error"]["param"]) == (400, "text.format.schema")
+    assert refused["error"]["message"].startswith("Invalid 'text.format.schema': ")
+    assert complaint in refused["error"]["message"]
+
+
+async def test_a_schema_that_is_too_expensive_is_refused_by_its_field() -> None:
+    class Exhausted:
+        async def run(self, tenant: str, task: str, *arguments: Any) -> Any:
+            raise TooExpensive("takes too long")
+
+    engine = make()
+    engine.compiler = Compiler(Exhausted())
+    format = TextFormat("json_schema", Raw(b"{}"), b"{}")
+    with pytest.raises(
+        TooExpensive, match=r"^Invalid 'text\.format\.schema': it takes too long\.$"
+    ) as refused:
+        await run(engine, job_for(engine, settings=Settings(format=format)))
+    assert refused.value.param == "text.format.schema"
+
+
+async def test_parameters_without_a_value_are_refused(socket: Socket) -> None:
+    tool = {**ADD, "parameters": {"type": "object", "not": {}}, "strict": True}
+    refused = await socket.error(input="go", tools=[tool])
+    assert (refused["status"], refused["error"]["param"]) == (400, "tools")
+    assert refused["error"]["message"].startswith("Invalid 'tools': the parameters of 'add': ")
+
+
+@options("tool_calls=1")
+async def test_unsupported_keywords_of_a_tool_that_is_not_strict_are_ignored(socket: Socket) -> None:
+    tool = {**ADD, "parameters": {**ADD["parameters"], "not": {"required": ["c"]}}}  # type: ignore[dict-item]
+    (call,) = calls(await socket.response(input="go", tools=[tool]))
+    assert json.loads(call["arguments"]) == {"a": 1, "b": 10}
+
+
+async def test_a_json_object_format_gets_an_object(socket: Socket) -> None:
     response = await socket.response(input="who?", text={"format": {"type": "json_object"}})
     assert isinstance(json.loads(response["output"][0]["content"][0]["text"]), dict)
 
@@ -220,7 +273,7 @@ async def test_a_json_object_is_one(socket: Socket) -> None:
 
 
 @options("tool_calls=2,output_tokens=30")
-async def test_tools_are_called_until_there_are_enough_outputs(socket: Socket) -> None:
+async def test_tools_are_called_until_the_context_has_enough_outputs(socket: Socket) -> None:
     response = await socket.response(input="go", tools=[ADD, WEATHER])
     for _ in range(2):
         (call,) = calls(response)
@@ -234,17 +287,17 @@ async def test_tools_are_called_until_there_are_enough_outputs(socket: Socket) -
 
 
 @options("tool_calls=0")
-async def test_no_tool_is_called_where_none_is_to_be(socket: Socket) -> None:
+async def test_without_tool_calls_no_tool_is_called(socket: Socket) -> None:
     assert calls(await socket.response(input="go", tools=[ADD])) == []
 
 
 @options("tool_calls=1")
-async def test_tool_choice_none_means_none(socket: Socket) -> None:
+async def test_tool_choice_none_prevents_calls(socket: Socket) -> None:
     assert calls(await socket.response(input="go", tools=[ADD], tool_choice="none")) == []
 
 
 @options("tool_calls=0")
-async def test_tool_choice_required_means_a_call(socket: Socket) -> None:
+async def test_tool_choice_required_forces_a_call(socket: Socket) -> None:
     response = await socket.response(input="go", tools=[ADD], tool_choice="required")
     assert [call["name"] for call in calls(response)] == ["add"]
 
@@ -265,7 +318,7 @@ async def test_tool_choice_required_means_a_call(socket: Socket) -> None:
         ),
     ],
 )
-async def test_a_named_tool_is_the_one_that_is_called(socket: Socket, choice: Json, name: str) -> None:
+async def test_a_named_tool_is_called(socket: Socket, choice: Json, name: str) -> None:
     response = await socket.response(input="go", tools=[ADD, WEATHER, SHELL], tool_choice=choice)
     assert [call["name"] for call in calls(response)] == [name]
 
@@ -280,7 +333,7 @@ async def test_only_allowed_tools_are_called(socket: Socket) -> None:
 
 
 @options("tool_calls=3,parallel_calls=2")
-async def test_several_calls_are_made_at_once_where_that_is_allowed(socket: Socket) -> None:
+async def test_several_calls_are_made_if_allowed(socket: Socket) -> None:
     response = await socket.response(input="go", tools=[ADD])
     assert len(calls(response)) == 2
     assert len({call["call_id"] for call in calls(response)}) == 2
@@ -291,20 +344,20 @@ async def test_several_calls_are_made_at_once_where_that_is_allowed(socket: Sock
 
 
 @options("tool_calls=3,parallel_calls=2")
-async def test_one_call_is_made_at_a_time_where_only_that_is_allowed(socket: Socket) -> None:
+async def test_one_call_is_made_without_parallel_tool_calls(socket: Socket) -> None:
     response = await socket.response(input="go", tools=[ADD], parallel_tool_calls=False)
     assert len(calls(response)) == 1
 
 
 @options("tool_calls=1,output_tokens=6")
-async def test_a_custom_tool_gets_free_text(socket: Socket) -> None:
+async def test_a_custom_tool_gets_words(socket: Socket) -> None:
     (call,) = calls(await socket.response(input="go", tools=[SHELL]))
     assert (call["type"], call["name"]) == ("custom_tool_call", "shell")
     assert len(call["input"].split()) == 6
 
 
 @options("tool_calls=1")
-async def test_a_tool_in_a_namespace_is_called_with_it(socket: Socket) -> None:
+async def test_a_call_names_the_namespace_of_its_tool(socket: Socket) -> None:
     (call,) = calls(await socket.response(input="go", tools=[FILES]))
     assert (call["namespace"], call["name"]) == ("files", "add")
 
@@ -316,16 +369,16 @@ async def test_a_tool_without_parameters_gets_an_empty_object(socket: Socket) ->
 
 
 @options("tool_calls=1,output_tokens=50")
-async def test_a_call_that_is_cut_short_is_incomplete(socket: Socket) -> None:
+async def test_a_truncated_call_is_incomplete(socket: Socket) -> None:
     response = await socket.response(input="go", tools=[ADD], max_output_tokens=3)
     assert (response["status"], response["usage"]["output_tokens"]) == ("incomplete", 3)
     assert calls(response)[0]["status"] == "incomplete"
 
 
 @options("tool_calls=1")
-async def test_tools_that_an_item_brings_are_called(socket: Socket) -> None:
-    brought = {"type": "additional_tools", "role": "developer", "tools": [ADD]}
-    response = await socket.response(input=[brought, {"role": "user", "content": "go"}])
+async def test_tools_of_an_additional_tools_item_are_called(socket: Socket) -> None:
+    added = {"type": "additional_tools", "role": "developer", "tools": [ADD]}
+    response = await socket.response(input=[added, {"role": "user", "content": "go"}])
     assert [call["name"] for call in calls(response)] == ["add"]
 
 
@@ -338,11 +391,11 @@ def cached(response: Json) -> int:
     return count
 
 
-async def test_what_was_not_seen_before_is_not_cached(socket: Socket) -> None:
+async def test_a_new_context_is_not_cached(socket: Socket) -> None:
     assert cached(await socket.response(input="hello")) == 0
 
 
-async def test_a_continuation_finds_all_but_what_is_new(socket: Socket) -> None:
+async def test_a_continuation_has_all_but_the_new_items_cached(socket: Socket) -> None:
     first = await socket.response(input="a question")
     second = await socket.response(input="another", previous_response_id=first["id"])
     third = await socket.response(input="and one more", previous_response_id=second["id"])
@@ -352,7 +405,7 @@ async def test_a_continuation_finds_all_but_what_is_new(socket: Socket) -> None:
 
 
 @options("tool_calls=1")
-async def test_a_history_that_is_sent_again_finds_the_same_as_a_continuation(socket: Socket) -> None:
+async def test_a_history_that_is_sent_again_is_cached_like_a_continuation(socket: Socket) -> None:
     head = {"instructions": "Be brief.", "tools": [ADD]}
     question = {"role": "user", "content": "a question"}
     first = await socket.response(input=[question], **head)
@@ -363,7 +416,7 @@ async def test_a_history_that_is_sent_again_finds_the_same_as_a_continuation(soc
     assert cached(resent) >= cached(by_id)
 
 
-async def test_a_changed_last_message_finds_what_stands_before_it(socket: Socket) -> None:
+async def test_a_changed_last_message_leaves_the_prefix_cached(socket: Socket) -> None:
     shared = [{"role": "user", "content": "shared " * 50}]
     await socket.response(input=[*shared], generate=False)
     first = await socket.response(input=[*shared, {"role": "user", "content": "one"}])
@@ -379,7 +432,7 @@ async def test_a_warmup_fills_the_cache(socket: Socket) -> None:
 
 
 @pytest.mark.parametrize("changed", [{"instructions": "Be long."}, {"tools": [WEATHER]}])
-async def test_another_head_finds_nothing(socket: Socket, changed: Json) -> None:
+async def test_another_head_is_not_cached(socket: Socket, changed: Json) -> None:
     first = await socket.response(input="hello", instructions="Be brief.", tool_choice="none")
     head = {"instructions": "Be brief.", **changed}
     second = await socket.response(
@@ -390,13 +443,13 @@ async def test_another_head_finds_nothing(socket: Socket, changed: Json) -> None
 
 
 @options("prefix_cache=false")
-async def test_the_cache_can_be_switched_off(socket: Socket) -> None:
+async def test_the_prefix_cache_can_be_disabled(socket: Socket) -> None:
     first = await socket.response(input="hello")
     second = await socket.response(input="again", previous_response_id=first["id"])
     assert (cached(first), cached(second)) == (0, 0)
 
 
-async def test_the_cache_is_shared_by_all_connections() -> None:
+async def test_connections_share_the_prefix_cache() -> None:
     async with serve("simulated:tokens_per_s=0") as server:
         async with server.connect() as socket:
             await socket.response(input="hello", store=False)
@@ -404,7 +457,7 @@ async def test_the_cache_is_shared_by_all_connections() -> None:
             assert cached(await socket.response(input="hello", store=False)) > 0
 
 
-async def test_the_cache_is_bounded_and_forgets_what_was_used_least_recently(
+async def test_the_prefix_cache_evicts_the_least_recently_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("slipring.engines.simulated.context._MAX_PREFIXES", 4)
@@ -436,24 +489,24 @@ class Clock:
         return self.now_s - start
 
 
-async def test_an_answer_takes_the_time_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tokens_per_s_sets_the_duration_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(tokens_per_s=50, output_tokens=10)
     assert await Clock(monkeypatch).time(engine, job_for(engine)) == pytest.approx(0.2)
 
 
-async def test_without_a_rate_an_answer_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rate_of_0_adds_no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(tokens_per_s=0)
     assert await Clock(monkeypatch).time(engine, job_for(engine)) == 0
 
 
-async def test_the_first_token_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ttft_ms_delays_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(ttft_ms=250)
     clock = Clock(monkeypatch)
     assert await clock.time(engine, job_for(engine)) == pytest.approx(0.25)
     assert await clock.time(engine, job_for(engine, generate=False)) == 0
 
 
-async def test_only_what_is_not_cached_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_uncached_tokens_are_prefilled(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(prefill_tokens_per_s=100)
     clock = Clock(monkeypatch)
     job = job_for(engine, "x" * 400)
@@ -462,7 +515,7 @@ async def test_only_what_is_not_cached_is_read_again(monkeypatch: pytest.MonkeyP
     assert await clock.time(engine, job) < first
 
 
-async def test_an_engine_that_is_told_to_stop_stops() -> None:
+async def test_a_cancelled_answer_stops() -> None:
     engine = make(tokens_per_s=1e-6)
     batches = engine.generate(job_for(engine))
     await anext(batches)
@@ -476,7 +529,7 @@ async def test_an_engine_that_is_told_to_stop_stops() -> None:
         await anext(batches)
 
 
-async def test_a_stalled_engine_stops_with_its_client() -> None:
+async def test_a_waiting_answer_stops_when_its_client_disconnects() -> None:
     async with serve("simulated:ttft_ms=1e9") as server:
         async with server.connect(abandoned=True) as socket:
             await socket.create(input="hello")

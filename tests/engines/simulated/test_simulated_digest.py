@@ -1,4 +1,4 @@
-"""Digests: an answer shows the whole context that the engine saw, whichever way it came there."""
+"""``digest=true``: answers carry a digest of the whole context, however the client sent it."""
 
 import hashlib
 import re
@@ -34,7 +34,7 @@ async def server(request: pytest.FixtureRequest) -> AsyncIterator[Running]:
 
 
 def digest_of(items: Iterable[Json], instructions: str = "Be brief.") -> str:
-    """As a client computes it."""
+    """The digest of a context, computed as a client would."""
     entries = [("system", instructions)] if instructions else []
     for item in items:
         if item["type"] == "message":
@@ -53,11 +53,11 @@ def digest_of(items: Iterable[Json], instructions: str = "Be brief.") -> str:
 
 def carried(response: Json) -> str:
     (item,) = response["output"]
-    said = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+    text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
     if item["type"] == "message":
-        assert said.startswith("digest=")
-    found = re.findall(r"digest=([0-9a-f]{16})\b", said)
-    assert len(found) == 1, said
+        assert text.startswith("digest=")
+    found = re.findall(r"digest=([0-9a-f]{16})\b", text)
+    assert len(found) == 1, text
     return str(found[0])
 
 
@@ -67,7 +67,7 @@ def outputs_for(response: Json, text: str) -> list[Json]:
 
 
 async def chain(socket: Socket, turns: int = 3, **fields: Any) -> tuple[list[Json], Json]:
-    """A chain whose every answer is checked; its history with the last answer, and that response."""
+    """Run a chain and check every digest; return its history with the last answer, and the last response."""
     history: list[Json] = []
     new: list[Json] = [ASK]
     previous: Json = {}
@@ -81,7 +81,7 @@ async def chain(socket: Socket, turns: int = 3, **fields: Any) -> tuple[list[Jso
     return history, response
 
 
-async def test_a_chain_shows_all_of_itself(server: Running) -> None:
+async def test_the_digest_covers_a_whole_chain(server: Running) -> None:
     async with server.connect() as socket:
         history, response = await chain(socket)
         assert response["output"][0]["type"] == "message"
@@ -90,7 +90,7 @@ async def test_a_chain_shows_all_of_itself(server: Running) -> None:
         assert carried(last) == digest_of([*history, more])
 
 
-async def test_forks_show_their_own_way(server: Running) -> None:
+async def test_the_digest_of_a_fork_covers_its_own_history(server: Running) -> None:
     async with server.connect() as socket:
         history, response = await chain(socket)
         for city in ("Oslo", "Bern"):
@@ -101,7 +101,7 @@ async def test_forks_show_their_own_way(server: Running) -> None:
             assert carried(fork) == digest_of([*history, more])
 
 
-async def test_a_history_in_full_shows_the_same(server: Running) -> None:
+async def test_a_full_history_has_the_digest_of_its_chain(server: Running) -> None:
     async with server.connect() as socket:
         history, response = await chain(socket)
         again = await socket.response(input=history[:-1], store=False, **HEAD)
@@ -110,19 +110,19 @@ async def test_a_history_in_full_shows_the_same(server: Running) -> None:
         assert carried(lost) != carried(response)
 
 
-async def test_other_instructions_show(server: Running) -> None:
+async def test_the_digest_covers_the_instructions(server: Running) -> None:
     async with server.connect() as socket:
         history, response = await chain(socket)
         more = {"type": "message", "role": "user", "content": "And in Oslo?"}
         asked = {"input": [more], "previous_response_id": response["id"], "tools": [WEATHER]}
         for instructions in ("Be long.", ""):
-            told = {"instructions": instructions} if instructions else {}
-            other = await socket.response(**asked, **told)
+            head = {"instructions": instructions} if instructions else {}
+            other = await socket.response(**asked, **head)
             assert carried(other) == digest_of([*history, more], instructions)
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES, ids=["estimated", "tokenized"])
-async def test_a_chain_that_is_read_back_shows_all_of_itself(vocabulary: str, tmp_path: Path) -> None:
+async def test_the_digest_covers_a_chain_from_the_store(vocabulary: str, tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path / 'store.db'}"
     async with serve(engine_of(vocabulary), store=store) as server, server.connect() as socket:
         history, response = await chain(socket)
@@ -132,6 +132,6 @@ async def test_a_chain_that_is_read_back_shows_all_of_itself(vocabulary: str, tm
         assert carried(last) == digest_of([*history, more])
 
 
-async def test_without_the_option_answers_carry_none() -> None:
+async def test_without_the_option_answers_carry_no_digest() -> None:
     async with serve("simulated:tokens_per_s=0") as server, server.connect() as socket:
         assert "digest" not in str((await socket.response(input=[ASK], **HEAD))["output"])

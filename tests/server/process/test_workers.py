@@ -82,7 +82,7 @@ def is_alive(pid: int) -> bool:
 
 async def test_workers_serve_one_port_and_stop_together() -> None:
     async with workers(*FAST) as server:
-        assert server.told[:3] == [
+        assert server.output[:3] == [
             f"slipring {__version__} serves {server.url}",
             f"  websocket  {server.url.replace('http', 'ws')}/responses",
             "  workers    2",

@@ -29,7 +29,7 @@ async def names(database: SqliteDatabase) -> list[str]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "deep" / "down" / "store.db"
+    return tmp_path / "store.db"
 
 
 @pytest.fixture
@@ -50,11 +50,23 @@ def locked(path: Path) -> Iterator[None]:
     other.close()
 
 
-async def test_nobody_else_may_read_the_file(database: SqliteDatabase, path: Path) -> None:
+async def test_only_the_owner_may_read_the_file_and_its_directory(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "down" / "store.db"
+    database = SqliteDatabase(str(path), creates_directory=True)
+    await database.start()
     await database.write(add("a"))
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
     assert modes == {"store.db": 0o600, "store.db-wal": 0o600, "store.db-shm": 0o600}
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    await database.close()
+
+
+async def test_a_directory_is_not_created_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "store.db"
+    with pytest.raises(StartupError) as refusal:
+        await SqliteDatabase(str(path)).start()
+    assert str(refusal.value) == f"--store sqlite:{path}: the directory {path.parent} does not exist"
+    assert not path.parent.exists()
 
 
 async def test_processes_that_start_together(path: Path) -> None:
@@ -97,7 +109,7 @@ async def test_a_directory_that_cannot_be_made(tmp_path: Path, beside: str) -> N
     (tmp_path / "file").write_text("")
     where = tmp_path / beside / "slipring" / "store.db"
     with pytest.raises(StartupError, match=r"^--store sqlite:.*: [A-Z][a-z ]+$"):
-        await SqliteDatabase(str(where)).start()
+        await SqliteDatabase(str(where), creates_directory=True).start()
 
 
 def damage(path: Path) -> None:

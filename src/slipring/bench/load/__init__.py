@@ -1,1 +1,1 @@
-"""``slipring bench load``: many connections at once, more and more of them, until a service level breaks."""
+"""``slipring bench load``: adds concurrent connections until a service level is violated."""

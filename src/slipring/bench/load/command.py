@@ -1,28 +1,25 @@
-"""``slipring bench load``: from options to an exit code."""
+"""Runs ``slipring bench load``: measures, shows and writes the results, and returns the exit code."""
 
-import sys
-
-from slipring.bench.command import INTERRUPTED, WRONG, run_until_interrupted
+from slipring.bench.command import FAILED, INTERRUPTED, print_interrupted, run_until_interrupted
 from slipring.bench.load import results
-from slipring.bench.load.files import allow_connections
+from slipring.bench.load.file_limit import raise_file_limit
 from slipring.bench.load.options import LoadOptions
 from slipring.bench.load.run import Load
-from slipring.bench.load.screen import Climbing, show
+from slipring.bench.load.terminal import LoadProgress, show
 
 
 def load(options: LoadOptions) -> int:
-    """Climb, and show what was found; the exit code: 1 where the first level already breaks.
+    """Run the load and return the exit code: 1 if not even the first level held the service level.
 
-    Raises ``UsageError``, ``Unmeasurable`` and ``CannotStart``.
+    Raises ``UsageError``, ``CannotMeasure`` and ``CannotStart``.
     """
-    allow_connections(options.connections)
-    running = Load(options, Climbing())
+    raise_file_limit(options.connections)
+    running = Load(options, LoadProgress())
     was_interrupted = run_until_interrupted(running.run())
     show(running.record)
     if options.json is not None:
         results.write(running.record, options.json)
     if was_interrupted:
-        print("slipring: interrupted; the figures are of what was measured until then", file=sys.stderr)
+        print_interrupted()
         return INTERRUPTED
-    held = [level for level in running.record.levels if level.broken is None]
-    return 0 if held else WRONG
+    return 0 if any(level.broken is None for level in running.record.levels) else FAILED

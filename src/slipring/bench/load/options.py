@@ -1,22 +1,15 @@
-"""What a load is told on the command line and by the environment."""
+"""Options of ``slipring bench load``, from command-line flags and environment variables."""
 
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipring.bench.errors import UsageError
 from slipring.bench.load.results import ServiceLevel
-from slipring.bench.modes import MODES
-from slipring.bench.options import (
-    Target,
-    UsageError,
-    add_target_flags,
-    flags_of_loops,
-    number,
-    share,
-    target_from_namespace,
-    whole,
-)
+from slipring.bench.measure.modes import MODES
+from slipring.bench.options import add_target_flags, loop_flags, number, share, target_from_namespace, whole
+from slipring.bench.subject.endpoint import Target
 
 _MODES = tuple(name for name, mode in MODES.items() if not (mode.has_lanes or mode.is_rollout))
 
@@ -26,13 +19,13 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """One load."""
+    """Options of one load."""
 
     target: Target
     service_level: ServiceLevel
     connections: int = 50
     step: int | None = None
-    """How many connections more in each level; None: all of them at once."""
+    """Connections added per level; None: all at once."""
     ramp_s: float = 2.0
     hold_s: float = 10.0
     think_ms: float = 1000.0
@@ -41,55 +34,67 @@ class LoadOptions:
 
     @property
     def levels(self) -> list[int]:
-        """How many connections, one level after the other."""
+        """Number of connections at each level."""
         step = self.step or self.connections
         return [*range(step, self.connections, step), self.connections]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags of a load. Those that a bench has as well must have no default, or they would take back what was
-    given before ``load``."""
+    """Add the flags of ``slipring bench load``. Flags that ``slipring bench`` also has must not have a
+    default: it would override a value given before ``load``."""
     add_target_flags(parser, tokens_per_s=_TOKENS_PER_S, timeout_s=_TIMEOUT_S)
     add = parser.add_argument
-    add("--connections", type=whole(1), default=50, metavar="N", help="most connections (default: 50)")
+    add("--connections", type=whole(1), default=50, metavar="N", help="number of connections (default: 50)")
     add(
         *("--step",),
         type=whole(1),
         default=None,
         metavar="N",
-        help="go up by so many at a time (default: all at once)",
+        help="connections added per level (default: all at once)",
     )
-    add("--ramp-s", type=number(0), default=2.0, metavar="S", help="time to go up a step (default: 2)")
-    add("--hold-s", type=number(0.1), default=10.0, metavar="S", help="time to measure a step (default: 10)")
+    add(
+        "--ramp-s",
+        type=number(0),
+        default=2.0,
+        metavar="S",
+        help="time over which a level adds its connections (default: 2)",
+    )
+    add(
+        "--hold-s",
+        type=number(0.1),
+        default=10.0,
+        metavar="S",
+        help="time for which a level is measured (default: 10)",
+    )
     add(
         *("--think-ms",),
         type=number(0),
         default=1000.0,
         metavar="MS",
-        help="time between an answer and the next turn, give or take half of it (default: 1000)",
+        help="pause between an answer and the next turn, varied by ±50%% (default: 1000)",
     )
-    add("--mode", choices=_MODES, default="websocket", help="how connections talk (default: websocket)")
+    add("--mode", choices=_MODES, default="websocket", help="mode of the connections (default: websocket)")
     add(
         *("--slo-ttft-ms",),
         type=number(0),
         default=500.0,
         metavar="MS",
-        help="first token within this time, in 95 of 100 turns (default: 500)",
+        help="limit of the time to the first token at p95 (default: 500)",
     )
     add(
         *("--slo-errors",),
         type=share,
         default=0.01,
         metavar="SHARE",
-        help="share of turns that may fail, from 0 to 1 (default: 0.01)",
+        help="limit of the share of failed turns, 0 to 1 (default: 0.01)",
     )
     add("--json", type=Path, metavar="FILE", help="write the record")
 
 
 def from_namespace(namespace: argparse.Namespace, environ: Mapping[str, str]) -> LoadOptions:
-    """The options that parsed flags (see ``add_flags``) and ``environ`` describe, or ``UsageError``."""
-    if misplaced := flags_of_loops(namespace):
-        raise UsageError(f"{misplaced[0]} before load is for loops (see slipring bench load --help)")
+    """Build the options from parsed flags (see ``add_flags``) and ``environ``. Raises ``UsageError``."""
+    if misplaced := loop_flags(namespace):
+        raise UsageError(f"{misplaced[0]} cannot be used with load (see slipring bench load --help)")
     if namespace.json is not None and not namespace.json.parent.is_dir():
         raise UsageError(f"cannot write {namespace.json}: there is no directory {namespace.json.parent}")
     return LoadOptions(

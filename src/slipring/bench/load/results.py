@@ -1,4 +1,4 @@
-"""What a load has shown, as it is kept. Units are in the names."""
+"""The record of a load: figures of each level. Field names carry their units."""
 
 import math
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ FORMAT = 1
 
 
 class Percentiles(Struct, kw_only=True):
-    """Of figures that were measured, by the nearest rank."""
+    """Percentiles by nearest rank, so each is one of the measured values."""
 
     p50: float
     p95: float
@@ -23,41 +23,41 @@ class Percentiles(Struct, kw_only=True):
 
 
 class Level(Struct, kw_only=True, omit_defaults=True):
-    """What was seen while a number of connections was held."""
+    """Figures of one level: a fixed number of connections, measured for some time."""
 
     connections: int
-    """So many were asked for."""
+    """Requested connections."""
     open_connections: int = 0
-    """So many were there at the end."""
+    """Connections that were open at the end."""
     seconds: float
     turns: int
     turns_per_s: float
     first_token_ms: Percentiles | None = None
-    """Of turns that came to their end, and of those that were still waiting for longer than the service level
-    allows: with the time that they had waited until then."""
+    """Time to the first token of finished turns. A turn that still waits at the end, and longer than the
+    service level allows, counts with the time that it has waited."""
     gap_ms: Percentiles | None = None
-    """Between a delta of an answer and the one before it."""
+    """Time between two successive deltas of an answer."""
     lag_ms: Percentiles | None = None
-    """Of the last delta of an answer, behind the schedule that its first delta began; only where it is known
-    how fast tokens are made."""
+    """Delay of the last delta of an answer, relative to its first delta and the simulated decoding speed;
+    None if that is not known."""
     waiting: int = 0
-    """Turns without a first token at the end, and connections that were not yet open."""
+    """Turns without a first token, and connections still being opened, at the end."""
     waiting_late: int = 0
-    """Those among them that had waited for longer than the service level allows."""
+    """Those of ``waiting`` that had waited longer than the service level allows."""
     stalled: int = 0
-    """Turns that had begun to answer, and from which nothing had come for as long as that."""
+    """Turns whose answer had begun, but without an event for longer than the service level allows."""
     server_cores: float | None = None
-    """CPU seconds of the server in a second."""
+    """CPU use of the server, in cores."""
     client_cores: float = 0.0
-    """Of the bench itself: at 1 it is the bench that is slow."""
+    """CPU use of the bench; near 1, the bench itself is the bottleneck."""
     others_cores: float | None = None
-    """Of all other processes of the machine."""
+    """CPU use of all other processes on the machine."""
     resident_bytes: int | None = None
     bytes_per_connection: float | None = None
-    """Of the server's memory, beyond what it had before the first connection; of those that were open."""
+    """Growth of the server's memory since before the first connection, per open connection."""
     errors: dict[str, int] = {}
     broken: str | None = None
-    """Which service level it did not hold."""
+    """How the level violated the service level; None if it held."""
 
     @property
     def failed(self) -> int:
@@ -65,21 +65,21 @@ class Level(Struct, kw_only=True, omit_defaults=True):
 
 
 class ServiceLevel(Struct, kw_only=True, frozen=True):
-    """What is still good enough."""
+    """Limits that a level must hold."""
 
     first_token_ms: float
-    """For 95 of 100 turns."""
+    """Limit at p95."""
     errors: float
-    """Share of all turns."""
+    """Limit of failed turns, as a share of all."""
 
     def broken_by(self, level: Level) -> str | None:
-        """Why a level is not good enough."""
+        """How a level violates the limits; None if it holds them."""
         attempts = level.turns + level.failed
         if attempts and level.failed / attempts > self.errors:
             share = level.failed / attempts
             return f"{share:.1%} of turns failed (allowed: {self.errors:.1%})"
         if level.first_token_ms is None:
-            return "no turn came to its end"
+            return "no turn finished"
         if level.first_token_ms.p95 > self.first_token_ms:
             late = level.first_token_ms.p95
             return f"first token after {late:,.0f} ms at p95 (allowed: {self.first_token_ms:,.0f} ms)"
@@ -87,7 +87,7 @@ class ServiceLevel(Struct, kw_only=True, frozen=True):
 
 
 class LoadRecord(Struct, kw_only=True):
-    """A load, whole."""
+    """Everything that one load measured."""
 
     format: int = FORMAT
     when: str

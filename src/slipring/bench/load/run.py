@@ -1,45 +1,45 @@
-"""A load from its first connection to its record: up by steps, held, measured, until a service level breaks.
+"""Runs a load: adds connections level by level and measures each, until the service level is violated.
 
-It takes as long as its steps were told to take, and no longer, whatever the server does.
+Its duration follows from the options alone; a slow server does not prolong it.
 """
 
 import asyncio
 import time
 from typing import Protocol
 
-from slipring.bench import machine
-from slipring.bench.engines import engine_for
+from slipring.bench.client.transports import Access
 from slipring.bench.load.options import LoadOptions
 from slipring.bench.load.results import Level, LoadRecord, percentiles
-from slipring.bench.load.users import Crowd, Tally
-from slipring.bench.modes import MODES
-from slipring.bench.probes import Unmeasurable, first_model, limited, probe
-from slipring.bench.processes import Bystanders, Meter
-from slipring.bench.reach import described, reached
-from slipring.bench.transports import Access
+from slipring.bench.load.users import TurnTally, Users
+from slipring.bench.measure.modes import MODES
+from slipring.bench.measure.probes import base_fields, first_model, nothing_to_measure, probe
+from slipring.bench.subject import machine
+from slipring.bench.subject.endpoint import describe, open_endpoint
+from slipring.bench.subject.engines import engine_for
+from slipring.bench.subject.processes import Meter, OtherProcesses
 from slipring.bench.workloads.catalogue import short
 
 
-class LoadAudience(Protocol):
-    """Whoever watches a load."""
+class LoadObserver(Protocol):
+    """Receives the progress of a load."""
 
-    def climbing(self, connections: int, seconds: float) -> None: ...
+    def level_started(self, connections: int, seconds: float) -> None: ...
 
-    def measured(self, level: Level) -> None: ...
+    def level_finished(self, level: Level) -> None: ...
 
 
 class Load:
-    """One load. What it has measured so far is in ``record``, however it ends."""
+    """One load. ``record`` holds what was measured so far, also after an error or cancellation."""
 
-    def __init__(self, options: LoadOptions, audience: LoadAudience) -> None:
+    def __init__(self, options: LoadOptions, observer: LoadObserver) -> None:
         self._options = options
-        self._audience = audience
+        self._observer = observer
         self._plan = short()
         self.record = LoadRecord(
             when=machine.now(),
             versions=machine.versions(),
             machine=machine.machine(),
-            endpoint=described(options.target),
+            endpoint=describe(options.target),
             mode=options.mode,
             think_ms=options.think_ms,
             ramp_s=options.ramp_s,
@@ -48,38 +48,38 @@ class Load:
         )
 
     async def run(self) -> None:
-        """Climb. Raises ``Unmeasurable`` and ``CannotStart``."""
+        """Run all levels. Raises ``CannotMeasure`` and ``CannotStart``."""
         target, mode = self._options.target, MODES[self._options.mode]
         engine = self.record.endpoint.engine
         engine = engine_for(engine, self._plan) if engine is not None else None
-        async with reached(target, engine) as reach:
-            access = Access(reach.url, target.key, timeout_s=target.timeout_s, asks_timing=False)
-            model = target.model or await first_model(reach.url, access)
-            self.record.endpoint.model = model
-            head = limited(model, target.max_output_tokens)
-            findings = await probe(access, head, [mode])
-            if not findings.modes:
-                raise Unmeasurable(findings.skipped[mode.name])
-            crowd = Crowd(
+        async with open_endpoint(target, engine) as endpoint:
+            access = Access(endpoint.url, target.key, timeout_s=target.timeout_s, asks_timing=False)
+            model = target.model or await first_model(access)
+            self.record.endpoint.model = access.redact(model)
+            head = base_fields(model, target.max_output_tokens)
+            found = await probe(access, head, [mode])
+            if not found.modes:
+                raise nothing_to_measure(access, found)
+            users = Users(
                 access,
                 mode,
                 head,
                 self._plan,
                 self._options.think_ms,
-                gives_digests=findings.gives_digests,
+                has_digests=found.has_digests,
             )
             try:
-                await self._climb(crowd, reach.meter)
+                await self._run_levels(users, endpoint.meter)
             finally:
-                await crowd.leave()
+                await users.stop()
 
-    async def _climb(self, crowd: Crowd, meter: Meter | None) -> None:
+    async def _run_levels(self, users: Users, meter: Meter | None) -> None:
         before_bytes = meter.resident_bytes() if meter is not None else 0
         options = self._options
         for connections in options.levels:
-            self._audience.climbing(connections, options.ramp_s + options.hold_s)
-            await crowd.grow(connections, options.ramp_s)
-            level = await self._hold(crowd, connections, meter)
+            self._observer.level_started(connections, options.ramp_s + options.hold_s)
+            await users.grow(connections, options.ramp_s)
+            level = await self._measure(users, connections, meter)
             if meter is not None:
                 level.resident_bytes = meter.resident_bytes()
                 if level.open_connections:
@@ -87,22 +87,22 @@ class Load:
                     level.bytes_per_connection = grown_bytes / level.open_connections
             level.broken = options.service_level.broken_by(level)
             self.record.levels.append(level)
-            self._audience.measured(level)
+            self._observer.level_finished(level)
             if level.broken is not None:
                 return
 
-    async def _hold(self, crowd: Crowd, connections: int, meter: Meter | None) -> Level:
-        crowd.tally = Tally(self.record.endpoint.tokens_per_s)
-        bystanders = Bystanders(meter) if meter is not None else None
+    async def _measure(self, users: Users, connections: int, meter: Meter | None) -> Level:
+        users.tally = TurnTally(self.record.endpoint.tokens_per_s)
+        others = OtherProcesses(meter) if meter is not None else None
         server_ms = meter.cpu_ms() if meter is not None else 0.0
         client_s, begun_at = time.process_time(), time.monotonic()
         await asyncio.sleep(self._options.hold_s)
         seconds = time.monotonic() - begun_at
-        tally = crowd.tally
-        tally.take_unfinished(crowd.under_way, self._options.service_level.first_token_ms)
+        tally = users.tally
+        tally.add_unfinished(users.pending, self._options.service_level.first_token_ms)
         return Level(
             connections=connections,
-            open_connections=crowd.open_connections,
+            open_connections=users.open_connections,
             seconds=seconds,
             turns=tally.turns,
             turns_per_s=tally.turns / seconds,
@@ -114,6 +114,6 @@ class Load:
             stalled=tally.stalled,
             server_cores=(meter.cpu_ms() - server_ms) / 1000 / seconds if meter is not None else None,
             client_cores=(time.process_time() - client_s) / seconds,
-            others_cores=bystanders.cores() if bystanders is not None else None,
+            others_cores=others.cores() if others is not None else None,
             errors=dict(tally.errors),
         )

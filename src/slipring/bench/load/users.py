@@ -1,4 +1,4 @@
-"""Users: each has a connection and chats over it, with pauses, until it is told to stop."""
+"""Simulated users: each opens a connection and chats over it, with pauses, until stopped."""
 
 import asyncio
 import random
@@ -10,24 +10,24 @@ from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from typing import Any
 
-from slipring.bench.checks import Expectation, complaint
-from slipring.bench.digests import Digest
-from slipring.bench.exchange import FIRST_TOKENS, Exchange, Fields, Lost, Refused
-from slipring.bench.loop import named
-from slipring.bench.modes import Mode
-from slipring.bench.transports import Access, Transport
+from slipring.bench.client.exchange import FIRST_TOKENS, Exchange, Fields, TurnFailed
+from slipring.bench.client.transports import Access, Transport
+from slipring.bench.measure.loop import unique_instructions
+from slipring.bench.measure.modes import Mode
+from slipring.bench.verify.checks import Expectation, find_faults
+from slipring.bench.verify.digests import Digest
 from slipring.bench.workloads.plan import Plan
 
 _RETRY_S = 1.0
-"""After a failure: whoever tries again at once only adds to the trouble."""
+"""Pause after a failure: retrying at once would add load to a struggling server."""
 _DIGEST = re.compile(r"\b[0-9a-f]{16}\b")
 
 
-class Tally:
-    """What all users have seen while a number of connections was held."""
+class TurnTally:
+    """Figures of the turns of all users during one level."""
 
     def __init__(self, tokens_per_s: float | None = None) -> None:
-        """``tokens_per_s``: how fast tokens are made, where that is known; 0: at once."""
+        """``tokens_per_s``: simulated decoding speed; None if unknown, 0 if unlimited."""
         self.first_token_ms = array("d")
         self.gap_ms = array("d")
         self.lag_ms = array("d")
@@ -38,8 +38,8 @@ class Tally:
         self.stalled = 0
         self._token_ms = 1000 / tokens_per_s if tokens_per_s else None
 
-    def take(self, exchange: Exchange) -> None:
-        """A turn that came to its end."""
+    def add(self, exchange: Exchange) -> None:
+        """Add a finished turn."""
         self.turns += 1
         if (first_ms := exchange.first_ms(*FIRST_TOKENS)) is not None:
             self.first_token_ms.append(first_ms)
@@ -50,10 +50,10 @@ class Tally:
             tokens = _usage(exchange).get("output_tokens") or len(deltas)
             self.lag_ms.append((deltas[-1] - deltas[0]) / 1e6 - (tokens - 1) * self._token_ms)
 
-    def take_unfinished(self, under_way: Iterable[Exchange], limit_ms: float) -> None:
-        """Turns that are still under way when the watch ends. One without a first token counts with the time
-        that it has waited if that is beyond the limit; with less, nobody knows yet what it will come to."""
-        for exchange in under_way:
+    def add_unfinished(self, pending: Iterable[Exchange], limit_ms: float) -> None:
+        """Add turns that have not finished when the level ends. A turn without a first token counts with the
+        time that it has waited if that exceeds the limit; below the limit its outcome is unknown."""
+        for exchange in pending:
             if exchange.first_ms(*FIRST_TOKENS) is None:
                 self.waiting += 1
                 if (age_ms := exchange.age_ms) > limit_ms:
@@ -64,8 +64,8 @@ class Tally:
                 self.gap_ms.append(silence_ms)
 
 
-class Crowd:
-    """Users that grow in number."""
+class Users:
+    """A growing number of concurrent users."""
 
     def __init__(
         self,
@@ -75,17 +75,17 @@ class Crowd:
         plan: Plan,
         think_ms: float,
         *,
-        gives_digests: bool = False,
+        has_digests: bool = False,
     ) -> None:
-        self.tally = Tally()
-        self.under_way: set[Exchange] = set()
-        """Turns that have not come to their end, and connections that are being opened."""
+        self.tally = TurnTally()
+        self.pending: set[Exchange] = set()
+        """Turns that have not finished, and connections being opened."""
         self._access = access
         self._mode = mode
         self._head = head
         self._plan = plan
         self._think_s = think_ms / 1000
-        self._gives_digests = gives_digests
+        self._gives_digests = has_digests
         self._transports: set[Transport] = set()
         self._users: list[asyncio.Task[None]] = []
 
@@ -94,14 +94,15 @@ class Crowd:
         return sum(transport.is_open for transport in self._transports)
 
     async def grow(self, count: int, within_s: float) -> None:
-        """Add users until there are so many, spread evenly over a time."""
+        """Add users up to this number, evenly over this time."""
         pause_s = within_s / max(1, count - len(self._users))
         while len(self._users) < count:
             number = len(self._users)
-            self._users.append(asyncio.create_task(self._live(number, random.Random(number))))
+            self._users.append(asyncio.create_task(self._chat_forever(number, random.Random(number))))
             await asyncio.sleep(pause_s)
 
-    async def leave(self) -> None:
+    async def stop(self) -> None:
+        """Stop all users. Raises if one of them ended with an unexpected exception."""
         for user in self._users:
             user.cancel()
         if self._users:
@@ -110,53 +111,53 @@ class Crowd:
             if not user.cancelled() and (error := user.exception()) is not None:
                 raise error
 
-    async def _live(self, number: int, chance: random.Random) -> None:
-        """One user, who starts again after every failure."""
-        life = 0
+    async def _chat_forever(self, number: int, chance: random.Random) -> None:
+        """Run one user: one chat after the other, with a new connection after every failure."""
+        chat = 0
         while True:
-            life += 1
+            chat += 1
             try:
                 async with self._connected() as transport:
                     while True:
-                        await self._chat(transport, f"user {number} {life}", chance)
-                        life += 1
-            except (Refused, Lost) as error:
-                self.tally.errors[self._access.tell(str(error))] += 1
+                        await self._chat(transport, f"user {number} {chat}", chance)
+                        chat += 1
+            except TurnFailed as error:
+                self.tally.errors[self._access.redact(str(error))] += 1
             except TimeoutError:
                 self.tally.errors["no answer in time"] += 1
             await asyncio.sleep(_RETRY_S)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Transport]:
-        """A connection that is open before its user begins to think, where it can be."""
+        """A connection, opened before the user's first pause if the transport allows it."""
         async with self._mode.open(self._access) as transport:
             self._transports.add(transport)
             try:
-                with self._watched():
+                with self._pending():
                     await transport.open()
                 yield transport
             finally:
                 self._transports.remove(transport)
 
     @contextmanager
-    def _watched(self) -> Iterator[Exchange]:
-        """Something that a user waits for."""
+    def _pending(self) -> Iterator[Exchange]:
+        """An exchange that is listed in ``pending`` during the block."""
         exchange = Exchange()
-        self.under_way.add(exchange)
+        self.pending.add(exchange)
         try:
             yield exchange
         finally:
-            self.under_way.remove(exchange)
+            self.pending.remove(exchange)
 
     async def _chat(self, transport: Transport, name: str, chance: random.Random) -> None:
         context = self._mode.context()
-        head = {**self._head, "instructions": named(self._plan.instructions, name)}
+        head = {**self._head, "instructions": unique_instructions(self._plan.instructions, name)}
         digest = Digest(head["instructions"])
         least_tokens = 0
         for step in self._plan.steps:
             await asyncio.sleep(self._think_s * chance.uniform(0.5, 1.5))
             previous = context.previous_response_id
-            with self._watched() as exchange:
+            with self._pending() as exchange:
                 await transport.turn(context.request(head, step.messages), exchange=exchange)
             digest.add(step.messages)
             expected = Expectation(
@@ -164,11 +165,12 @@ class Crowd:
                 previous_response_id=previous,
                 least_input_tokens=least_tokens,
                 digest=str(digest) if self._gives_digests else None,
-                may_be_cut="max_output_tokens" in head,
+                may_be_truncated="max_output_tokens" in head,
             )
-            if (wrong := complaint(exchange.events, exchange.answer, expected)) is not None:
-                raise Lost(f"wrong answer: {_DIGEST.sub('…', wrong)}")  # or each failure is one of its own
-            self.tally.take(exchange)
+            if (faults := find_faults(exchange.events, exchange.answer, expected)) is not None:
+                # Without digests, equal faults are counted together.
+                raise TurnFailed(f"wrong answer: {_DIGEST.sub('…', faults)}")
+            self.tally.add(exchange)
             least_tokens = _usage(exchange).get("input_tokens") or 0
             digest.add(exchange.answer)
             context.learn(exchange)

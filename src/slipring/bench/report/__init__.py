@@ -1,1 +1,1 @@
-"""A record told: a page with plots, a figure for a README, tables for a terminal. It measures nothing."""
+"""Reports of a record: an HTML page, an SVG figure, and tables in the terminal."""

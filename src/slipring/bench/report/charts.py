@@ -1,6 +1,6 @@
-"""The plots of a workload: which figures of a record are drawn, and what is said beside them.
+"""The charts of a workload: chooses the figures of a record and draws them with ``plots``.
 
-Modes with wrong answers are not drawn. Knows records and what can be drawn; how it is drawn is for ``plots``.
+Modes with faulty answers are left out.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,28 +9,31 @@ from msgspec import Struct
 
 from slipring.bench.report import plots, scales, units
 from slipring.bench.report.markup import Markup, tag
-from slipring.bench.report.palette import NO_STAGE, REST_OF_STAGES, Style, stage_colours, styles
+from slipring.bench.report.palette import OUTSIDE_COLOUR, REST_COLOUR, Style, stage_colours, styles
 from slipring.bench.report.plots import Bar, Column, Frame, Point, Segment, Series
-from slipring.bench.results import Loop, Record, Workload
+from slipring.bench.results import BenchRecord, LoopResult, Workload
 from slipring.bench.statistics import Spread, Summary, by_turn, cumulative, finished
 
 OUTSIDE = "outside the server"
 REST = "other stages"
 _SMALL = 0.01
-"""Stages that are a smaller share of the longest bar are drawn as one."""
+"""Stages below this share of the longest bar are drawn as one."""
 _LOG_FROM = 15.0
-"""Where figures differ by more than this factor, a linear scale shows only the largest."""
+"""If the values differ by more than this factor, the scale may be logarithmic."""
 _HEIGHT = 240.0
 _TOP = 10.0
 
+Figures = Sequence[list[tuple[int, Spread]]]
+"""For each mode, a spread for each turn number."""
 
-class Drawn(Struct, frozen=True, kw_only=True):
+
+class DrawnMode(Struct, frozen=True, kw_only=True):
     """A mode that has times."""
 
     name: str
     title: str
     style: Style
-    loops: Sequence[Loop]
+    loops: Sequence[LoopResult]
     summary: Summary
 
 
@@ -42,12 +45,24 @@ class Chart(Struct, frozen=True, kw_only=True):
     svg: Markup
 
 
-def drawn(record: Record, summaries: Sequence[Summary], workload: Workload) -> list[Drawn]:
-    """The modes of a workload that can be drawn, in the record's order."""
+class Quantity(Struct, frozen=True, kw_only=True):
+    """How the values of a chart are formatted."""
+
+    format: Callable[[float], str]
+    unit: Callable[[float], units.Unit]
+    may_be_log: bool = False
+
+
+TIME = Quantity(format=units.duration, unit=units.time_unit)
+SIZE = Quantity(format=units.size, unit=units.size_unit, may_be_log=True)
+
+
+def drawn_modes(record: BenchRecord, summaries: Sequence[Summary], workload: Workload) -> list[DrawnMode]:
+    """The modes of a workload that can be drawn, in the order of the record."""
     style = styles(record.modes)
     titles = {mode.name: mode.title for mode in record.modes}
     return [
-        Drawn(
+        DrawnMode(
             name=summary.mode,
             title=titles[summary.mode],
             style=style[summary.mode],
@@ -59,47 +74,24 @@ def drawn(record: Record, summaries: Sequence[Summary], workload: Workload) -> l
     ]
 
 
-def charts(workload: Workload, modes: Sequence[Drawn], key: str) -> list[Chart]:
-    """``key`` is what their ids on the page begin with."""
+def charts(workload: Workload, modes: Sequence[DrawnMode], key: str) -> list[Chart]:
+    """All charts of a workload. ``key`` is the prefix of their element ids."""
     if not modes:
         return []
-    found = [
-        _lines(
-            (workload, key),
-            modes,
-            kind="turns",
-            title="Time per turn",
-            figures=[by_turn(mode.loops, "total_ms") for mode in modes],
-            tell=units.duration,
-            unit=units.time_unit,
-        ),
-        _lines(
-            (workload, key),
-            modes,
-            kind="loop",
-            title="Time in turns so far",
-            figures=[cumulative(mode.loops) for mode in modes],
-            tell=units.duration,
-            unit=units.time_unit,
-        ),
-        _lines(
-            (workload, key),
-            modes,
-            kind="sent",
-            title="Bytes sent per turn",
-            figures=[by_turn(mode.loops, "sent_bytes") for mode in modes],
-            tell=units.size,
-            unit=units.size_unit,
-            may_be_log=True,
-        ),
+    turns = [by_turn(mode.loops, "total_ms") for mode in modes]
+    loop = [cumulative(mode.loops) for mode in modes]
+    sent = [by_turn(mode.loops, "sent_bytes") for mode in modes]
+    has_stages = any(mode.summary.stages_ms for mode in modes)
+    return [
+        _line_chart((workload, key), modes, turns, TIME, kind="turns", title="Time per turn"),
+        _line_chart((workload, key), modes, loop, TIME, kind="loop", title="Time in turns so far"),
+        *([_stage_chart((workload, key), modes)] if has_stages else []),
+        _line_chart((workload, key), modes, sent, SIZE, kind="sent", title="Bytes sent per turn"),
     ]
-    if any(mode.summary.stages_ms for mode in modes):
-        found.insert(2, _stages((workload, key), modes))
-    return found
 
 
-def history(modes: Sequence[Drawn]) -> dict[int, float]:
-    """Tokens of input by turn: the most that any mode was billed for, which is the whole context."""
+def context_tokens(modes: Sequence[DrawnMode]) -> dict[int, float]:
+    """Tokens of context by turn number: the highest input count of any mode."""
     found: dict[int, float] = {}
     for mode in modes:
         for turn, tokens in by_turn(mode.loops, "input_tokens"):
@@ -107,24 +99,14 @@ def history(modes: Sequence[Drawn]) -> dict[int, float]:
     return found
 
 
-def tell_spread(figure: Spread, tell: Callable[[float], str]) -> str:
-    """The median, and between which figures it lies, where there are several."""
-    told = tell(figure.median)
-    return told if figure.count == 1 else f"{told} ({units.span(figure.low, figure.high, tell)})"
+def spread_text(figure: Spread, format: Callable[[float], str]) -> str:
+    """The median, and the range if there are several values."""
+    text = format(figure.median)
+    return text if figure.count == 1 else f"{text} ({units.span(figure.low, figure.high, format)})"
 
 
-def _lines(
-    of: tuple[Workload, str],
-    modes: Sequence[Drawn],
-    *,
-    kind: str,
-    title: str,
-    figures: Sequence[list[tuple[int, Spread]]],
-    tell: Callable[[float], str],
-    unit: Callable[[float], units.Unit],
-    may_be_log: bool = False,
-) -> Chart:
-    series = [
+def series_of(modes: Sequence[DrawnMode], figures: Figures) -> list[Series]:
+    return [
         Series(
             name=mode.title,
             style=mode.style,
@@ -132,147 +114,139 @@ def _lines(
         )
         for mode, each in zip(modes, figures, strict=True)
     ]
+
+
+def value_axis(
+    series: Sequence[Series], quantity: Quantity, bottom: float, top: float, ticks: int = 5
+) -> tuple[scales.Scale, list[str]]:
+    """The vertical scale of a line plot, and the labels of its ticks; the highest one shows the unit."""
     points = [point for one in series for point in one.points]
     lowest, highest = min(point.low for point in points), max(point.high for point in points)
-    is_log = may_be_log and lowest > 0 and highest / lowest > _LOG_FROM
-    columns = _columns(modes, figures, tell)
-    is_deep = len(columns[0].below) > 1
-    bottom = _HEIGHT - plots.LINE * (3 if is_deep else 2) - 8
-    told, up = _upwards(lowest, highest, bottom, tell, unit, is_log=is_log)
-    beyond = max(12.0, max(map(plots.text_width, columns[-1].below)) / 2)
-    left, right = max(map(plots.text_width, told)) + 10, plots.WIDTH - beyond
+    if quantity.may_be_log and lowest > 0 and highest / lowest > _LOG_FROM:
+        scale = scales.logarithmic(lowest, highest, bottom, top)
+        return scale, [_without_zeros(quantity.format(tick)) for tick in scale.ticks]
+    factor, unit = quantity.unit(highest)
+    scaled = scales.from_zero(highest / factor, bottom, top, ticks)
+    labels = [f"{tick:g}" for tick in scaled.ticks]
+    labels[-1] += f"{units.SPACE}{unit}"
+    values = tuple(tick * factor for tick in scaled.ticks)
+    return scales.Scale(low=0.0, high=values[-1], start=bottom, end=top, ticks=values), labels
+
+
+def _line_chart(
+    of: tuple[Workload, str],
+    modes: Sequence[DrawnMode],
+    figures: Figures,
+    quantity: Quantity,
+    *,
+    kind: str,
+    title: str,
+) -> Chart:
+    series = series_of(modes, figures)
+    columns = _columns(modes, figures, quantity.format)
+    has_tokens = len(columns[0].labels) > 1
+    bottom = _HEIGHT - plots.LINE * (3 if has_tokens else 2) - 8
+    up, labels = value_axis(series, quantity, bottom, _TOP)
+    margin = max(12.0, max(map(plots.text_width, columns[-1].labels)) / 2)
+    left, right = max(map(plots.text_width, labels)) + 10, plots.WIDTH - margin
     frame = Frame(left=left, right=right, top=_TOP, bottom=bottom)
-    inset = min(12.0, (frame.right - frame.left) / 2 / len(columns))
-    across = scales.whole(columns[0].at, columns[-1].at, frame.left + inset, frame.right - inset)
-    below = "turn, and tokens of context" if is_deep else "turn"
-    svg = plots.drawing(
-        f"{of[1]}-{kind}",
-        f"{title}: {of[0].title}",
-        _about(series, tell),
-        _HEIGHT,
-        plots.vertical_axis(frame, up, told),
-        plots.horizontal_axis(frame, across, columns),
-        plots.label((frame.left + frame.right) / 2, _HEIGHT - 5, below, anchor="middle", css="caption"),
-        *(plots.band(one, across, up) for one in series),
-        *(plots.line(one, across, up) for one in reversed(series)),
-        plots.pointed(frame, across, columns),
-    )
-    scale_note = " The scale is logarithmic." if is_log else ""
+    caption = "turn, and tokens of context" if has_tokens else "turn"
+    across = plots.turn_axis(frame, columns)
+    has_range = any(point.low != point.high for one in series for point in one.points)
+    note = "Lines: medians. Bands: least to most over the repeats." if has_range else ""
     return Chart(
         kind=kind,
         title=title,
-        note=f"{_band_note(series)}{scale_note}".strip(),
+        note=f"{note}{' The scale is logarithmic.' if up.is_log else ''}".strip(),
         legend=[(plots.swatch(one.style), one.name) for one in series],
-        svg=svg,
+        svg=plots.drawing(
+            f"{of[1]}-{kind}",
+            f"{title}: {of[0].title}",
+            _description(series, quantity.format),
+            _HEIGHT,
+            plots.line_plot(frame, series, columns, across, up, labels, caption),
+        ),
     )
 
 
-def _upwards(
-    lowest: float,
-    highest: float,
-    bottom: float,
-    tell: Callable[[float], str],
-    unit: Callable[[float], units.Unit],
-    *,
-    is_log: bool,
-) -> tuple[list[str], scales.Scale]:
-    """The upright scale, and what is written at its ticks."""
-    if is_log:
-        up = scales.logarithmic(lowest, highest, bottom, _TOP)
-        return [_plain(tell(tick)) for tick in up.ticks], up
-    factor, name = unit(highest)
-    scaled = scales.from_zero(highest / factor, bottom, _TOP)
-    ticks = tuple(tick * factor for tick in scaled.ticks)
-    told = [f"{tick:g}" for tick in scaled.ticks]
-    told[-1] += f"{units.SPACE}{name}"
-    return told, scales.Scale(low=0.0, high=ticks[-1], start=bottom, end=_TOP, ticks=ticks)
-
-
-def _plain(told: str) -> str:
-    """1.00 kB is 1 kB on an axis."""
-    number, _, unit = told.partition(units.SPACE)
+def _without_zeros(text: str) -> str:
+    """1.00 kB becomes 1 kB."""
+    number, _, unit = text.partition(units.SPACE)
     return f"{float(number):g}{units.SPACE}{unit}"
 
 
-def _columns(
-    modes: Sequence[Drawn], figures: Sequence[list[tuple[int, Spread]]], tell: Callable[[float], str]
-) -> list[Column]:
-    context = history(modes)
-    is_deep = any(context.values())
+def _columns(modes: Sequence[DrawnMode], figures: Figures, format: Callable[[float], str]) -> list[Column]:
+    context = context_tokens(modes)
+    has_tokens = any(context.values())
     by_mode = [(mode, dict(each)) for mode, each in zip(modes, figures, strict=True)]
-    found = []
+    columns = []
     for turn in sorted({turn for each in figures for turn, _ in each}):
         tokens = units.tokens(context.get(turn, 0.0))
-        told = [f"{mode.title}: {tell_spread(each[turn], tell)}" for mode, each in by_mode if turn in each]
-        heading = f"Turn {turn}, {tokens} tokens" if is_deep else f"Turn {turn}"
-        below = (str(turn), tokens) if is_deep else (str(turn),)
-        found.append(Column(at=turn, below=below, title="\n".join([heading, *told])))
-    return found
+        lines = [f"{mode.title}: {spread_text(each[turn], format)}" for mode, each in by_mode if turn in each]
+        heading = f"Turn {turn}, {tokens} tokens" if has_tokens else f"Turn {turn}"
+        labels = (str(turn), tokens) if has_tokens else (str(turn),)
+        columns.append(Column(at=turn, labels=labels, tooltip="\n".join([heading, *lines])))
+    return columns
 
 
-def _about(series: Sequence[Series], tell: Callable[[float], str]) -> str:
-    """The plot in words: where each line begins and ends."""
+def _description(series: Sequence[Series], format: Callable[[float], str]) -> str:
+    """The first and the last value of each line, for screen readers."""
     return " ".join(
-        f"{one.name}: {tell(one.points[0].value)} in turn {one.points[0].at},"
-        f" {tell(one.points[-1].value)} in turn {one.points[-1].at}."
+        f"{one.name}: {format(one.points[0].value)} in turn {one.points[0].at},"
+        f" {format(one.points[-1].value)} in turn {one.points[-1].at}."
         for one in series
     )
 
 
-def _band_note(series: Sequence[Series]) -> str:
-    is_spread = any(point.low != point.high for one in series for point in one.points)
-    return "Lines: medians. Bands: least to most over the repeats." if is_spread else ""
-
-
-def _stages(of: tuple[Workload, str], modes: Sequence[Drawn]) -> Chart:
-    """Mean per turn, one bar for each mode."""
-    told = [mode for mode in modes if mode.summary.stages_ms]
-    wholes = [sum(ms for _, ms in mode.summary.stages_ms) + (mode.summary.outside_ms or 0.0) for mode in told]
-    longest = max(wholes) or 1.0
-    names = _stage_names(told)
+def _stage_chart(of: tuple[Workload, str], modes: Sequence[DrawnMode]) -> Chart:
+    """Mean time per turn by stage, one bar for each mode."""
+    timed = [mode for mode in modes if mode.summary.stages_ms]
+    totals = [
+        sum(ms for _, ms in mode.summary.stages_ms) + (mode.summary.outside_ms or 0.0) for mode in timed
+    ]
+    longest = max(totals) or 1.0
+    names = _stage_names(timed)
     large = [
         name
         for name in names
-        if max(dict(mode.summary.stages_ms).get(name, 0.0) for mode in told) >= _SMALL * longest
+        if max(dict(mode.summary.stages_ms).get(name, 0.0) for mode in timed) >= _SMALL * longest
     ]
     colours = stage_colours(names)
     bars = []
-    for mode, whole in zip(told, wholes, strict=True):
+    for mode, total in zip(timed, totals, strict=True):
         spent = dict(mode.summary.stages_ms)
         parts = [(name, spent.get(name, 0.0), colours[name]) for name in large]
-        parts.append((REST, sum(ms for name, ms in spent.items() if name not in large), REST_OF_STAGES))
-        parts.append((OUTSIDE, mode.summary.outside_ms or 0.0, NO_STAGE))
+        parts.append((REST, sum(ms for name, ms in spent.items() if name not in large), REST_COLOUR))
+        parts.append((OUTSIDE, mode.summary.outside_ms or 0.0, OUTSIDE_COLOUR))
         segments = [
-            Segment(name=name, value=ms, told=units.duration(ms), colour=colour)
+            Segment(name=name, value=ms, label=units.duration(ms), colour=colour)
             for name, ms, colour in parts
             if ms > 0
         ]
-        bars.append(Bar(name=mode.title, told=units.duration(whole), segments=segments))
+        bars.append(Bar(name=mode.title, label=units.duration(total), segments=segments))
     pitch = 46.0
-    height = 8 + pitch * len(bars)
     across = scales.Scale(low=0.0, high=longest, start=2.0, end=plots.WIDTH - 2, ticks=())
-    about = " ".join(
-        f"{bar.name}: {', '.join(f'{one.name} {one.told}' for one in bar.segments)}." for bar in bars
+    description = " ".join(
+        f"{bar.name}: {', '.join(f'{one.name} {one.label}' for one in bar.segments)}." for bar in bars
     )
     used = {segment.name: segment.colour for bar in bars for segment in bar.segments}
-    order = [name for name in (*names, REST, OUTSIDE) if name in used]
     return Chart(
         kind="stages",
         title="Where a turn's time goes",
-        note="Means per turn, as the server tells them; the rest of the client's time is outside the server.",
-        legend=[(plots.patch(used[name]), name) for name in order],
+        note="Means per turn, as the server reports them; the rest is time outside the server.",
+        legend=[(plots.patch(used[name]), name) for name in (*names, REST, OUTSIDE) if name in used],
         svg=plots.drawing(
             f"{of[1]}-stages",
             f"Where a turn's time goes: {of[0].title}",
-            about,
-            height,
+            description,
+            8 + pitch * len(bars),
             plots.stacked(bars, across, 2.0, pitch, 20.0),
         ),
     )
 
 
-def _stage_names(modes: Sequence[Drawn]) -> list[str]:
-    """In the server's order: a stage that only some modes have comes after the one that it followed there."""
+def _stage_names(modes: Sequence[DrawnMode]) -> list[str]:
+    """All stages in the server's order; one that only some modes have follows its predecessor there."""
     names: list[str] = []
     for mode in modes:
         before = 0
@@ -283,8 +257,8 @@ def _stage_names(modes: Sequence[Drawn]) -> list[str]:
     return names
 
 
-def stage_table(modes: Sequence[Drawn]) -> list[tuple[str, list[float | None]]]:
-    """Each stage by its mean in each mode; None for a mode that tells no stages."""
+def stage_table(modes: Sequence[DrawnMode]) -> list[tuple[str, list[float | None]]]:
+    """Mean time of each stage in each mode; None for a mode without stages."""
     spent = [dict(mode.summary.stages_ms) for mode in modes]
     rows: list[tuple[str, list[float | None]]] = [
         (name, [each.get(name, 0.0) if each else None for each in spent]) for name in _stage_names(modes)
@@ -293,7 +267,7 @@ def stage_table(modes: Sequence[Drawn]) -> list[tuple[str, list[float | None]]]:
 
 
 def figure(chart: Chart) -> Markup:
-    """A chart with its heading and its legend."""
+    """A chart as an HTML figure with heading and legend."""
     legend = tag("ul", *(tag("li", sign, name) for sign, name in chart.legend), class_="legend")
     note = tag("p", chart.note, class_="note") if chart.note else Markup()
     return tag(

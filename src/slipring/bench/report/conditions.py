@@ -1,89 +1,115 @@
-"""What a record was measured on, in words."""
+"""Describes in words what a record was measured on: endpoint, machine, simulation, repeats, other load."""
 
 from collections.abc import Sequence
 
-from slipring.bench.engines import is_simulated
 from slipring.bench.report import units
-from slipring.bench.results import Record
+from slipring.bench.results import BenchRecord, Endpoint, Machine
 from slipring.bench.statistics import Summary, summarise
+from slipring.bench.subject.engines import is_simulated
+
+BUSY_SHARE = 0.1
+"""From this share of all cores on, CPU use of other processes is reported as a warning."""
 
 
-def subject(record: Record) -> str:
-    """In one line."""
+def subject(record: BenchRecord) -> str:
+    """Endpoint, machine and date in one line."""
     endpoint = record.endpoint
-    where = endpoint.url or "a slipring that the bench started itself"
     engine = f", engine {endpoint.engine}" if endpoint.engine else ""
-    return f"Model {endpoint.model}, at {where}{engine}. {machine(record)}. {_when(record)}."
+    return f"Model {endpoint.model}, at {_where(endpoint)}{engine}. {machine(record)}. {_when(record)}."
 
 
-def simulation(record: Record) -> str | None:
-    """What has to be known before any figure is read; None where nothing is known to be simulated."""
-    endpoint = record.endpoint
-    if not is_without_model(record):
+def simulation(endpoint: Endpoint) -> str | None:
+    """What was simulated; None if nothing is known to be."""
+    if not is_without_model(endpoint):
         return None
     tokenizing = "" if "vocabulary=" in (endpoint.engine or "") else " Nothing was tokenized."
     if endpoint.tokens_per_s is None:
         return (
-            f"No model was run, and more than the decoding is made up: the engine was {endpoint.engine}."
-            f"{tokenizing}"
+            f"No model was run, and more than decoding was simulated: engine {endpoint.engine}.{tokenizing}"
         )
     speed = endpoint.tokens_per_s
-    pace = f"tokens come at {speed:g} per second" if speed else "tokens come as fast as they can be sent"
+    pace = f"tokens come at {speed:g} per second" if speed else "tokens come without delay"
     return (
-        f"No model was run: {pace} in every mode. What differs between modes is around the model: the wire,"
-        f" the server, the context that is read again or is not.{tokenizing}"
+        f"No model was run: {pace} in every mode. The modes differ in everything around the model: transport,"
+        f" server, and how much of the context is processed again.{tokenizing}"
     )
 
 
-def is_without_model(record: Record) -> bool:
+def is_without_model(endpoint: Endpoint) -> bool:
     """Whether it is known that no model was run."""
-    endpoint = record.endpoint
     return endpoint.tokens_per_s is not None or (
         endpoint.engine is not None and is_simulated(endpoint.engine)
     )
 
 
-def conditions(record: Record) -> list[tuple[str, str]]:
+def busy_warning(others_cores: float | None, machine: Machine) -> str | None:
+    """A warning if other processes used at least ``BUSY_SHARE`` of the machine; None if not, or unknown."""
+    if others_cores is None or others_cores < BUSY_SHARE * machine.cores:
+        return None
+    return (
+        f"Other processes used {_cores(others_cores, machine)} during the measurement, so the figures are"
+        " less reliable."
+    )
+
+
+def conditions(record: BenchRecord) -> list[tuple[str, str]]:
+    """Names and values for a list of conditions."""
     endpoint, settings = record.endpoint, record.settings
-    told = [
-        ("Endpoint", endpoint.url or "a slipring that the bench started itself"),
+    versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+    others = record.others_cores
+    return [
+        ("Endpoint", _where(endpoint)),
         ("Model", endpoint.model),
         ("Engine", endpoint.engine or "not known"),
-        ("Decoding", decoding(record)),
+        ("Decoding", decoding(endpoint)),
         ("Machine", machine(record)),
+        ("Other processes", "not measured" if others is None else f"used {_cores(others, record.machine)}"),
         ("When", _when(record)),
         ("Repeats", repeats(record, summarise(record))),
         ("Time of tools", _or_none(settings.tool_ms, "not counted in loops")),
-        ("Round trip added", _or_none(settings.rtt_ms)),
-        ("Lanes side by side", f"{settings.lanes}, in modes that have lanes"),
-        (
-            "Versions",
-            ", ".join(f"{name} {version}" for name, version in record.versions.items()) or "not known",
-        ),
+        ("Added round trip", _or_none(settings.rtt_ms)),
+        ("Concurrent lanes", f"{settings.lanes}, in modes with lanes"),
+        ("Versions", versions or "not known"),
     ]
-    return told
 
 
-def decoding(record: Record) -> str:
-    endpoint = record.endpoint
-    if is_without_model(record):
+def decoding(endpoint: Endpoint) -> str:
+    if is_without_model(endpoint):
         speed = endpoint.tokens_per_s
         if speed is None:
-            return f"simulated, as {endpoint.engine} says"
+            return f"simulated, as configured in {endpoint.engine}"
         return f"simulated at {speed:g} tokens per second" if speed else "simulated, at unlimited speed"
-    return "by the engine" if endpoint.engine else "not known: by whatever answers there"
+    return "by the engine" if endpoint.engine else "not known"
 
 
-def repeats(record: Record, summaries: Sequence[Summary]) -> str:
-    """Those that ran to their end, and those that were asked for where that is not the same."""
-    asked, told = record.settings.repeats, counted(summaries)
-    return told if told == _repeats(asked) else f"{told} of {asked} that were asked for"
+def repeats(record: BenchRecord, summaries: Sequence[Summary]) -> str:
+    """The number of finished repeats, and of requested ones if that differs."""
+    requested, text = record.settings.repeats, counted(summaries)
+    return text if text == _repeats(requested) else f"{text} of {requested} requested"
 
 
 def counted(summaries: Sequence[Summary]) -> str:
-    """Repeats that figures are of, from the mode with the fewest to that with the most."""
+    """The fewest and the most finished repeats of a mode."""
     counts = sorted({summary.repeats for summary in summaries if summary.wall_ms is not None} or {0})
     return _repeats(counts[0]) if len(counts) == 1 else f"{counts[0]} to {_repeats(counts[-1])}"
+
+
+def machine(record: BenchRecord) -> str:
+    here = record.machine
+    return f"{processor(here)}, {here.memory_gib:.3g}{units.SPACE}GiB, {here.system}"
+
+
+def processor(machine: Machine) -> str:
+    return f"{machine.cpu}, {'1 core' if machine.cores == 1 else f'{machine.cores} cores'}"
+
+
+def _where(endpoint: Endpoint) -> str:
+    return endpoint.url or "a slipring server started by the bench"
+
+
+def _cores(used: float, machine: Machine) -> str:
+    total = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
+    return f"{used:.2f} of {total} ({units.percent(used / machine.cores)})"
 
 
 def _repeats(count: int) -> str:
@@ -96,17 +122,7 @@ def _or_none(ms: float, note: str = "") -> str:
     return f"{units.duration(ms)}, {note}" if note else units.duration(ms)
 
 
-def machine(record: Record) -> str:
-    here = record.machine
-    return f"{processor(record)}, {here.memory_gib:.3g}{units.SPACE}GiB, {here.system}"
-
-
-def processor(record: Record) -> str:
-    here = record.machine
-    return f"{here.cpu}, {'1 core' if here.cores == 1 else f'{here.cores} cores'}"
-
-
-def _when(record: Record) -> str:
-    """2026-11-15T12:00:00Z as 2026-11-15, 12:00 UTC; what is written otherwise as it is."""
+def _when(record: BenchRecord) -> str:
+    """2026-11-15T12:00:00Z becomes 2026-11-15, 12:00 UTC; other formats are returned unchanged."""
     day, _, time = record.when.partition("T")
     return f"{day}, {time[:5]} UTC" if record.when.endswith("Z") and len(time) >= 5 else record.when

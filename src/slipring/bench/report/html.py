@@ -1,39 +1,46 @@
-"""A record as one page that needs nothing else: no script, no font, no picture from elsewhere."""
+"""A record as one self-contained HTML page, without scripts, fonts or images from elsewhere."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from slipring.bench.report import units
-from slipring.bench.report.charts import Drawn, charts, drawn, figure, history, stage_table, tell_spread
-from slipring.bench.report.conditions import conditions, repeats, simulation, subject
+from slipring.bench.report import palette, units
+from slipring.bench.report.charts import (
+    DrawnMode,
+    charts,
+    context_tokens,
+    drawn_modes,
+    figure,
+    spread_text,
+    stage_table,
+)
+from slipring.bench.report.conditions import busy_warning, conditions, repeats, simulation, subject
 from slipring.bench.report.markup import Markup, join, tag
-from slipring.bench.report.palette import DARK, LIGHT, styles
 from slipring.bench.report.plots import swatch
 from slipring.bench.report.verdict import (
-    MEASURE,
     NO_DIFFERENCE,
     amount,
+    baseline_note,
+    baseline_of,
+    compare_with,
     failures,
-    held_against,
-    is_doubtful,
-    measure,
+    is_unverified,
     range_of,
     verdict,
 )
-from slipring.bench.results import Record, Workload
+from slipring.bench.results import BenchRecord, Workload
 from slipring.bench.statistics import ENOUGH, Spread, Summary, by_turn, summarise
 
 _STYLE = Path(__file__).with_name("page.css")
-_MOST_WRONGS = 5
+_MOST_FAULTS = 5
 _NONE = "–"
 
 
-def write(record: Record, path: Path) -> None:
+def write(record: BenchRecord, path: Path) -> None:
     path.write_text(render(record), encoding="utf-8")
 
 
-def render(record: Record) -> str:
+def render(record: BenchRecord) -> str:
     summaries = summarise(record)
     title = f"slipring bench: {record.endpoint.model}, {record.when[:10]}"
     head = tag(
@@ -42,7 +49,7 @@ def render(record: Record) -> str:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
-        tag("style", Markup(_colours() + _STYLE.read_text(encoding="utf-8"))),
+        tag("style", Markup(palette.css() + _STYLE.read_text(encoding="utf-8"))),
     )
     sections = [
         _workload(record, summaries, workload, f"w{index}") for index, workload in enumerate(record.workloads)
@@ -57,46 +64,40 @@ def render(record: Record) -> str:
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def _colours() -> str:
-    """The classes that give modes their colours, light and dark."""
-    light = "".join(f"--m{index}:{colour};" for index, colour in enumerate(LIGHT))
-    dark = "".join(f"--m{index}:{colour};" for index, colour in enumerate(DARK))
-    classes = "".join(f".m{index}{{--mode:var(--m{index})}}" for index in range(len(LIGHT)))
-    return f":root{{{light}}}@media (prefers-color-scheme:dark){{@media screen{{:root{{{dark}}}}}}}{classes}"
-
-
-def _header(record: Record) -> Markup:
-    said = simulation(record)
+def _header(record: BenchRecord) -> Markup:
+    simulated = simulation(record.endpoint)
+    busy = busy_warning(record.others_cores, record.machine)
     return tag(
         "header",
         tag("p", "slipring bench", class_="kicker"),
         tag("h1", "Where an agent loop’s time goes"),
         tag("p", subject(record)),
-        tag("p", tag("strong", "Simulated. "), said, class_="notice") if said else Markup(),
+        tag("p", tag("strong", "Simulated. "), simulated, class_="notice") if simulated else Markup(),
+        tag("p", tag("strong", "Busy machine. "), busy, class_="notice") if busy else Markup(),
     )
 
 
-def _results(record: Record, summaries: Sequence[Summary]) -> Markup:
+def _results(record: BenchRecord, summaries: Sequence[Summary]) -> Markup:
     """One headline for each workload."""
     if not record.workloads:
         return tag("p", "Nothing was measured.")
     cards = []
     for index, workload in enumerate(record.workloads):
-        told = verdict(record, summaries, workload)
+        result = verdict(record, summaries, workload)
         cards.append(
             tag(
                 "li",
                 tag("h3", tag("a", workload.title, href=f"#w{index}")),
-                tag("p", told.figure, class_="headline"),
-                tag("p", told.sentence),
+                tag("p", result.figure, class_="headline"),
+                tag("p", result.sentence),
             )
         )
     return tag("section", tag("h2", "In short"), tag("ul", *cards, class_="cards"))
 
 
-def _workload(record: Record, summaries: Sequence[Summary], workload: Workload, key: str) -> Markup:
+def _workload(record: BenchRecord, summaries: Sequence[Summary], workload: Workload, key: str) -> Markup:
     here = [summary for summary in summaries if summary.workload == workload.name]
-    modes = drawn(record, summaries, workload)
+    modes = drawn_modes(record, summaries, workload)
     plots = tag("div", *map(figure, charts(workload, modes, key)), class_="plots") if modes else Markup()
     return tag(
         "section",
@@ -113,7 +114,7 @@ def _workload(record: Record, summaries: Sequence[Summary], workload: Workload, 
 _COLUMNS = (
     ("Mode", ""),
     ("Loop", "median"),
-    (f"Against {MEASURE}", "wall time"),
+    ("Loop, compared", "with the baseline"),
     ("Turn", "median"),
     ("To created", "median"),
     ("To first token", "median"),
@@ -121,25 +122,26 @@ _COLUMNS = (
     ("Server CPU", "per turn"),
     ("Cached", "of input"),
 )
-_CLASSES = {"Loop": "main", f"Against {MEASURE}": "words"}
+_CLASSES = {"Loop": "main", "Loop, compared": "words"}
 
 
-def _modes(record: Record, here: Sequence[Summary], workload: Workload) -> Markup:
-    against = measure(here, workload)
-    style, titles = styles(record.modes), {mode.name: mode for mode in record.modes}
+def _modes(record: BenchRecord, here: Sequence[Summary], workload: Workload) -> Markup:
+    baseline = baseline_of(here, workload)
+    style, titles = palette.styles(record.modes), {mode.name: mode for mode in record.modes}
     names = (tag("th", name, *_small(below), scope="col", role="columnheader") for name, below in _COLUMNS)
     head, rows = tag("tr", *names, role="row"), []
     for summary in here:
         mode = titles[summary.mode]
         how = f"{mode.name}; history: {summary.history_checked}" if summary.history_checked else mode.name
-        said = (swatch(style[summary.mode]), mode.title, *_small(how))
-        name = tag("th", *said, scope="row", role="rowheader", title=mode.about)
-        is_told = summary.wall_ms is not None
-        cells = _figures(record, summary, against) if is_told else _complaints(summary)
-        rows.append(tag("tr", name, *cells, role="row", class_=None if is_told else "wrong"))
-    caption = f"{workload.title}: the modes, over {repeats(record, here)}"
+        heading = (swatch(style[summary.mode]), mode.title, *_small(how))
+        name = tag("th", *heading, scope="row", role="rowheader", title=mode.about)
+        has_times = summary.wall_ms is not None
+        cells = _figures(record, summary, baseline) if has_times else _reasons(summary)
+        rows.append(tag("tr", name, *cells, role="row", class_=None if has_times else "wrong"))
+    note = baseline_note(record, baseline)
+    caption = f"{workload.title}: the modes, over {repeats(record, here)}; {note}"
     missing = [mode.title for mode in record.modes if mode.name not in {one.mode for one in here}]
-    note = (
+    not_run = (
         tag("p", f"Not run in this workload: {'; '.join(missing)}.", class_="note") if missing else Markup()
     )
     failed = [
@@ -147,39 +149,39 @@ def _modes(record: Record, here: Sequence[Summary], workload: Workload) -> Marku
         for one in here
         if one.errors and one.wall_ms is not None
     ]
-    return join(_scrolled(caption, head, rows, css="modes"), note, *failed)
+    return join(_scrolled(caption, head, rows, css="modes"), not_run, *failed)
 
 
-def _complaints(summary: Summary) -> list[Markup]:
-    """What was wrong, or has failed, where the times would be."""
-    times = Counter(summary.wrongs or summary.errors)
+def _reasons(summary: Summary) -> list[Markup]:
+    """The faults or errors of a mode without times, in place of its figures."""
+    times = Counter(summary.faults or summary.errors)
     listed = [
-        tag("li", wrong if count == 1 else f"{wrong} ({count} times)")
-        for wrong, count in list(times.items())[:_MOST_WRONGS]
+        tag("li", reason if count == 1 else f"{reason} ({count} times)")
+        for reason, count in list(times.items())[:_MOST_FAULTS]
     ]
-    if (more := len(times) - _MOST_WRONGS) > 0:
+    if (more := len(times) - _MOST_FAULTS) > 0:
         listed.append(tag("li", f"and {more} more"))
-    said = tag("strong", "Wrong answers, so no times" if summary.wrongs else "Failed, so no times")
-    told = tag("div", said, tag("ul", *listed))
-    return [tag("td", told, role="cell", colspan=str(len(_COLUMNS) - 1))]
+    heading = tag("strong", "Wrong answers, so no times" if summary.faults else "Failed, so no times")
+    cell = tag("div", heading, tag("ul", *listed))
+    return [tag("td", cell, role="cell", colspan=str(len(_COLUMNS) - 1))]
 
 
-def _figures(record: Record, summary: Summary, against: Summary | None) -> list[Markup]:
+def _figures(record: BenchRecord, summary: Summary, baseline: Summary | None) -> list[Markup]:
     assert summary.wall_ms is not None
     wall = summary.wall_ms
-    compared = held_against(record, summary, against)
+    compared = compare_with(record, summary, baseline)
     if compared is not None:
-        held = (amount(compared), range_of(compared))
-    elif summary is not against and is_doubtful(record, summary):
-        held = ("not claimed", "history not checked")
+        comparison = (amount(compared), range_of(compared))
+    elif summary is not baseline and is_unverified(record, summary):
+        comparison = ("not claimed", "history not verified")
     else:
-        held = (_NONE, "the measure" if summary is against else "")
-    told = [
+        comparison = ("baseline" if summary is baseline else _NONE, "")
+    columns = [
         (
             units.duration(wall.median),
             units.span(wall.low, wall.high, units.duration) if wall.count > 1 else "",
         ),
-        held,
+        comparison,
         _typical(summary.turn_ms),
         _typical(summary.created_ms),
         _typical(summary.first_token_ms),
@@ -191,7 +193,7 @@ def _figures(record: Record, summary: Summary, against: Summary | None) -> list[
         tag(
             "td", tag("span", figure), *_small(below), role="cell", data_label=name, class_=_CLASSES.get(name)
         )
-        for (figure, below), (name, _) in zip(told, _COLUMNS[1:], strict=True)
+        for (figure, below), (name, _) in zip(columns, _COLUMNS[1:], strict=True)
     ]
 
 
@@ -205,8 +207,8 @@ def _small(content: str) -> list[Markup]:
     return [tag("small", content)] if content else []
 
 
-def _details(modes: Sequence[Drawn]) -> Markup:
-    """Every figure that is drawn, for those who want to read it."""
+def _details(modes: Sequence[DrawnMode]) -> Markup:
+    """Every figure of the charts as tables."""
     head = tag("tr", *(tag("th", name, scope="col") for name in ("Stage", *(mode.title for mode in modes))))
     tables = [
         _by_turn("Time of each turn", modes, "total_ms", units.duration),
@@ -221,14 +223,14 @@ def _details(modes: Sequence[Drawn]) -> Markup:
     return tag("details", tag("summary", "All figures by turn and by stage"), *tables)
 
 
-def _by_turn(caption: str, modes: Sequence[Drawn], of: str, tell: Callable[[float], str]) -> Markup:
-    context = history(modes)
+def _by_turn(caption: str, modes: Sequence[DrawnMode], of: str, format: Callable[[float], str]) -> Markup:
+    context = context_tokens(modes)
     figures = [dict(by_turn(mode.loops, of)) for mode in modes]
     names = ("Turn", "Context", *(mode.title for mode in modes))
     rows = []
     for turn in sorted({turn for each in figures for turn in each}):
         tokens = f"{context[turn]:,.0f}{units.SPACE}tokens" if context.get(turn) else _NONE
-        cells = [tell_spread(each[turn], tell) if turn in each else _NONE for each in figures]
+        cells = [spread_text(each[turn], format) if turn in each else _NONE for each in figures]
         rows.append(
             tag("tr", tag("th", str(turn), scope="row"), *(tag("td", cell) for cell in (tokens, *cells)))
         )
@@ -236,21 +238,21 @@ def _by_turn(caption: str, modes: Sequence[Drawn], of: str, tell: Callable[[floa
 
 
 def _scrolled(caption: str, head: Markup, rows: Sequence[Markup], css: str = "scroll") -> Markup:
-    """A table in a box of its own: where it is too wide, the box scrolls and the page does not."""
+    """A table in a box that scrolls by itself if the table is too wide for the page."""
     groups = tag("thead", head, role="rowgroup"), tag("tbody", *rows, role="rowgroup")
     table = tag("table", tag("caption", caption), *groups, role="table")
     return tag("div", table, class_=css, role="region", aria_label=caption, tabindex="0")
 
 
-def _skipped(record: Record) -> Markup:
+def _skipped(record: BenchRecord) -> Markup:
     if not record.skipped:
         return Markup()
     parts = [join(tag("dt", mode), tag("dd", why)) for mode, why in record.skipped.items()]
     return tag("section", tag("h2", "Not measured"), tag("dl", *parts))
 
 
-def _conditions(record: Record) -> Markup:
-    parts = [join(tag("dt", name), tag("dd", told)) for name, told in conditions(record)]
+def _conditions(record: BenchRecord) -> Markup:
+    parts = [join(tag("dt", name), tag("dd", value)) for name, value in conditions(record)]
     modes = [join(tag("dt", f"{mode.title} ({mode.name})"), tag("dd", mode.about)) for mode in record.modes]
     return tag(
         "section",
@@ -262,15 +264,16 @@ def _conditions(record: Record) -> Markup:
 
 def _reading() -> Markup:
     lines = (
-        "Times are the client’s: from sending a request to its terminal event, over HTTP to the end of the"
-        " body. A loop’s time is without the time that tools were said to take.",
-        "Every mode is run once in each repeat, one after the other. Two modes are compared repeat by repeat."
-        f" Only if all agree on which is faster, and there are at least {ENOUGH}, is a difference named;"
-        f" otherwise there is {NO_DIFFERENCE}, or they are too few (≈).",
-        "p95 is the figure that 95 % of turns do not exceed. A mode with a wrong answer has no times; of one"
-        " that fails at times, figures are of the repeats that ran to their end.",
-        "History says how it was checked that the whole conversation was read. Where it was not, nothing is"
-        " claimed for modes that do not send it: forgetting is fast.",
+        "Times are measured by the client, from encoding a request to its terminal event; over HTTP to the"
+        " end of the body. A loop’s time is the sum of its turns, without the time of tools.",
+        "Every repeat runs all modes, one after the other. Percentages follow from the medians that are"
+        " shown; the range is that of the repeats. A difference is claimed only if all repeats agree on which"
+        f" mode is faster and there are at least {ENOUGH}. Otherwise there is {NO_DIFFERENCE}, or there are"
+        " too few repeats (≈).",
+        "95 % of turns do not exceed p95. A mode with a wrong answer has no times. If some repeats of a mode"
+        " failed, its figures cover the others.",
+        "History: how the bench verified that the server read the whole conversation. If it could not,"
+        " nothing is claimed for modes that do not send the conversation, because losing it is fast.",
         "1 kB is 1000 bytes. Bytes are those of the payload: frames, or bodies with their headers.",
     )
     return tag("section", tag("h2", "How to read this"), tag("ul", *(tag("li", line) for line in lines)))

@@ -1,7 +1,7 @@
-"""HTML and SVG as text that is escaped wherever it is not markup already.
+"""Builds HTML and SVG; every text that is not ``Markup`` is escaped.
 
-Everything that the report writes goes through ``tag``: what a record says cannot become markup. The result is
-well-formed XML, so that one text is fit for a page and for a file of its own. Knows nothing of records.
+All reports are written through ``tag``, so texts of a record cannot inject markup. The result is well-formed
+XML, so an SVG can be embedded in a page or be a file by itself.
 """
 
 import math
@@ -14,20 +14,22 @@ Value = str | float | bool | None
 
 
 class Markup(str):
-    """Text that is markup."""
+    """Text that is markup and is not escaped again."""
 
     __slots__ = ()
 
 
 def tag(name: str, /, *children: str, **attributes: Value) -> Markup:
     """An element. ``class_`` is the attribute ``class``, ``stroke_width`` is ``stroke-width``."""
-    told = "".join(_attribute(key, value) for key, value in attributes.items())
+    written = "".join(_attribute(key, value) for key, value in attributes.items())
     inner = join(*children)
-    return Markup(f"<{name}{told}>{inner}</{name}>" if inner or name not in _EMPTY else f"<{name}{told}/>")
+    return Markup(
+        f"<{name}{written}>{inner}</{name}>" if inner or name not in _EMPTY else f"<{name}{written}/>"
+    )
 
 
 def join(*children: str) -> Markup:
-    """Markup as it is, and all else escaped."""
+    """Concatenate, escaping everything that is not ``Markup``."""
     return Markup("".join(child if isinstance(child, Markup) else text(child) for child in children))
 
 
@@ -36,7 +38,7 @@ def text(content: str) -> Markup:
 
 
 def number(value: float) -> str:
-    """A coordinate: a tenth of a unit is finer than anybody sees."""
+    """Format a coordinate, rounded to a tenth of a unit. Raises ``ValueError`` if it is not finite."""
     if not math.isfinite(value):
         raise ValueError(f"{value} cannot be drawn")
     return f"{round(value, 1) + 0.0:.1f}".removesuffix(".0")

@@ -1,13 +1,14 @@
-"""Drawing: lines with bands, stacked bars, axes and swatches, as SVG.
+"""Draws line plots with bands, stacked bars, and legends as SVG. Independent of records.
 
-Knows values, places and styles, and nothing of records. Texts are set in user units: a drawing is as wide as
-its place lets it be, and sizes are chosen so that it reads from a phone's width on.
+Texts are sized in user units and a drawing scales with its container; sizes are chosen so that it is readable
+on a phone.
 """
 
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from slipring.bench.report import scales
 from slipring.bench.report.markup import Markup, join, number, tag
 from slipring.bench.report.palette import Style, ink_on
 from slipring.bench.report.scales import Scale
@@ -23,7 +24,7 @@ _WIDTHS = {
     **dict.fromkeys(" .,:;|ijlt'’!()[]\N{NO-BREAK SPACE}", 0.38),
     **dict.fromkeys("mwMW<>&@%+=…\ufffd", 0.95),
 }
-"""Of letters, in parts of the size."""
+"""Widths of characters, as a share of the font size."""
 
 
 class Point(Struct, frozen=True):
@@ -42,30 +43,30 @@ class Series(Struct, frozen=True, kw_only=True):
 
 
 class Column(Struct, frozen=True, kw_only=True):
-    """What is said of one place on the horizontal axis: below it, and when it is pointed at."""
+    """One position on the horizontal axis: its labels below the axis, and its tooltip; empty for none."""
 
     at: int
-    below: Sequence[str]
-    title: str
+    labels: Sequence[str]
+    tooltip: str = ""
 
 
 class Segment(Struct, frozen=True, kw_only=True):
     name: str
     value: float
-    told: str
+    label: str
     colour: str
 
 
 class Bar(Struct, frozen=True, kw_only=True):
-    """Segments, one after the other, with what is written above and beside them."""
+    """Stacked segments, with the name and the total above them."""
 
     name: str
-    told: str
+    label: str
     segments: Sequence[Segment]
 
 
 class Frame(Struct, frozen=True, kw_only=True):
-    """The edges of the area in which values are drawn."""
+    """Edges of the plotting area."""
 
     left: float
     right: float
@@ -74,11 +75,12 @@ class Frame(Struct, frozen=True, kw_only=True):
 
 
 def text_width(content: str, size: float = TEXT) -> float:
-    """About, for a sans-serif font: fonts differ, so that it is more rather than less."""
+    """Estimated width in a sans-serif font; rather too wide than too narrow, because fonts differ."""
     return size * sum(_WIDTHS.get(letter, 0.72 if letter.isupper() else 0.62) for letter in content)
 
 
 def shortened(content: str, width: float, size: float = TEXT) -> str:
+    """Truncate with an ellipsis to fit a width."""
     if text_width(content, size) <= width:
         return content
     while content and text_width(content + "…", size) > width:
@@ -87,7 +89,7 @@ def shortened(content: str, width: float, size: float = TEXT) -> str:
 
 
 def drawing(name: str, title: str, about: str, height: float, *content: str, width: float = WIDTH) -> Markup:
-    """A picture with a name and a description for those who do not see it."""
+    """An SVG with title and description for screen readers."""
     return tag(
         "svg",
         tag("title", title, id=f"{name}-title"),
@@ -103,37 +105,65 @@ def label(x: float, y: float, content: str, *, anchor: str = "start", css: str |
     return tag("text", content, x=x, y=y, text_anchor=None if anchor == "start" else anchor, class_=css)
 
 
-def vertical_axis(frame: Frame, scale: Scale, told: Sequence[str]) -> Markup:
-    """Lines across the area, with what each stands for on their left."""
+def turn_axis(frame: Frame, columns: Sequence[Column], ticks: int = 6) -> Scale:
+    """The horizontal scale of a line plot."""
+    inset = min(12.0, (frame.right - frame.left) / 2 / len(columns))
+    return scales.whole(columns[0].at, columns[-1].at, frame.left + inset, frame.right - inset, ticks)
+
+
+def line_plot(
+    frame: Frame,
+    series: Sequence[Series],
+    columns: Sequence[Column],
+    across: Scale,
+    up: Scale,
+    up_labels: Sequence[str],
+    caption: str,
+) -> Markup:
+    """Axes with labels, a band and a line for each series, and a tooltip for each column."""
+    rows = len(columns[0].labels)
+    middle, below = (frame.left + frame.right) / 2, frame.bottom + LINE * (rows + 1) + 3
+    return join(
+        _vertical_axis(frame, up, up_labels),
+        _horizontal_axis(frame, across, columns),
+        label(middle, below, caption, anchor="middle", css="caption"),
+        *(_band(one, across, up) for one in series),
+        *(_line(one, across, up) for one in reversed(series)),
+        _tooltips(frame, across, [column for column in columns if column.tooltip]),
+    )
+
+
+def _vertical_axis(frame: Frame, scale: Scale, labels: Sequence[str]) -> Markup:
+    """Grid lines with their labels on the left."""
     parts = []
-    for tick, content in zip(scale.ticks, told, strict=True):
+    for tick, content in zip(scale.ticks, labels, strict=True):
         y = scale(tick)
         parts.append(tag("line", x1=frame.left, x2=frame.right, y1=y, y2=y, class_="grid"))
         parts.append(label(frame.left - _TICK_GAP, y + TEXT * 0.35, content, anchor="end"))
     return join(*parts)
 
 
-def horizontal_axis(frame: Frame, scale: Scale, columns: Sequence[Column]) -> Markup:
-    """Texts below the ticks of the scale, as many as have room."""
+def _horizontal_axis(frame: Frame, scale: Scale, columns: Sequence[Column]) -> Markup:
+    """The axis with labels below its ticks, leaving out those that would overlap."""
     by_place = {column.at: column for column in columns}
     shown = [by_place[int(tick)] for tick in scale.ticks if int(tick) in by_place]
     parts = [tag("line", x1=frame.left, x2=frame.right, y1=frame.bottom, y2=frame.bottom, class_="axis")]
     free_from = 0.0
     for column in shown:
-        x, half = scale(column.at), max(map(text_width, column.below), default=0.0) / 2
+        x, half = scale(column.at), max(map(text_width, column.labels), default=0.0) / 2
         if x - half < free_from:
             continue
         free_from = x + half + _TICK_GAP
         parts.append(tag("line", x1=x, x2=x, y1=frame.bottom, y2=frame.bottom + 4, class_="axis"))
         parts += [
             label(x, frame.bottom + 5 + LINE * (row + 0.8), content, anchor="middle")
-            for row, content in enumerate(column.below)
+            for row, content in enumerate(column.labels)
         ]
     return join(*parts)
 
 
-def band(series: Series, across: Scale, up: Scale) -> Markup:
-    """From the least to the most; nothing where there is no width to it."""
+def _band(series: Series, across: Scale, up: Scale) -> Markup:
+    """The range of each point; empty if no point has one."""
     if len(series.points) < 2 or all(point.low == point.high for point in series.points):
         return Markup()
     tops = [(across(point.at), up(point.high)) for point in series.points]
@@ -141,41 +171,41 @@ def band(series: Series, across: Scale, up: Scale) -> Markup:
     return tag("path", d=f"{_path(tops + bottoms)}Z", class_=f"band {series.style.css}")
 
 
-def line(series: Series, across: Scale, up: Scale) -> Markup:
+def _line(series: Series, across: Scale, up: Scale) -> Markup:
     places = [(across(point.at), up(point.value)) for point in series.points]
     every = max(1, -(-len(places) // _MOST_MARKS))
     marked = places[::-1][::every]
     return join(
         tag("path", d=_path(places), class_=f"line {series.style.css}", stroke_dasharray=series.style.dash),
-        marks(marked, series.style),
+        _marks(marked, series.style),
     )
 
 
-def marks(places: Sequence[tuple[float, float]], style: Style) -> Markup:
+def _marks(places: Sequence[tuple[float, float]], style: Style) -> Markup:
     return tag("path", d="".join(_SHAPES[style.mark](x, y) for x, y in places), class_=f"mark {style.css}")
 
 
-def pointed(frame: Frame, across: Scale, columns: Sequence[Column]) -> Markup:
-    """One upright strip for each column, which tells what is there when it is pointed at."""
+def _tooltips(frame: Frame, across: Scale, columns: Sequence[Column]) -> Markup:
+    """One transparent strip for each column, with a tooltip."""
     width = abs(across.end - across.start) / max(1.0, across.high - across.low)
     strips = []
     for column in columns:
         left = max(frame.left, across(column.at) - width / 2)
         right = min(frame.right, across(column.at) + width / 2)
         rect = tag("rect", x=left, y=frame.top, width=right - left, height=frame.bottom - frame.top)
-        strips.append(tag("g", tag("title", column.title), rect, class_="turn"))
+        strips.append(tag("g", tag("title", column.tooltip), rect, class_="turn"))
     return join(*strips)
 
 
 def stacked(bars: Sequence[Bar], scale: Scale, top: float, pitch: float, thickness: float) -> Markup:
-    """Bars that lie, each with its name above it and its whole at its end."""
+    """Horizontal stacked bars, each with its name and its total above it."""
     parts = []
     for index, bar in enumerate(bars):
         y = top + index * pitch
-        beside = text_width(bar.told)
+        beside = text_width(bar.label)
         room = abs(scale.end - scale.start) - beside - 2 * _TICK_GAP
         parts.append(label(scale.start, y + TEXT, shortened(bar.name, room), css="name"))
-        parts.append(label(scale.end, y + TEXT, bar.told, anchor="end", css="figure"))
+        parts.append(label(scale.end, y + TEXT, bar.label, anchor="end", css="figure"))
         parts.append(_segments(bar, scale, y + LINE + 4, thickness))
     return join(*parts)
 
@@ -196,7 +226,7 @@ def _segments(bar: Bar, scale: Scale, y: float, thickness: float) -> Markup:
         parts.append(
             tag(
                 "g",
-                tag("title", f"{bar.name}, {segment.name}: {segment.told}"),
+                tag("title", f"{bar.name}, {segment.name}: {segment.label}"),
                 rect,
                 *inside,
                 class_="segment",
@@ -205,19 +235,24 @@ def _segments(bar: Bar, scale: Scale, y: float, thickness: float) -> Markup:
     return join(*parts)
 
 
-def swatch(style: Style) -> Markup:
-    """A piece of a line, for a legend."""
+def swatch(style: Style, x: float | None = None, y: float | None = None) -> Markup:
+    """A sample of a line, for a legend; at a position within an SVG."""
     return tag(
         "svg",
         tag("path", d="M1 6H29", class_=f"line {style.css}", stroke_dasharray=style.dash),
-        marks([(15.0, 6.0)], style),
+        _marks([(15.0, 6.0)], style),
         viewBox="0 0 30 12",
+        x=x,
+        y=y,
+        width=30,
+        height=12,
         class_="swatch",
         aria_hidden="true",
     )
 
 
 def patch(colour: str) -> Markup:
+    """A coloured square, for a legend."""
     return tag(
         "svg",
         tag("rect", x=0, y=0, width=12, height=12, fill=colour),
@@ -238,12 +273,12 @@ def _circle(x: float, y: float) -> str:
 
 
 def _polygon(*corners: tuple[float, float]) -> Callable[[float, float], str]:
-    """In parts of a mark, around where it is."""
+    """Corners are relative to the centre, in units of the marker's size."""
 
-    def drawn(x: float, y: float) -> str:
+    def draw(x: float, y: float) -> str:
         return _path([(x + right * _MARK, y + down * _MARK) for right, down in corners]) + "Z"
 
-    return drawn
+    return draw
 
 
 _SHAPES: dict[str, Callable[[float, float], str]] = {

@@ -1,4 +1,4 @@
-"""From values to places on paper, and the round values that are written beside them."""
+"""Scales: map values to coordinates, and choose round values for ticks."""
 
 import itertools
 import math
@@ -6,11 +6,11 @@ import math
 from msgspec import Struct
 
 _MANY_FACTORS = 1000.0
-"""On logarithmic scales that are longer, powers of ten are ticks enough."""
+"""Logarithmic scales over a larger range have ticks at powers of ten only."""
 
 
 class Scale(Struct, frozen=True, kw_only=True):
-    """Values between ``low`` and ``high`` lie between ``start`` and ``end``."""
+    """Maps values from ``low`` to ``high`` to coordinates from ``start`` to ``end``."""
 
     low: float
     high: float
@@ -28,7 +28,7 @@ class Scale(Struct, frozen=True, kw_only=True):
 
 
 def from_zero(highest: float, start: float, end: float, about: int = 5) -> Scale:
-    """A linear scale whose last tick is not below the highest value."""
+    """A linear scale from 0 to a tick at or above the highest value."""
     step = _round_step((highest or 1.0) / about)
     count = max(1, math.ceil((highest or 1.0) / step - 1e-9))
     ticks = tuple(round(step * index, 10) for index in range(count + 1))
@@ -36,7 +36,7 @@ def from_zero(highest: float, start: float, end: float, about: int = 5) -> Scale
 
 
 def logarithmic(lowest: float, highest: float, start: float, end: float) -> Scale:
-    """Ticks are powers of ten; where these are few, 2 and 5 times each too."""
+    """A logarithmic scale with ticks at powers of ten, and at 2 and 5 times these if the range is small."""
     powers = range(math.floor(math.log10(lowest)), math.ceil(math.log10(highest)) + 2)
     steps = [10.0**power * factor for power, factor in itertools.product(powers, (1, 2, 5))]
     low = max(step for step in steps if step <= lowest)
@@ -48,7 +48,7 @@ def logarithmic(lowest: float, highest: float, start: float, end: float) -> Scal
 
 
 def whole(first: int, last: int, start: float, end: float, about: int = 6) -> Scale:
-    """Of numbers that count something: the first is a tick, and then round ones."""
+    """A scale of whole numbers, with ticks at the first and at round numbers."""
     step = max(1, math.ceil(_round_step((last - first) / about))) if last > first else 1
     round_ones = [value for value in range(step, last + 1, step) if value > first]
     if round_ones and round_ones[0] - first < step / 2:
@@ -57,6 +57,6 @@ def whole(first: int, last: int, start: float, end: float, about: int = 6) -> Sc
 
 
 def _round_step(least: float) -> float:
-    """1, 2 or 5 times a power of ten, not below what is asked."""
+    """The smallest of 1, 2, 5 times a power of ten that is at least ``least``."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))

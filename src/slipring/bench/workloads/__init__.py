@@ -1,1 +1,1 @@
-"""What loops do: the plans of all workloads, made the same in every run."""
+"""The workloads: plans of loops, generated identically in every run."""

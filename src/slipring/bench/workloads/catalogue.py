@@ -1,4 +1,4 @@
-"""The workloads by name: a coding agent, a long one, a short chat, and loops that begin deep in a history."""
+"""The workloads by name: a coding agent, a long one, a short chat, and loops after a long history."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,8 @@ DEEP_TURNS = 5
 DEPTHS = (20_000, 75_000, 150_000)
 _BYTES_PER_TOKEN = 2.6
 _HEAD_TOKENS = 2_600
-"""Of the texts here, and of instructions and tools, in the vocabulary of a small model."""
+"""Bytes per token of the texts here, and tokens of instructions and tools, with a small model's
+vocabulary."""
 
 
 def coding() -> Plan:
@@ -51,7 +52,7 @@ def short() -> Plan:
 
 
 def deep(tokens: int) -> Plan:
-    """A loop that goes on where another has long been going."""
+    """A loop that starts with about this many tokens of history."""
     prose = Prose(f"deep {tokens}")
     rounds = max(1, round((tokens - _HEAD_TOKENS) * _BYTES_PER_TOKEN / OUTPUT_BYTES))
     history: list[Item] = [message(prose.task())]
@@ -89,7 +90,7 @@ def _agent(name: str, title: str, about: str, calls: int) -> Plan:
 
 
 def _outputs(prose: Prose, count: int) -> list[Step]:
-    """Turns that bring one output each; the last is answered with text."""
+    """Turns that send one tool output each; the last one needs text, the others a call."""
     return [
         Step(outputs=[prose.tool_output(OUTPUT_BYTES)], needs="call" if number < count - 1 else "text")
         for number in range(count)

@@ -1,7 +1,7 @@
-"""A plan: what a loop tells the model, turn by turn, and what it needs to hear.
+"""A plan: what a loop sends in each turn, and what kind of answer it needs to continue.
 
-Items are as the API takes them. Call ids are not known before the calls are made, so a plan holds the texts
-of outputs and not their items.
+Items are in the form that the API accepts. Call ids are known only once the model has made its calls, so a
+plan holds the texts of tool outputs and not their items.
 """
 
 from typing import Any, Literal
@@ -20,15 +20,15 @@ class Step(Struct, frozen=True, kw_only=True):
     """One turn."""
 
     messages: list[Item] = []
-    """Sent as they are, after the outputs."""
+    """Items sent after the tool outputs."""
     outputs: list[str] = []
-    """Of the calls that the turn before has made, in their order."""
+    """Texts of the tool outputs, in the order of the previous turn's calls."""
     needs: Need = "text"
-    """Without which the next turn cannot be had."""
+    """The kind of answer that the next turn requires."""
 
     def input(self, calls: list[Item]) -> list[Item]:
-        """What is new in this turn, after an answer that made these calls."""
-        return [*answered(calls, self.outputs), *self.messages]
+        """The new items of this turn, given the calls of the previous answer."""
+        return [*output_items(calls, self.outputs), *self.messages]
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -39,13 +39,13 @@ class Plan(Struct, frozen=True, kw_only=True):
     steps: list[Step]
     tools: list[Item] = []
     settings: dict[str, Any] = {}
-    """Other fields of every create."""
+    """Further fields of every ``response.create``."""
     uncounted: int = 0
-    """Turns at the beginning that only build up a history, and are not measured."""
+    """Turns at the start that only build up history and are not measured."""
     outputs_before: int = 0
-    """Outputs of tools in what the first turn brings along."""
+    """Tool outputs in the history that the first turn sends."""
     forces_tools: bool = False
-    """Whether calls come in an order that no model would find by itself."""
+    """Whether ``tool_choice`` must force each call, because no model would make them in this order."""
 
     @property
     def calls(self) -> int:
@@ -53,12 +53,13 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     @property
     def mixes_outputs(self) -> bool:
-        """Whether outputs of tools come together with anything else."""
+        """Whether a turn sends other items together with tool outputs."""
         return any(step.outputs and step.messages for step in self.steps)
 
 
-def answered(calls: list[Item], outputs: list[str]) -> list[Item]:
-    """Outputs for calls, in order: no text is lost to fewer calls, and no call goes without an output."""
+def output_items(calls: list[Item], outputs: list[str]) -> list[Item]:
+    """Output items for calls, in order. With fewer calls than texts, the last call gets the remaining texts
+    joined; with more, the remaining calls get a placeholder."""
     texts = list(outputs)
     if len(texts) > len(calls) > 0:
         texts = [*texts[: len(calls) - 1], "\n".join(texts[len(calls) - 1 :])]
@@ -71,3 +72,11 @@ def answered(calls: list[Item], outputs: list[str]) -> list[Item]:
 
 def message(text: str, role: str = "user") -> Item:
     return {"type": "message", "role": role, "content": text}
+
+
+def text_of(content: object) -> str:
+    """The concatenated text parts of a ``content`` or ``output`` value."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(part["text"] for part in parts if isinstance(part.get("text"), str))

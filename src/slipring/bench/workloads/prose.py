@@ -1,7 +1,7 @@
-"""Texts of about the size and the look of those in real loops: source, diffs, test runs, listings, chat.
+"""Generates texts that look like those of real loops: source, diffs, test runs, search results, chat.
 
-Made from a seed, so that every run sends the same, and without repeats, so that nothing can be saved by
-compressing or caching what no real loop would repeat.
+Generated from a seed, so that every run sends the same texts, and without repetition, so that compression and
+caches gain no more than they would in a real loop.
 """
 
 import random
@@ -100,13 +100,13 @@ _TYPES = ("int", "str", "float", "bool", "Decimal", "datetime", "bytes")
 
 
 class Prose:
-    """An endless supply of texts from one seed."""
+    """Generates texts from one seed."""
 
     def __init__(self, seed: str) -> None:
         self._random = random.Random(seed)
 
     def tool_output(self, size_bytes: int) -> str:
-        """What a tool of a coding agent says, cut at this size."""
+        """A tool output of a coding agent, truncated to this size."""
         kinds: tuple[Callable[[], str], ...] = (self._function, self._diff, self._test_run, self._matches)
         write = self._random.choice(kinds)
         pieces: list[str] = []
@@ -117,12 +117,12 @@ class Prose:
         return "\n".join(pieces)[:size_bytes]
 
     def sentence(self, words: int) -> str:
-        """For a chat: no sense, but ordinary words."""
+        """A meaningless sentence of ordinary words, for a chat."""
         chosen = [self._random.choice(_NOUNS if place % 2 else _VERBS) for place in range(words)]
         return f"{' the '.join(chosen).capitalize()}."
 
     def task(self) -> str:
-        """What a user asks of a coding agent."""
+        """A task that a user gives to a coding agent."""
         module, verb, noun = self._path(), self._random.choice(_VERBS), self._random.choice(_NOUNS)
         return (
             f"The test of {verb}_{noun} in {module} fails since the last release, but only when a"

@@ -1,11 +1,11 @@
-"""A loop that was recorded: a file of JSON lines, one for each turn.
+"""Reads a recorded loop: a file of JSON lines, one line per turn.
 
     {"instructions": "…", "tools": […], "temperature": 0, "input": [items that the first turn sent]}
-    {"input": [items that were new in the second turn]}
+    {"input": [new items of the second turn]}
 
-The first line may hold further fields of a create, which are sent with every turn. Outputs of tools answer
-the calls that the measured model makes, in order, whatever ids they had in the recording. A turn whose
-successor brings such outputs needs a call, any other needs text.
+The first line may contain further fields of a ``response.create``, which are sent with every turn. Tool
+outputs answer the calls of the measured model in order, regardless of their recorded ids. A turn followed by
+tool outputs needs a call, any other turn needs text.
 """
 
 from pathlib import Path
@@ -14,47 +14,43 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipring.bench.digests import text_of
+from slipring.bench.errors import BadRecording
 from slipring.bench.results import Workload
-from slipring.bench.workloads.plan import Item, Plan, Step
+from slipring.bench.workloads.plan import Item, Plan, Step, text_of
 
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
-_OURS = frozenset(
+_IGNORED = frozenset(
     "type model stream stream_id store previous_response_id conversation tool_choice background".split()
 )
-"""Fields that the bench decides about: they are passed over in a recording."""
-
-
-class BadRecording(Exception):
-    """A file that cannot be replayed, and why."""
+"""Fields that the mode sets: ignored in a recording."""
 
 
 class _Turn(Struct):
-    """A line, told apart."""
+    """One line of the recording."""
 
     messages: list[Item]
     outputs: list[str]
 
 
 def read_recording(path: Path) -> Plan:
-    """The plan that a file holds, or ``BadRecording``."""
+    """Read the plan from a file. Raises ``BadRecording``."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise BadRecording(f"--replay: cannot read {path}: {error}") from None
     documents = [_document(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not documents:
-        raise BadRecording(f"--replay: {path} holds no turn")
-    head = {name: value for name, value in documents[0].items() if name not in _OURS and name != "input"}
-    turns = _told_apart(documents)
+        raise BadRecording(f"--replay: {path} contains no turn")
+    head = {name: value for name, value in documents[0].items() if name not in _IGNORED and name != "input"}
+    turns = _split_outputs(documents)
     tools = head.pop("tools", None) or []
     if not tools and any(turn.outputs for turn in turns):
-        raise BadRecording(f"--replay: {path} has outputs of tools, but no tools in its first line")
+        raise BadRecording(f"--replay: {path} has tool outputs, but its first line has no tools")
     return Plan(
         workload=Workload(
             name="replay",
             title=f"A recorded loop, {path.name}",
-            about=f"{len(turns)} turns, {sum(len(turn.outputs) for turn in turns)} outputs of tools",
+            about=f"{len(turns)} turns, {sum(len(turn.outputs) for turn in turns)} tool outputs",
             turns=len(turns),
         ),
         instructions=head.pop("instructions", None) or "",
@@ -77,12 +73,13 @@ def _document(path: Path, number: int, line: str) -> dict[str, Any]:
     if isinstance(items, str):
         document["input"] = items = [{"type": "message", "role": "user", "content": items}]
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise BadRecording(f"--replay: {path}, line {number}: 'input' must be a list of items, or text")
+        raise BadRecording(f"--replay: {path}, line {number}: 'input' must be a list of items or a string")
     return document
 
 
-def _told_apart(documents: list[dict[str, Any]]) -> list[_Turn]:
-    """Outputs whose calls are in the recording itself stay with them."""
+def _split_outputs(documents: list[dict[str, Any]]) -> list[_Turn]:
+    """Split the items of each line into outputs for calls of the measured model and all other items. An
+    output whose call is in the recording itself is sent as recorded."""
     recorded: set[str] = set()
     turns = []
     for document in documents:

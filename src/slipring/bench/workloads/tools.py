@@ -1,4 +1,4 @@
-"""The tools of a coding agent, as such agents describe them."""
+"""Tool definitions of a typical coding agent."""
 
 from typing import Any
 

@@ -1,8 +1,7 @@
 """Grammars of custom tools, compiled: whether one can be followed, and whether a text follows it.
 
-They are compiled by llguidance where it is installed. Without it regular expressions are looked at by Python,
-and other grammars are taken as they are. ``check_grammar`` runs in a sandbox, since a short grammar can take
-for ever; whatever has passed it may be compiled in the process that serves, in a thread.
+llguidance compiles them. ``check_grammar`` runs in a sandbox, since a short grammar can take for ever. A
+grammar that has passed it may be compiled in the serving process, in a thread.
 """
 
 import re
@@ -34,9 +33,6 @@ def check_grammar(syntax: str, definition: str, max_states: int) -> str | None:
     """What keeps a grammar from being compiled and followed, if anything is known to."""
     if syntax == "lark" and (excess := _excess(definition)) is not None:
         return excess
-    library = _library()
-    if library is None:
-        return _complaint_of_python(definition) if syntax == "regex" else None
     text = _compilable(syntax, definition)
     return invalid(text) or followed(text, max_states)
 
@@ -54,8 +50,7 @@ def followed(text: str, max_states: int) -> str | None:
     compiled = _reader(text, max_states)
     for share in (0.0, 0.5, 1.0):
         if said := _walk(compiled.deep_copy(), share):
-            words = _words(said)
-            return f"{TOO_LARGE}: {words} (max_grammar_states)" if _TOO_LARGE.search(words) else words
+            return _explained(said)
     return None
 
 
@@ -78,11 +73,32 @@ def _walk(reader: Any, share: float) -> str:
 
 
 def matcher(grammar: Grammar, max_states: int) -> Any:
-    """What reads texts of a grammar byte by byte, as llguidance has it; None where there is nothing."""
-    if _library() is None:
-        return None
+    """llguidance's matcher, which reads texts of a grammar byte by byte; None if it cannot be compiled."""
     reader = _reader(_compilable(grammar.syntax, grammar.definition), max_states)
     return None if reader.get_error() else reader
+
+
+def schema_matcher(schema: bytes, max_states: int, *, lenient: bool = False) -> Any:
+    """llguidance's matcher for JSON without white space that fits a schema, which must be an object.
+
+    Its ``get_error`` is not empty if the schema cannot be compiled. Raises ``ValueError`` if llguidance
+    cannot parse the schema. ``lenient``: keywords that llguidance does not support are ignored.
+    """
+    options = {
+        "whitespace_flexible": False,
+        "item_separator": ",",
+        "key_separator": ":",
+        "lenient": lenient,
+        "coerce_one_of": lenient,
+    }
+    text = _library().LLMatcher.grammar_from_json_schema(schema.decode(), overrides=options)
+    return _reader(text, max_states)
+
+
+def error_of(matcher: Any) -> str:
+    """The error of a matcher on one line, without a full stop; empty if it has none. If a limit was exceeded,
+    it begins with ``TOO_LARGE``."""
+    return _explained(str(matcher.get_error()))
 
 
 class Proof:
@@ -115,11 +131,8 @@ class Proof:
 
 @lru_cache(maxsize=1)
 def _library() -> Any:
-    """llguidance, which comes with the llama engine; loaded by the first grammar."""
-    try:
-        return import_module("llguidance")
-    except ImportError:
-        return None
+    """llguidance, imported when the first grammar or schema is compiled."""
+    return import_module("llguidance")
 
 
 @lru_cache(maxsize=1)
@@ -151,6 +164,11 @@ def _words(said: str) -> str:
     return " ".join(said.replace("<non-verbose/>", "").split())[:_LONGEST_COMPLAINT].rstrip(".")
 
 
+def _explained(error: str) -> str:
+    words = _words(error)
+    return f"{TOO_LARGE}: {words} (max_grammar_states)" if _TOO_LARGE.search(words) else words
+
+
 def _excess(definition: str) -> str | None:
     """What makes a grammar one that must not be given to the compiler."""
     if _FOREIGN.search(definition):
@@ -177,11 +195,3 @@ def _expanded(definition: str) -> int:
         return sizes[name]
 
     return sum(size(name) for name in named)
-
-
-def _complaint_of_python(definition: str) -> str | None:
-    try:
-        re.compile(definition)
-    except (re.error, RecursionError, OverflowError) as error:
-        return str(error)[:_LONGEST_COMPLAINT]
-    return None

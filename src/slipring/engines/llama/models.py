@@ -10,7 +10,13 @@ from msgspec import Struct
 
 from slipring.engines.llama.options import Options
 from slipring.engines.llama.remote import RemoteVocabulary, describe, understands_llguidance
-from slipring.engines.tokens.gguf_models import control_tokens, manner_of, packaged_model, read_gguf
+from slipring.engines.tokens.gguf_models import (
+    MODEL_COMMAND,
+    control_tokens,
+    manner_of,
+    packaged_model,
+    read_gguf,
+)
 from slipring.engines.tokens.renderers import Manner, make_renderer, read_tokenizer
 from slipring.errors import StartupError
 from slipring.prompts.rendering import Renderer
@@ -38,7 +44,7 @@ class ServedModel(Struct, frozen=True):
 
 def from_file(options: Options, where: Where) -> ServedModel:
     """The model of a GGUF file."""
-    path = options.model or embedded_model()
+    path = _file_of(options)
     metadata = read_file(path)
     try:
         vocabulary: Vocabulary = Tokenizer.from_gguf(metadata)
@@ -57,7 +63,7 @@ def from_file(options: Options, where: Where) -> ServedModel:
 
 def locate(options: Options) -> tuple[str, int]:
     """The path of a model's file and the tokens that a slot can hold, for one who only runs it."""
-    path = options.model or embedded_model()
+    path = _file_of(options)
     return path, _context(options, read_file(path))
 
 
@@ -98,14 +104,15 @@ def name_of(path: str) -> str:
     return _QUANTIZATION.sub("", Path(path).name.lower().removesuffix(".gguf"))
 
 
-def embedded_model() -> str:
-    """The model that comes in a wheel."""
-    if importlib.util.find_spec("xllamacpp") is None:
-        raise StartupError("--engine llama: llama.cpp is not installed (pip install 'slipring[llama]')")
-    path = packaged_model()
+def _file_of(options: Options) -> str:
+    """Return the path of the GGUF file to load: the one that is named, else the packaged one."""
+    if importlib.util.find_spec("xllamacpp") is None:  # imported later, by the child process
+        raise ModuleNotFoundError(name="xllamacpp")
+    path = options.model or packaged_model()
     if path is None:
         raise StartupError(
-            "--engine llama: the embedded model is not installed; name one, as in llama:MODEL.gguf"
+            f"--engine llama: the packaged model is not installed ({MODEL_COMMAND});"
+            " or name a model of your own, as in --engine llama:/models/qwen3-8b.gguf"
         )
     return path
 

@@ -1,8 +1,8 @@
-"""The simulated engine: answers of a chosen length at a chosen speed, made by no model.
+"""The simulated engine: answers of a chosen length at a chosen speed, without a model.
 
-For trying clients, for tests, and for measuring everything around a model. It calls tools, obeys
-``tool_choice``, formats and token limits, and keeps a prefix cache, so that what surrounds it behaves as it
-would around a real engine. It is called *simulated* wherever it shows.
+For testing clients, and for measuring everything around a model. It calls tools, obeys ``tool_choice``,
+formats and token limits, and keeps a prefix cache, so that the rest of the server behaves as it does with a
+real engine. It is called *simulated* wherever it is named.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from slipring.core.generation import (
 )
 from slipring.engines.base import Engine, Level
 from slipring.engines.simulated.context import PrefixCache, Tally, position_of, tally_job
-from slipring.engines.simulated.options import Options, read_options
+from slipring.engines.simulated.options import SimulatedOptions, read_options
 from slipring.engines.simulated.pace import Pace
-from slipring.engines.simulated.plan import Fail, Prepared, Say, Stall, Step, plan_answer, prepare
+from slipring.engines.simulated.plan import Content, Emit, Fail, Stall, Step, plan_answer, prepare
 from slipring.engines.simulated.script import Script, read_script
 from slipring.engines.simulated.trace import Trace, trace_job
 
 
 def open_simulated(text: str) -> Engine:
-    """The engine that options ask for: with a vocabulary everything but the decoding is done for real."""
+    """The engine for these options. With a vocabulary it renders and tokenizes for real."""
     options = read_options(text)
     if options.vocabulary:
         from slipring.engines.simulated.tokenized import TokenizedEngine
@@ -42,18 +42,18 @@ def open_simulated(text: str) -> Engine:
 
 
 class SimulatedEngine(Engine):
-    """Plays planned or scripted answers, and estimates how long contexts are."""
+    """Plays planned or scripted answers, and estimates token counts from the length of texts."""
 
     name = "simulated"
     level = Level.TOKENS
 
-    def __init__(self, options: Options, script: Script | None = None) -> None:
+    def __init__(self, options: SimulatedOptions, script: Script | None = None) -> None:
         self.options = options
         self._script = script
         self._prefixes = PrefixCache()
 
     def models(self) -> Sequence[Model]:
-        # Whatever a context holds is only counted, so images and files are welcome.
+        # Images and files are only counted, so they are accepted.
         capabilities = Capabilities(images=True, files=True)
         return [Model(name="simulated", owner="slipring", capabilities=capabilities)]
 
@@ -61,7 +61,7 @@ class SimulatedEngine(Engine):
         tally = await self.tokenizing.prepare(job, tally_job, job)
         trace = self._trace(job)
         cached = self._prefixes.longest(tally) if self.options.prefix_cache else 0
-        prepared = await self._prepare(job, tally)
+        content = await self._prepare(job, tally)
         yield [Accepted(rendered_tokens=tally.new_tokens), Begun()]
         pace = Pace(self.options.tokens_per_s)
         if rate := self.options.prefill_tokens_per_s:
@@ -72,13 +72,13 @@ class SimulatedEngine(Engine):
         self._prefixes.add(tally)
         reason: Literal["stop", "max_output_tokens", "steered"] = "stop"
         produced = thought = 0
-        spoken: list[Delta] = []
+        emitted: list[Delta] = []
         limit = job.settings.max_output_tokens
-        for step in self._plan(job, prepared, trace):
-            if type(step) is not Say:
+        for step in self._plan(job, content, trace):
+            if type(step) is not Emit:
                 await _interrupt(step)
                 continue
-            if job.stop.asked and _is_whole(spoken, step.deltas):
+            if job.stop.asked and _is_between_items(emitted, step.deltas):
                 reason = "steered"
                 break
             if produced == limit:
@@ -86,29 +86,29 @@ class SimulatedEngine(Engine):
                 break
             await pace.token()
             produced += 1
-            thought += step.reasoning
-            spoken += step.deltas
+            thought += step.is_reasoning
+            emitted += step.deltas
             yield step.deltas
-        position = tally.after(spoken, trace)
+        position = tally.after(emitted, trace)
         self._prefixes.add(position)
         yield [Finished(reason, tally.tokens, cached, produced, thought, position)]
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return (await self.tokenizing.prepare(job, tally_job, job)).tokens
 
-    async def _prepare(self, job: Job, tally: Tally) -> Prepared:
-        """What the answer says, unless it is scripted."""
+    async def _prepare(self, job: Job, tally: Tally) -> Content:
+        """The content of a planned answer; a script brings its own."""
         if self._script is not None:
-            return Prepared()
+            return Content()
         return await prepare(job, tally.tool_outputs, self.options, self.compiler)
 
-    def _plan(self, job: Job, prepared: Prepared, trace: Trace | None) -> Iterable[Step]:
-        """The answer. A warmup has none."""
+    def _plan(self, job: Job, content: Content, trace: Trace | None) -> Iterable[Step]:
+        """The steps of the answer; a warmup has none."""
         if not job.generate:
             return ()
         if self._script is not None:
             return self._script.next()
-        return plan_answer(job, prepared, self.options, trace.mark if trace is not None else "")
+        return plan_answer(job, content, self.options, trace.mark if trace is not None else "")
 
     def _trace(self, job: Job) -> Trace | None:
         if not self.options.digest:
@@ -124,9 +124,9 @@ async def _interrupt(step: Step) -> None:
         await asyncio.sleep(step.seconds)
 
 
-def _is_whole(spoken: list[Delta], following: list[Delta]) -> bool:
-    """Whether no thought and no call is half said between what was spoken and what follows."""
-    before, after = (type(spoken[-1]) if spoken else None), (type(following[0]) if following else None)
+def _is_between_items(emitted: list[Delta], following: list[Delta]) -> bool:
+    """Whether the answer may stop between these deltas: not within a thought, and not within a call."""
+    before, after = (type(emitted[-1]) if emitted else None), (type(following[0]) if following else None)
     if before in (Thought, ThoughtSummary):
         return after is not before
     return before not in (CallStarted, CallArguments)

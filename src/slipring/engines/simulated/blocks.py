@@ -1,7 +1,7 @@
-"""Which contexts of token ids were read before, block by block, as engines with a paged KV cache know it.
+"""A prefix cache over token ids in blocks, like that of engines with a paged KV cache.
 
-Each block's digest covers all that comes before it, so that a history that is sent again in full finds the
-blocks of a chain, and the other way round. A continuation goes on from its parent's digest.
+Each block's digest covers all tokens up to its end, so that a history that is sent again in full finds the
+blocks of a chain, and vice versa. A continuation starts from its parent's digest.
 """
 
 from collections import OrderedDict
@@ -18,26 +18,29 @@ _MAX_BLOCKS = 262_144
 
 
 class Blocks(Struct, frozen=True):
-    """A context cut into blocks: the digest of the last whole one, and what comes after it."""
+    """A context in blocks: the digest of the last whole block, and the ids after it."""
 
     digest: bytes
     tokens: int = 0
     """In whole blocks."""
     rest: bytes = b""
+    """The ids after the last whole block, four bytes each."""
 
 
 class BlockCache:
-    """The blocks that were read; the least recently used are forgotten."""
+    """The digests of the blocks that were read. Evicts the least recently used."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def start(self, tenant: str) -> Blocks:
-        """Nothing, as a tenant's: nobody may learn from a cache what somebody else has sent."""
+        """The empty context of a tenant. The digests of tenants differ, so that no tenant can learn from the
+        cache what another has sent."""
         return Blocks(blake2b(tenant.encode(), digest_size=16).digest())
 
     def read(self, before: Blocks, steps: Iterable[Step]) -> tuple[Blocks, int]:
-        """Read on; returns where that leads, and how many tokens were known from the beginning on."""
+        """Append steps to a context. Returns the longer context, and how many tokens from its beginning were
+        cached already."""
         seen = self._seen
         digest = before.digest
         known = not before.tokens or digest in seen

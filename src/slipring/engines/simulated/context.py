@@ -1,8 +1,8 @@
-"""How the simulated engine sees a context: a count, and a digest that stands for its KV.
+"""Token counts and digests of contexts, and the prefix cache over them, for the engine without a vocabulary.
 
-Like a real engine it works on a rendering of the items, so a history that a client sends again in full finds
+Like a real engine it works on a rendering of the items, so a history that a client sends again in full has
 the same prefix as one that is continued by id. The tally of a finished response is its position: a
-continuation counts its new items only, unless the head changed.
+continuation counts only its new items, unless the head changed.
 """
 
 from collections import OrderedDict
@@ -23,20 +23,20 @@ _POSITION_BYTES = 200
 
 
 class Tally(Struct, frozen=True):
-    """A context up to some item: how long it is and what it is."""
+    """The token count and the digest of a context up to some item."""
 
     head: Head
     tokens: int
     digest: bytes
     tool_outputs: int
     boundaries: tuple[tuple[bytes, int], ...] = ()
-    """Digest and length at each item border of the newest part, where a prefix may have been seen."""
+    """Digest and token count at each item border of the newest part; prefixes are cached at these."""
     trace: Trace | None = None
-    """Of a position, where answers carry a digest: the context without the answer."""
+    """Only in positions, with ``digest=true``: the trace of the context without the answer."""
 
     @property
     def new_tokens(self) -> int:
-        """The length of the newest part."""
+        """The token count of the newest part."""
         return self.tokens - self.boundaries[0][1]
 
     @property
@@ -44,7 +44,8 @@ class Tally(Struct, frozen=True):
         return _POSITION_BYTES
 
     def extended(self, texts: Iterable[tuple[str, bool]]) -> "Tally":
-        """This context and further items, each as its rendering and whether it is a tool's output."""
+        """The tally of this context and further items. ``texts``: the rendering of each item, and whether it
+        is a tool output."""
         tokens, digest, outputs = self.tokens, self.digest, self.tool_outputs
         boundaries = [(digest, tokens)]
         for text, is_output in texts:
@@ -55,20 +56,20 @@ class Tally(Struct, frozen=True):
             boundaries.append((digest, tokens))
         return Tally(self.head, tokens, digest, outputs, tuple(boundaries))
 
-    def after(self, spoken: Iterable[Delta], trace: Trace | None = None) -> "Tally":
-        """This context and the answer that these deltas made."""
-        extended = self.extended((text, False) for text in _render_deltas(spoken))
-        # The position outlives the turn: keep what the next turn needs and no more.
+    def after(self, emitted: Iterable[Delta], trace: Trace | None = None) -> "Tally":
+        """The tally of this context and the answer that consists of these deltas."""
+        extended = self.extended((text, False) for text in _render_deltas(emitted))
+        # The position outlives the turn, so it keeps only what the next turn needs.
         return Tally(self.head, extended.tokens, extended.digest, extended.tool_outputs, trace=trace)
 
 
 def tally_job(job: Job) -> Tally:
-    """Count a job's context: from its parent's position where the head is the same, else from the start."""
+    """Count a job's context: from its parent's position if the head is the same, else from the start."""
     position = position_of(job)
     if position is not None:
         return position.extended(_render_items(job.input))
     rendered = f"{job.head.instructions or ''}\n".encode() + job.head.tools.raw
-    # Keyed by tenant: nobody may learn from a cache what somebody else has sent.
+    # Keyed by tenant, so that no tenant can learn from the cache what another has sent.
     key = blake2b(job.tenant.encode(), digest_size=16).digest()
     start = Tally(
         job.head,
@@ -80,7 +81,7 @@ def tally_job(job: Job) -> Tally:
 
 
 def position_of(job: Job) -> Tally | None:
-    """Where a job's parent has left off, if its context begins with the same head."""
+    """The position of a job's parent; None if there is none or its head differs."""
     position = job.parent.position if job.parent is not None else None
     if isinstance(position, Tally) and (position.head is job.head or position.head == job.head):
         return position
@@ -88,13 +89,13 @@ def position_of(job: Job) -> Tally | None:
 
 
 class PrefixCache:
-    """Which contexts the engine has read before; the least recently used are forgotten."""
+    """The digests of the contexts that the engine has read. Evicts the least recently used."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def longest(self, tally: Tally) -> int:
-        """The length of the longest known prefix that ends at an item's border."""
+        """The token count of the longest cached prefix that ends at an item border."""
         for digest, tokens in reversed(tally.boundaries):
             if digest in self._seen:
                 self._seen.move_to_end(digest)
@@ -109,12 +110,12 @@ class PrefixCache:
 
 
 def _render_items(items: Iterable[Item]) -> Iterator[tuple[str, bool]]:
-    """Reasoning does not stay in the context."""
+    """All items but reasoning, which does not stay in the context."""
     return (_render(item) for item in items if item.type != "reasoning")
 
 
 def _render(item: Item) -> tuple[str, bool]:
-    """An item's text as this engine reads it, and whether it is a tool's output."""
+    """The text of an item, and whether it is a tool output."""
     body = item.body()
     if isinstance(body, Message):
         return f"{body.role}\n{plain_text(body.content)}", False
@@ -128,20 +129,20 @@ def _render(item: Item) -> tuple[str, bool]:
 
 
 def _render_deltas(deltas: Iterable[Delta]) -> list[str]:
-    """The same rendering, of what was just said."""
+    """The texts of the items that deltas make up, as ``_render`` renders them later."""
     items: list[list[str]] = []
-    speaking = False
+    in_message = False
     for delta in deltas:
         if isinstance(delta, CallStarted):
             items.append([f"call {delta.name}\n"])
-            speaking = False
+            in_message = False
         elif isinstance(delta, CallArguments):
             items[-1].append(delta.text)
         elif type(delta) is Text or isinstance(delta, Refused):
-            if not speaking:
+            if not in_message:
                 items.append(["assistant\n"])
             items[-1].append(delta.text)
-            speaking = True
+            in_message = True
         else:
-            speaking = False  # reasoning: what is said after it is another message
+            in_message = False  # reasoning: text after it is another message
     return ["".join(pieces) for pieces in items]

@@ -7,34 +7,34 @@ from slipring.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SimulatedOptions:
     """How the simulated engine behaves. A rate of 0 is unlimited."""
 
-    tokens_per_s: float = option(1000.0, "speed of the answer; 0: unlimited")
-    ttft_ms: float = option(0.0, "time before the first token, on top of the prefill")
+    tokens_per_s: float = option(1000.0, "decoding speed of an answer; 0: unlimited")
+    ttft_ms: float = option(0.0, "delay of the first token, added to the prefill")
     prefill_tokens_per_s: float = option(
-        0.0, "speed at which tokens are read that the prefix cache does not hold; 0: unlimited"
+        0.0, "prefill speed of tokens that are not in the prefix cache; 0: unlimited"
     )
-    prefix_cache: bool = option(True, "whether contexts that were seen before need no prefill again")
+    prefix_cache: bool = option(True, "whether the prefill skips prefixes that were read before")
     output_tokens: int = option(60, "length of an answer, and of the arguments of a call")
-    tool_calls: int = option(3, "tool outputs in the context from which on it answers with text")
-    parallel_calls: int = option(1, "calls made in one response, where the request allows several")
+    tool_calls: int = option(3, "tool outputs in the context after which it answers with text")
+    parallel_calls: int = option(1, "calls in one response, if the request allows several")
     digest: bool = option(False, "whether planned answers carry a digest of the context")
     vocabulary: str = option(
         "",
-        "contexts and answers are real token ids: of `smollm2`, which comes with `slipring[llama]`, or of a"
-        " `.gguf`, a `tokenizer.json` or a directory that holds it",
+        "use real token ids: of `smollm2`, the packaged model, or of a `.gguf`, a"
+        " `tokenizer.json` or a directory that contains one",
     )
-    dialect: str = option(
-        "", "how contexts are written: chatml, llama3 or template; empty: as the model's template asks"
-    )
-    context_tokens: int = option(262_144, "tokens of context, with a vocabulary", least=1)
+    dialect: str = option("", "chatml, llama3 or template; empty: the dialect of the model's template")
+    context_tokens: int = option(262_144, "context length in tokens, with a vocabulary", least=1)
     script: str = option("", "a file of scripted answers, played instead of planned ones")
 
 
-def read_options(text: str) -> Options:
-    """Read what stands behind ``simulated:``."""
-    options = Options(**read_pairs("simulated", Options, text.split(",")))
+def read_options(text: str) -> SimulatedOptions:
+    """Parse the options after ``simulated:``. Raises ``StartupError``."""
+    options = SimulatedOptions(**read_pairs("simulated", SimulatedOptions, text.split(",")))
     if options.script and options.vocabulary:
-        raise StartupError("--engine simulated: scripted answers are not tokenized: script or vocabulary")
+        raise StartupError(
+            "--engine simulated: script and vocabulary exclude each other: scripted answers are not tokenized"
+        )
     return options

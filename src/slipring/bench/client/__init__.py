@@ -1,0 +1,1 @@
+"""A Responses API client that records what is sent and received in each turn, and when."""

@@ -1,0 +1,108 @@
+"""Shows a load: progress of each level on standard error, then a table and the result."""
+
+import sys
+
+from rich.markup import escape
+from rich.table import Table
+
+from slipring.bench.load.results import Level, LoadRecord, Percentiles
+from slipring.bench.report.conditions import busy_warning, simulation
+from slipring.bench.report.terminal import wide_console
+
+_BUSY_CORES = 0.85
+_RANKS = "p50 / p95 / p99"
+
+
+class LoadProgress:
+    """Prints the progress of a load to standard error."""
+
+    def level_started(self, connections: int, seconds: float) -> None:
+        print(f"{connections} connections, {seconds:g} s …", file=sys.stderr, flush=True)
+
+    def level_finished(self, level: Level) -> None:
+        if level.broken is not None:
+            print(f"{level.connections} connections: {level.broken}", file=sys.stderr, flush=True)
+
+
+def show(record: LoadRecord) -> None:
+    """Print the record to standard output."""
+    console = wide_console()
+    if record.levels:
+        console.print(_table(record))
+    endpoint = record.endpoint
+    what = endpoint.url or f"a slipring server started by the bench, engine {endpoint.engine}"
+    console.print(escape(f"Measured: {what}; model {endpoint.model}."))
+    if simulated := simulation(endpoint):
+        console.print(escape(f"Simulated. {simulated}"))
+    for line in verdict(record):
+        console.print(line)
+
+
+def verdict(record: LoadRecord) -> list[str]:
+    """The highest level that held, the one that did not, warnings, and errors."""
+    lines = []
+    held = [level for level in record.levels if level.broken is None]
+    broken = next((level for level in record.levels if level.broken is not None), None)
+    most = f"{held[-1].connections} connections ({held[-1].turns_per_s:.1f} turns/s)" if held else "no level"
+    if broken is not None:
+        lines.append(
+            f"The service level holds with {most} and is violated with {broken.connections}:"
+            f" {escape(broken.broken or '')}."
+        )
+    elif held:
+        lines.append(f"The service level holds with {most}; more were not tried.")
+    if any(level.client_cores > _BUSY_CORES for level in record.levels):
+        lines.append(
+            "[yellow]The bench used a whole core: it may have slowed down the measurement itself.[/yellow]"
+        )
+    others_cores = max((level.others_cores or 0.0 for level in record.levels), default=0.0)
+    if busy := busy_warning(others_cores, record.machine):
+        lines.append(f"[yellow]Busy machine. {busy}[/yellow]")
+    limit_ms = record.service_level.first_token_ms
+    for level in record.levels:
+        if level.waiting_late:
+            lines.append(
+                f"[red]{level.connections} connections, still waiting: {level.waiting_late}[/red] without a"
+                f" first token after more than {limit_ms:,.0f} ms; counted with the time they have waited"
+            )
+        if level.stalled:
+            lines.append(
+                f"[red]{level.connections} connections, still waiting: {level.stalled}[/red] in the middle of"
+                f" an answer, without an event for more than {limit_ms:,.0f} ms"
+            )
+        for reason, count in level.errors.items():
+            lines.append(f"[red]{level.connections} connections, {count} ×[/red] {escape(reason)}")
+    return lines
+
+
+def _table(record: LoadRecord) -> Table:
+    table = Table(
+        title=f"{record.mode}: a short chat over each connection, {record.think_ms:g} ms between turns",
+        title_justify="left",
+        title_style="bold",
+    )
+    has_schedule = any(level.lag_ms is not None for level in record.levels)
+    for heading in (
+        *("connec-\ntions", "open", "turns/s", f"first token ms\n{_RANKS}", f"gap ms\n{_RANKS}"),
+        *([f"lag ms\n{_RANKS}"] if has_schedule else []),
+        *("server\ncores", "bench\ncores", "memory", "per con-\nnection", "still\nwaiting", "errors"),
+    ):
+        table.add_column(heading, justify="right")
+    for level in record.levels:
+        table.add_row(
+            *(f"{level.connections:,}", f"{level.open_connections:,}", f"{level.turns_per_s:,.1f}"),
+            *(_ranks(level.first_token_ms), _ranks(level.gap_ms)),
+            *([_ranks(level.lag_ms)] if has_schedule else []),
+            f"{level.server_cores:.2f}" if level.server_cores is not None else "",
+            f"{level.client_cores:.2f}",
+            f"{level.resident_bytes / 1e6:,.0f} MB" if level.resident_bytes is not None else "",
+            f"{level.bytes_per_connection / 1e3:,.0f} kB" if level.bytes_per_connection is not None else "",
+            f"{level.waiting + level.stalled:,}",
+            f"{level.failed:,}",
+            style="red" if level.broken is not None else None,
+        )
+    return table
+
+
+def _ranks(found: Percentiles | None) -> str:
+    return " / ".join(f"{rank:,.1f}" for rank in (found.p50, found.p95, found.p99)) if found else ""

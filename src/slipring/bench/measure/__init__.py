@@ -1,0 +1,1 @@
+"""Runs loops in every mode and collects their results in a record."""

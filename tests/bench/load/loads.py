@@ -1,0 +1,29 @@
+"""Runs loads with few connections in this process."""
+
+from typing import Any
+
+from slipring.bench.load.options import LoadOptions
+from slipring.bench.load.results import Level, LoadRecord, ServiceLevel
+from slipring.bench.load.run import Load
+from slipring.bench.subject.endpoint import Target
+
+EASY = ServiceLevel(first_token_ms=60_000, errors=0.0)
+
+
+class Silent:
+    def level_started(self, connections: int, seconds: float) -> None:
+        pass
+
+    def level_finished(self, level: Level) -> None:
+        pass
+
+
+def options(url: str, service_level: ServiceLevel = EASY, **settings: Any) -> LoadOptions:
+    settings = {"connections": 4, "ramp_s": 0.0, "hold_s": 0.3, "think_ms": 1.0, **settings}
+    return LoadOptions(target=Target(url=url, timeout_s=20), service_level=service_level, **settings)
+
+
+async def loaded(options: LoadOptions) -> LoadRecord:
+    load = Load(options, Silent())
+    await load.run()
+    return load.record

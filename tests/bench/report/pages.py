@@ -1,0 +1,37 @@
+"""Renders and parses reports."""
+
+import xml.etree.ElementTree as ET
+from io import StringIO
+
+from rich.console import Console
+
+from slipring.bench.report import html, terminal
+from slipring.bench.results import BenchRecord
+from tests.bench.records import RECORDS
+
+SVG = "{http://www.w3.org/2000/svg}"
+NAMES = tuple(RECORDS)
+
+
+def page(made: BenchRecord) -> ET.Element:
+    """The page, parsed as XML, which is stricter than HTML."""
+    return ET.fromstring(html.render(made).removeprefix("<!DOCTYPE html>"))
+
+
+def text(element: ET.Element) -> str:
+    return "".join(element.itertext())
+
+
+def printed(made: BenchRecord, width: int = 100) -> str:
+    out = StringIO()
+    Console(file=out, width=width).print(terminal.render(made))
+    return out.getvalue()
+
+
+def plots(section: ET.Element) -> dict[str, ET.Element]:
+    found = {figure.get("class", ""): figure.find("svg") for figure in section.iter("figure")}
+    return {kind: drawing for kind, drawing in found.items() if drawing is not None}
+
+
+def sections(parsed: ET.Element) -> list[ET.Element]:
+    return [section for section in parsed.iter("section") if section.get("class") == "workload"]

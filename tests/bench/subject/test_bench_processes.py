@@ -1,0 +1,39 @@
+"""CPU time and memory of processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from slipring.bench.subject.processes import Meter, OtherProcesses
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+@linux
+def test_cpu_time_grows_with_work() -> None:
+    meter = Meter(os.getpid())
+    assert meter.can_read
+    before_ms = meter.cpu_ms()
+    while meter.cpu_ms() <= before_ms:
+        sum(range(100_000))
+    assert OtherProcesses(meter).cores() >= 0
+
+
+@linux
+def test_memory_includes_descendants() -> None:
+    meter = Meter(os.getpid())
+    alone_bytes = meter.resident_bytes()
+    with subprocess.Popen(
+        [sys.executable, "-c", "print('here', flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"here\n"
+        child_bytes = Meter(child.pid).resident_bytes()
+        assert child_bytes > 1_000_000
+        assert meter.resident_bytes() >= alone_bytes + child_bytes // 2
+        child.communicate(b"\n")
+    assert not Meter(child.pid).can_read
