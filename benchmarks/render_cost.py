@@ -18,11 +18,12 @@ from typing import Any
 
 from common import keep, spread, verdict
 
+from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Capabilities, Finished, Job, Model
 from slipring.core.limits import Limits
-from slipring.core.ports import Means
-from slipring.core.session.turn_setup import intake_of
+from slipring.core.ports import Ports
+from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
 from slipring.engines.llama.models import embedded_model, read_file
@@ -63,10 +64,15 @@ def begun(
 ) -> tuple[Turn, Job]:
     request = CreateRequest(instructions="You mend code.", store=False)
     stages = Stages(time.perf_counter)
-    means = Means(mint=lambda prefix: prefix, clock=time.perf_counter, seal=KeyedSeal([new_key()]))
-    turn = Turn(request, tenant="t", lane=None, size_bytes=0, means=means, stages=stages)
+    ports = Ports(
+        mint=lambda prefix: prefix,
+        clock=time.perf_counter,
+        seal=KeyedSeal([new_key()]),
+        requests=Ledger(0, 0),
+    )
+    turn = Turn(request, tenant="t", lane=None, size_bytes=0, ports=ports, stages=stages)
     turn.parent = parent
-    return turn, turn.begin(response_id, MODEL, items, 0.0, intake_of(Limits()))
+    return turn, turn.begin(response_id, MODEL, items, 0.0, new_definitions(Limits()))
 
 
 def chain(renderer: FoldingRenderer, tokens: int) -> ResponseState:

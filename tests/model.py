@@ -19,7 +19,7 @@ from msgspec import structs
 
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.models import locate
-from slipring.engines.llama.options import Options
+from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.owners import Embedded
 from slipring.engines.sharing import Borrowed
 from tests.harness import Running, serve
@@ -52,7 +52,7 @@ class SharedModel:
 
     def engine(self, **options: Any) -> LlamaEngine:
         """An engine that uses the child as its own. It can have less of slots and context than the child."""
-        asked = Options(model=self.path, **options)
+        asked = LlamaOptions(model=self.path, **options)
         assert asked.slots <= self.slots
         assert asked.context <= self.context
         share = structs.replace(
@@ -72,7 +72,7 @@ class SharedModel:
 def _loaded(path: str) -> Iterator[SharedModel]:
     """Run a child. A loop in another thread owns it: the loops of tests end sooner."""
     # One thread: several wait for each other at every layer, and the other cores have tests to run.
-    options = Options(model=path, slots=SharedModel.slots, context=SharedModel.context, threads=1)
+    options = LlamaOptions(model=path, slots=SharedModel.slots, context=SharedModel.context, threads=1)
     path, context = locate(options)
     owner = Embedded(options, path, context)
     with start_blocking_portal() as portal:
@@ -118,4 +118,4 @@ def tiny(tiny_model: SharedModel) -> ServeModel:
 def elsewhere(real_model: SharedModel, monkeypatch: pytest.MonkeyPatch) -> LlamaEngine:
     """An engine in front of a llama-server that it did not start."""
     monkeypatch.setenv(_KEY, real_model.key)
-    return LlamaEngine(Options(model=real_model.url, key_env=_KEY))
+    return LlamaEngine(LlamaOptions(model=real_model.url, key_env=_KEY))

@@ -131,7 +131,7 @@ async def close_sockets(server: Running) -> None:
     """Close all sockets from the server's side, and wait until the server has removed them."""
     for client in list(server.service.clients):
         client.close(1001, "restart")
-    await asyncio.wait_for(server.service.quiet(), 60)
+    await asyncio.wait_for(server.service.wait_until_idle(), 60)
 
 
 # --- Turns -----------------------------------------------------------------------------------

@@ -160,7 +160,10 @@ async def test_a_signal_stops_it_after_the_running_response(number: int) -> None
             assert ws.close_code == 1001
         assert await stopped == 0
         assert await server.line() == "slipring: stopped"
-        assert await server.errors() == ""
+        hint = "press Ctrl-C again" if number == signal.SIGINT else "send SIGTERM again"
+        assert await server.errors() == (
+            f"slipring: waiting for 1 running response, up to 30 s; {hint} to stop at once"
+        )
 
 
 async def test_an_idle_server_stops_at_once_and_logs_nothing() -> None:
@@ -243,7 +246,10 @@ async def test_a_port_in_use_is_reported_in_one_line() -> None:
         port = taken.getsockname()[1]
         code, line = await refused("--port", str(port))
     assert code == 3
-    assert line == f"slipring: cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert line == (
+        f"slipring: cannot listen on 127.0.0.1:{port}: the port is in use; stop the other server, or choose"
+        " another port with --port"
+    )
 
 
 @pytest.mark.parametrize("content", [b'[{"txt": "x"}]', b"\xff\xfe"])

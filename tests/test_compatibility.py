@@ -42,15 +42,14 @@ from pydantic import BaseModel
 
 import slipring
 from slipring import errors
-from slipring.core.betas import Betas
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
 from slipring.core.limits import Limits
-from slipring.core.ports import Means
-from slipring.core.session.actions import Action, Check, Load, Send, Start, Weigh
-from slipring.core.session.loaded import Joined, Loaded
+from slipring.core.ports import Betas, Ports
+from slipring.core.session.actions import Action, Check, Load, Loaded, Send, Start, Weigh
 from slipring.core.session.session import Session
+from slipring.core.turn.turn import Joined
 from slipring.engines.catalog import Catalog, open_engine
 from slipring.engines.constraints.compiler import IN_THREAD
 from slipring.errors import ApiError, UnsupportedParameter
@@ -411,6 +410,7 @@ def test_the_page_lists_what_the_server_knows() -> None:
 
 NOTE = {"type": "custom", "name": "take_note", "description": "Write it down"}
 CATALOG = Catalog.of_engine(open_engine("simulated"))
+CATALOG.look_up_models()
 STORED_ITEM = items.read_item(b'{"type":"message","id":"msg_stored","role":"user","content":"x"}', "input[0]")
 SEAL = KeyedSeal([b"k" * 32])
 GOOD: Json = {"input": "hello", "store": False, "tools": [WEATHER, NOTE]}
@@ -439,7 +439,7 @@ def open_session() -> Session:
         tenant="tests",
         models=CATALOG,
         limits=Limits(),
-        means=Means(mint=mint, clock=lambda: 0.0, seal=SEAL, requests=Ledger(2**40, 2**40)),
+        ports=Ports(mint=mint, clock=lambda: 0.0, seal=SEAL, requests=Ledger(2**40, 2**40)),
         cache=ConnectionCache(2**20),
         now=0.0,
         betas=Betas(rollout=True, inject=True),

@@ -1,6 +1,7 @@
 """What the documents say is run: snippets, commands, links, tables."""
 
 import asyncio
+import importlib.metadata
 import re
 import shlex
 import sys
@@ -17,11 +18,12 @@ from slipring.config import from_namespace
 from slipring.core.limits import Limits
 from slipring.engines import chat, responses
 from slipring.engines.catalog import open_engine
-from slipring.engines.llama.options import Options, read_options
+from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.options import reference
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import token_server
+from slipring.engines.tokens.gguf_models import MODEL_COMMAND
 from tests.model import ServeModel
 
 ROOT = Path(__file__).parent.parent
@@ -98,6 +100,10 @@ def test_commands_exist(where: str, command: str) -> None:
             READERS[kind](rest)
         else:
             open_engine(f"{kind}:{rest}")
+    elif program == "pip":  # run for real by the test of the wheel
+        for extra in re.findall(r"\[([a-z]+)\]", command):
+            assert extra in importlib.metadata.metadata("slipring").get_all("Provides-Extra", [])
+        assert "==" not in command or command == MODEL_COMMAND
     elif program == "vllm":
         assert words[1] == "serve"  # somebody else's: only what it is asked to do
     elif program == "python":
@@ -142,8 +148,8 @@ def test_the_changelog_knows_this_version() -> None:
 
 
 OPTIONS = [
-    *(Options, SimulatedOptions, token_server.Options),
-    *(responses.options.Options, chat.options.Options),
+    *(LlamaOptions, SimulatedOptions, token_server.TokenServerOptions),
+    *(responses.options.ResponsesOptions, chat.options.ChatOptions),
 ]
 
 

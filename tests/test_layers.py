@@ -13,6 +13,7 @@ SRC = Path(__file__).parent.parent / "src" / "slipring"
 
 ALLOWED: dict[str, tuple[str, ...]] = {
     "errors": (),
+    "aiohttp_internals": (),
     "protocol": ("errors", "protocol"),
     "core": ("errors", "protocol", "core"),
     "models": (),
@@ -22,13 +23,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "prompts": ("errors", "protocol", "core.generation", "core.chain.head", "prompts"),
     "sandbox": ("errors", "sandbox"),
     "engines": (
-        *("errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
+        *("aiohttp_internals", "errors", "protocol", "core.generation", "core.chain.head", "core.limits"),
         *("prompts", "sandbox", "engines", "spelling"),
     ),
     "stores": ("errors", "protocol", "core", "stores"),
     "keys": ("errors", "config", "protocol.wire", "stores", "keys"),
     "server": (
-        *("", "errors", "config", "models", "protocol"),
+        *("", "aiohttp_internals", "errors", "config", "models", "protocol"),
         *("core", "engines", "sandbox", "stores", "keys.token", "server"),
     ),
     "chat": ("chat",),
@@ -92,6 +93,65 @@ def test_the_core_is_pure(path: Path) -> None:
     assert not roots & IMPURE_MODULES
 
 
+def modules_imported_by(path: Path) -> set[Path]:
+    """The files of this package that a file imports anywhere in it, those for type checkers included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {file_of(name) or file_of(node.module or "") for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {file_of(alias.name) for alias in node.names}
+    return {each for each in found if each is not None and each != path}
+
+
+def file_of(module: str) -> Path | None:
+    """The file of a module of this package, or None for any other name."""
+    place = SRC.parent / module.replace(".", "/")
+    candidates = (place.with_suffix(".py"), place / "__init__.py") if module.startswith("slipring") else ()
+    return next((file for file in candidates if file.exists()), None)
+
+
+def circles(imported: dict[Path, set[Path]]) -> list[list[Path]]:
+    """Files that import each other, directly or through others: Tarjan's strongly connected components."""
+    numbers: dict[Path, int] = {}
+    lowest: dict[Path, int] = {}
+    stack: list[Path] = []
+    found: list[list[Path]] = []
+
+    def visit(file: Path) -> None:
+        numbers[file] = lowest[file] = len(numbers)
+        stack.append(file)
+        for other in sorted(imported[file]):
+            if other not in numbers:
+                visit(other)
+                lowest[file] = min(lowest[file], lowest[other])
+            elif other in stack:
+                lowest[file] = min(lowest[file], numbers[other])
+        if lowest[file] == numbers[file]:
+            component = stack[stack.index(file) :]
+            del stack[-len(component) :]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for file in sorted(imported):
+        if file not in numbers:
+            visit(file)
+    return found
+
+
+def test_no_two_files_import_each_other() -> None:
+    imported = {path: modules_imported_by(path) for path in modules()}
+    found = [[str(file.relative_to(SRC)) for file in circle] for circle in circles(imported)]
+    assert not found, f"files that import each other: {found}"
+
+
+def test_circles_are_found_through_any_number_of_files() -> None:
+    a, b, c, d = (Path(name) for name in "abcd")
+    assert circles({a: {b}, b: {c}, c: {a}, d: {a}}) == [[a, b, c]]
+    assert circles({a: {b}, b: {c}, c: set(), d: {a, c}}) == []
+
+
 def test_every_layer_has_its_arrows() -> None:
     assert {layer_of(path) for path in modules()} == set(ALLOWED)
 
@@ -106,3 +166,27 @@ def test_nothing_but_the_server_asks_which_transport_it_is() -> None:
 def test_every_module_says_what_it_owns() -> None:
     for path in modules():
         assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in modules() if layer_of(path) == "core"],
+    ids=lambda path: str(path.relative_to(SRC)),
+)
+def test_within_the_core_session_imports_turn_and_turn_imports_chain(path: Path) -> None:
+    order = ("chain", "", "turn", "session")
+    part = path.relative_to(SRC).parts[1] if len(path.relative_to(SRC).parts) > 2 else ""
+    later = tuple(f"slipring.core.{name}." for name in order[order.index(part) + 1 :] if name)
+    assert not [name for name in imports(path) if f"{name}.".startswith(later)]
+
+
+def test_no_modules_of_core_and_protocol_import_each_other_in_a_circle() -> None:
+    graph = {
+        ".".join(("slipring", *path.relative_to(SRC).with_suffix("").parts)): imports(path)
+        for path in modules()
+        if layer_of(path) in ("core", "protocol")
+    }
+    while leaves := [name for name, used in graph.items() if not set(used) & graph.keys()]:
+        for name in leaves:
+            del graph[name]
+    assert not graph, f"in or behind a circle: {sorted(graph)}"

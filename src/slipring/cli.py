@@ -30,7 +30,7 @@ from slipring.openapi.document import document
 from slipring.progress import Loading
 from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.server import Server
-from slipring.server.process.shutdown import MEANINGLESS, ignore
+from slipring.server.process.shutdown import IGNORED_SIGNALS, block_stop_signals, ignore
 from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
 from slipring.server.process.worker_messages import Serving
 from slipring.spelling import suggestion
@@ -214,7 +214,7 @@ def print_openapi() -> int:
 
 def serve(config: Config) -> int:
     """Run a server until a signal stops it."""
-    ignore(*MEANINGLESS)
+    ignore(*IGNORED_SIGNALS)
     set_up_logging(config.log_level, names_process=config.workers > 1)
     if config.workers > 1:
         refuse_private_store(config)
@@ -223,6 +223,7 @@ def serve(config: Config) -> int:
         serving = _serve(Server(config))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serving)
+        block_stop_signals()
     with contextlib.suppress(OSError):  # the terminal may be closed
         print("slipring: stopped", flush=True)
     return 0
@@ -230,8 +231,10 @@ def serve(config: Config) -> int:
 
 async def _serve(server: Server) -> None:
     engine = ", ".join(engine.name for engine in server.catalog.engines)
-    models = tuple(model.name for model in server.catalog)
-    with Loading(sys.stderr, engine, models[0]) as loading:
+    # Engines in front of servers learn the names of their models when they start.
+    named = [*server.config.model, *(model.name for model in server.config.models)]
+    known = [model.name for each in server.catalog.engines for model in each.models()]
+    with Loading(sys.stderr, engine, (named or known or [engine])[0]) as loading:
 
         def on_ready(server: Server) -> None:
             loading.end()

@@ -1,15 +1,15 @@
-"""What can go wrong, as the API names it.
+"""The errors that clients receive, as exceptions.
 
-    ApiError                        status, type, code, param, message: everything a client is told
-    ├── InvalidRequest              400  the request cannot be served as it stands
+    ApiError                        has the fields of the API's error object: type, code, param, message
+    ├── InvalidRequest              400  the request is invalid
     │   ├── InvalidJson                  not JSON, not an object, nested too deeply
-    │   ├── UnsupportedParameter         a field or value that cannot be honoured here
-    │   ├── ContextLengthExceeded        more tokens than the model can read
-    │   ├── InvalidEncryptedContent      sealed by somebody else, for somebody else, or changed since
-    │   ├── PreviousResponseNotFound     unknown, expired or somebody else's: the same answer
+    │   ├── UnsupportedParameter         a field or value that this server does not support
+    │   ├── ContextLengthExceeded        more tokens than the model's context window
+    │   ├── InvalidEncryptedContent      sealed by another server, for another tenant, or modified
+    │   ├── PreviousResponseNotFound     unknown, expired, or another tenant's: the same error for all
     │   ├── InvalidStreamId
     │   ├── LaneLimitReached
-    │   └── ConnectionLimitReached       the connection is too old
+    │   └── ConnectionLimitReached       the connection has reached its maximum age
     ├── AuthenticationFailed        401
     ├── PermissionDenied            403
     ├── ModelNotFound               404
@@ -19,8 +19,8 @@
     └── Unavailable                 503
     StartupError                    the server cannot start; one line for the operator, no traceback
 
-A peer's fault is one of these; anything else that is raised is a fault of our own, is logged, and reaches
-the client only as a plain ``ServerError``.
+Any other exception is a bug in slipring: it is logged, and the client receives a ``ServerError`` without
+details.
 """
 
 from collections.abc import Iterable
@@ -29,12 +29,12 @@ _LONGEST_QUOTE = 200
 
 
 def quoted(text: str) -> str:
-    """A client's own words in an error text, in quotes and never at a length that the client chose."""
+    """Quote a client's string for an error message, truncated to 200 characters."""
     return f"'{text}'" if len(text) <= _LONGEST_QUOTE else f"'{text[:_LONGEST_QUOTE]}…'"
 
 
 class ApiError(Exception):
-    """A failure that a client is told about, in the API's own terms."""
+    """An error that is sent to the client, with the fields that the API defines."""
 
     status = 500
     type = "server_error"
@@ -52,7 +52,7 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
-        """When another attempt makes sense, where that is known."""
+        """Seconds after which a retry makes sense, if known."""
         if code is not None:
             self.code = code
 
@@ -88,7 +88,7 @@ class InvalidEncryptedContent(InvalidRequest):
 
     def __init__(self, param: str) -> None:
         super().__init__(
-            f"Invalid '{param}': this server cannot open it. Send back what it has sent, unchanged.",
+            f"Invalid '{param}': this server cannot decrypt it. Send the content back unchanged.",
             param=param,
         )
 
@@ -157,7 +157,7 @@ class ModelNotFound(NotFound):
     code = "model_not_found"
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
-        served = ", ".join(f"'{model}'" for model in known) or "nothing that this key may use"
+        served = ", ".join(f"'{model}'" for model in known) or "no model that this key may use"
         super().__init__(
             f"The model {quoted(name)} does not exist here. This server serves: {served}.", param="model"
         )
@@ -178,7 +178,7 @@ class RateLimited(ApiError):
 
 
 class ServerError(ApiError):
-    """A fault of ours or of the engine. The default text says nothing about the inside."""
+    """A failure of the server or the engine. The default message reveals no internals."""
 
     def __init__(
         self,
@@ -195,4 +195,4 @@ class Unavailable(ApiError):
 
 
 class StartupError(Exception):
-    """The server cannot start. The text is one line that tells the operator what to mend."""
+    """The server cannot start. The message is one line that tells the operator what to fix."""

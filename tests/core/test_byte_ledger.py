@@ -1,4 +1,4 @@
-"""Bytes per tenant and in all."""
+"""The ledger counts bytes per tenant and in total."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from slipring.core.byte_ledger import Ledger
 TAKEN = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 100)))
 
 
-def test_a_tenant_and_all_of_them_fit_up_to_their_bounds() -> None:
+def test_bytes_fit_up_to_the_tenants_and_the_total_limit() -> None:
     ledger = Ledger(tenant_limit_bytes=10, limit_bytes=15)
     ledger.add("a", 10)
     assert not ledger.fits_tenant("a", 1)
@@ -17,7 +17,7 @@ def test_a_tenant_and_all_of_them_fit_up_to_their_bounds() -> None:
     assert not ledger.fits(6)
 
 
-def test_the_largest_user_is_known() -> None:
+def test_the_tenant_with_the_most_bytes_is_found() -> None:
     ledger = Ledger(10, 10)
     assert ledger.largest() is None
     ledger.add("a", 1)
@@ -26,7 +26,7 @@ def test_the_largest_user_is_known() -> None:
 
 
 @given(TAKEN)
-def test_what_is_given_back_leaves_nothing(taken: list[tuple[str, int]]) -> None:
+def test_removing_all_bytes_leaves_nothing_in_use(taken: list[tuple[str, int]]) -> None:
     ledger = Ledger(10, 10)
     for tenant, size in taken:
         ledger.add(tenant, size)

@@ -1,7 +1,7 @@
 """Texts held against grammars."""
 
 from slipring.engines.constraints.tool_grammars import Proof, matcher
-from slipring.protocol.grammars import Grammar
+from slipring.protocol.definitions import Grammar
 
 STATES = 10_000
 """As many as a grammar may need by default."""

@@ -1,4 +1,4 @@
-"""Models by name, and the engines behind them."""
+"""The catalog: models by name, and the engines that serve them."""
 
 import re
 from pathlib import Path
@@ -25,17 +25,21 @@ def written(path: Path, text: str) -> list[str]:
     return ["--config", str(file), "--port", "0"]
 
 
-def test_an_engines_models_are_served_under_their_own_names_or_others() -> None:
+async def test_an_engines_models_are_served_under_their_own_names_or_others() -> None:
     engine = open_engine(FAST)
-    assert [model.name for model in Catalog.of_engine(engine)] == ["simulated"]
+    catalog = Catalog.of_engine(engine)
+    assert list(catalog) == []
+    await catalog.start()
+    assert [model.name for model in catalog] == ["simulated"]
     renamed = Catalog.of_engine(engine, ["small", "large"])
+    await renamed.start()
     assert [(model.name, model.own_name) for model in renamed] == [
         ("small", "simulated"),
         ("large", "simulated"),
     ]
 
 
-def test_entries_share_engines_and_have_aliases_and_defaults() -> None:
+async def test_entries_share_engines_and_have_aliases_and_defaults() -> None:
     calm = Defaults(temperature=0.5)
     catalog = Catalog.of_entries(
         [
@@ -44,6 +48,7 @@ def test_entries_share_engines_and_have_aliases_and_defaults() -> None:
             Entry("c", OTHER),
         ]
     )
+    await catalog.start()
     assert len(catalog.engines) == 2
     assert catalog.find(None).name == "a"
     assert catalog.find("y").name == "a"
@@ -53,9 +58,9 @@ def test_entries_share_engines_and_have_aliases_and_defaults() -> None:
         catalog.find("z")
 
 
-def test_a_model_that_its_engine_does_not_have_is_refused_at_start() -> None:
+async def test_a_model_that_its_engine_does_not_have_is_refused_at_start() -> None:
     with pytest.raises(StartupError, match=r"models.a: simulated has no model 'nope' \(it has: simulated\)"):
-        Catalog.of_entries([Entry("a", FAST, "nope")])
+        await Catalog.of_entries([Entry("a", FAST, "nope")]).start()
 
 
 TABLE = f"""
@@ -97,7 +102,7 @@ async def check_table(server: Server) -> None:
             assert second["reasoning"]["effort"] == "low"
             asked = await socket.response(input="more", model="long", max_output_tokens=2, store=False)
             assert asked["usage"]["output_tokens"] == 2
-            unknown = await socket.error(input="hello", model="nobody")
+            unknown = await socket.error(input="hello", model="unknown")
             assert (unknown["status"], unknown["error"]["code"]) == (404, "model_not_found")
             assert "'quick', 'long', 'q'" in unknown["error"]["message"]
 
@@ -119,12 +124,12 @@ async def check_table(server: Server) -> None:
         ("[models.a]\nengine = 'llama'\ndefaults = {temperature = 3}", "must be a number from 0 to 2"),
     ],
 )
-def test_a_table_that_cannot_be_used_is_told_in_one_line(tmp_path: Path, text: str, complaint: str) -> None:
+def test_an_unusable_table_fails_with_one_line(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         load(written(tmp_path, text), {})
 
 
-def test_an_effort_that_is_none_is_refused_at_start(tmp_path: Path) -> None:
+def test_an_unknown_effort_is_refused_at_start(tmp_path: Path) -> None:
     text = "[models.a]\nengine = 'simulated'\ndefaults = {effort = 'huge'}"
     with pytest.raises(StartupError, match="'effort' must be one of none, minimal"):
         Server(load(written(tmp_path, text), {}))
@@ -138,7 +143,7 @@ class Troubled(PuppetEngine):
         return self.trouble_now
 
 
-async def test_health_tells_of_the_engine_that_is_in_trouble() -> None:
+async def test_health_names_the_engine_in_trouble() -> None:
     engine = Troubled()
     async with serve(engine) as server:
         engine.trouble_now = "it rests"
@@ -148,7 +153,7 @@ async def test_health_tells_of_the_engine_that_is_in_trouble() -> None:
         assert body["engines"] == [{"name": "puppet", "trouble": "it rests"}]
 
 
-def test_the_table_on_the_page_is_a_valid_one(tmp_path: Path) -> None:
+def test_the_documented_table_is_valid(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
     _, example = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     config = load(written(tmp_path, example), {})

@@ -1,6 +1,6 @@
-"""One contract for every engine in front of a server elsewhere, each against a partner that speaks its wire.
+"""One contract for every engine in front of a server, each against a fake of its server.
 
-To add an engine: write its ``Partner`` and list it in ``PARTNERS``.
+To add an engine: write its ``FakeServer`` and list it in ``FAKES``.
 """
 
 import asyncio
@@ -13,39 +13,39 @@ from typing import Any
 
 import pytest
 
-from tests.engines.chat_partner import ChatPartner
-from tests.engines.partner import (
+from tests.engines.fakes.chat import FakeChatServer
+from tests.engines.fakes.responses import FakeResponsesServer
+from tests.engines.fakes.server import (
     Call,
     Deny,
+    FakeServer,
     Garbage,
     HangUp,
-    Partner,
     Refuse,
     Say,
     Stall,
     Stop,
     Think,
-    played,
+    in_front_of,
 )
-from tests.engines.responses_partner import ResponsesPartner
-from tests.engines.sglang_partner import SglangPartner
-from tests.engines.vllm_partner import VllmPartner
+from tests.engines.fakes.sglang import FakeSglang
+from tests.engines.fakes.vllm import FakeVllm
 from tests.harness import TERMINAL, WEATHER, Running
 
-PARTNERS: dict[str, Callable[[], Partner]] = {
-    "chat": ChatPartner,
-    "responses-sse": lambda: ResponsesPartner("sse"),
-    "responses-ws": lambda: ResponsesPartner("websocket"),
-    "sglang": SglangPartner,
-    "vllm": VllmPartner,
+FAKES: dict[str, Callable[[], FakeServer]] = {
+    "chat": FakeChatServer,
+    "responses-sse": lambda: FakeResponsesServer("sse"),
+    "responses-ws": lambda: FakeResponsesServer("websocket"),
+    "sglang": FakeSglang,
+    "vllm": FakeVllm,
 }
-EVERY = pytest.mark.parametrize("kind", PARTNERS)
+EVERY = pytest.mark.parametrize("kind", FAKES)
 ASK: dict[str, Any] = {"input": "hello", "store": False}
 ARGUMENTS = '{"city": "Rome"}'
 
 
-def playing(kind: str, **options: Any) -> AbstractAsyncContextManager[tuple[Partner, Running]]:
-    return played(PARTNERS[kind](), **options)
+def running(kind: str, **options: Any) -> AbstractAsyncContextManager[tuple[FakeServer, Running]]:
+    return in_front_of(FAKES[kind](), **options)
 
 
 def text_of(response: dict[str, Any]) -> str:
@@ -56,8 +56,8 @@ def text_of(response: dict[str, Any]) -> str:
 
 @EVERY
 async def test_text_is_streamed_and_counted(kind: str) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Say(("Hel", "lo", " you")), Stop(input_tokens=9, cached_tokens=4, output_tokens=3))
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Say(("Hel", "lo", " you")), Stop(input_tokens=9, cached_tokens=4, output_tokens=3))
         events = await socket.turn(**ASK)
         assert [event["delta"] for event in events if event["type"].endswith("text.delta")] == [
             "Hel",
@@ -74,10 +74,10 @@ async def test_text_is_streamed_and_counted(kind: str) -> None:
 
 @EVERY
 async def test_reasoning_becomes_a_reasoning_item(kind: str) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        if not partner.can_think:
+    async with running(kind) as (fake, server), server.connect() as socket:
+        if not fake.can_think:
             pytest.skip("this wire has no reasoning")
-        partner.script(Think(("let me", " see")), Say(("Yes",)), Stop())
+        fake.script(Think(("let me", " see")), Say(("Yes",)), Stop())
         response = await socket.response(**ASK)
         reasoning, message = response["output"]
         assert reasoning["type"] == "reasoning"
@@ -86,9 +86,9 @@ async def test_reasoning_becomes_a_reasoning_item(kind: str) -> None:
 
 
 @EVERY
-async def test_calls_come_one_by_one_and_their_outputs_go_back(kind: str) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Call("get_weather", ARGUMENTS), Call("get_weather", '{"city": "Oslo"}'), Stop())
+async def test_calls_are_emitted_one_by_one_and_their_outputs_are_sent_back(kind: str) -> None:
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Call("get_weather", ARGUMENTS), Call("get_weather", '{"city": "Oslo"}'), Stop())
         first = await socket.response(**ASK, tools=[WEATHER])
         assert [(item["type"], item["name"], item["arguments"]) for item in first["output"]] == [
             ("function_call", "get_weather", ARGUMENTS),
@@ -98,7 +98,7 @@ async def test_calls_come_one_by_one_and_their_outputs_go_back(kind: str) -> Non
             {"type": "function_call_output", "call_id": item["call_id"], "output": f"sunny {number}"}
             for number, item in enumerate(first["output"])
         ]
-        partner.script(Say(("It is sunny.",)), Stop())
+        fake.script(Say(("It is sunny.",)), Stop())
         second = await socket.response(
             input=outputs, previous_response_id=first["id"], tools=[WEATHER], store=False
         )
@@ -106,15 +106,15 @@ async def test_calls_come_one_by_one_and_their_outputs_go_back(kind: str) -> Non
 
 
 @EVERY
-async def test_a_rollout_asks_for_what_separate_turns_ask_for(kind: str) -> None:
+async def test_a_rollout_sends_what_separate_turns_send(kind: str) -> None:
     """Each step, and what follows on the last."""
     asked: list[list[str]] = []
     for rollout in (False, True):
         header = {"OpenAI-Beta": "slipring_rollout=v1"}
-        async with playing(kind) as (partner, server), server.connect(headers=header) as socket:
-            partner.script(Call("get_weather", ARGUMENTS), Stop())
-            partner.script(Say(("It is ", "sunny.")), Stop())
-            partner.script(Say(("Bye.",)), Stop())
+        async with running(kind) as (fake, server), server.connect(headers=header) as socket:
+            fake.script(Call("get_weather", ARGUMENTS), Stop())
+            fake.script(Say(("It is ", "sunny.")), Stop())
+            fake.script(Say(("Bye.",)), Stop())
             await socket.create(**ASK, tools=[WEATHER], rollout=rollout)
             first = (await socket.until("response.done", *TERMINAL))[-1]
             calls = first["required_input"] if rollout else first["response"]["output"]
@@ -136,49 +136,49 @@ async def test_a_rollout_asks_for_what_separate_turns_ask_for(kind: str) -> None
             )
             assert text_of(last) == "Bye."
             assert not server.service.render_fallbacks
-            texts = [json.dumps(request, sort_keys=True) for request in partner.requests]
+            texts = [json.dumps(request, sort_keys=True) for request in fake.requests]
             asked.append([re.sub(r'(id": )"[^"]+"', r'\1"…"', text) for text in texts])
-    # What was told to the client as an item has a status.
+    # Items that were sent to the client have a status.
     assert asked[0] == [
         text.replace('"output": "sunny", "status": "completed"', '"output": "sunny"') for text in asked[1]
     ]
 
 
 @EVERY
-async def test_text_and_calls_may_come_together(kind: str) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Say(("I will look.",)), Call("get_weather", ARGUMENTS), Stop())
+async def test_an_answer_may_have_text_and_calls(kind: str) -> None:
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Say(("I will look.",)), Call("get_weather", ARGUMENTS), Stop())
         response = await socket.response(**ASK, tools=[WEATHER])
         assert [item["type"] for item in response["output"]] == ["message", "function_call"]
 
 
 @EVERY
-async def test_a_forced_call_is_asked_for_as_one(kind: str) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Call("get_weather", ARGUMENTS), Stop())
+async def test_a_required_call_is_sent_as_such(kind: str) -> None:
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Call("get_weather", ARGUMENTS), Stop())
         response = await socket.response(**ASK, tools=[WEATHER], tool_choice="required")
         assert [item["type"] for item in response["output"]] == ["function_call"]
-        forced = json.dumps(partner.requests[-1])
-        partner.script(Say(("ok",)), Stop())
+        forced = json.dumps(fake.requests[-1])
+        fake.script(Say(("ok",)), Stop())
         await socket.response(**ASK, tools=[WEATHER])
-        assert len(forced) > len(json.dumps(partner.requests[-1])), "the server is told that it must"
+        assert len(forced) > len(json.dumps(fake.requests[-1])), "the request says that a call is required"
 
 
 @EVERY
 async def test_a_format_reaches_the_server_as_a_schema(kind: str) -> None:
     schema = {"type": "object", "properties": {"zebra": {"type": "integer"}}, "required": ["zebra"]}
     format = {"type": "json_schema", "name": "z", "schema": {**schema, "additionalProperties": False}}
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Say(('{"zebra"', ": 1}")), Stop())
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Say(('{"zebra"', ": 1}")), Stop())
         response = await socket.response(**ASK, text={"format": {**format, "strict": True}})
         assert json.loads(text_of(response)) == {"zebra": 1}
-        assert "zebra" in json.dumps(partner.requests[-1])
+        assert "zebra" in json.dumps(fake.requests[-1])
 
 
 @EVERY
 async def test_an_answer_that_is_cut_off_is_incomplete(kind: str) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Say(("Hel", "lo")), Stop("length", output_tokens=2))
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Say(("Hel", "lo")), Stop("length", output_tokens=2))
         response = await socket.response(**ASK, max_output_tokens=2)
         assert response["status"] == "incomplete"
         assert response["incomplete_details"] == {"reason": "max_output_tokens"}
@@ -186,40 +186,40 @@ async def test_an_answer_that_is_cut_off_is_incomplete(kind: str) -> None:
 
 @EVERY
 async def test_a_client_that_leaves_cancels_the_request(kind: str) -> None:
-    async with playing(kind) as (partner, server):
-        partner.script(Say(("one",)), Stall())
+    async with running(kind) as (fake, server):
+        fake.script(Say(("one",)), Stall())
         async with server.connect(abandoned=True) as socket:
             await socket.create(**ASK)
             await socket.until("response.output_text.delta")
-        await asyncio.wait_for(partner.left.wait(), 60)
+        await asyncio.wait_for(fake.left.wait(), 60)
 
 
 @EVERY
-async def test_an_answer_that_is_steered_ends_and_the_next_one_knows_it(kind: str) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Say(("one ",) * 20_000), Stop(output_tokens=20_000))
+async def test_a_steered_answer_ends_and_the_next_turn_contains_it(kind: str) -> None:
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Say(("one ",) * 20_000), Stop(output_tokens=20_000))
         await socket.create(**ASK)
         target = (await socket.until("response.in_progress"))[-1]["response"]["id"]
         await socket.until("response.output_text.delta")
         await socket.send(type="response.steer", previous_response_id=target, input="two")
         ended = (await socket.until(*TERMINAL))[-1]["response"]
         assert ended["incomplete_details"] == {"reason": "steered"}
-        said = len(text_of(ended).split())
-        assert 1 <= said < 20_000
+        words = len(text_of(ended).split())
+        assert 1 <= words < 20_000
         assert ended["usage"]["input_tokens"] > 0
-        assert said <= 2 * ended["usage"]["output_tokens"] <= 4 * said
+        assert words <= 2 * ended["usage"]["output_tokens"] <= 4 * words
         follows = (await socket.until(*TERMINAL))[-1]["response"]
         assert (follows["previous_response_id"], text_of(follows)) == (target, "ok")
-        assert len(partner.requests) == 2
+        assert len(fake.requests) == 2
         last = await socket.response(input="three", previous_response_id=follows["id"], store=False)
         assert text_of(last) == "ok"
         assert not server.service.render_fallbacks
 
 
 @EVERY
-async def test_silence_ends_the_answer_once(kind: str) -> None:
-    async with playing(kind, idle_timeout_s=0.2) as (partner, server), server.connect() as socket:
-        partner.script(Say(("one",)), Stall())
+async def test_silence_fails_the_answer_once(kind: str) -> None:
+    async with running(kind, idle_timeout_s=0.2) as (fake, server), server.connect() as socket:
+        fake.script(Say(("one",)), Stall())
         response = await socket.response(**ASK)
         assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
         assert text_of(response) == "one"
@@ -227,9 +227,9 @@ async def test_silence_ends_the_answer_once(kind: str) -> None:
 
 
 @EVERY
-async def test_an_answer_that_never_begins_is_given_up(kind: str) -> None:
-    async with playing(kind, first_token_timeout_s=0.2) as (partner, server), server.connect() as socket:
-        partner.script(Stall())
+async def test_an_answer_that_never_begins_fails(kind: str) -> None:
+    async with running(kind, first_token_timeout_s=0.2) as (fake, server), server.connect() as socket:
+        fake.script(Stall())
         response = await socket.response(**ASK)
         assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
 
@@ -237,8 +237,8 @@ async def test_an_answer_that_never_begins_is_given_up(kind: str) -> None:
 @EVERY
 @pytest.mark.parametrize("fault", [Garbage(), HangUp()])
 async def test_a_stream_that_breaks_fails_the_response_once(kind: str, fault: Any) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Say(("one", "two")), fault)
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Say(("one", "two")), fault)
         response = await socket.response(**ASK)
         assert (response["status"], response["error"]["code"]) == ("failed", "server_error")
         assert (await socket.response(**ASK))["status"] == "completed"
@@ -246,46 +246,46 @@ async def test_a_stream_that_breaks_fails_the_response_once(kind: str, fault: An
 
 @EVERY
 @pytest.mark.parametrize("fault", [Refuse(503), HangUp()])
-async def test_what_fails_before_the_first_token_is_tried_again(kind: str, fault: Any) -> None:
-    async with playing(kind, retries=2) as (partner, server), server.connect() as socket:
-        partner.script(fault)
-        partner.script(fault)
-        partner.script(Say(("there",)), Stop())
+async def test_a_failure_before_the_first_token_is_retried(kind: str, fault: Any) -> None:
+    async with running(kind, retries=2) as (fake, server), server.connect() as socket:
+        fake.script(fault)
+        fake.script(fault)
+        fake.script(Say(("there",)), Stop())
         response = await socket.response(**ASK)
         assert (response["status"], text_of(response)) == ("completed", "there")
-        assert len(partner.requests) >= 3
+        assert len(fake.requests) >= 3
 
 
 @EVERY
-async def test_a_refusal_is_told_with_its_words(kind: str) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Refuse(400, "temperature must be cooler"))
+async def test_a_refusal_is_passed_on_with_its_message(kind: str) -> None:
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Refuse(400, "temperature must be cooler"))
         response = await socket.response(**ASK)
         assert (response["status"], response["error"]["code"]) == ("failed", "invalid_prompt")
         assert "temperature must be cooler" in response["error"]["message"]
-        partner.script(Refuse(429, "slow down", {"Retry-After": "7"}))
+        fake.script(Refuse(429, "slow down", {"Retry-After": "7"}))
         response = await socket.response(**ASK)
         assert (response["status"], response["error"]["code"]) == ("failed", "rate_limit_exceeded")
 
 
 @EVERY
-async def test_our_own_key_is_never_the_clients_trouble(kind: str) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Refuse(401, "Incorrect API key: sk-secret"))
+async def test_a_refused_server_key_is_a_server_error_for_clients(kind: str) -> None:
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Refuse(401, "Incorrect API key: sk-secret"))
         response = await socket.response(**ASK)
         assert response["error"]["code"] == "server_error"
         assert "sk-secret" not in json.dumps(response)
 
 
 @EVERY
-async def test_a_key_is_sent_and_never_told_nor_logged(
+async def test_a_key_is_sent_and_never_shown_or_logged(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SLIPRING_TEST_KEY", "sk-hush")
     caplog.set_level(logging.DEBUG)
     options = {"key_env": "SLIPRING_TEST_KEY", "failures_to_close": 3}
-    async with playing(kind, **options) as (partner, server), server.connect() as socket:
-        told = [await socket.response(**ASK)]
+    async with running(kind, **options) as (fake, server), server.connect() as socket:
+        responses = [await socket.response(**ASK)]
         for fault in (
             Refuse(401, "Incorrect API key: sk-hush"),
             Garbage(),
@@ -293,19 +293,19 @@ async def test_a_key_is_sent_and_never_told_nor_logged(
             Refuse(503),
             Refuse(503),
         ):
-            partner.script(fault)
-            told.append(await socket.response(**ASK))
-        assert [response["status"] for response in told] == ["completed", *["failed"] * 5]
-        assert {headers["authorization"] for headers in partner.headers} == {"Bearer sk-hush"}
+            fake.script(fault)
+            responses.append(await socket.response(**ASK))
+        assert [response["status"] for response in responses] == ["completed", *["failed"] * 5]
+        assert {headers["authorization"] for headers in fake.headers} == {"Bearer sk-hush"}
         assert "refusing jobs until it answers" in caplog.text
-        assert "sk-hush" not in caplog.text + json.dumps(told)
+        assert "sk-hush" not in caplog.text + json.dumps(responses)
 
 
 @EVERY
-async def test_an_engine_that_keeps_failing_is_closed(kind: str) -> None:
-    async with playing(kind, failures_to_close=2) as (partner, server), server.connect() as socket:
+async def test_an_engine_that_keeps_failing_refuses_jobs(kind: str) -> None:
+    async with running(kind, failures_to_close=2) as (fake, server), server.connect() as socket:
         for _ in range(2):
-            partner.script(Refuse(503))
+            fake.script(Refuse(503))
             assert (await socket.response(**ASK))["status"] == "failed"
         refused = await socket.error(**ASK)
         assert refused["status"] == 503
@@ -315,10 +315,10 @@ async def test_an_engine_that_keeps_failing_is_closed(kind: str) -> None:
 
 
 @EVERY
-async def test_jobs_past_the_bound_are_refused_with_429(kind: str) -> None:
+async def test_jobs_past_max_waiting_are_refused_with_429(kind: str) -> None:
     bounds = {"max_jobs": 1, "max_waiting": 0}
-    async with playing(kind, **bounds) as (partner, server):
-        partner.script(Say(("one",)), Stall())
+    async with running(kind, **bounds) as (fake, server):
+        fake.script(Say(("one",)), Stall())
         async with server.connect(abandoned=True) as first, server.connect() as second:
             await first.create(**ASK)
             await first.until("response.output_text.delta")
@@ -330,25 +330,25 @@ async def test_jobs_past_the_bound_are_refused_with_429(kind: str) -> None:
 
 
 @EVERY
-async def test_a_chain_has_one_affinity_key_and_others_have_others(kind: str) -> None:
-    async with playing(kind, affinity="x-session-id;x-route") as (partner, server):
+async def test_each_chain_has_its_own_affinity_key(kind: str) -> None:
+    async with running(kind, affinity="x-session-id;x-route") as (fake, server):
         async with server.connect() as socket:
             first = await socket.response(**ASK)
             await socket.response(input="more", previous_response_id=first["id"], store=False)
             await socket.response(**ASK)
             await socket.response(**ASK, prompt_cache_key="k")
             await socket.response(**ASK, prompt_cache_key="k")
-        keys = [headers["x-session-id"] for headers in partner.headers]
-        assert keys == [headers["x-route"] for headers in partner.headers]
+        keys = [headers["x-session-id"] for headers in fake.headers]
+        assert keys == [headers["x-route"] for headers in fake.headers]
         assert keys[0] == keys[1] != keys[2]
         assert keys[3] == keys[4] not in (keys[0], keys[2])
 
 
 @EVERY
-async def test_a_slow_reader_holds_the_engine_back_and_loses_nothing(kind: str) -> None:
+async def test_a_slow_reader_slows_the_engine_down_and_loses_nothing(kind: str) -> None:
     words = tuple(f"w{number} " + "x" * 2000 for number in range(300))
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Say(words), Stop())
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Say(words), Stop())
         await socket.create(**ASK)
         await socket.until("response.created")
         await asyncio.sleep(0)
@@ -357,10 +357,10 @@ async def test_a_slow_reader_holds_the_engine_back_and_loses_nothing(kind: str) 
 
 
 @EVERY
-async def test_a_long_context_gives_way_to_a_summary(kind: str) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
+async def test_a_long_context_is_replaced_by_a_summary(kind: str) -> None:
+    async with running(kind) as (fake, server), server.connect() as socket:
         for text in ("Hello you", "they said hello", "Hello again", "Bye"):
-            partner.script(Say((text,)), Stop())
+            fake.script(Say((text,)), Stop())
         first = await socket.response(input="a word that is gone afterwards", store=False)
         asked = {"previous_response_id": first["id"], "store": False}
         managed = [{"type": "compaction", "compact_threshold": 20}]
@@ -371,7 +371,7 @@ async def test_a_long_context_gives_way_to_a_summary(kind: str) -> None:
         assert text_of(last) == "Bye"
         again = await socket.response(input=[*second["output"], user("bye")], store=False)
         assert again["status"] == "completed"
-    whole = json.dumps(partner.requests[-1])
+    whole = json.dumps(fake.requests[-1])
     assert "encrypted_content" not in whole
     if kind in ("chat", "responses-sse", "responses-ws"):
         assert "they said hello" in whole
@@ -391,16 +391,16 @@ DIAL = {"type": "custom", "name": "dial", "format": DIGITS}
 
 
 @EVERY
-async def test_tools_are_searched_for_found_and_called(kind: str) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
+async def test_searched_tools_are_found_and_called(kind: str) -> None:
+    async with running(kind) as (fake, server), server.connect() as socket:
         create = {"tools": [SEARCH, LATER], "store": False}
-        partner.script(Call("tool_search", '{"query": "weather"}', "tool_search"), Stop())
+        fake.script(Call("tool_search", '{"query": "weather"}', "tool_search"), Stop())
         first = await socket.response(input="hello", **create)
         (search,) = first["output"]
         assert (search["type"], search["execution"]) == ("tool_search_call", "client")
         assert search["arguments"] == {"query": "weather"}
         found = {"type": "tool_search_output", "call_id": search["call_id"], "tools": [LATER]}
-        partner.script(Call("get_weather", ARGUMENTS), Stop())
+        fake.script(Call("get_weather", ARGUMENTS), Stop())
         second = await socket.response(input=[found], previous_response_id=first["id"], **create)
         assert [(item["type"], item["name"]) for item in second["output"]] == [
             ("function_call", "get_weather")
@@ -409,7 +409,7 @@ async def test_tools_are_searched_for_found_and_called(kind: str) -> None:
 
 @EVERY
 async def test_a_deferred_tool_is_not_called_before_it_was_found(kind: str) -> None:
-    async with playing(kind) as (_, server), server.connect() as socket:
+    async with running(kind) as (_, server), server.connect() as socket:
         refused = await socket.error(
             **ASK, tools=[SEARCH, LATER], tool_choice={"type": "function", "name": "get_weather"}
         )
@@ -417,13 +417,13 @@ async def test_a_deferred_tool_is_not_called_before_it_was_found(kind: str) -> N
 
 
 @EVERY
-async def test_calls_past_the_bound_are_ignored_and_the_chain_goes_on(kind: str) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Call("get_weather", ARGUMENTS), Call("get_weather", "{}"), Stop())
+async def test_calls_past_max_tool_calls_are_ignored_and_the_chain_continues(kind: str) -> None:
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Call("get_weather", ARGUMENTS), Call("get_weather", "{}"), Stop())
         first = await socket.response(**ASK, tools=[WEATHER], max_tool_calls=1)
         assert [item["arguments"] for item in first["output"]] == [ARGUMENTS]
         output = {"call_id": first["output"][0]["call_id"], "output": "sunny"}
-        partner.script(Say(("It is sunny.",)), Stop())
+        fake.script(Say(("It is sunny.",)), Stop())
         second = await socket.response(
             input=[{"type": "function_call_output", **output}],
             previous_response_id=first["id"],
@@ -434,42 +434,42 @@ async def test_calls_past_the_bound_are_ignored_and_the_chain_goes_on(kind: str)
 
 
 @EVERY
-@pytest.mark.parametrize(("said", "status"), [("112", "completed"), ("call me", "failed")])
+@pytest.mark.parametrize(("text", "status"), [("112", "completed"), ("call me", "failed")])
 async def test_the_input_of_a_custom_tool_fits_or_the_response_fails(
-    kind: str, said: str, status: str
+    kind: str, text: str, status: str
 ) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Call("dial", json.dumps({"input": said}), "custom"), Stop())
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Call("dial", json.dumps({"input": text}), "custom"), Stop())
         events = await socket.turn(**ASK, tools=[DIAL])
         response = events[-1]["response"]
         assert response["status"] == status
         (item,) = response["output"]
-        assert (item["type"], item["input"]) == ("custom_tool_call", said if status == "completed" else "")
+        assert (item["type"], item["input"]) == ("custom_tool_call", text if status == "completed" else "")
         if status == "failed":
             assert response["error"]["code"] == "server_error"
             assert "grammar of the tool 'dial'" in response["error"]["message"]
 
 
 @EVERY
-async def test_a_refusal_in_words_is_a_part_of_its_own(kind: str) -> None:
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        if not partner.can_deny:
+async def test_a_refusal_of_the_model_is_its_own_part(kind: str) -> None:
+    async with running(kind) as (fake, server), server.connect() as socket:
+        if not fake.can_deny:
             pytest.skip("on this wire a refusal is text like any other")
-        partner.script(Deny(("I will", " not.")), Stop())
+        fake.script(Deny(("I will", " not.")), Stop())
         events = await socket.turn(**ASK)
-        told = [event["delta"] for event in events if event["type"] == "response.refusal.delta"]
-        assert told == ["I will", " not."]
+        deltas = [event["delta"] for event in events if event["type"] == "response.refusal.delta"]
+        assert deltas == ["I will", " not."]
         (item,) = events[-1]["response"]["output"]
         assert item["content"] == [{"type": "refusal", "refusal": "I will not."}]
 
 
 @EVERY
-async def test_logprobs_come_with_the_words(kind: str) -> None:
+async def test_logprobs_are_sent_with_the_text(kind: str) -> None:
     async with (
-        playing(kind, **PARTNERS[kind]().with_logprobs) as (partner, server),
+        running(kind, **FAKES[kind]().with_logprobs) as (fake, server),
         server.connect() as socket,
     ):
-        partner.script(Say(("Yes",)), Stop(output_tokens=1))
+        fake.script(Say(("Yes",)), Stop(output_tokens=1))
         events = await socket.turn(**ASK, top_logprobs=1, include=["message.output_text.logprobs"])
         (delta,) = (event for event in events if event["type"] == "response.output_text.delta")
         (part,) = events[-1]["response"]["output"][0]["content"]
@@ -479,7 +479,7 @@ async def test_logprobs_come_with_the_words(kind: str) -> None:
             assert len(likely["top_logprobs"]) == 1
 
 
-@pytest.mark.parametrize("kind", [kind for kind in PARTNERS if kind.startswith("responses")])
+@pytest.mark.parametrize("kind", [kind for kind in FAKES if kind.startswith("responses")])
 async def test_annotations_are_passed_on(kind: str) -> None:
     cited = {
         "type": "url_citation",
@@ -488,13 +488,13 @@ async def test_annotations_are_passed_on(kind: str) -> None:
         "start_index": 0,
         "end_index": 3,
     }
-    async with playing(kind) as (partner, server), server.connect() as socket:
-        partner.script(Say(("Yes", "."), (cited,)), Stop())
+    async with running(kind) as (fake, server), server.connect() as socket:
+        fake.script(Say(("Yes", "."), (cited,)), Stop())
         events = await socket.turn(**ASK)
-        (told,) = (event for event in events if event["type"] == "response.output_text.annotation.added")
-        assert told["annotation"] == cited
+        (added,) = (event for event in events if event["type"] == "response.output_text.annotation.added")
+        assert added["annotation"] == cited
         (part,) = events[-1]["response"]["output"][0]["content"]
         assert (part["text"], part["annotations"]) == ("Yes.", [cited])
-        partner.script(Say(("So it is.",)), Stop())
+        fake.script(Say(("So it is.",)), Stop())
         again = {"previous_response_id": events[-1]["response"]["id"], "store": False}
         assert text_of(await socket.response(input="Sure?", **again)) == "So it is."

@@ -1,4 +1,4 @@
-"""How long a prompt is, as engines count it without doing the job."""
+"""Counts of a prompt's tokens, exact and estimated, without generating."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,9 +18,10 @@ from slipring.protocol import wire
 from slipring.protocol.items import read_item, user_message
 from slipring.protocol.responses import InputTokensDetails, OutputTokensDetails, Usage
 from slipring.protocol.tools import Offer
-from tests.core.stage import PLAIN, node
-from tests.engines.responses_partner import ResponsesPartner
-from tests.engines.vllm_partner import VllmPartner
+from tests.core.connection import PLAIN, node
+from tests.engines.fakes.responses import FakeResponsesServer
+from tests.engines.fakes.server import started
+from tests.engines.fakes.vllm import FakeVllm
 from tests.harness import serve
 from tests.model import SharedModel
 
@@ -50,7 +51,7 @@ def counted(tokens: int) -> ResponseState:
 
 
 class Warm(Engine):
-    """Knows no better than to be warmed up."""
+    """Counts by a warmup, as engines do by default."""
 
     name = "warm"
     level = Level.TOKENS
@@ -69,11 +70,11 @@ class Silent(Warm):
         yield [Accepted()]
 
 
-async def test_an_engine_is_warmed_up_where_it_knows_no_better() -> None:
+async def test_by_default_an_engine_counts_by_a_warmup() -> None:
     assert await Warm().count(job_of()) == 17
 
 
-async def test_a_warmup_without_an_end_is_a_fault() -> None:
+async def test_a_warmup_without_finished_raises() -> None:
     with pytest.raises(RuntimeError):
         await Silent().count(job_of())
 
@@ -97,22 +98,22 @@ async def test_the_llama_engine_counts_as_it_reports_and_beyond_what_it_can_read
     assert engine.models()[0].context_tokens == 256
 
 
-async def test_a_token_server_counts_without_being_asked() -> None:
-    partner = VllmPartner()
-    await partner.start()
+async def test_a_token_server_engine_counts_without_a_request() -> None:
+    fake = FakeVllm()
+    await fake.start()
     try:
-        engine = partner.engine()
-        assert 5 < await engine.count(job_of("hello")) < await engine.count(job_of("hello", "you"))
-        assert partner.requests == []
-        assert engine.models()[0].context_tokens
+        async with started(fake.engine()) as engine:
+            assert 5 < await engine.count(job_of("hello")) < await engine.count(job_of("hello", "you"))
+            assert fake.requests == []
+            assert engine.models()[0].context_tokens
     finally:
-        await partner.close()
+        await fake.close()
 
 
 # Estimates.
 
 
-def test_what_was_counted_before_is_believed() -> None:
+def test_an_estimate_uses_the_parents_count() -> None:
     head = Head()
     job = job_of("x" * 400, parent=counted(5000), head=head)
     assert 5100 <= estimated_tokens(job) <= 5130
@@ -124,7 +125,7 @@ def test_a_new_head_is_counted_again() -> None:
 
 
 @pytest.mark.parametrize("parent", [None, node("resp_0"), counted(0)])
-def test_what_nobody_has_counted_is_four_bytes_a_token(parent: ResponseState | None) -> None:
+def test_uncounted_contexts_are_estimated_at_four_bytes_a_token(parent: ResponseState | None) -> None:
     before = sum(len(item.raw) for item in parent.context()) if parent is not None else 0
     job = job_of("x" * 400, parent=parent, head=Head(instructions="y" * 200))
     assert abs(estimated_tokens(job) - (before + 400 + 200) / 4) < 30
@@ -134,50 +135,50 @@ def test_what_nobody_has_counted_is_four_bytes_a_token(parent: ResponseState | N
 
 
 @asynccontextmanager
-async def upstream() -> AsyncIterator[ResponsesPartner]:
-    partner = ResponsesPartner("sse")
-    await partner.start()
+async def upstream() -> AsyncIterator[FakeResponsesServer]:
+    fake = FakeResponsesServer("sse")
+    await fake.start()
     try:
-        yield partner
+        yield fake
     finally:
-        await partner.close()
+        await fake.close()
 
 
 async def test_an_upstream_is_asked_with_the_whole_context() -> None:
-    async with upstream() as partner:
-        partner.counts = web.json_response({"object": "response.input_tokens", "input_tokens": 321})
-        engine = partner.engine()
+    async with upstream() as fake:
+        fake.counts = web.json_response({"object": "response.input_tokens", "input_tokens": 321})
+        engine = fake.engine()
         await engine.start()
         job = job_of("more", parent=node("resp_0", text="hello"), head=Head(instructions="Be kind."))
         assert await engine.count(job) == 321
         await engine.close()
-    (asked,) = partner.counted
+    (asked,) = fake.counted
     assert [item["content"] for item in asked.pop("input")] == ["hello", "more"]
     assert asked == {"model": "m", "instructions": "Be kind."}
 
 
 async def test_an_upstream_that_cannot_count_is_asked_once() -> None:
-    async with upstream() as partner:
-        engine = partner.engine()
+    async with upstream() as fake:
+        engine = fake.engine()
         await engine.start()
         assert [await engine.count(job_of()) for _ in range(3)] == [estimated_tokens(job_of())] * 3
         await engine.close()
-    assert len(partner.counted) == 1
+    assert len(fake.counted) == 1
 
 
 @pytest.mark.parametrize(("status", "body"), [(500, {}), (200, {"tokens": 1}), (429, {}), (400, {})])
-async def test_an_upstream_that_stumbles_is_asked_again(status: int, body: dict[str, Any]) -> None:
-    async with upstream() as partner:
-        engine = partner.engine()
+async def test_an_upstream_that_fails_to_count_is_asked_again(status: int, body: dict[str, Any]) -> None:
+    async with upstream() as fake:
+        engine = fake.engine()
         await engine.start()
-        partner.counts = web.json_response(body, status=status)
+        fake.counts = web.json_response(body, status=status)
         assert await engine.count(job_of()) == estimated_tokens(job_of())
-        partner.counts = web.json_response({"input_tokens": 5})
+        fake.counts = web.json_response({"input_tokens": 5})
         assert await engine.count(job_of()) == 5
         await engine.close()
 
 
-def test_the_bytes_of_an_image_are_not_its_tokens() -> None:
+def test_an_image_is_estimated_without_its_bytes() -> None:
     url = "data:image/png;base64," + "A" * 400_000
     parts = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "what is it?"}]
     item = read_item(wire.encode({"type": "message", "role": "user", "content": parts}), "input[0]")

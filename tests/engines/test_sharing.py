@@ -1,4 +1,4 @@
-"""One embedded engine with several users: what each gets, and what they notice of each other."""
+"""One embedded engine with several users: shares, addresses and restarts."""
 
 import asyncio
 import os
@@ -12,20 +12,21 @@ import pytest
 
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.models import locate
-from slipring.engines.llama.options import Options
-from slipring.engines.llama.owners import Elsewhere, Embedded
+from slipring.engines.llama.options import LlamaOptions
+from slipring.engines.llama.owners import Embedded, ExternalOwner
 from slipring.engines.sharing import Borrowed, Share
 from slipring.errors import StartupError, Unavailable
+from tests.engines.fakes.server import started
 from tests.engines.llama.test_llama import ASK, GREEDY, three_chains
 from tests.harness import Running, serve
 from tests.server.raw import until
 
 
 def owner_of(users: int, **options: Any) -> Embedded:
-    return Embedded(Options(**options), "no.gguf", 64, users)
+    return Embedded(LlamaOptions(**options), "no.gguf", 64, users)
 
 
-def test_slots_and_room_are_divided() -> None:
+def test_slots_and_bytes_are_divided() -> None:
     owner = owner_of(3, slots=7, saved_mib=3)
     shares = [owner.share(number) for number in range(3)]
     assert [share.slots for share in shares] == [(0, 3, 6), (1, 4), (2, 5)]
@@ -34,14 +35,14 @@ def test_slots_and_room_are_divided() -> None:
     assert len({share.directory for share in shares}) == 1
 
 
-def test_nobody_gets_less_than_one_slot() -> None:
+def test_every_user_gets_at_least_one_slot() -> None:
     owner = owner_of(3, slots=2, saved_mib=0)
     assert [owner.share(number) for number in range(3)] == [
         Share(slots=(number,), saved_bytes=0, mark=f"{number}-") for number in range(3)
     ]
 
 
-def test_the_files_of_one_who_died_go_and_no_others(tmp_path: Path) -> None:
+def test_only_the_files_of_a_user_that_died_are_removed(tmp_path: Path) -> None:
     owner = owner_of(12)
     owner._directory = tmp_path
     for number in (1, 2, 11):
@@ -50,7 +51,7 @@ def test_the_files_of_one_who_died_go_and_no_others(tmp_path: Path) -> None:
     assert {left.name for left in tmp_path.iterdir()} == {"slipring-2-abc-1.kv", "slipring-11-abc-1.kv"}
 
 
-async def test_a_user_goes_where_the_engine_goes() -> None:
+async def test_a_user_follows_the_engines_address() -> None:
     suspected: list[str] = []
     lost: list[None] = []
     borrowed = Borrowed(Share((0,), 0), "key", suspected.append)
@@ -76,17 +77,17 @@ async def test_a_user_goes_where_the_engine_goes() -> None:
 
 
 @asynccontextmanager
-async def sharing(users: int, options: Options) -> AsyncIterator[tuple[Embedded, list[Running]]]:
+async def sharing(users: int, options: LlamaOptions) -> AsyncIterator[tuple[Embedded, list[Running]]]:
     """Servers that share one engine."""
     owner = Embedded(options, *locate(options), users)
     borrowed = [Borrowed(owner.share(number), owner.key, owner.suspect) for number in range(users)]
 
-    def tell() -> None:
+    def move_all() -> None:
         for each in borrowed:
             each.move(owner.address)
 
-    await owner.start(tell)
-    tell()
+    await owner.start(move_all)
+    move_all()
     try:
         async with AsyncExitStack() as stack:
             engines = [LlamaEngine(options, each) for each in borrowed]
@@ -95,18 +96,18 @@ async def sharing(users: int, options: Options) -> AsyncIterator[tuple[Embedded,
         await owner.close()
 
 
-async def test_users_keep_and_find_their_contexts_side_by_side(tiny_path: str) -> None:
-    async with sharing(2, Options(model=tiny_path, slots=4, context=512)) as (_, servers):
+async def test_users_find_their_own_contexts(tiny_path: str) -> None:
+    async with sharing(2, LlamaOptions(model=tiny_path, slots=4, context=512)) as (_, servers):
         found = await asyncio.gather(*map(three_chains, servers))
         assert found == [[True] * 3] * 2
 
 
-async def test_an_engine_that_hangs_is_ended_once_and_serves_all_users_again(
+async def test_an_engine_that_hangs_is_restarted_once_for_all_users(
     tiny_path: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("slipring.engines.llama.api._SILENCE_TIMEOUT_S", 2.0)
-    async with sharing(2, Options(model=tiny_path, slots=2, context=512)) as (owner, servers):
+    async with sharing(2, LlamaOptions(model=tiny_path, slots=2, context=512)) as (owner, servers):
         hung, before = owner.process.pid, owner.address
         assert hung is not None
         assert before is not None
@@ -123,15 +124,14 @@ async def test_an_engine_that_hangs_is_ended_once_and_serves_all_users_again(
 
 async def test_the_slots_of_a_server_elsewhere_are_divided_too(elsewhere: LlamaEngine) -> None:
     options = elsewhere.options
-    owner = await asyncio.to_thread(Elsewhere, options, 2)
-
-    def user(number: int) -> LlamaEngine:
-        return LlamaEngine(options, Borrowed(owner.share(number), owner.key, owner.suspect))
-
-    users = [await asyncio.to_thread(user, number) for number in range(2)]
-    assert [list(each._slots._all) for each in users] == [[0, 2], [1]]
-    async with serve(users[1]) as server:
+    owner = ExternalOwner(options, 2)
+    await owner.start(lambda: None)
+    users = [
+        LlamaEngine(options, Borrowed(owner.share(number), owner.key, owner.suspect)) for number in range(2)
+    ]
+    async with serve(users[1]) as server, started(users[0]):
+        assert [list(user._slots._all) for user in users] == [[0, 2], [1]]
         _, response = await server.post(input=ASK, **GREEDY)
         assert response["output"]
     with pytest.raises(StartupError, match="has 3 slots, and 4 workers need one each"):
-        await asyncio.to_thread(Elsewhere, options, 4)
+        await ExternalOwner(options, 4).start(lambda: None)

@@ -7,9 +7,9 @@ import shutil
 import tomllib
 from pathlib import Path
 
-from tests.engines.partner import Say, Stop
-from tests.engines.token_partner import tokenizer_directory
-from tests.engines.vllm_partner import VllmPartner
+from tests.engines.fakes.server import Say, Stop
+from tests.engines.fakes.tokens import tokenizer_directory
+from tests.engines.fakes.vllm import FakeVllm
 from tests.guides.page import GUIDES, Guide, blocks
 from tests.postgres import running_postgres
 
@@ -49,12 +49,12 @@ async def test_two_nodes_on_postgresql(tmp_path: Path) -> None:
 
 async def test_codex_on_vllm(tmp_path: Path) -> None:
     """vLLM is a stand-in that is written from its source. Codex itself is run by ``make clients``."""
-    partner = VllmPartner()
-    partner.model_name = MODEL
+    vllm = FakeVllm()
+    vllm.model_name = MODEL
     async with Guide("codex-on-vllm.md", tmp_path) as guide:
-        partner.port = int(guide.ports["8000"])
-        await partner.start()
-        partner.script(Say(("Hello", "!")), Stop())
+        vllm.port = int(guide.ports["8000"])
+        await vllm.start()
+        vllm.script(Say(("Hello", "!")), Stop())
         ports = set(guide.ports)
 
         def check_vllm(command: str) -> None:
@@ -75,7 +75,7 @@ async def test_codex_on_vllm(tmp_path: Path) -> None:
         try:
             await guide.follow({"vllm": check_vllm, "hf": download, "codex": check_codex})
         finally:
-            await partner.close()
+            await vllm.close()
     assert ports == {"8000", "9000"}
     (config,) = [
         tomllib.loads(block.text) for block in blocks("codex-on-vllm.md") if block.language == "toml"

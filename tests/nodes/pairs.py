@@ -1,4 +1,4 @@
-"""Two nodes on one PostgreSQL, and TCP relays before them."""
+"""Two nodes on one PostgreSQL store, and TCP relays in front of them."""
 
 import asyncio
 import itertools
@@ -13,7 +13,7 @@ _CHUNK = 65536
 
 
 class Relay:
-    """A port that leads to whichever of its targets takes the next connection, in turn."""
+    """A port that forwards connections to its targets in turn, skipping those that refuse."""
 
     def __init__(self) -> None:
         self.targets: list[int] = []
@@ -44,7 +44,7 @@ class Relay:
         self._passing.add(task)
         try:
             await self._serve(reader, writer)
-        except asyncio.CancelledError:  # the relay is closed; nobody waits for this connection
+        except asyncio.CancelledError:  # the relay is closed
             pass
         finally:
             self._passing.discard(task)
@@ -57,14 +57,14 @@ class Relay:
         behind, onward = found
         asking = asyncio.create_task(_pump(reader, onward))
         try:
-            await _pump(behind, writer)  # when the node is done or gone, so is the connection
+            await _pump(behind, writer)  # the connection ends when the node closes it
         finally:
             asking.cancel()
             await asyncio.wait([asking])
             onward.close()
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """To the next target that listens: one that is stopping or dead refuses."""
+        """Connect to the next target that accepts; stopping and dead nodes refuse."""
         for _ in range(len(self.targets)):
             target = self.targets[next(self._turns) % len(self.targets)]
             with suppress(OSError):
@@ -94,27 +94,27 @@ async def relay() -> AsyncIterator[Relay]:
 async def pair(
     store: str, *engines: str | Engine, reachable: bool = False, **settings: Any
 ) -> AsyncIterator[tuple[Running, Running]]:
-    """Two nodes on a store. ``reachable``: each knows where the other one is."""
+    """Two nodes on a store. ``reachable``: each has a ``node_url``."""
     first, second = engines or (FAST, FAST)
     async with AsyncExitStack() as stack:
         nodes = []
         for engine in (first, second):
-            doors = await stack.enter_async_context(relay()) if reachable else None
-            known: dict[str, Any] = {"node_url": doors.url} if doors is not None else {}
-            node = await stack.enter_async_context(serve(engine, store=store, **known, **settings))
-            if doors is not None:
-                doors.targets = [node.server.port]
+            front = await stack.enter_async_context(relay()) if reachable else None
+            options: dict[str, Any] = {"node_url": front.url} if front is not None else {}
+            node = await stack.enter_async_context(serve(engine, store=store, **options, **settings))
+            if front is not None:
+                front.targets = [node.server.port]
             nodes.append(node)
         yield nodes[0], nodes[1]
 
 
 async def until(holds: Callable[[], bool], within_s: float = 30.0) -> None:
-    """Look again and again: what happens on another node sets no event here."""
+    """Poll: another node cannot set an event here."""
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 def node_of(response: dict[str, Any]) -> str:
-    """Which node made a response: its id says so."""
+    """The id of the node that made a response, from the response id."""
     return str(response["id"]).removeprefix("resp_")[:8]

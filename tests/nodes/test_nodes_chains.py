@@ -1,4 +1,4 @@
-"""Two nodes on one PostgreSQL: whatever is stored by one can be used on the other, at once."""
+"""Two nodes on one PostgreSQL store: each uses what the other has stored, at once."""
 
 import asyncio
 import itertools
@@ -8,9 +8,9 @@ import pytest
 
 from slipring.cli import main
 from tests.api import Api
-from tests.engines.partner import Ids, Stop
-from tests.engines.token_partner import TOKENIZER
-from tests.engines.vllm_partner import VllmPartner, tokens_of
+from tests.engines.fakes.server import Ids, Stop
+from tests.engines.fakes.tokens import TOKENIZER
+from tests.engines.fakes.vllm import FakeVllm, tokens_of
 from tests.harness import FAST, PuppetEngine
 from tests.nodes.pairs import node_of, pair
 
@@ -25,17 +25,17 @@ async def texts(api: Api, path: str) -> list[str]:
 
 
 async def check_history(api: Api, chain: list[dict[str, Any]]) -> None:
-    """That the newest response has all that was said before, once and in order."""
-    said = await texts(api, f"/responses/{chain[-1]['id']}/input_items")
+    """Assert that the newest response has the whole history, once and in order."""
+    history = await texts(api, f"/responses/{chain[-1]['id']}/input_items")
     answers = [response["output"][0]["content"][0]["text"] for response in chain[:-1]]
     questions = [f"turn {number}" for number in range(len(chain))]
     expected = [text for pair in itertools.zip_longest(questions, answers) for text in pair if text]
-    assert said == expected
+    assert history == expected
     sizes = [response["usage"]["input_tokens"] for response in chain]
-    assert sizes == sorted(set(sizes)), "every turn is made from more than the one before"
+    assert sizes == sorted(set(sizes)), "every turn has more input than the one before"
 
 
-async def test_a_chain_goes_from_node_to_node_over_http(postgres_url: str) -> None:
+async def test_a_chain_alternates_between_nodes_over_http(postgres_url: str) -> None:
     async with pair(postgres_url) as nodes:
         chain: list[dict[str, Any]] = []
         for number in range(TURNS):
@@ -53,7 +53,7 @@ async def test_a_chain_goes_from_node_to_node_over_http(postgres_url: str) -> No
         ]
 
 
-async def test_a_chain_goes_from_node_to_node_over_sockets(postgres_url: str) -> None:
+async def test_a_chain_alternates_between_nodes_over_sockets(postgres_url: str) -> None:
     async with pair(postgres_url) as nodes, nodes[0].connect() as one, nodes[1].connect() as other:
         chain: list[dict[str, Any]] = []
         for number in range(TURNS):
@@ -63,12 +63,12 @@ async def test_a_chain_goes_from_node_to_node_over_sockets(postgres_url: str) ->
         for node in nodes:
             await check_history(Api(node), chain)
         assert {node_of(response) for response in chain} == {node.service.node_id for node in nodes}
-        # A fork of the middle, on the node that did not make it.
+        # A fork in the middle, on the node that did not make it.
         fork = await other.response(input="fork", previous_response_id=chain[2]["id"])
         assert fork["usage"]["input_tokens"] < chain[-1]["usage"]["input_tokens"]
 
 
-async def test_a_turn_that_is_not_stored_comes_along_with_one_that_is(postgres_url: str) -> None:
+async def test_a_stored_turn_brings_its_unstored_parent_along(postgres_url: str) -> None:
     async with pair(postgres_url) as (here, there), here.connect() as socket:
         passing = await socket.response(input="turn 0", store=False)
         kept = await socket.response(input="turn 1", previous_response_id=passing["id"])
@@ -78,29 +78,29 @@ async def test_a_turn_that_is_not_stored_comes_along_with_one_that_is(postgres_u
         await check_history(Api(there), [passing, kept, last])
 
 
-async def test_the_other_node_sends_exactly_the_ids_that_were_said(postgres_url: str) -> None:
-    """Ids that no tokenizer would choose: whoever rendered the text again would send others."""
+async def test_the_other_node_sends_exactly_the_token_ids_that_were_generated(postgres_url: str) -> None:
+    """Ids that no tokenizer would choose: a node that tokenized the text again would send others."""
     odd = tuple(id for letter in "hello" for id in TOKENIZER.encode(letter))
     assert list(odd) != TOKENIZER.encode("hello")
-    played = VllmPartner()
-    await played.start()
-    engines = [await asyncio.to_thread(played.engine, retries=0) for _ in range(2)]
+    fake = FakeVllm()
+    await fake.start()
+    engines = [fake.engine(retries=0) for _ in range(2)]
     async with pair(postgres_url, *engines) as nodes:
         previous = None
         for number in range(4):
-            played.script(Ids(odd), Stop())
+            fake.script(Ids(odd), Stop())
             _, response = await nodes[number % 2].post(input=f"turn {number}", previous_response_id=previous)
             previous = response["id"]
-        for number, (parent, child) in enumerate(itertools.pairwise(played.prompts), 1):
+        for number, (parent, child) in enumerate(itertools.pairwise(fake.prompts), 1):
             turn = f"<|im_start|>user\nturn {number}<|im_end|>\n<|im_start|>assistant\n"
             assert child == [*parent, *odd, *tokens_of(f"<|im_end|>\n{turn}")]
         for node in nodes:
             async with node.http.get(node.url.removesuffix("/v1") + "/health") as answer:
                 assert (await answer.json())["render_fallbacks"] == {}
-    await played.close()
+    await fake.close()
 
 
-async def test_what_one_node_deletes_the_other_does_not_know(postgres_url: str) -> None:
+async def test_a_response_deleted_on_one_node_is_gone_on_the_other(postgres_url: str) -> None:
     async with pair(postgres_url) as (here, there):
         _, response = await here.post(input="hello")
         status, child = await there.post(input="more", previous_response_id=response["id"])
@@ -112,7 +112,7 @@ async def test_what_one_node_deletes_the_other_does_not_know(postgres_url: str) 
         assert (await here.post(input="more", previous_response_id=child["id"]))[0] == 200
 
 
-async def test_a_conversation_is_used_from_both_nodes(postgres_url: str) -> None:
+async def test_both_nodes_continue_one_conversation(postgres_url: str) -> None:
     async with pair(postgres_url) as nodes, nodes[0].connect() as one, nodes[1].connect() as other:
         status, conversation = await Api(nodes[0]).call("POST", "/conversations", json={})
         assert status == 200
@@ -133,7 +133,7 @@ async def test_a_conversation_is_used_from_both_nodes(postgres_url: str) -> None
         assert len({later - earlier for earlier, later in itertools.pairwise(sizes)}) == 1, "turn by turn"
 
 
-async def test_turns_in_one_conversation_at_the_same_time_are_all_kept(postgres_url: str) -> None:
+async def test_concurrent_turns_in_one_conversation_are_all_kept(postgres_url: str) -> None:
     engines = PuppetEngine(), PuppetEngine()
     async with pair(postgres_url, *engines) as nodes:
         _, conversation = await Api(nodes[0]).call("POST", "/conversations", json={})
@@ -146,8 +146,8 @@ async def test_turns_in_one_conversation_at_the_same_time_are_all_kept(postgres_
             performance.say(f"to {number}")
             performance.finish()
         assert [status for status, _ in await asyncio.gather(*asked)] == [200, 200]
-        said = await texts(Api(nodes[1]), f"/conversations/{conversation['id']}/items")
-        assert sorted([said[:2], said[2:]]) == [["from 0", "to 0"], ["from 1", "to 1"]]
+        items = await texts(Api(nodes[1]), f"/conversations/{conversation['id']}/items")
+        assert sorted([items[:2], items[2:]]) == [["from 0", "to 0"], ["from 1", "to 1"]]
         # The next turn sees both.
         last = asyncio.create_task(nodes[0].post(input="and?", conversation=conversation["id"]))
         performance = await engines[0].next()
@@ -157,14 +157,14 @@ async def test_turns_in_one_conversation_at_the_same_time_are_all_kept(postgres_
 
 
 async def keys(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """`slipring keys`, and what it prints."""
+    """Run `slipring keys` and return its output."""
     code = await asyncio.to_thread(main, ["keys", *arguments])
     out, err = capsys.readouterr()
     assert code == 0, err
     return out.strip()
 
 
-async def test_a_key_is_good_on_all_nodes_until_it_is_revoked(
+async def test_a_key_is_valid_on_all_nodes_until_it_is_revoked(
     postgres_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ("--store", postgres_url)

@@ -1,4 +1,4 @@
-"""Two nodes behind a balancer, restarted one after the other under load: no stored turn fails."""
+"""Two nodes behind a load balancer are restarted one after the other under load: no stored turn fails."""
 
 import asyncio
 import json
@@ -14,21 +14,21 @@ from tests.nodes.pairs import Relay, node_of, relay, until
 from tests.test_cli import Process, launched
 
 ENGINE = ("--engine", "simulated:tokens_per_s=500,output_tokens=40")
-MOVED = 2
+ANSWERS_PER_STEP = 2
 """Answers that every client gets between two steps."""
-GONE = (aiohttp.ClientError, ConnectionError)
+DISCONNECTED = (aiohttp.ClientError, ConnectionError)
 
 
-class Failed(Exception):
-    """A turn that had begun did not come to its end."""
+class TurnFailed(Exception):
+    """A turn started and did not complete."""
 
 
-class Again(Exception):
-    """The turn was not begun: it may be asked for again."""
+class NotStarted(Exception):
+    """The turn did not start, and may be repeated."""
 
 
 class Client(ABC):
-    """Asks one thing after the other, each until it is answered."""
+    """Makes turns one after the other, and repeats each until it is answered."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
         self.http = http
@@ -47,10 +47,10 @@ class Client(ABC):
         while True:
             try:
                 return await self.ask(text)
-            except (Again, *GONE):
+            except (NotStarted, *DISCONNECTED):
                 self.repeated += 1
                 await self.close()
-                await asyncio.sleep(0.01)  # as any client would: not at once
+                await asyncio.sleep(0.01)  # clients do not retry at once
 
     @property
     def previous(self) -> str | None:
@@ -58,15 +58,15 @@ class Client(ABC):
 
     @abstractmethod
     async def ask(self, text: str) -> dict[str, Any]:
-        """Get an answer; raises ``Again`` or an error of the connection if there is none yet."""
+        """Make a turn. Raises ``NotStarted`` or a connection error if it must be repeated."""
 
     async def close(self) -> None:
-        """Leave the node that one is connected to, if any."""
+        """Close the connection, if there is one."""
         return
 
 
 class SocketClient(Client):
-    """One socket for as long as it lasts."""
+    """Uses one socket until the server closes it."""
 
     ws: aiohttp.ClientWebSocketResponse | None = None
 
@@ -75,13 +75,13 @@ class SocketClient(Client):
             self.ws = await self.http.ws_connect(f"{self.url}/responses")
         create = {"type": "response.create", "input": text, "previous_response_id": self.previous}
         await self.ws.send_json(create)
-        began = False
+        has_started = False
         while True:
             message = await self.ws.receive()
             if message.type is not aiohttp.WSMsgType.TEXT:
-                raise Failed("a socket was closed over a running turn") if began else Again
-            began = True
-            response = read(json.loads(message.data))
+                raise TurnFailed("the socket was closed during a turn") if has_started else NotStarted
+            has_started = True
+            response = completed_response(json.loads(message.data))
             if response is not None:
                 return response
 
@@ -96,7 +96,7 @@ class PostClient(Client):
         async with self.http.post(f"{self.url}/responses", json=self.body(text)) as answer:
             body: dict[str, Any] = await answer.json()
             if answer.status != 200:
-                raise refusal(body["error"])
+                raise error_of(body["error"])
             return body
 
     def body(self, text: str) -> dict[str, Any]:
@@ -115,41 +115,41 @@ class StreamClient(PostClient):
         body = {**self.body(text), "stream": True}
         async with self.http.post(f"{self.url}/responses", json=body) as answer:
             if answer.status != 200:
-                raise refusal((await answer.json())["error"])
+                raise error_of((await answer.json())["error"])
             async for line in answer.content:
                 if line.startswith(b"data: {"):
-                    response = read(json.loads(line.removeprefix(b"data: ")))
+                    response = completed_response(json.loads(line.removeprefix(b"data: ")))
                     if response is not None:
                         return response
-            raise Failed("a stream ended before its response")
+            raise TurnFailed("the stream ended before its response")
 
 
-def read(event: dict[str, Any]) -> dict[str, Any] | None:
-    """The response, once it is completed."""
+def completed_response(event: dict[str, Any]) -> dict[str, Any] | None:
+    """The response of a completed event, else None. Raises for errors and failures."""
     if event["type"] == "error":
-        raise refusal(event["error"])
+        raise error_of(event["error"])
     if event["type"] in ("response.failed", "response.incomplete"):
-        raise Failed(event)
+        raise TurnFailed(event)
     return event["response"] if event["type"] == "response.completed" else None
 
 
-def refusal(error: dict[str, Any]) -> Exception:
-    return Again() if error["code"] == "server_shutting_down" else Failed(error)
+def error_of(error: dict[str, Any]) -> Exception:
+    return NotStarted() if error["code"] == "server_shutting_down" else TurnFailed(error)
 
 
 class Fleet:
     """Two nodes that can be stopped and started, behind one port."""
 
-    def __init__(self, stack: AsyncExitStack, door: Relay, store: str) -> None:
+    def __init__(self, stack: AsyncExitStack, balancer: Relay, store: str) -> None:
         self._stack = stack
-        self._door = door
+        self._balancer = balancer
         self._store = store
         self.nodes: list[Process] = []
 
-    async def start(self, place: int) -> None:
+    async def start(self, index: int) -> None:
         node = await self._stack.enter_async_context(launched(*ENGINE, "--store", self._store))
-        self.nodes[place:] = [node, *self.nodes[place + 1 :]]
-        self._door.targets = [port_of(each) for each in self.nodes]
+        self.nodes[index:] = [node, *self.nodes[index + 1 :]]
+        self._balancer.targets = [port_of(each) for each in self.nodes]
 
 
 def port_of(node: Process) -> int:
@@ -159,15 +159,15 @@ def port_of(node: Process) -> int:
 @asynccontextmanager
 async def fleet(store: str) -> AsyncIterator[tuple[Fleet, str]]:
     async with AsyncExitStack() as stack:
-        door = await stack.enter_async_context(relay())
-        nodes = Fleet(stack, door, store)
-        for place in range(2):
-            await nodes.start(place)
-        yield nodes, f"{door.url}/v1"
+        balancer = await stack.enter_async_context(relay())
+        nodes = Fleet(stack, balancer, store)
+        for index in range(2):
+            await nodes.start(index)
+        yield nodes, f"{balancer.url}/v1"
 
 
 async def stop_during_a_turn(node: Process, http: aiohttp.ClientSession) -> None:
-    """Tell a node to stop while it answers: that turn finishes, and then its socket is closed with 1001."""
+    """Send SIGTERM to a node during a turn: the turn completes, then the socket is closed with 1001."""
     ws = await http.ws_connect(f"{node.url}/responses")
     await ws.send_json({"type": "response.create", "input": "before the signal"})
     assert (await ws.receive_json(timeout=60))["type"] == "response.created"
@@ -182,20 +182,20 @@ async def stop_during_a_turn(node: Process, http: aiohttp.ClientSession) -> None
 
 
 async def progress(clients: list[Client], work: list[asyncio.Task[None]]) -> None:
-    """Every client gets some more answers, whichever nodes there are."""
-    wanted = [len(client.answers) + MOVED for client in clients]
+    """Wait until every client has some more answers."""
+    wanted = [len(client.answers) + ANSWERS_PER_STEP for client in clients]
 
     def is_done() -> bool:
         for task in work:
             if task.done():
-                task.result()  # it ends only by failing
+                task.result()  # raises: a client ends only by failing
         return all(len(client.answers) >= count for client, count in zip(clients, wanted, strict=True))
 
     await until(is_done)
 
 
-async def said(http: aiohttp.ClientSession, url: str) -> list[str]:
-    """The texts of the user in a list of items, oldest first."""
+async def user_texts(http: aiohttp.ClientSession, url: str) -> list[str]:
+    """The texts of user messages in a list of items, oldest first."""
     texts: list[str] = []
     after = ""
     while True:
@@ -210,29 +210,31 @@ async def said(http: aiohttp.ClientSession, url: str) -> list[str]:
 async def test_a_rolling_restart_fails_no_stored_turn(postgres_url: str) -> None:
     async with (
         fleet(postgres_url) as (nodes, url),
-        # A connection of its own for each request, as a balancer should have it.
+        # One connection per request, as the load balancer should have it.
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http,
     ):
-        talker = ConversationClient(http, url)
+        talking_client = ConversationClient(http, url)
         async with http.post(f"{url}/conversations", json={}) as answer:
-            talker.conversation = (await answer.json())["id"]
-        clients: list[Client] = [*(SocketClient(http, url) for _ in range(4)), talker]
+            talking_client.conversation = (await answer.json())["id"]
+        clients: list[Client] = [*(SocketClient(http, url) for _ in range(4)), talking_client]
         clients += [PostClient(http, url), StreamClient(http, url)]
         stopped = asyncio.Event()
         work = [asyncio.create_task(client.run(stopped)) for client in clients]
         await progress(clients, work)
-        for place in range(2):
-            await stop_during_a_turn(nodes.nodes[place], http)
+        for index in range(2):
+            await stop_during_a_turn(nodes.nodes[index], http)
             await progress(clients, work)
-            await nodes.start(place)
+            await nodes.start(index)
             await progress(clients, work)
         stopped.set()
         await asyncio.gather(*work)
         for client in clients:
             expected = [f"turn {number}" for number in range(len(client.answers))]
-            assert await said(http, f"{url}/responses/{client.previous}/input_items") == expected
-            # All nodes that there ever were have made some of it, or at least one before and one after.
+            assert await user_texts(http, f"{url}/responses/{client.previous}/input_items") == expected
+            # At least one node before and one after a restart have made a part of it.
             assert len({node_of(answer) for answer in client.answers}) >= 2
-        assert sum(client.repeated for client in clients) > 0, "somebody had to move"
-        items = f"{url}/conversations/{talker.conversation}/items"
-        assert await said(http, items) == [f"turn {number}" for number in range(len(talker.answers))]
+        assert sum(client.repeated for client in clients) > 0, "at least one client had to move"
+        items = f"{url}/conversations/{talking_client.conversation}/items"
+        assert await user_texts(http, items) == [
+            f"turn {number}" for number in range(len(talking_client.answers))
+        ]

@@ -1,4 +1,4 @@
-"""Background runs on two nodes: one makes them, both tell of them and end them, and one end is told."""
+"""Background runs on two nodes: one makes them, both stream and cancel them, and each ends once."""
 
 import asyncio
 import json
@@ -15,13 +15,13 @@ from tests.nodes.pairs import pair
 from tests.test_cli import launched
 
 SHORT_S = 2.0
-"""A lease that is over soon, and not so soon that a busy machine looks like a dead one."""
+"""A short lease, though long enough that a busy machine does not look dead."""
 KEY = {"Authorization": "Bearer test-key"}
 
 
 @asynccontextmanager
-async def making(store: str, **settings: Any) -> AsyncIterator[tuple[Api, Api, Performance, str]]:
-    """A run that the first of two nodes makes, and its id."""
+async def run_on_first_node(store: str, **settings: Any) -> AsyncIterator[tuple[Api, Api, Performance, str]]:
+    """Two nodes, the engine's side of a run that the first one makes, and its id."""
     engine = PuppetEngine()
     async with pair(store, engine, PuppetEngine(), **settings) as (here, there):
         begun = await Api(here).begin()
@@ -29,7 +29,7 @@ async def making(store: str, **settings: Any) -> AsyncIterator[tuple[Api, Api, P
 
 
 async def last_number(api: Api, response_id: str, at_least: int) -> int:
-    """The number of the newest event in the store, once there are so many."""
+    """The number of the newest event in the store, once it is at least this."""
     async with asyncio.timeout(60):
         while True:
             run = await api.server.service.store.runs.read("default", response_id)
@@ -38,12 +38,12 @@ async def last_number(api: Api, response_id: str, at_least: int) -> int:
             await asyncio.sleep(0.01)
 
 
-def ends(events: list[dict[str, Any]]) -> list[str]:
+def terminal_types(events: list[dict[str, Any]]) -> list[str]:
     return [event["type"] for event in events if event["type"] in TERMINAL]
 
 
-async def test_the_other_node_reads_and_tells_it_while_it_runs(postgres_url: str) -> None:
-    async with making(postgres_url) as (here, there, performance, response_id):
+async def test_the_other_node_reads_and_streams_a_run_while_it_is_made(postgres_url: str) -> None:
+    async with run_on_first_node(postgres_url) as (here, there, performance, response_id):
         assert (await there.read(response_id))["status"] in ("queued", "in_progress")
         performance.say("a", "b")
         middle = await last_number(there, response_id, 6) - 1
@@ -57,14 +57,14 @@ async def test_the_other_node_reads_and_tells_it_while_it_runs(postgres_url: str
         assert [event["sequence_number"] for event in rest] == list(
             range(middle + 1, rest[-1]["sequence_number"] + 1)
         )
-        assert ends(rest) == ["response.completed"]
+        assert terminal_types(rest) == ["response.completed"]
         assert (await asyncio.wait_for(whole, 60))[middle + 1 :] == rest
         assert await there.read(response_id) == await here.read(response_id) == rest[-1]["response"]
         assert await here.events(response_id) == await there.events(response_id)
 
 
-async def test_a_stream_from_the_middle_tells_what_is_new_as_it_comes(postgres_url: str) -> None:
-    async with making(postgres_url) as (_, there, performance, response_id):
+async def test_a_stream_from_the_middle_sends_new_events_as_they_come(postgres_url: str) -> None:
+    async with run_on_first_node(postgres_url) as (_, there, performance, response_id):
         performance.say("a")
         middle = await last_number(there, response_id, 5)
         url = f"{there.server.url}/responses/{response_id}?stream=true&starting_after={middle}"
@@ -79,35 +79,35 @@ async def test_a_stream_from_the_middle_tells_what_is_new_as_it_comes(postgres_u
 
 
 async def test_a_cancel_on_the_other_node_stops_the_engine_at_the_next_write(postgres_url: str) -> None:
-    async with making(postgres_url) as (here, there, performance, response_id):
+    async with run_on_first_node(postgres_url) as (here, there, performance, response_id):
         performance.say("a")
         await last_number(there, response_id, 5)
         following = asyncio.create_task(here.events(response_id))
         cancelled = await there.cancel(response_id)
         assert cancelled["status"] == "cancelled"
-        performance.say("b")  # the lease is long: only what is written tells its owner
+        performance.say("b")  # the lease is long: the owner notices only when it writes
         await asyncio.wait_for(performance.stopped.wait(), 60)
         for api in (here, there):
             assert await api.read(response_id) == cancelled
             events = await api.events(response_id)
-            assert ends(events) == ["response.incomplete"]
+            assert terminal_types(events) == ["response.incomplete"]
             assert events[-1]["response"] == cancelled
             assert "b" not in [event.get("delta") for event in events]
-        assert ends(await asyncio.wait_for(following, 60)) == ["response.incomplete"]
+        assert terminal_types(await asyncio.wait_for(following, 60)) == ["response.incomplete"]
 
 
-async def test_a_cancel_on_the_other_node_stops_a_silent_engine_too(postgres_url: str) -> None:
+async def test_a_cancel_on_the_other_node_stops_an_engine_that_sends_nothing(postgres_url: str) -> None:
     limits = Limits(run_lease_s=SHORT_S)
-    async with making(postgres_url, limits=limits) as (here, there, performance, response_id):
+    async with run_on_first_node(postgres_url, limits=limits) as (here, there, performance, response_id):
         cancelled = await there.cancel(response_id)
         await asyncio.wait_for(performance.stopped.wait(), 60)
         assert await here.read(response_id) == cancelled
-        assert ends(await here.events(response_id)) == ["response.incomplete"]
+        assert terminal_types(await here.events(response_id)) == ["response.incomplete"]
 
 
-async def test_a_run_that_is_renewed_is_left_alone(postgres_url: str) -> None:
+async def test_a_run_whose_lease_is_renewed_is_not_taken_over(postgres_url: str) -> None:
     limits = Limits(run_lease_s=SHORT_S)
-    async with making(postgres_url, limits=limits) as (here, there, performance, response_id):
+    async with run_on_first_node(postgres_url, limits=limits) as (here, there, performance, response_id):
         runs = there.server.service.store.runs
         first = (await runs.read("default", response_id)).lease_until
         async with asyncio.timeout(60):
@@ -119,15 +119,15 @@ async def test_a_run_that_is_renewed_is_left_alone(postgres_url: str) -> None:
 
 async def test_a_delete_on_the_other_node_stops_the_engine(postgres_url: str) -> None:
     limits = Limits(run_lease_s=SHORT_S)
-    async with making(postgres_url, limits=limits) as (here, there, performance, response_id):
+    async with run_on_first_node(postgres_url, limits=limits) as (here, there, performance, response_id):
         assert (await there.call("DELETE", f"/responses/{response_id}"))[0] == 200
         await asyncio.wait_for(performance.stopped.wait(), 60)
         for api in (here, there):
             assert (await api.call("GET", f"/responses/{response_id}"))[0] == 404
 
 
-async def test_what_a_killed_node_was_making_fails_once(postgres_url: str) -> None:
-    """Two others look after it at the same time: still one end."""
+async def test_a_run_of_a_killed_node_fails_once(postgres_url: str) -> None:
+    """Although two other nodes try to end it at the same time."""
     lease = ("--run-lease-s", str(SHORT_S), "--store", postgres_url)
     engine = ("--engine", "simulated:tokens_per_s=50,output_tokens=100000")
     limits = Limits(run_lease_s=SHORT_S)
@@ -147,13 +147,13 @@ async def test_what_a_killed_node_was_making_fails_once(postgres_url: str) -> No
             asyncio.create_task(Api(node).events(response_id, starting_after=middle)) for node in (one, other)
         ]
         killed.process.kill()
-        told = await asyncio.wait_for(asyncio.gather(*following), 30)
-        assert told[0] == told[1]
+        streams = await asyncio.wait_for(asyncio.gather(*following), 30)
+        assert streams[0] == streams[1]
         failed = await Api(one).read(response_id)
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
         for node in (one, other):
             events = await Api(node).events(response_id)
-            assert ends(events) == ["response.failed"]
+            assert terminal_types(events) == ["response.failed"]
             assert events[-1]["response"] == await Api(node).read(response_id) == failed
             assert [event["sequence_number"] for event in events] == list(range(len(events)))
-            assert events[middle + 1 :] == told[0]
+            assert events[middle + 1 :] == streams[0]

@@ -21,7 +21,7 @@ from slipring.prompts.tokenization.token_budget import Room
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Offer, Toolset
-from tests.core.stage import PLAIN, node
+from tests.core.connection import PLAIN, node
 from tests.prompts.vocabulary import VISIBLE, WRITERS, call, custom_call, item, message, output, renderer
 
 EVERY_WRITER = pytest.mark.parametrize("writer", WRITERS)

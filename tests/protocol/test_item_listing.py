@@ -1,4 +1,4 @@
-"""Items as lists show them, held against the SDK's own types."""
+"""Listed items match the types of the SDK."""
 
 import json
 from typing import Any
@@ -42,7 +42,7 @@ def message(*content: Json | str, role: str = "user", **fields: Any) -> Json:
 
 @pytest.mark.parametrize("within", LISTS)
 @pytest.mark.parametrize("kind", sorted(ITEM_SAMPLES.keys() - WITHOUT_A_FORM - NEVER_LISTED))
-def test_whatever_may_be_sent_can_be_listed(kind: str, within: ListKind) -> None:
+def test_every_item_that_may_be_sent_can_be_listed(kind: str, within: ListKind) -> None:
     for item in ITEM_SAMPLES[kind]:
         if item.get("text") != {"format": {"type": "json_object"}}:  # which the SDK does not have there
             shown(item, within)
@@ -84,25 +84,25 @@ def test_whatever_may_be_sent_can_be_listed(kind: str, within: ListKind) -> None
         {"type": "tool_search_call", "call_id": "c", "arguments": {}},
     ],
 )
-def test_short_forms_are_spelled_out_and_what_means_nothing_is_left_out(item: Json, within: ListKind) -> None:
+def test_short_forms_are_expanded_and_unknown_fields_dropped(item: Json, within: ListKind) -> None:
     assert shown(item, within)["type"] == item["type"].removesuffix("_summary")
 
 
-def test_an_item_says_whether_it_is_complete() -> None:
+def test_a_listed_item_has_a_status() -> None:
     call = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "x"}
     assert shown(call, "response")["status"] == "completed"
     assert shown({**call, "status": "incomplete"}, "response")["status"] == "incomplete"
     assert "status" not in shown({**call, "status": "incomplete"}, "conversation")
 
 
-def test_texts_take_the_form_of_whoever_says_them() -> None:
+def test_text_parts_have_the_type_that_the_role_requires() -> None:
     asked = shown(message({"type": "output_text", "text": "a"}), "response")
     assert asked["content"] == [{"type": "input_text", "text": "a"}]
-    said = shown(message({"type": "input_text", "text": "a"}, role="assistant"), "response")
-    assert said["content"] == [{"type": "output_text", "text": "a", "annotations": []}]
+    listed = shown(message({"type": "input_text", "text": "a"}, role="assistant"), "response")
+    assert listed["content"] == [{"type": "output_text", "text": "a", "annotations": []}]
 
 
 @pytest.mark.parametrize(("call_id", "execution"), [("call_1", "client"), (None, "server")])
-def test_a_search_was_run_by_whoever_could_be_asked(call_id: str | None, execution: str) -> None:
+def test_a_listed_search_says_who_ran_it(call_id: str | None, execution: str) -> None:
     item = {"type": "tool_search_output", "call_id": call_id, "tools": [WEATHER]}
     assert shown(item, "response")["execution"] == execution

@@ -1,4 +1,4 @@
-"""Items: checked once on arrival, kept as the bytes that arrived."""
+"""Items are validated once, on arrival, and kept as received."""
 
 import json
 from typing import Any
@@ -48,13 +48,13 @@ def test_no_input_is_no_items(value):
     assert read_input(value) == ()
 
 
-def test_text_is_a_users_message():
+def test_a_string_input_is_a_user_message():
     (item,) = read_input(Raw('"Grüße \\"you\\"\\n"'.encode()))
     assert item == user_message('Grüße "you"\n')
     assert json.loads(item.raw) == {"type": "message", "role": "user", "content": 'Grüße "you"\n'}
 
 
-def test_empty_text_is_a_message_too():
+def test_an_empty_string_is_a_message_too():
     assert len(read_input(Raw(b'""'))) == 1
 
 
@@ -65,7 +65,7 @@ def test_input_of_another_shape_is_refused(value, param):
     assert caught.value.param == param
 
 
-def test_an_error_names_the_place_of_its_item():
+def test_an_error_names_the_index_of_its_item():
     good = json.dumps({"role": "user", "content": "x"})
     with pytest.raises(InvalidRequest) as caught:
         read_input(Raw(f'[{good}, {good}, {{"role": "nobody", "content": "x"}}]'.encode()))
@@ -86,21 +86,21 @@ def test_an_item_knows_its_ids():
 
 
 @pytest.mark.parametrize("untyped", [{}, {"type": None}])
-def test_a_message_may_leave_out_its_type(untyped):
+def test_a_message_may_omit_its_type(untyped):
     item = read({**untyped, "role": "user", "content": "hi"})
     assert item.type == "message"
     assert json.loads(item.raw) == {"type": "message", "role": "user", "content": "hi"}
 
 
 @pytest.mark.parametrize("untyped", [{}, {"type": None}])
-def test_a_reference_may_leave_out_its_type(untyped):
+def test_a_reference_may_omit_its_type(untyped):
     item = read({**untyped, "id": "msg_1"})
     assert (item.type, item.id) == ("item_reference", "msg_1")
     assert json.loads(item.raw) == {"type": "item_reference", "id": "msg_1"}
 
 
-def test_a_type_that_is_written_in_is_the_only_one():
-    """Parsers differ in which of two keys they believe."""
+def test_an_inferred_type_replaces_a_null_one():
+    """JSON parsers differ in which of two equal keys they use."""
     raw = read_item(b' {"role": "user", "type": null, "content": "{\\u007b"} ', "x").raw
     pairs = json.loads(raw, object_pairs_hook=list)
     assert sorted(key for key, _ in pairs) == ["content", "role", "type"]
@@ -108,11 +108,11 @@ def test_a_type_that_is_written_in_is_the_only_one():
 
 
 def long(**fields: object) -> Json:
-    """An item that is long because of a field that nobody knows."""
+    """An item that is long because of an unknown field."""
     return {**fields, "unknown": "x" * LONG_BYTES}
 
 
-def test_a_long_item_may_leave_out_type_and_id_and_is_not_decoded_for_that(monkeypatch):
+def test_a_long_item_may_omit_type_and_id_and_is_not_decoded_for_that(monkeypatch):
     monkeypatch.setattr(items, "_fields", None)
     sent = long(role="user", content="hi")
     item = with_id(read_item(b" " + json.dumps(sent).encode(), "x"), "msg_1")
@@ -121,17 +121,17 @@ def test_a_long_item_may_leave_out_type_and_id_and_is_not_decoded_for_that(monke
 
 
 @pytest.mark.parametrize("name", ["type", "id"])
-def test_a_long_item_may_not_leave_them_null(name):
+def test_a_long_item_may_not_have_a_null_type_or_id(name):
     assert refusal(long(role="user", content="hi", **{name: None})).param == f"input[0].{name}"
 
 
-def test_an_id_that_a_long_item_has_gives_way_to_another():
+def test_with_id_replaces_the_id_of_a_long_item():
     item = with_id(read(long(id="msg_1", type="message", role="user", content="hi")), "msg_2")
     pairs = json.loads(item.raw, object_pairs_hook=list)
     assert [value for key, value in pairs if key == "id"] == ["msg_2"]
 
 
-def test_an_item_of_no_recognisable_type_is_refused():
+def test_an_item_whose_type_cannot_be_inferred_is_refused():
     error = refusal({"content": "hi"})
     assert (error.param, error.code) == ("input[0].type", "missing_required_parameter")
 
@@ -149,7 +149,7 @@ def test_items_of_hosted_tools_are_carried(kind):
     assert isinstance(item.body(), Carried)
 
 
-def test_every_type_is_of_one_sort_only():
+def test_every_type_is_either_supported_or_carried():
     assert not SUPPORTED_TYPES & CARRIED_TYPES
 
 
@@ -207,7 +207,7 @@ GOOD: list[Json] = [
 
 
 @pytest.mark.parametrize("item", GOOD, ids=lambda item: item["type"])
-def test_what_clients_send_is_read_and_can_be_read_again(item):
+def test_every_valid_item_is_read_and_can_be_read_again(item):
     read(item).body()
 
 
@@ -242,7 +242,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("item", "field"), BAD)
-def test_what_is_wrong_is_named(item, field):
+def test_an_error_names_the_invalid_field(item, field):
     assert refusal(item).param == f"input[0].{field}"
 
 
@@ -264,7 +264,7 @@ def test_an_items_size_is_its_text_and_a_constant():
     assert user_message("x" * 101).size_bytes - user_message("x").size_bytes == 100
 
 
-def test_plain_text_joins_what_has_text():
+def test_plain_text_concatenates_text_parts():
     content = [
         items.InputText("a"),
         items.InputImage(image_url="u"),
@@ -277,33 +277,33 @@ def test_plain_text_joins_what_has_text():
 
 
 @pytest.mark.parametrize("arguments", [{"query": "é"}, '{"query":"é"}'])
-def test_a_search_for_tools_is_to_a_model_a_function_like_any_other(arguments):
+def test_a_tool_search_call_is_read_as_a_function_call(arguments):
     call = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": arguments}
     body = read(call).body()
     assert isinstance(body, FunctionCall)
     assert (body.call_id, body.name, json.loads(body.arguments)) == ("c", "tool_search", {"query": "é"})
 
 
-def test_what_a_search_has_found_is_its_output():
+def test_a_tool_search_output_is_read_as_a_call_output():
     tools = [{"type": "function", "name": "f"}]
     body = read({"type": "tool_search_output", "call_id": "c", "tools": tools}).body()
     assert isinstance(body, LoadedTools)
     assert (body.call_id, json.loads(bytes(body.tools))) == ("c", tools)
 
 
-def test_searches_of_a_server_name_no_call():
+def test_tool_searches_run_by_a_server_have_no_call_id():
     assert isinstance(read({"type": "tool_search_call", "arguments": {}}).body(), Carried)
     assert isinstance(read({"type": "tool_search_output", "tools": []}).body(), AdditionalTools)
 
 
 @pytest.mark.parametrize("kind", ["call", "output"])
-def test_a_search_of_the_client_names_its_call(kind):
+def test_a_tool_search_run_by_the_client_needs_a_call_id(kind):
     item = {"type": f"tool_search_{kind}", "execution": "client", "arguments": {}, "tools": []}
     error = refusal(item)
     assert (error.param, error.code) == ("input[0].call_id", "missing_required_parameter")
 
 
-def test_of_a_context_that_is_cut_the_tools_are_kept():
+def test_kept_tools_returns_the_tools_of_an_item():
     tools = [{"type": "function", "name": "f", "defer_loading": True}]
     found = read({"type": "tool_search_output", "call_id": "c", "tools": tools})
     kept = kept_tools(found)
@@ -314,7 +314,7 @@ def test_of_a_context_that_is_cut_the_tools_are_kept():
 
 
 @pytest.mark.parametrize("field", ["summary", "content"])
-def test_parts_of_reasoning_say_what_they_are(field: str) -> None:
+def test_parts_of_reasoning_need_their_type(field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read_input(Raw(json.dumps([{"type": "reasoning", "summary": [], field: [{"text": "hm"}]}]).encode()))
     assert refused.value.param == f"input[0].{field}[0].type"

@@ -1,4 +1,4 @@
-"""Requests: liberal in what is unknown, exact in what is known."""
+"""Create requests: unknown fields pass, known fields are validated."""
 
 import json
 from typing import cast
@@ -69,7 +69,7 @@ def test_unknown_fields_are_ignored():
     assert create(model="m", from_the_future={"a": [1]}).model == "m"
 
 
-def test_input_and_tools_stay_as_they_were_written():
+def test_input_and_tools_stay_raw():
     request = read_create('{"input": [ 1.0 ], "tools": {"a":  1}, "tool_choice": "x" }')
     assert bytes(cast(Raw, request.input)) == b"[ 1.0 ]"
     assert bytes(cast(Raw, request.tools)) == b'{"a":  1}'
@@ -137,20 +137,20 @@ def test_a_nested_field_is_named_by_its_path(fields, param):
         ({"prompt_cache_options": {}}, False),
     ],
 )
-def test_who_warms_up(fields, warms_up):
+def test_generate_false_and_prewarm_are_warmups(fields, warms_up):
     assert create(**fields).warms_up is warms_up
 
 
 # Routing.
 
 
-def test_an_outline_is_read_whatever_the_rest_is():
+def test_an_outline_is_read_though_other_fields_are_invalid():
     outline = requests.read_outline('{"type": 5, "stream_id": [], "temperature": "hot"}')
     assert (outline.type, outline.stream_id, outline.previous_response_id) == (5, [], None)
 
 
 @pytest.mark.parametrize("frame", ["", "[]", "nope"])
-def test_there_is_no_outline_of_what_is_no_object(frame):
+def test_an_outline_needs_a_json_object(frame):
     with pytest.raises(InvalidJson):
         requests.read_outline(frame)
 
@@ -171,23 +171,23 @@ def test_other_stream_ids_are_refused(stream_id):
 
 
 @pytest.mark.parametrize("stream", [None, True])
-def test_a_socket_streams(stream):
+def test_a_socket_accepts_stream_true_and_absent(stream):
     requests.require_streaming(CreateRequest(stream=stream))
 
 
-def test_a_socket_cannot_but_stream():
+def test_a_socket_refuses_stream_false():
     with pytest.raises(UnsupportedParameter) as caught:
         requests.require_streaming(CreateRequest(stream=False))
     assert caught.value.param == "stream"
 
 
 @pytest.mark.parametrize("body", [b"", b"  \n"])
-def test_an_empty_body_is_refused_in_plain_words(body):
+def test_an_empty_body_is_refused(body):
     with pytest.raises(InvalidJson, match="no body"):
         requests.require_body(body)
 
 
-def test_a_body_must_be_text():
+def test_a_body_must_be_utf8():
     assert requests.require_body(b"{}") == b"{}"
     with pytest.raises(InvalidJson, match="UTF-8"):
         requests.require_body(b"\xff")
@@ -205,11 +205,11 @@ def test_no_format_is_none(value):
     assert read_format(value) is None
 
 
-def test_text_is_always_the_same_format():
+def test_all_text_formats_are_the_same_object():
     assert text_format({"type": "text"}) is TEXT
 
 
-def test_a_schema_is_kept_as_the_client_wrote_it():
+def test_a_schema_is_kept_as_sent():
     raw = b'{"type":"json_schema","name":"n","schema":{ "a" : 1.0 },"strict":null}'
     found = read_format(Raw(raw))
     assert found is not None
@@ -231,7 +231,7 @@ def test_a_schema_is_kept_as_the_client_wrote_it():
         ({"type": "json_schema", "name": "x" * 65, "schema": {}}, "text.format.name"),
     ],
 )
-def test_a_wrong_format_is_named(value, param):
+def test_an_error_names_the_invalid_format(value, param):
     with pytest.raises(InvalidRequest) as caught:
         text_format(value)
     assert caught.value.param == param

@@ -1,4 +1,4 @@
-"""Tools: read once, echoed exactly, narrowed by ``tool_choice``."""
+"""Tools are decoded once, echoed exactly, and restricted by ``tool_choice``."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from msgspec import UNSET, Raw
 
 from slipring.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.intake import Intake
+from slipring.protocol.definitions import Definitions
 from slipring.protocol.tools import (
     AUTO,
     HOSTED_TYPES,
@@ -32,13 +32,13 @@ LARGE = {"description": "x" * 256 * 1024}
 SEARCH = {"type": "web_search", "filters": {"allowed_domains": ["a.example"]}}
 
 
-def intake() -> Intake:
-    """What takes the definitions of a request, with the usual bounds."""
-    return Intake(max_grammars=64, max_grammar_bytes=65_536, max_schema_bytes=256 * 1024)
+def definitions() -> Definitions:
+    """Empty definitions with the default limits."""
+    return Definitions(max_grammars=64, max_grammar_bytes=65_536, max_schema_bytes=256 * 1024)
 
 
 def read(*tools: object) -> Toolset:
-    return Toolset.read(Raw(json.dumps(tools).encode()), intake=intake())
+    return Toolset.read(Raw(json.dumps(tools).encode()), definitions=definitions())
 
 
 def echo(toolset: Toolset) -> list[Any]:
@@ -59,7 +59,7 @@ def test_no_tools_are_always_the_same_object(value):
     assert Toolset.read(value) is NO_TOOLS
 
 
-def test_callable_tools_are_listed_in_their_order():
+def test_callable_tools_keep_their_order():
     tools = read(F, SEARCH, SHELL, OS)
     assert [(tool.kind, tool.namespace, tool.name) for tool in tools.callables] == [
         ("function", None, "f"),
@@ -69,7 +69,7 @@ def test_callable_tools_are_listed_in_their_order():
     ]
 
 
-def test_a_schema_is_kept_as_the_client_wrote_it():
+def test_a_schema_is_kept_as_sent():
     raw = b'[{"type":"function","name":"f","parameters":{ "type" : "object", "n": 1.0 }}]'
     (tool,) = Toolset.read(Raw(raw)).callables
     assert tool.parameters == b'{ "type" : "object", "n": 1.0 }'
@@ -80,7 +80,7 @@ def test_a_tool_may_have_no_schema(tool):
     assert read(tool).callables[0].parameters is None
 
 
-def test_a_toolset_keeps_its_bytes_for_comparison():
+def test_a_toolset_keeps_its_raw_bytes():
     raw = json.dumps([F, G]).encode()
     assert Toolset.read(Raw(raw)).raw == raw
 
@@ -124,13 +124,13 @@ def test_optional_fields_may_be_null(kind):
 
 
 @pytest.mark.parametrize("kind", sorted(HOSTED_TYPES))
-def test_hosted_tools_are_carried_and_never_called(kind):
+def test_hosted_tools_are_echoed_and_never_called(kind):
     tools = read({"type": kind})
     assert tools.callables == ()
     assert echo(tools) == [{"type": kind}]
 
 
-# Tools that are searched for.
+# Tool search.
 
 
 def test_a_deferred_tool_is_echoed_and_not_offered():
@@ -144,12 +144,12 @@ def test_a_deferred_tool_is_echoed_and_not_offered():
     assert later in echo(tools)
 
 
-def test_tools_that_come_with_an_item_are_offered_whatever_they_say():
+def test_deferred_tools_that_arrive_with_an_item_are_offered():
     raw = Raw(json.dumps([{**G, "defer_loading": True}]).encode())
     assert [tool.name for tool in Toolset.read(raw, loaded=True).callables] == ["g"]
 
 
-def test_what_was_checked_on_arrival_is_not_checked_again():
+def test_accepted_tools_are_not_validated_again():
     raw = Raw(json.dumps([{**SHELL, "format": {**REGEX, "definition": "("}}]).encode())
     assert Toolset.brought(raw).callables[0].name == "sh"
 
@@ -159,7 +159,7 @@ def test_a_search_can_be_allowed():
     assert [tool.kind for tool in choose(choice, F, FIND).tools] == ["tool_search"]
 
 
-# What is wrong.
+# Invalid tools.
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_search_can_be_allowed():
         ),
     ],
 )
-def test_a_wrong_tool_is_named_by_its_place(tool, param):
+def test_an_error_names_the_index_of_an_invalid_tool(tool, param):
     assert refusal(F, tool).param == param
 
 
@@ -251,14 +251,14 @@ def test_required_offers_everything_and_requires_a_call():
 
 
 @pytest.mark.parametrize("tools", [[], [SEARCH]])
-def test_required_needs_something_to_call(tools):
+def test_required_needs_a_callable_tool(tools):
     with pytest.raises(InvalidRequest) as caught:
         choose("required", *tools)
     assert caught.value.param == "tool_choice"
 
 
 @pytest.mark.parametrize(("kind", "name"), [("function", "g"), ("custom", "sh")])
-def test_a_named_tool_is_the_only_one_and_required(kind, name):
+def test_a_named_tool_is_the_only_one_offered_and_required(kind, name):
     offer = choose({"type": kind, "name": name}, F, G, SHELL)
     assert (names(offer), offer.required) == ([(None, name)], True)
 
@@ -278,7 +278,7 @@ def test_a_named_tool_may_be_in_a_namespace():
         {"type": "allowed_tools", "tools": [{"type": "namespace", "name": "nope"}]},
     ],
 )
-def test_a_tool_that_is_not_there_cannot_be_chosen(choice):
+def test_an_unknown_tool_cannot_be_chosen(choice):
     with pytest.raises(InvalidRequest, match="not found in 'tools' parameter") as caught:
         choose(choice, F, OS)
     assert caught.value.param == "tool_choice"
@@ -305,17 +305,17 @@ def test_allowed_tools_may_name_a_namespace_or_a_hosted_tool():
     ]
 
 
-def test_allowing_nothing_offers_nothing():
+def test_an_empty_list_of_allowed_tools_offers_nothing():
     assert choose({"type": "allowed_tools", "mode": "auto", "tools": []}, F) == Offer(narrowed=True)
 
 
 def test_requiring_a_call_of_hosted_tools_only_is_refused():
-    with pytest.raises(InvalidRequest, match="no tool that can be called"):
+    with pytest.raises(InvalidRequest, match="no callable tool"):
         choose({"type": "allowed_tools", "mode": "required", "tools": [SEARCH]}, F, SEARCH)
 
 
 @pytest.mark.parametrize("kind", ["web_search", "mcp", "shell", "apply_patch", "from_the_future"])
-def test_a_tool_that_is_not_run_here_cannot_be_chosen(kind):
+def test_a_hosted_tool_cannot_be_chosen(kind):
     with pytest.raises(UnsupportedParameter) as caught:
         choose({"type": kind}, F)
     assert caught.value.param == "tool_choice"
@@ -334,7 +334,7 @@ def test_a_tool_that_is_not_run_here_cannot_be_chosen(kind):
         ({"type": "allowed_tools", "tools": [{}]}, "tool_choice.tools[0].type"),
     ],
 )
-def test_a_wrong_choice_is_named(choice, param):
+def test_an_error_names_an_invalid_choice(choice, param):
     with pytest.raises(InvalidRequest) as caught:
         choose(choice, F)
     assert caught.value.param == param
@@ -364,8 +364,8 @@ def test_a_definition_is_kept_with_its_tool():
     assert (tool.definition.strict, tool.definition.description) == (True, "does g")
 
 
-def test_many_tools_and_many_names_are_matched_in_one_go() -> None:
-    """A quadratic search would take minutes here, and keep everybody else waiting."""
+def test_many_tools_and_many_names_are_matched_in_linear_time() -> None:
+    """A quadratic search would take minutes here and block the event loop."""
     names = [f"f{number}" for number in range(MOST_TOOLS)]
     tools = Toolset.read(Raw(wire.encode([{"type": "function", "name": name} for name in names])))
     named = [{"type": "function", "name": name} for name in names]
@@ -375,7 +375,7 @@ def test_many_tools_and_many_names_are_matched_in_one_go() -> None:
     assert merged((), *pieces) == tools.callables
 
 
-def test_grammars_are_refused_that_are_too_large_together():
+def test_grammars_that_are_too_large_in_total_are_refused():
     definition = "a" * 60_000
     tools = [{**SHELL, "name": f"t{n}", "format": {**REGEX, "definition": definition}} for n in range(3)]
     error = refusal({"type": "namespace", "name": "n", "tools": tools})
@@ -384,13 +384,13 @@ def test_grammars_are_refused_that_are_too_large_together():
 
 
 def test_grammars_are_collected_and_not_compiled():
-    """Whether they mean anything is asked elsewhere."""
-    taken = intake()
+    """The compiler checks them later."""
+    taken = definitions()
     tools = [{**SHELL, "format": {**LARK, "definition": "x"}}, OS]
-    Toolset.read(Raw(json.dumps(tools).encode()), intake=taken)
+    Toolset.read(Raw(json.dumps(tools).encode()), definitions=taken)
     assert [each.param for each in taken.grammars] == ["tools[0].format.definition"]
 
 
-def test_tools_that_were_accepted_before_are_not_looked_at_again():
+def test_definitions_of_accepted_tools_are_not_collected_again():
     (tool,) = Toolset.read(Raw(json.dumps([{**F, "parameters": LARGE}]).encode())).callables
     assert tool.name == "f"

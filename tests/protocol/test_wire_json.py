@@ -1,4 +1,4 @@
-"""JSON at the border: failures that name the field, and raw values that stay as they are."""
+"""JSON decoding: errors name the field, raw values stay unchanged."""
 
 import msgspec
 import pytest
@@ -28,7 +28,7 @@ def refusal(data: bytes | str, where: str = "") -> ApiError:
     return caught.value
 
 
-def test_what_is_right_is_decoded():
+def test_valid_json_is_decoded():
     assert wire.decode(DECODER, '{"name": "x", "later": 1}').name == "x"
 
 
@@ -50,7 +50,7 @@ def test_the_offending_field_is_named(data, param, code, message):
         assert error.message == message
 
 
-def test_the_field_is_named_below_where_it_was_found():
+def test_the_field_is_named_below_where():
     assert refusal('{"name": 1}', "input[2]").param == "input[2].name"
     assert refusal("{}", "input[2]").param == "input[2].name"
     assert refusal("5", "input[2]").param == "input[2]"
@@ -59,7 +59,7 @@ def test_the_field_is_named_below_where_it_was_found():
 @pytest.mark.parametrize(
     "data", ["", "{", "nope", '{"name": "x"} trailing', b"\xff\xfe", b'{"name": "\xff"}']
 )
-def test_what_is_no_json_says_so(data):
+def test_invalid_json_is_reported(data):
     error = refusal(data)
     assert isinstance(error, InvalidJson)
     assert (error.code, error.param) == ("invalid_json", None)
@@ -67,19 +67,19 @@ def test_what_is_no_json_says_so(data):
 
 
 @pytest.mark.parametrize("data", ["5", "[]", '"x"', "null"])
-def test_what_is_no_object_says_so(data):
+def test_a_value_that_is_not_an_object_is_reported(data):
     error = refusal(data)
     assert isinstance(error, InvalidJson)
     assert error.message.startswith("The request must be a JSON object: ")
 
 
-def test_nesting_without_end_is_refused():
+def test_deep_nesting_is_refused():
     error = refusal('{"name": "x", "later": ' + "[" * 200_000)
     assert error.message == "The request's JSON is nested too deeply."
 
 
 def test_errors_carry_no_trace_of_the_decoder():
-    """A chained exception would put msgspec's words, and the client's data, into our logs."""
+    """A chained exception would put the client's data into the logs."""
     with pytest.raises(InvalidRequest) as caught:
         wire.decode(DECODER, "{}")
     assert caught.value.__suppress_context__
@@ -88,13 +88,13 @@ def test_errors_carry_no_trace_of_the_decoder():
 # Text.
 
 
-def test_text_is_let_through_as_it_is():
+def test_utf8_passes_unchanged():
     data = "é".encode()
     assert wire.require_text(data) is data
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\xc3", b"\xed\xa0\x80"])
-def test_bytes_that_are_no_text_are_refused(data):
+def test_bytes_that_are_not_utf8_are_refused(data):
     with pytest.raises(InvalidJson, match="not valid UTF-8"):
         wire.require_text(data)
 
@@ -116,12 +116,12 @@ def test_everything_else_is_given(value):
 
 
 @pytest.mark.parametrize("value", [UNSET, Raw(b"null"), Raw(b"{}"), Raw(b'{"a": 1}')])
-def test_an_object_or_nothing_passes_for_an_object(value):
+def test_objects_null_and_absent_pass_as_objects(value):
     wire.require_object(value, "x")
 
 
 @pytest.mark.parametrize("value", [b"[]", b"1", b'"{"', b"true"])
-def test_anything_else_does_not(value):
+def test_other_values_do_not_pass_as_objects(value):
     with pytest.raises(InvalidRequest) as caught:
         wire.require_object(Raw(value), "tools[0].x")
     assert caught.value.message == "Invalid 'tools[0].x': expected an object."

@@ -1,4 +1,4 @@
-"""The tasks of a server, one of which waits where its input says so."""
+"""``check_grammar`` as servers run it, except that some definitions block or crash the child."""
 
 import os
 from pathlib import Path
@@ -9,9 +9,9 @@ HOLD = "hold "
 
 
 def check_grammar(syntax: str, definition: str, max_states: int) -> str | None:
-    """A definition that begins with ``hold`` names a pipe, and is compiled when somebody writes there."""
+    """``hold PATH`` blocks until the named pipe is written to; ``crash`` aborts the process."""
     if definition.startswith(HOLD):
-        # As a pipe is opened by its reader, its writer knows that the call has begun.
+        # Opening the pipe for reading lets the writer know that the call has started.
         Path(definition.removeprefix(HOLD)).read_text()
         return None
     if definition == "crash":

@@ -1,4 +1,4 @@
-"""Functions for the children of sandboxes under test: each does one thing that a compiler might do."""
+"""Tasks for sandboxes under test: each does one thing that a compiler might do."""
 
 import os
 import signal
@@ -15,14 +15,14 @@ def echo(value: Any) -> Any:
 
 
 def count(path: str) -> int:
-    """How often it has been called."""
+    """Return how often it was called with this path."""
     with Path(path).open("ab") as file:
         file.write(b".")
     return Path(path).stat().st_size
 
 
 def hold(fifo: str) -> str:
-    """Wait, without using any time, until somebody writes to a named pipe."""
+    """Block on a named pipe, without using processor time."""
     return Path(fifo).read_text()
 
 
@@ -44,7 +44,7 @@ _KEPT: list[bytes] = []
 
 
 def retain(size_bytes: int) -> int:
-    """Leave something behind."""
+    """Keep memory after the call."""
     _KEPT.append(b"x" * size_bytes)
     return len(_KEPT)
 
@@ -57,12 +57,12 @@ def leave() -> None:
     os._exit(0)
 
 
-def refuse() -> None:
+def reject() -> None:
     raise InvalidRequest("No.", param="tools[1]", code="some_code")
 
 
 def fail() -> None:
-    raise RuntimeError("a fault of ours")
+    raise RuntimeError("unexpected")
 
 
 def nest(depth: int) -> int:
@@ -70,14 +70,14 @@ def nest(depth: int) -> int:
 
 
 def chatter() -> int:
-    """Write to the pipes that a library would write to."""
+    """Print as a library might."""
     print("chatter", flush=True)
     print("chatter", file=sys.stderr, flush=True)
     return len(sys.stdin.read())
 
 
 def whoami() -> dict[str, Any]:
-    """What a child knows of its surroundings."""
+    """Describe the environment of the child."""
     return {
         "pid": os.getpid(),
         "niceness": os.nice(0),

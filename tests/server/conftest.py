@@ -1,4 +1,4 @@
-"""Loops for the tests of sockets: what hangs on a transport is tested on both that people run."""
+"""Runs the tests that depend on a transport on asyncio and on uvloop."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import pytest
 
 try:
     from uvloop import new_event_loop as new_uvloop
-except ImportError:  # not to be had on every platform
+except ImportError:  # not available on every platform
     new_uvloop = asyncio.new_event_loop  # type: ignore[assignment]
 
 _BOTH = {"asyncio": asyncio.new_event_loop, "uvloop": new_uvloop}

@@ -10,7 +10,7 @@ import pytest
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine
 from slipring.keys.token import Token
-from slipring.server.cluster import maintenance
+from slipring.server.cluster import store_maintenance
 from slipring.stores.base import Key, Store
 from slipring.stores.catalog import open_store
 from tests.harness import FAST, Running, serve
@@ -25,10 +25,10 @@ def stored(path: Path) -> Store:
 
 @asynccontextmanager
 async def serve_stored(path: Path, engine: str | Engine = FAST, **settings: Any) -> AsyncIterator[Running]:
-    """A server on the store of this directory. For its quotas, time stands still, and it compares notes with
-    the store only when it is told to, and when it stops."""
+    """A server on the store of this directory. The clock of its quotas does not advance, and it exchanges key
+    usage with the store only when a test calls ``sync_keys``, and when it stops."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(maintenance, "_NOTES_S", 3600.0)
+        patch.setattr(store_maintenance, "_EXCHANGE_INTERVAL_S", 3600.0)
         async with serve(engine, store=stored(path), **settings) as server:
             server.service.quotas.now = lambda: NOW
             yield server

@@ -1,7 +1,7 @@
-"""A WebSocket client that speaks to the socket itself, for what no decent client does.
+"""A WebSocket client on a plain TCP socket, for behaviour that real clients do not show.
 
-It reads only when it is told to, so a test decides when the server finds its client slow; it can cut a
-message into fragments, send bytes that are no text, and be gone without a word.
+It reads only when a test calls it, so a test decides when the server finds its client slow. It can send a
+message in fragments, send invalid bytes, and disconnect without a close frame.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from slipring.server.transports.websocket import Connection
+from slipring.server.transports.websocket import WebSocketConnection
 from tests.harness import Running
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
@@ -27,7 +27,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 def frame(
     opcode: int, payload: bytes, *, final: bool = True, reserved: int = 0, mask: bytes | None = bytes(4)
 ) -> bytes:
-    """A client's frame: masked, as it must be, with a mask of zeros. ``reserved``: the three bits as one."""
+    """A client's frame, masked with zeros by default. ``reserved``: the three reserved bits as a number."""
     first = opcode | reserved << 4 | (0x80 if final else 0)
     masked = 0 if mask is None else 0x80
     length = len(payload)
@@ -43,7 +43,7 @@ def frame(
 
 
 class RawSocket:
-    """A TCP connection, spoken to in WebSocket frames."""
+    """A TCP connection that sends and receives WebSocket frames."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -69,7 +69,7 @@ class RawSocket:
         return first & 0x0F, await self._read(length)
 
     async def receive_event(self) -> dict[str, Any]:
-        """The next event; pings are read over."""
+        """The next event, skipping pings."""
         opcode, payload = await self.receive_frame()
         while opcode == PING:
             opcode, payload = await self.receive_frame()
@@ -79,7 +79,7 @@ class RawSocket:
         return event
 
     async def closed(self) -> int:
-        """Read over what is left; the code of the close frame."""
+        """Read up to the close frame; returns its code."""
         while True:
             opcode, payload = await self.receive_frame()
             if opcode == CLOSE:
@@ -87,13 +87,13 @@ class RawSocket:
                 return int(code)
 
     async def ended(self) -> bytes:
-        """Everything that still comes, up to the end of the connection."""
+        """Everything up to the end of the connection."""
         while chunk := await self.receive():
             self._received += chunk
         return bytes(self._received)
 
     def drop(self) -> None:
-        """Be gone at once: the server sees a reset."""
+        """Disconnect with a TCP reset."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self._sock.close()
 
@@ -101,7 +101,7 @@ class RawSocket:
         self._sock.close()
 
     async def read_head(self) -> bytes:
-        """The head of an HTTP answer."""
+        """The head of an HTTP response."""
         while b"\r\n\r\n" not in self._received:
             chunk = await self.receive()
             assert chunk, self._received
@@ -118,7 +118,7 @@ class RawSocket:
         return wanted
 
     async def receive(self) -> bytes:
-        """What comes next; nothing at the end."""
+        """The next bytes; empty at the end of the connection."""
         try:
             return await asyncio.wait_for(self._loop.sock_recv(self._sock, 2**20), 60)
         except ConnectionResetError:
@@ -127,7 +127,7 @@ class RawSocket:
 
 @asynccontextmanager
 async def open_tcp(server: Running, *, small_buffers: bool = False) -> AsyncIterator[RawSocket]:
-    """A plain TCP connection to a server. Small buffers are soon full when one side does not read."""
+    """A plain TCP connection to a server. Small buffers fill soon when one side does not read."""
     sock = socket.socket()
     sock.setblocking(False)
     if small_buffers:
@@ -145,7 +145,7 @@ async def open_tcp(server: Running, *, small_buffers: bool = False) -> AsyncIter
 async def open_raw(
     server: Running, *, path: str = "/v1/responses", more: str = "", small_buffers: bool = False
 ) -> AsyncIterator[RawSocket]:
-    """A WebSocket connection, with the handshake behind it. ``more``: further lines of its head."""
+    """A WebSocket connection after its handshake. ``more``: further header lines."""
     async with open_tcp(server, small_buffers=small_buffers) as raw:
         await raw.send(_HANDSHAKE.format(path=path, more=more).encode())
         head = await raw.read_head()
@@ -154,50 +154,50 @@ async def open_raw(
 
 
 def transport_of(server: Running) -> asyncio.Transport:
-    """The server's end of its one connection."""
+    """The transport of the server's only connection."""
     client = only_client(server)
-    request = client._request if isinstance(client, Connection) else client.reply._request
+    request = client._request if isinstance(client, WebSocketConnection) else client.reply._request
     transport = request.transport
     assert transport is not None
     return transport
 
 
 def fill(server: Running, size_bytes: int) -> None:
-    """Have a frame of this size waiting in the transport, behind everybody's back."""
+    """Write a frame of this size to the server's transport directly."""
     frame = struct.pack("!BBQ", 0x80 | TEXT, 127, size_bytes) + b"x" * size_bytes
     transport_of(server).write(frame)
 
 
 def narrow(server: Running) -> None:
-    """Give the server's end of its one connection a small buffer too, whatever is usual on this machine."""
+    """Give the server's only connection a small send buffer, whatever the system's default is."""
     sock = transport_of(server).get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
 
 
 def stop_clock(server: Running) -> None:
-    """From now on only the test itself calls ``tick``, so nothing depends on the machine's speed."""
+    """Stop the server's ticker: only the test calls ``tick``, so nothing depends on the machine's speed."""
     server.server._ticker.cancel()
 
 
 def only_client(server: Running) -> Any:
-    """The one client that a server has just now."""
+    """The server's only client."""
     (client,) = server.service.clients
     return client
 
 
-def connection_of(server: Running) -> Connection:
+def connection_of(server: Running) -> WebSocketConnection:
     client = only_client(server)
-    assert isinstance(client, Connection)
+    assert isinstance(client, WebSocketConnection)
     return client
 
 
 async def gone(server: Running) -> None:
-    """Wait until nobody is being served."""
-    await asyncio.wait_for(server.service.quiet(), 60)
+    """Wait until no client is being served."""
+    await asyncio.wait_for(server.service.wait_until_idle(), 60)
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Let the loop run until something holds."""
+    """Let the loop run until a condition holds."""
     async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - nobody would set an event
+        while not holds():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0)

@@ -1,7 +1,7 @@
-"""One tenant against another's: every verb on everything that can be named.
+"""Attacks of one tenant on the objects of another, with every method on every kind of object.
 
-Whatever belongs to somebody else has to look as if it had never been: the same status, the same headers, the
-same bytes as for an id that nobody ever had. And trying must change nothing, for the one or the other.
+An object of another tenant has to be answered exactly like one that does not exist: with the same status,
+headers and bytes. No attack may change anything for either tenant.
 """
 
 import json
@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 
 class Answering(PuppetEngine):
-    """Answers at once, but for inputs that say ``hold``: those are played by the test."""
+    """Answers at once, except inputs that contain ``hold``: those are answered by the test."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Answering(PuppetEngine):
 
 
 class Answer(NamedTuple):
-    """All that a client can see of an answer, but for what is different each time."""
+    """What a client sees of an answer, without the parts that differ each time."""
 
     status: int
     headers: frozenset[tuple[str, str]]
@@ -59,12 +59,12 @@ VOLATILE = {"date", "x-request-id", "server-timing"}
 
 
 class Party:
-    """Somebody with a key."""
+    """A client with a key."""
 
     def __init__(self, server: Running, key: str, spoofed: str = "") -> None:
         self.server = server
         self.key = key
-        # What nodes tell each other, and what OpenAI has for the purpose. Neither may mean anything here.
+        # Headers that nodes use among each other, and those of OpenAI. Neither may have an effect here.
         self._headers = {
             "Authorization": f"Bearer {key}",
             TENANT: spoofed.encode().hex(),
@@ -73,7 +73,7 @@ class Party:
         }
 
     async def ask(self, method: str, path: str, body: Any = None) -> Answer:
-        """A request as it is; the path is taken as it was written, with all its tricks."""
+        """Send a request with its path exactly as written."""
         url = URL(f"{self.server.url}{path}", encoded=True)
         data = None if body is None else json.dumps(body).encode()
         async with self.server.http.request(method, url, data=data, headers=self._headers) as answer:
@@ -83,7 +83,7 @@ class Party:
             return Answer(answer.status, frozenset(headers), await answer.read())
 
     async def have(self, method: str, path: str, body: Any = None) -> Any:
-        """A request that has to succeed."""
+        """Send a request that has to succeed."""
         answer = await self.ask(method, path, body)
         assert answer.status == 200, answer
         return json.loads(answer.body)
@@ -91,8 +91,8 @@ class Party:
     async def create(self, **fields: Any) -> Any:
         return await self.have("POST", "/responses", fields)
 
-    async def told(self, response_id: str, kind: str) -> bool:
-        """Whether a run comes to an event of this kind; what a follower is told has been written."""
+    async def has_event(self, response_id: str, kind: str) -> bool:
+        """Whether a run produces an event of this type; followers get only events that are stored."""
         url = f"{self.server.url}/responses/{response_id}?stream=true"
         async with self.server.http.get(url, headers=self._headers) as answer:
             async for line in answer.content:
@@ -101,7 +101,7 @@ class Party:
         return False
 
     async def frame(self, **fields: Any) -> bytes:
-        """What a socket says to a create, all of it."""
+        """All events that answer a create on a socket."""
         async with self.server.connect(key=self.key, abandoned=True) as socket:
             await socket.create(**fields)
             events = []
@@ -111,7 +111,7 @@ class Party:
 
 
 class Estate(NamedTuple):
-    """What the owner has."""
+    """The owner's objects."""
 
     responses: dict[str, str]
     items: dict[str, str]
@@ -138,7 +138,7 @@ async def build_estate(stack: AsyncExitStack, server: Running, engine: Answering
     )
     taken_part = await owner.create(input="secret three", conversation=conversation["id"])
     finished = await owner.create(input="secret four", background=True)
-    assert await owner.told(finished["id"], "response.completed")
+    assert await owner.has_event(finished["id"], "response.completed")
     await until(lambda: not server.service.clients)
     async with server.connect(key=owner.key, abandoned=True) as socket:
         parked = None
@@ -147,8 +147,8 @@ async def build_estate(stack: AsyncExitStack, server: Running, engine: Answering
         await cut(server, socket)
     open_run = await owner.create(input="hold", background=True)
     held = await engine.next()
-    assert await owner.told(open_run["id"], "response.in_progress")
-    stack.callback(held.finish)  # else a server whose test has failed waits for it
+    assert await owner.has_event(open_run["id"], "response.in_progress")
+    stack.callback(held.finish)  # else the server of a failed test waits for it
     live = await stack.enter_async_context(server.connect(key=owner.key))
     remembered = await live.response(input="secret five", store=False)
     given = await owner.have("GET", f"/responses/{tip['id']}/input_items?order=asc")
@@ -193,7 +193,7 @@ async def scene(store: str, tenants: tuple[str, str], *, configured: bool = Fals
         )
         response = await attacker.create(input="mine")
         yield Scene(server, engine, owner, attacker, estate, conversation["id"], response["id"])
-        # The owner has lost nothing: what is only in memory, too.
+        # The owner has lost nothing, neither stored objects nor those in memory.
         async with server.connect(key=owner.key) as socket:
             for target, door in (("on a socket", estate.live), ("parked", socket)):
                 more = await door.response(
@@ -202,7 +202,7 @@ async def scene(store: str, tenants: tuple[str, str], *, configured: bool = Fals
                 assert more["status"] == "completed"
         assert not estate.held.stopped.is_set()
         estate.held.finish()
-        assert await owner.told(estate.responses["open run"], "response.completed")
+        assert await owner.has_event(estate.responses["open run"], "response.completed")
 
 
 _TABLES = {
@@ -210,7 +210,7 @@ _TABLES = {
     "slipring_responses": "*",
     "slipring_conversations": "*",
     "slipring_conversation_items": "*",
-    # Without the lease, which its owner renews.
+    # Without the lease, which the owning node renews.
     "slipring_runs": "tenant, response_id, status, owner, epoch, last_sequence, response, expires_at",
     "slipring_run_events": "*",
     "slipring_keys": "*",
@@ -218,7 +218,7 @@ _TABLES = {
 
 
 async def everything(at: Scene) -> Json:
-    """All that there is, in the store and in memory."""
+    """All objects in the store and in memory."""
     service = at.server.service
     await until(lambda: service.sockets == 1)  # the owner's
     rows = {
@@ -292,7 +292,7 @@ ON_CONVERSATIONS: dict[str, Callable[[str], Request]] = {
 def on_items(
     conversation: str, own_conversation: str, own_response: str
 ) -> dict[str, Callable[[str], Request]]:
-    """By the id of an item: through the owner's conversation, and through what is the attacker's own."""
+    """Attacks by an item id, through the owner's conversation and through the attacker's own objects."""
     theirs, mine = f"/conversations/{conversation}/items", f"/conversations/{own_conversation}/items"
     return {
         "refer": lambda i: Request("POST", "/responses", {"input": [{"type": "item_reference", "id": i}]}),
@@ -319,7 +319,7 @@ def on_items(
 
 
 EMPTY_PAGES = ("page from in one's own", "page input from")
-"""What is answered, and with nothing: to go on after an item that is not there."""
+"""Answered with an empty page: listing after an item that does not exist."""
 
 ON_SOCKETS: dict[str, Callable[[str], Json]] = {
     "continue": lambda i: {"input": "x", "previous_response_id": i},
@@ -331,24 +331,24 @@ ON_SOCKETS: dict[str, Callable[[str], Json]] = {
     "refer": lambda i: {"input": [{"type": "item_reference", "id": i}], "store": False},
 }
 
-# Ids that nobody has, and how ids are twisted --------------------------------------------------------
+# Ids that do not exist, and malformed ids -----------------------------------------------------------
 
 _CORE = slice(12, 28)
-"""Digits of an id that are random, whatever it is an id of."""
+"""The random digits at the end of an id of any type."""
 _NEXT_DIGIT = str.maketrans("0123456789abcdef", "123456789abcdef0")
 _MASK = "#" * 16
 
 
 def ghost(target: str) -> str:
-    """An id of the same form that nobody has."""
+    """An id of the same form that does not exist."""
     return target[:12] + target[_CORE].translate(_NEXT_DIGIT) + target[28:]
 
 
-def masked(told: bytes, target: str) -> bytes:
-    """What was told, without the id that was asked for."""
+def masked(answered: bytes, target: str) -> bytes:
+    """An answer without the id that was requested."""
     core = target[_CORE]
     assert re.fullmatch("[0-9a-f]{16}", core), target
-    return told.replace(core.encode(), _MASK.encode()).replace(core.upper().encode(), _MASK.encode())
+    return answered.replace(core.encode(), _MASK.encode()).replace(core.upper().encode(), _MASK.encode())
 
 
 TWISTS: dict[str, Callable[[str], str]] = {
@@ -392,20 +392,20 @@ def store(request: pytest.FixtureRequest) -> str:
 
 
 async def require_same(at: Scene, name: str, attack: Callable[[str], Request], target: str) -> Answer:
-    """Ask for what is somebody else's and for what is nobody's; both have to be told the same."""
+    """Request an object of another tenant and one that does not exist: both answers have to be equal."""
     absent = ghost(target)
-    told, expected = [
+    answered, expected = [
         Answer(answer.status, answer.headers, masked(answer.body, asked))
         for asked in (target, absent)
         for answer in [await at.attacker.ask(*attack(asked))]
     ]
-    assert told == expected, name
-    assert b"secret" not in told.body, name
-    return told
+    assert answered == expected, name
+    assert b"secret" not in answered.body, name
+    return answered
 
 
 @pytest.mark.parametrize("configured", [True, False], ids=["configured", "stored"])
-async def test_what_is_somebody_elses_never_was(store: str, configured: bool) -> None:
+async def test_objects_of_another_tenant_are_not_found(store: str, configured: bool) -> None:
     async with scene(store, ("owners", "attackers"), configured=configured) as at:
         estate, before = at.estate, await everything(at)
         for kind, target in estate.responses.items():
@@ -424,23 +424,23 @@ async def test_what_is_somebody_elses_never_was(store: str, configured: bool) ->
 
 
 @pytest.mark.parametrize("configured", [True, False], ids=["configured", "stored"])
-async def test_nor_on_a_socket(store: str, configured: bool) -> None:
+async def test_responses_of_another_tenant_are_not_found_on_a_socket(store: str, configured: bool) -> None:
     async with scene(store, ("owners", "attackers"), configured=configured) as at:
         estate, before = at.estate, await everything(at)
         targets = {**estate.responses, **estate.items, "conversation": estate.conversation}
         for kind, target in targets.items():
             for name, attack in ON_SOCKETS.items():
-                told = masked(await at.attacker.frame(**attack(target)), target)
-                assert told == masked(await at.attacker.frame(**attack(ghost(target))), ghost(target))
-                (error,) = json.loads(told)
+                answered = masked(await at.attacker.frame(**attack(target)), target)
+                assert answered == masked(await at.attacker.frame(**attack(ghost(target))), ghost(target))
+                (error,) = json.loads(answered)
                 assert error["status"] in (400, 404), (name, kind)
-                assert b"secret" not in told
+                assert b"secret" not in answered
         assert await everything(at) == before
 
 
 @pytest.mark.parametrize("aim", ["chain", "open run", "conversation", "output", "input"])
-async def test_twisted_ids_name_nothing(store: str, aim: str) -> None:
-    """Not to the attacker, and not to the owner either: an id is an id, or it is not."""
+async def test_malformed_ids_are_not_found(store: str, aim: str) -> None:
+    """Neither for the attacker nor for the owner."""
     async with scene(store, ("owners", "attackers")) as at:
         estate, before = at.estate, await everything(at)
         by_item = on_items(estate.conversation, at.own_conversation, at.own_response)
@@ -460,7 +460,7 @@ async def test_twisted_ids_name_nothing(store: str, aim: str) -> None:
 
 
 def encoded(attack: Callable[[str], Request], twist: Callable[[str], str], target: str) -> Request:
-    """An attack with a twisted id. In a path every character of it is quoted, so that it stays one name."""
+    """An attack with a malformed id. In a path its characters are quoted, so that it stays one segment."""
     target = twist(target)
     marker = "marker0"
     request = attack(marker)
@@ -480,8 +480,8 @@ def _put(value: Any, marker: str, target: str) -> Any:
 @pytest.mark.parametrize(
     "raw", ["%2e%2e%2f{}", "../responses/{}", "./{}", "{}/.", "%c0%af{}", "{}%ff", "{};x"]
 )
-async def test_paths_that_lead_elsewhere_lead_nowhere_else(raw: str) -> None:
-    """As they are on the wire, with nothing put right by a client."""
+async def test_path_traversal_reaches_no_other_object(raw: str) -> None:
+    """Paths exactly as on the wire, not normalized by a client."""
     async with scene("memory", ("owners", "attackers")) as at:
         before = await everything(at)
         for kind, target in at.estate.responses.items():
@@ -499,7 +499,7 @@ def _as_written(method: str, raw: str, rest: str, target: str) -> Request:
     "text", ['"\\ud800"', '"' + "a" * 100_000 + '"', '"\\u0000"', '""', '"\\n"', "{}", "7"]
 )
 @pytest.mark.parametrize("field", ["previous_response_id", "conversation", "item"])
-async def test_ids_that_are_no_ids(store: str, text: str, field: str) -> None:
+async def test_invalid_ids_are_refused(store: str, text: str, field: str) -> None:
     body = f'{{"input":[{{"id":{text}}}]}}' if field == "item" else f'{{"input":"x","{field}":{text}}}'
     async with serve(store=store) as server:
         url = f"{server.url}/responses"
@@ -537,15 +537,15 @@ async def test_ids_that_are_no_ids(store: str, text: str, field: str) -> None:
         ("None", "null"),
     ],
 )
-async def test_names_of_tenants_that_look_alike(tenants: tuple[str, str]) -> None:
+async def test_tenants_with_similar_names_are_separate(tenants: tuple[str, str]) -> None:
     async with scene("memory", tenants) as at:
         estate, before = at.estate, await everything(at)
         for target in estate.responses.values():
             for name in ("continue", "read", "delete", "cancel", "list input", "stream"):
                 answer = await require_same(at, name, ON_RESPONSES[name], target)
                 assert answer.status in (400, 404)
-            told = masked(await at.attacker.frame(**ON_SOCKETS["continue unstored"](target)), target)
-            assert json.loads(told)[-1]["type"] == "error"
+            answered = masked(await at.attacker.frame(**ON_SOCKETS["continue unstored"](target)), target)
+            assert json.loads(answered)[-1]["type"] == "error"
         for name, attack in ON_CONVERSATIONS.items():
             answer = await require_same(at, name, attack, estate.conversation)
             assert answer.status in (400, 404)
@@ -557,15 +557,15 @@ async def test_names_of_tenants_that_look_alike(tenants: tuple[str, str]) -> Non
         assert await everything(at) == before
 
 
-async def test_how_the_owners_turns_went_is_the_owners_business() -> None:
+async def test_turn_reports_are_visible_to_their_tenant_only() -> None:
     async with scene("memory", ("owners", "attackers")) as at:
         turns = await at.owner.have("GET", "/slipring/turns")
         assert [turn["response_id"] for turn in turns["data"]] == [at.estate.responses["on a socket"]]
         assert (await at.attacker.have("GET", "/slipring/turns"))["data"] == []
 
 
-async def test_an_id_that_the_owner_has_is_free_for_others() -> None:
-    """Clients choose the ids of the items they send: that one is taken must not show, nor do any harm."""
+async def test_item_ids_of_another_tenant_can_be_used() -> None:
+    """Clients choose the ids of the items they send: an id that another tenant uses must have no effect."""
     async with scene("memory", ("owners", "attackers")) as at:
         taken = at.estate.items["of a conversation"]
         before = await at.owner.have("GET", f"/conversations/{at.estate.conversation}/items")
@@ -581,11 +581,11 @@ async def test_an_id_that_the_owner_has_is_free_for_others() -> None:
 # Without a key ---------------------------------------------------------------------------------------
 
 OPEN = {"/health", PATH + "/{response_id}"}
-"""All that asks for no API key. The second is for nodes, see `test_node_door`."""
+"""Paths without an API key. The second is for nodes, see `test_node_door`."""
 
 
 def routes(server: Running) -> list[tuple[str, str]]:
-    """Every method and path that the server knows, with something in the place of each name."""
+    """Every method and path of the server, with a value for each parameter."""
     runner = server.server._runner
     assert runner is not None
     known = []
@@ -602,7 +602,7 @@ async def refused(server: Running, headers: dict[str, str]) -> None:
     found = routes(server)
     assert len(found) > 30
     for method, path in found:
-        # Whoever may not ask is told so first, whatever else is wrong.
+        # The key is checked first, whatever else is wrong.
         async with server.http.request(method, base + path, headers=headers, data=b"{nonsense") as answer:
             assert answer.status == 401, (method, path)
             body = await answer.read()
@@ -628,12 +628,12 @@ async def refused(server: Running, headers: dict[str, str]) -> None:
         "Bearer k\u00e9y",
     ],
 )
-async def test_nothing_is_done_without_a_key(header: str | None) -> None:
+async def test_every_endpoint_needs_a_key(header: str | None) -> None:
     async with serve(api_key=("owners:key",)) as server:
         await refused(server, {} if header is None else {"Authorization": header})
 
 
-async def test_nothing_is_done_with_a_key_that_was_revoked(tmp_path: Path) -> None:
+async def test_every_endpoint_refuses_a_revoked_key(tmp_path: Path) -> None:
     async with serve(store=f"sqlite:{tmp_path / 'slipring.db'}") as server:
         key = await issue(server, "owners")
         owner = Party(server, key)

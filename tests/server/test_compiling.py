@@ -1,4 +1,4 @@
-"""What clients define is compiled in other processes: whatever it is, nobody else notices."""
+"""Grammars of clients are compiled in other processes, without an effect on other clients."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ import pytest
 from slipring.core.limits import Limits
 from slipring.engines.constraints import tool_grammars
 from slipring.engines.simulated import drafts
-from slipring.sandbox.tasks import TASKS
+from slipring.sandbox.sandbox import TASKS
 from tests.harness import FAST, PuppetEngine, Running, serve
 from tests.sandbox.holding import HOLD
 
@@ -76,7 +76,7 @@ ATTACKS: dict[str, tuple[Json, str, str]] = {
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A pipe. Servers compile a grammar that names it when somebody has written there."""
+    """A pipe. The compilation of a grammar that names it blocks until the test writes to it."""
     monkeypatch.setitem(TASKS, "check_grammar", "tests.sandbox.holding")
     path = tmp_path / "held"
     os.mkfifo(path)
@@ -89,7 +89,7 @@ def holding(path: Path) -> Json:
 
 @asynccontextmanager
 async def begun(path: Path) -> AsyncIterator[None]:
-    """While a grammar is being compiled: from when that has begun, until the end of the block."""
+    """Run the block while the grammar is being compiled."""
     pipe = await asyncio.to_thread(path.open, "w")
     try:
         yield
@@ -110,7 +110,7 @@ def pids(server: Running) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_an_attack_is_refused_by_name_and_once_for_all(name: str) -> None:
+async def test_an_expensive_grammar_is_refused_by_name_and_compiled_once(name: str) -> None:
     fields, param, limit = ATTACKS[name]
     async with shared() as server, server.connect(key="hers") as hers:
         seen = []
@@ -119,13 +119,13 @@ async def test_an_attack_is_refused_by_name_and_once_for_all(name: str) -> None:
             assert (refused["status"], refused["error"]["param"]) == (400, param)
             assert limit in refused["error"]["message"]
             seen.append(pids(server))
-        assert seen[0] == seen[1], "it was compiled again"
+        assert seen[0] == seen[1], "it was compiled twice"
         if limit not in ("", "max_grammar_states"):
-            assert pids(server) == [], "what is too large was compiled"
+            assert pids(server) == [], "an oversized grammar was compiled"
         assert (await server.post(key="mine", input="x", tools=[tool("a+")]))[0] == 200
 
 
-async def test_others_are_served_while_something_is_compiled(held: Path) -> None:
+async def test_other_requests_are_served_during_a_compilation(held: Path) -> None:
     async with shared() as server, server.connect(key="hers") as hers, server.connect(key="mine") as mine:
         await hers.create(input="x", tools=[holding(held)], stream_id="slow")
         async with begun(held):
@@ -138,7 +138,7 @@ async def test_others_are_served_while_something_is_compiled(held: Path) -> None
         assert [event["type"] for event in events][:2] == ["response.created", "response.in_progress"]
 
 
-async def test_the_turns_of_a_lane_wait_for_what_is_compiled(held: Path) -> None:
+async def test_the_turns_of_a_lane_wait_for_a_compilation(held: Path) -> None:
     async with shared() as server, server.connect(key="hers") as hers:
         await hers.create(input="x", tools=[holding(held)], metadata={"n": "1"}, store=False)
         await hers.create(input="x", metadata={"n": "2"}, store=False)
@@ -148,16 +148,16 @@ async def test_the_turns_of_a_lane_wait_for_what_is_compiled(held: Path) -> None
         assert found == ["1", "2"]
 
 
-async def test_a_compiler_that_crashes_is_a_refusal(held: Path) -> None:
+async def test_a_crash_of_the_compiler_refuses_the_request(held: Path) -> None:
     async with shared() as server:
         status, body = await server.post(key="hers", input="x", tools=[tool("crash")])
         assert (status, body["error"]["param"]) == (400, "tools[0].format.definition")
         assert (await server.post(key="mine", input="x", tools=[tool("a+")]))[0] == 200
 
 
-async def test_a_tenant_waits_in_a_queue_of_its_own(held: Path) -> None:
+async def test_each_tenant_has_its_own_compile_queue(held: Path) -> None:
     async with shared(max_compiles_waiting=1) as server, server.connect(key="hers") as hers:
-        calm = {"input": "x", "tool_choice": "none", "store": False}  # nothing is compiled but the grammars
+        calm = {"input": "x", "tool_choice": "none", "store": False}  # only the grammars are compiled
         await hers.create(tools=[holding(held)], stream_id="1", **calm)
         async with begun(held):
             await hers.create(tools=[tool("b")], stream_id="2", **calm)
@@ -171,7 +171,7 @@ async def test_a_tenant_waits_in_a_queue_of_its_own(held: Path) -> None:
             seen.append((await hers.receive())["type"])
 
 
-async def test_a_client_that_leaves_does_not_stop_the_others(held: Path) -> None:
+async def test_a_disconnect_does_not_cancel_a_shared_compilation(held: Path) -> None:
     async with shared() as server:
         async with server.connect(key="hers", abandoned=True) as hers:
             await hers.create(input="x", tools=[holding(held)])
@@ -180,7 +180,7 @@ async def test_a_client_that_leaves_does_not_stop_the_others(held: Path) -> None
         assert (await server.post(key="mine", input="x", tools=[tool("a+")]))[0] == 200
 
 
-async def test_the_children_end_with_the_server(held: Path) -> None:
+async def test_compiler_processes_end_with_the_server(held: Path) -> None:
     async with shared() as server:
         assert (await server.post(key="mine", input="x", tools=[tool("a+")]))[0] == 200
         (pid,) = pids(server)
@@ -189,8 +189,8 @@ async def test_the_children_end_with_the_server(held: Path) -> None:
         os.kill(pid, 0)
 
 
-async def test_the_loop_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither grammars that are checked and followed, nor inputs and documents that are made up."""
+async def test_nothing_is_compiled_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to check grammars and follow them, nor to generate inputs and documents."""
     threads: list[int] = []
     read = tool_grammars._reader
 
@@ -215,11 +215,11 @@ async def test_the_loop_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
         status, body = await server.post(key="mine", input="x", text=format_of(schema))
         assert status == 200
-    assert threads, "the input was not held against its grammar"
+    assert threads, "the input was not checked against its grammar"
     assert threading.get_ident() not in threads
 
 
-async def test_ordinary_requests_start_no_child() -> None:
+async def test_ordinary_requests_start_no_compiler_process() -> None:
     async with shared() as server, server.connect(key="mine") as mine:
         function = {"type": "function", "name": "f", "parameters": {"type": "object"}}
         custom = {"type": "custom", "name": "t", "format": {"type": "text"}}
@@ -235,14 +235,14 @@ async def test_every_engine_compiles_in_the_servers_sandbox() -> None:
         assert engine.compiler is server.service.compiler
 
 
-async def test_a_response_in_the_background_is_refused_at_once() -> None:
+async def test_an_invalid_grammar_of_a_background_response_is_refused_at_once() -> None:
     async with shared() as server:
         fields = {"tools": [tool(AMBIGUOUS, "lark")], "background": True}
         status, body = await server.post(key="hers", input="x", **fields)
         assert (status, body["error"]["param"]) == (400, "tools[0].format.definition")
 
 
-async def test_items_of_conversations_are_compiled_before_they_are_kept() -> None:
+async def test_grammars_of_conversation_items_are_compiled_before_they_are_stored() -> None:
     async with shared() as server:
         item = {"type": "additional_tools", "role": "developer", "tools": [tool(AMBIGUOUS, "lark")]}
         headers = {"Authorization": "Bearer hers"}
@@ -254,7 +254,7 @@ async def test_items_of_conversations_are_compiled_before_they_are_kept() -> Non
         assert len(pids(server)) == 1
 
 
-async def test_tools_that_are_appended_are_compiled_before_they_are_taken(held: Path) -> None:
+async def test_grammars_of_appended_tools_are_compiled_first(held: Path) -> None:
     header = {"OpenAI-Beta": "slipring_rollout=v1"}
     search = {"type": "tool_search", "execution": "client"}
     async with shared() as server, server.connect(key="hers", headers=header, abandoned=True) as hers:

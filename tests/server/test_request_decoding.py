@@ -1,4 +1,4 @@
-"""Large requests: read in threads, in their order, and refused before they take long."""
+"""Large requests are decoded in a thread, in order, and refused early if they are too large."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from slipring.core.betas import NONE
+from slipring.core.ports import NO_BETAS
 from slipring.core.session import client_events
 from slipring.errors import ApiError
 from slipring.protocol import wire
@@ -34,18 +34,18 @@ def raw(name: str, value: str) -> bytes:
 
 
 def refusal(sent: bytes) -> ApiError:
-    """What is said about a frame, whichever way it is read."""
+    """The error of a frame, which is the same for both ways to decode it."""
     errors = []
     try:
-        asked = client_events.read(sent, NONE)
+        asked = client_events.read(sent, NO_BETAS)
         assert isinstance(asked, client_events.Create)
         _ = asked.error or asked.request.items
         errors.append(asked.error)
     except ApiError as error:
         errors.append(error)
-    ahead = client_events.read_ahead(sent, NONE)
+    ahead = client_events.read_ahead(sent, NO_BETAS)
     errors.append(
-        ahead.error or (ahead.asked.error if isinstance(ahead.asked, client_events.Create) else None)
+        ahead.error or (ahead.event.error if isinstance(ahead.event, client_events.Create) else None)
     )
     first, second = errors
     assert first is not None
@@ -67,7 +67,7 @@ def refusal(sent: bytes) -> ApiError:
         ("moderation", NESTED),
     ],
 )
-def test_fields_that_have_no_reason_to_be_large_are_not_decoded_if_they_are(name: str, value: str) -> None:
+def test_oversized_fields_are_refused_without_decoding(name: str, value: str) -> None:
     sent = raw(name, value)
     if name == "type":
         sent = f'{{"type":{value}}}'.encode()
@@ -77,9 +77,9 @@ def test_fields_that_have_no_reason_to_be_large_are_not_decoded_if_they_are(name
         assert error.message == f"Invalid '{name}': more than 65536 bytes."
 
 
-def test_such_a_field_may_be_as_long_as_the_bound() -> None:
+def test_a_field_of_the_maximum_size_is_accepted() -> None:
     fitting = '"' + "x" * (65_536 - 2) + '"'
-    asked = client_events.read(raw("prompt", fitting), NONE)
+    asked = client_events.read(raw("prompt", fitting), NO_BETAS)
     assert isinstance(asked, client_events.Create)
     assert asked.request.prompt == "x" * 65_534
     assert refusal(raw("prompt", fitting[:-1] + 'x"')).param == "prompt"
@@ -87,7 +87,7 @@ def test_such_a_field_may_be_as_long_as_the_bound() -> None:
 
 def test_a_frame_with_a_large_field_is_refused_on_its_lane() -> None:
     asked = client_events.read(
-        raw("metadata", json.dumps({str(number): "x" for number in range(20_000)})), NONE
+        raw("metadata", json.dumps({str(number): "x" for number in range(20_000)})), NO_BETAS
     )
     assert isinstance(asked, client_events.Create)
     assert asked.request.stream_id == "lane"
@@ -108,24 +108,24 @@ def test_a_large_choice_of_tools_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("size", [40, 400])
-def test_so_many_items_are_read(size: int) -> None:
+def test_the_number_of_items_is_limited(size: int) -> None:
     item = {**TINY, "content": "x" * size}
-    asked = client_events.read_ahead(frame(input=[item] * MOST_ITEMS), NONE).result()
+    asked = client_events.read_ahead(frame(input=[item] * MOST_ITEMS), NO_BETAS).result()
     assert isinstance(asked, client_events.Create)
     assert len(asked.request.items) == MOST_ITEMS
     error = refusal(frame(input=[item] * (MOST_ITEMS + 1)))
     assert (error.param, error.message) == ("input", f"Invalid 'input': more than {MOST_ITEMS} items.")
 
 
-def test_entries_that_are_no_items_are_refused_at_the_first() -> None:
+def test_the_first_invalid_item_is_refused() -> None:
     assert refusal(frame(input=[1] * 200_000)).param == "input[0]"
 
 
 @pytest.mark.parametrize(("kind", "field"), [("message", "content"), ("function_call_output", "output")])
-def test_so_many_parts_are_read(kind: str, field: str) -> None:
+def test_the_number_of_parts_is_limited(kind: str, field: str) -> None:
     fixed = {"role": "user"} if kind == "message" else {"call_id": "c"}
     item = {"type": kind, **fixed, field: [PART] * MOST_PARTS}
-    asked = client_events.read_ahead(frame(input=[item]), NONE).result()
+    asked = client_events.read_ahead(frame(input=[item]), NO_BETAS).result()
     assert isinstance(asked, client_events.Create)
     assert asked.error is None
     error = refusal(frame(input=[TINY, {**item, field: [PART] * (MOST_PARTS + 1)}]))
@@ -133,7 +133,7 @@ def test_so_many_parts_are_read(kind: str, field: str) -> None:
     assert error.message.endswith(f"more than {MOST_PARTS} parts.")
 
 
-async def test_so_many_tools_are_read() -> None:
+async def test_the_number_of_tools_is_limited() -> None:
     async with serve() as server:
         status, _ = await server.post(
             input="x", tools=[tool(n) for n in range(MOST_TOOLS)], tool_choice="none"
@@ -150,7 +150,7 @@ async def test_so_many_tools_are_read() -> None:
             assert (status, error["error"]["param"]) == (400, param)
 
 
-async def test_frames_are_answered_in_their_order_however_large_they_are() -> None:
+async def test_large_and_small_frames_are_answered_in_order() -> None:
     async with serve() as server, server.connect() as ws:
         await ws.create(input=LARGE)
         await ws.create(input=[TINY] * (MOST_ITEMS + 1))
@@ -165,7 +165,7 @@ async def test_frames_are_answered_in_their_order_however_large_they_are() -> No
         assert last["response"]["usage"]["input_tokens"] < 100
 
 
-async def test_large_bodies_are_read_by_every_endpoint() -> None:
+async def test_every_endpoint_accepts_large_bodies() -> None:
     many = [{"role": "user", "content": ""}] * (MOST_ITEMS + 1)
     large = [{**TINY, "content": LARGE}]
     async with serve() as server:
@@ -191,7 +191,7 @@ async def test_large_bodies_are_read_by_every_endpoint() -> None:
             assert (status, error["error"]["param"]) == (400, param), path
 
 
-async def test_an_input_that_is_far_too_long_is_not_counted() -> None:
+async def test_an_input_far_beyond_the_context_is_refused_without_counting() -> None:
     engine = "simulated:vocabulary=smollm2,context_tokens=1000"
     async with serve(engine=engine) as server:
         api = Api(server)

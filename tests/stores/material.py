@@ -14,7 +14,7 @@ from slipring.protocol.items import Item, user_message
 from slipring.protocol.responses import Response
 from slipring.protocol.tools import Toolset
 from slipring.stores.base import Key, RunEvent
-from tests.core.stage import function, node
+from tests.core.connection import function, node
 
 TOOLS = Toolset.read(Raw(wire.encode([function("add", description="Adds."), {"type": "web_search"}])))
 HEAD = Head(instructions="Be brief.\0Ünd höflich.", tools=TOOLS)

@@ -1,7 +1,7 @@
 """States that are kept in memory: counted once, and the oldest forgotten first."""
 
 from slipring.stores.recent_states import RecentStates
-from tests.core.stage import line, node
+from tests.core.connection import line, node
 
 
 def known(recent: RecentStates, *names: str) -> list[str]:

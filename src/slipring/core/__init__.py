@@ -1,1 +1,1 @@
-"""What happens: sessions, lanes, turns and the state of responses. Pure: no I/O, clock or randomness."""
+"""The protocol's state machine: sessions, lanes, turns and chains. Pure: no I/O, clock or randomness."""

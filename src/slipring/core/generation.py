@@ -1,8 +1,8 @@
-"""The contract with engines: what they are asked (``Job``) and what they answer (``Delta``).
+"""The interface between the core and engines: an engine runs a ``Job`` and yields ``Delta`` values.
 
-With the head, the only part of the core that engines import. A job gives the context as a chain with shared
-structure, so that an engine takes the view it can use and pays for the delta only: ``parent.position`` is
-whatever the engine left there when it finished the parent (a KV slot, an upstream id).
+Engines import this module, ``chain.head`` and ``limits`` from the core, and nothing else. A job contains its
+context as a linked chain of responses: an engine that kept its own state of the parent in
+``parent.position`` (a KV cache slot, an upstream id) processes the new items only.
 """
 
 from collections.abc import Iterator
@@ -19,19 +19,19 @@ from slipring.protocol.tools import Kind, Offer
 
 
 class Accepted(Struct):
-    """The engine has read the job and will do it: only now does the response come to be.
+    """The engine accepts the job; the response is created now.
 
-    What an engine raises before is a refusal of the request. An engine that has nothing to refuse may leave
-    this out: its first delta, whatever it is, says the same.
+    An error raised before this delta refuses the request. Optional: the first delta of any kind accepts.
     """
 
     rendered_tokens: int = 0
     fallback: str | None = None
-    """Why the whole context was rendered and not the delta alone."""
+    """Why the engine rendered the whole context instead of the new items only."""
     dropped_items: int = 0
+    """Oldest items left out so that the rest fits the context window."""
 
     def after(self, before: "Accepted") -> "Accepted":
-        """What is told of an answer that took an earlier job too."""
+        """The sum over this job and an earlier job of the same response."""
         return Accepted(
             self.rendered_tokens + before.rendered_tokens,
             self.fallback or before.fallback,
@@ -40,28 +40,28 @@ class Accepted(Struct):
 
 
 class Begun(Struct):
-    """The job has left the engine's queue. Optional."""
+    """The job has left the engine's queue and runs. Optional."""
 
 
 class Prefilled(Struct):
-    """The context has been read, and the first token is there, though it may say nothing yet. Optional."""
+    """The context is processed and the first token sampled, even if it yields no text yet. Optional."""
 
 
 class Text(Struct, gc=False):
-    """A piece of the answer."""
+    """A piece of the answer's text."""
 
     text: str
     logprobs: list[Logprob] = []
 
 
 class Annotated(Struct):
-    """Something about the answer so far, such as a source, as it stands in ``annotations``."""
+    """An annotation of the text so far, such as a source, in the JSON form of ``annotations``."""
 
     annotation: Raw
 
 
 class Refused(Struct):
-    """A piece of a refusal."""
+    """A piece of the text with which the model refuses."""
 
     text: str
 
@@ -73,14 +73,14 @@ class Thought(Struct):
 
 
 class ThoughtSummary(Struct):
-    """A piece of a reasoning summary; ``index`` counts the summary's parts."""
+    """A piece of a reasoning summary; ``index`` is the summary part that it belongs to."""
 
     text: str
     index: int = 0
 
 
 class CallStarted(Struct):
-    """The model begins to call a tool. Its arguments follow as ``CallArguments``."""
+    """A tool call begins. Its arguments follow as ``CallArguments``."""
 
     kind: Kind
     name: str
@@ -88,25 +88,25 @@ class CallStarted(Struct):
 
 
 class CallArguments(Struct, gc=False):
-    """A piece of the JSON arguments of a function or a search, or of a custom tool's free-form input."""
+    """A piece of the JSON arguments of a function or tool search, or of a custom tool's input."""
 
     text: str
 
 
 class Finished(Struct):
-    """The last delta of every job, warmups included."""
+    """The last delta of every job, including warmups."""
 
     reason: Literal["stop", "max_output_tokens", "content_filter", "steered", "broken_off"]
-    """Engines know all but the last."""
+    """``broken_off`` is set by the core only, for a rollout whose step was cancelled."""
     input_tokens: int
     cached_tokens: int
     output_tokens: int
     reasoning_tokens: int = 0
     position: "Position | None" = None
-    """Where the engine's own state of this context lives; handed back as ``parent.position``."""
+    """The engine's state of the context, passed back as ``parent.position`` to a continuation."""
 
     def after(self, spent: "Finished") -> "Finished":
-        """The end of an answer that took an earlier job too, with the tokens of both."""
+        """The same end, with the tokens of an earlier job of the same response added."""
         return structs.replace(
             self,
             input_tokens=spent.input_tokens + self.input_tokens,
@@ -132,7 +132,7 @@ Delta = (
 
 
 class Capabilities(Struct, frozen=True):
-    """What an engine can honour. The core asks, and refuses the rest by name before the engine sees it."""
+    """Optional features of a model. The core refuses requests that need a missing one."""
 
     logprobs: bool = False
     images: bool = False
@@ -140,7 +140,7 @@ class Capabilities(Struct, frozen=True):
 
 
 class Defaults(Struct, frozen=True):
-    """What a model is asked for where a request says nothing."""
+    """A model's values for settings that a request leaves out."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -156,21 +156,21 @@ class Model(Struct, frozen=True):
     capabilities: Capabilities
     created: int = 0
     own_name: str = ""
-    """What its engine calls it, where that is another name."""
+    """The engine's own name for the model, if different."""
     defaults: Defaults = Defaults()
     context_tokens: int | None = None
-    """How much it can read at once, where its engine knows."""
+    """Size of the context window; None if the engine does not know it."""
 
 
 class Models(Protocol):
-    """Where models are looked up."""
+    """Looks up models by name."""
 
     def find(self, name: str | None) -> Model:
-        """The model of this name, the default one for None, or ``ModelNotFound``."""
+        """The model of this name, or the default model for None. Raises ``ModelNotFound``."""
 
 
 class Settings(Struct, frozen=True):
-    """How an answer is to be made."""
+    """Sampling, output format and tool-call settings of a job."""
 
     format: TextFormat = TEXT
     max_output_tokens: int | None = None
@@ -188,19 +188,20 @@ class Settings(Struct, frozen=True):
 
 
 class Stop:
-    """Asks an engine to end an answer before its end."""
+    """Lets the core ask a running engine to end its answer early."""
 
     __slots__ = ("asked",)
 
     def __init__(self) -> None:
         self.asked = False
-        """Looked at between tokens. While it is set, an engine ends the answer where no thought and no call
-        of it is half said, with a ``Finished`` whose reason is ``steered`` and whose position is right behind
-        what has been said. It may be taken back. An engine that cannot end an answer says all of it."""
+        """The engine checks this between tokens. While it is true, the engine ends the answer as soon as no
+        reasoning and no call is incomplete, with a ``Finished`` whose reason is ``steered`` and whose
+        position covers the text so far. The core may reset it to false. An engine that cannot end early
+        completes the answer."""
 
 
 class Job(Struct, frozen=True):
-    """One generation, or with ``generate`` false the preparation of one."""
+    """One generation; with ``generate`` false, a warmup that only prepares the context."""
 
     response_id: str
     tenant: str
@@ -212,13 +213,14 @@ class Job(Struct, frozen=True):
     settings: Settings
     generate: bool = True
     fork: bool = False
-    """Whether another lane will go on from the parent too: what the engine holds for it is to stay there."""
+    """Whether the parent belongs to another lane, which may continue it too: the engine must keep the state
+    that it holds for the parent."""
     cache_key: str | None = None
-    """The client's `prompt_cache_key`: jobs that share one are likely to share a beginning."""
+    """The client's ``prompt_cache_key``: jobs with the same key are likely to share a prefix."""
     stop: Stop = field(default_factory=Stop)
 
     def context(self) -> Iterator[Item]:
-        """All items, oldest first. Costs the whole history: for engines that must, and on misses."""
+        """All items of the context, oldest first. Walks the whole history: prefer ``parent.position``."""
         if self.parent is not None:
             yield from self.parent.context()
         yield from self.input

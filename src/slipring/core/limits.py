@@ -1,7 +1,7 @@
-"""The limits of a server, a connection or a tenant, in one object.
+"""All limits of a server, its connections and its tenants.
 
-A limit has a name that ends with its unit, a default and a description. Flags, environment variables, TOML
-keys and the configuration page are derived from these fields. Zero means "no limit" only where the
+Each field has its unit in its name, a default and a description. Command-line flags, environment variables,
+TOML keys and the configuration page are generated from these fields. Zero means "no limit" only where the
 description says so.
 """
 
@@ -18,7 +18,7 @@ def _limit(default: float, description: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one server. Immutable, so that all sessions can share it."""
+    """The limits of one server. Immutable, so that all sessions share one object."""
 
     max_frame_bytes: int = _limit(
         16 * _MIB, "largest WebSocket message or HTTP body; a larger message closes the connection with 1009"

@@ -1,6 +1,7 @@
-"""What the core cannot do by itself, or shares between sessions, handed in.
+"""Injected dependencies: id minting, clock, encryption, the ledger of request bytes.
 
-Ids are drawn, time is read and seals are made elsewhere; the bytes of requests are counted over all sessions.
+The core itself reads no clock and draws no random numbers. Also here: the API extensions that a client
+enables when it connects.
 """
 
 from collections.abc import Callable
@@ -9,18 +10,33 @@ from msgspec import Struct
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.sealed_items import Seal
-from slipring.core.turn.stages import Clock
 
 Mint = Callable[[str], str]
-"""Makes a new id with a prefix: ``mint("call")`` → ``call_…``."""
+"""Returns a new id with a prefix: ``mint("call")`` → ``call_…``."""
+Clock = Callable[[], float]
+"""Returns seconds of a monotonic clock."""
 
 
-class Means(Struct, frozen=True):
-    """The same for all sessions of a server."""
+class Ports(Struct, frozen=True):
+    """The dependencies that all sessions of a server share."""
 
     mint: Mint
     clock: Clock
-    """Stops the stages of turns."""
+    """Times the stages of turns."""
     seal: Seal
     requests: Ledger
-    """The bytes of requests that wait or run."""
+    """Counts the bytes of requests that wait or run."""
+
+
+class Betas(Struct, frozen=True):
+    """API extensions that a client enabled for its connection."""
+
+    timing: bool = False
+    """Send a ``slipring.timing`` event after each response."""
+    rollout: bool = False
+    """Accept ``rollout`` in ``response.create``, and ``response.append`` events."""
+    inject: bool = False
+    """Accept ``response.inject`` events."""
+
+
+NO_BETAS = Betas()

@@ -1,8 +1,7 @@
-"""What an engine is.
+"""The interface of engines.
 
-Engines differ in how much of the work they leave to us, and ``Level`` says how much: a *tokens* engine is
-sent token ids, a *messages* engine chat messages, an *items* engine the items themselves. Whatever the level,
-the job is the same and so are the deltas: each engine takes from the job the view of the context it can use.
+``Level`` says what an engine is sent: token ids, chat messages, or the items of the API. Jobs and deltas are
+the same at every level; an engine takes from the job the form of the context that it needs.
 """
 
 from abc import ABC, abstractmethod
@@ -27,51 +26,54 @@ class Level(Enum):
 
 
 class Engine(ABC):
-    """Makes responses. One engine serves many connections; every method is called on the event loop.
+    """Generates responses. One engine serves many connections; every method is called on the event loop.
 
-    Whatever an engine remembers between jobs belongs to ``job.tenant``: neither counts nor times may tell one
-    tenant what another has sent.
+    Constructors do no network I/O: ``start`` connects and asks. What an engine caches between jobs belongs to
+    ``job.tenant``: neither counts nor response times may reveal to one tenant what another has sent.
     """
 
     name: str
     level: Level
     compiler: Compiler = IN_THREAD
-    """Compiles what clients define. A server gives its own, which is bounded."""
+    """Compiles grammars and schemas of clients. The server replaces it by its own, which is bounded."""
     tokenizing = Tokenizing(Limits())
-    """Where long contexts are tokenized. A server gives all of its engines one of its own."""
+    """Tokenizes long contexts in threads. The server replaces it by one that all its engines share."""
 
     @property
     def trouble(self) -> str | None:
-        """Why it cannot work just now, in words for whoever looks after it; None while it can."""
+        """Why the engine cannot generate at present, for operators; None if it can."""
         return None
 
     async def start(self) -> None:
-        """Get ready. Raises ``StartupError`` with one line for the operator when that cannot be."""
+        """Connect, load, and find out which models there are, without blocking the event loop.
+
+        Raises ``StartupError`` with one line for the operator. ``close`` is called also after a failed start.
+        """
         return
 
     async def close(self) -> None:
-        """Let go of everything that ``start`` took."""
+        """Release everything that ``start`` acquired."""
         return
 
     @abstractmethod
     def models(self) -> Sequence[Model]:
-        """The models it serves, the default one first."""
+        """The models it serves, the default one first. Complete once the engine has started."""
 
     @abstractmethod
     def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
-        """Run a job, yielding batches of deltas; the first accepts the job, the very last is ``Finished``.
+        """Run a job and yield batches of deltas; the first accepts the job, the very last is ``Finished``.
 
         A job with ``generate`` false is a warmup: prepare the context as far as the engine can, then yield
-        ``Finished``. Raise an ``ApiError`` to fail the response with its message. When the generator is
-        closed early, nobody wants the rest: stop and free what the job used, at once.
+        ``Finished``. Raise an ``ApiError`` to fail the response with its message. Closing the generator early
+        cancels the job: stop and free what it used at once.
         """
 
     async def count(self, job: Job, enough: int | None = None) -> int:
-        """The tokens of a job's prompt, without doing the job. With ``enough``, any number from there on says
-        that there are more; without, a context that is far too long may be refused.
+        """Count the tokens of a job's prompt without generating.
 
-        As it stands, by a warmup: engines that know a cheaper way take that. An engine that cannot count says
-        in its documentation that it guesses.
+        With ``enough``, any result from there on means "at least so many"; without, a context that is far too
+        long may be refused. This default runs a warmup; engines that can count cheaper override it. An engine
+        that cannot count says in its documentation that it estimates.
         """
         async with aclosing(self.generate(structs.replace(job, generate=False))) as batches:
             async for deltas in batches:

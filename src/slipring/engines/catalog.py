@@ -1,11 +1,12 @@
-"""Which engines there are, and which model is served by which.
+"""The engines that exist, by kind, and the catalog of models that a server offers.
 
-An engine is named as ``KIND`` or ``KIND:REST``. Modules load only when they are chosen, so that an engine's
-dependencies are needed only by those who use it.
+An engine is named as ``KIND`` or ``KIND:OPTIONS``. Its modules are imported only when it is chosen, so that
+its dependencies need not be installed otherwise.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
@@ -14,6 +15,9 @@ from slipring.engines.base import Engine
 from slipring.engines.sharing import Borrowed, Owner
 from slipring.errors import ModelNotFound, StartupError
 from slipring.spelling import suggestion
+
+if TYPE_CHECKING:
+    from slipring.prompts.rendering_codec import RenderedPositions
 
 
 def _simulated(rest: str) -> Engine:
@@ -31,10 +35,12 @@ def _llama(rest: str) -> Engine:
 def _llama_owner(rest: str, users: int) -> Owner:
     from slipring.engines.llama.models import locate
     from slipring.engines.llama.options import read_options
-    from slipring.engines.llama.owners import Elsewhere, Embedded
+    from slipring.engines.llama.owners import Embedded, ExternalOwner
 
     options = read_options(rest)
-    return Elsewhere(options, users) if options.is_elsewhere else Embedded(options, *locate(options), users)
+    if options.is_elsewhere:
+        return ExternalOwner(options, users)
+    return Embedded(options, *locate(options), users)
 
 
 def _borrowing_llama(rest: str, borrowed: Borrowed) -> Engine:
@@ -79,10 +85,10 @@ KINDS: dict[str, Callable[[str], Engine]] = {
 
 OWNERS: dict[str, Callable[[str, int], Owner]] = {"llama": _llama_owner}
 BORROWERS: dict[str, Callable[[str, Borrowed], Engine]] = {"llama": _borrowing_llama}
-"""Engines that processes cannot use side by side without an order among them."""
+"""Engines that several worker processes share: one owner divides them among the borrowers."""
 
 EXTRAS = {"sglang": "tokens", "simulated": "tokens", "vllm": "tokens"}
-"""What an engine's dependencies are installed by, where it is not its own name."""
+"""The extra that installs an engine's dependencies, where it is not called like the engine."""
 
 _WITHOUT_A_MODEL = (
     "; llama is the default engine. To test clients without a model: --engine simulated, which only generates"
@@ -91,33 +97,34 @@ _WITHOUT_A_MODEL = (
 
 
 def open_engine(spec: str) -> Engine:
-    """Make the engine that ``spec`` names. It is not started yet."""
+    """Make the engine that ``spec`` names, without starting it. Raises ``StartupError``."""
     kind, _, rest = spec.partition(":")
     make = KINDS.get(kind)
     if make is None:
         hint = suggestion(kind, KINDS)
         raise StartupError(f"--engine {spec}: unknown engine '{kind}'{hint} (known: {', '.join(KINDS)})")
-    with _needing(kind):
+    with _missing_packages(kind):
         return make(rest)
 
 
 def open_owner(spec: str, users: int) -> Owner | None:
-    """Make what one process keeps for all ``users`` of an engine, where the engine has such a part."""
+    """Make the owner of an engine that ``users`` workers share; None for engines that each worker opens."""
     kind, _, rest = spec.partition(":")
     if kind not in OWNERS:
         return None
-    with _needing(kind):
+    with _missing_packages(kind):
         return OWNERS[kind](rest, users)
 
 
 def borrow_engine(spec: str, borrowed: Borrowed) -> Engine:
-    """Make the engine that ``spec`` names, with the part of it that another process keeps for all."""
+    """Make a worker's engine on top of the share that another process owns."""
     kind, _, rest = spec.partition(":")
     return BORROWERS[kind](rest, borrowed)
 
 
 @contextmanager
-def _needing(kind: str) -> Iterator[None]:
+def _missing_packages(kind: str) -> Iterator[None]:
+    """Raise a missing dependency as a ``StartupError`` that says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -127,47 +134,63 @@ def _needing(kind: str) -> Iterator[None]:
 
 
 class Entry(Struct, frozen=True):
-    """A model as it is configured."""
+    """A configured model."""
 
     name: str
     engine: str
     own_name: str = ""
     """The engine's own name for it; empty: the engine's first model."""
     aliases: tuple[str, ...] = ()
-    defaults: Defaults = Defaults()
+    defaults: Defaults | None = None
+    """None: the engine's own."""
 
 
 class Catalog:
-    """The models that clients can name, and the engine behind each."""
+    """The models that clients can name, and the engine that serves each. Owns the engines.
 
-    def __init__(self, served: Iterable[tuple[Model, Engine]], aliases: dict[str, str] | None = None) -> None:
-        """Models with their engines, the default one first; ``aliases`` are further names for them."""
-        self._served = {model.name: (model, engine) for model, engine in served}
-        self.aliases = aliases or {}
-        self._default = next(iter(self._served))
+    Engines are opened by the constructors below, which do no network I/O. ``start`` starts them and looks up
+    their models; until then the catalog has engines and no models.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine], entries: Sequence[Entry] = ()) -> None:
+        """``engines`` by the names that entries use. Without entries, all models of all engines are served
+        under their own names. The first model is the default."""
+        self._engines = engines
+        self._entries = entries
+        self.aliases = {alias: entry.name for entry in entries for alias in entry.aliases}
+        self._served: dict[str, tuple[Model, Engine]] = {}
 
     @classmethod
     def of_engine(cls, engine: Engine, names: Sequence[str] = ()) -> "Catalog":
         """All models of one engine; with ``names``, its default model under these names instead."""
-        served = list(engine.models())
-        if names:
-            served = [_renamed(served[0], name) for name in names]
-        return cls((model, engine) for model in served)
+        return cls({engine.name: engine}, [Entry(name, engine.name) for name in names])
 
     @classmethod
     def of_entries(
         cls, entries: Sequence[Entry], open_by_name: Callable[[str], Engine] = open_engine
     ) -> "Catalog":
         """The models of a configuration; entries that name the same engine share it."""
-        engines: dict[str, Engine] = {}
-        served = []
-        for entry in entries:
-            if entry.engine not in engines:
-                engines[entry.engine] = open_by_name(entry.engine)
-            engine = engines[entry.engine]
-            model = _renamed(_own_model(engine, entry), entry.name)
-            served.append((structs.replace(model, defaults=entry.defaults), engine))
-        return cls(served, {alias: entry.name for entry in entries for alias in entry.aliases})
+        names = dict.fromkeys(entry.engine for entry in entries)
+        return cls({name: open_by_name(name) for name in names}, entries)
+
+    async def start(self) -> None:
+        """Start every engine, then look up the models. Raises ``StartupError``."""
+        for engine in self.engines:
+            await engine.start()
+        self.look_up_models()
+
+    def look_up_models(self) -> None:
+        """Match entries with the models of the engines. Raises ``StartupError`` if one does not exist."""
+        if self._entries:
+            served = [(self._configured(entry), self._engines[entry.engine]) for entry in self._entries]
+        else:
+            served = [(model, engine) for engine in self.engines for model in engine.models()]
+        self._served = {model.name: (model, engine) for model, engine in served}
+
+    def _configured(self, entry: Entry) -> Model:
+        model = _own_model(self._engines[entry.engine], entry)
+        renamed = structs.replace(model, name=entry.name, own_name=model.own_name or model.name)
+        return renamed if entry.defaults is None else structs.replace(renamed, defaults=entry.defaults)
 
     def __iter__(self) -> Iterator[Model]:
         return (model for model, _ in self._served.values())
@@ -175,10 +198,11 @@ class Catalog:
     @property
     def engines(self) -> list[Engine]:
         """Every engine once."""
-        return list(dict.fromkeys(engine for _, engine in self._served.values()))
+        return list(self._engines.values())
 
     def find(self, name: str | None) -> Model:
-        wanted = self._default if name is None else self.aliases.get(name, name)
+        """The model of this name or alias, the default one for None. Raises ``ModelNotFound``."""
+        wanted = next(iter(self._served)) if name is None else self.aliases.get(name, name)
         if wanted not in self._served:
             raise ModelNotFound(wanted, [*self._served, *self.aliases])
         return self._served[wanted][0]
@@ -200,5 +224,11 @@ def _own_model(engine: Engine, entry: Entry) -> Model:
     return models[entry.own_name]
 
 
-def _renamed(model: Model, name: str) -> Model:
-    return structs.replace(model, name=name, own_name=model.own_name or model.name)
+def position_codec() -> "RenderedPositions | None":
+    """Encodes the positions that token engines leave with responses, for stores and peers; None if the
+    packages that token engines need are not installed, so that no engine leaves any."""
+    try:
+        from slipring.prompts.rendering_codec import RenderedPositions
+    except ModuleNotFoundError:
+        return None
+    return RenderedPositions()

@@ -1,7 +1,7 @@
-"""Options of engines: ``KIND:name=value,…`` read into a dataclass that says what each option is.
+"""Options of engines: parses ``KIND:name=value,…`` into a dataclass.
 
-An option is a field made by ``option``; its type, its default, its least value and its sentence are all there
-is to know about it. Whatever cannot be used is told in one line.
+An option is a field made by ``option``, with its type, default, least value and a sentence for the reference.
+Errors are ``StartupError`` with one line.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ def option(default: object, meaning: str, *, least: int = 0) -> Any:
 
 
 def read_pairs(kind: str, options: type[T], pairs: list[str]) -> dict[str, Any]:
-    """The values that ``name=value`` pairs give to the fields of an options dataclass."""
+    """Parse ``name=value`` pairs into values for the fields of an options dataclass."""
     fields = {field.name: field for field in _options_of(options)}
     values: dict[str, Any] = {}
     for pair in filter(None, pairs):
@@ -35,7 +35,7 @@ def read_pairs(kind: str, options: type[T], pairs: list[str]) -> dict[str, Any]:
 
 
 def reference(options: type[Any]) -> str:
-    """The options as a Markdown table, for the page that explains them."""
+    """The options as a Markdown table, for docs/engines.md."""
     rows = [
         f"| `{field.name}` | {_shown(field.default)} | {field.metadata['help']} |"
         for field in _options_of(options)

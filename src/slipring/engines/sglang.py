@@ -1,6 +1,6 @@
-"""The sglang engine: an SGLang server elsewhere, by token ids over its native ``/generate``."""
+"""The sglang engine: sends token ids to an SGLang server's native ``/generate``."""
 
-import urllib.error
+import asyncio
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.constraint import Constraint
-from slipring.engines.remote.body_splicing import spliced
-from slipring.engines.remote.upstream import tenant_salt
+from slipring.engines.remote.http_client import BadStatus, HttpFailure, spliced
+from slipring.engines.remote.upstream import startup_errors, tenant_salt
 from slipring.engines.tokens.renderers import Manner, read_tokenizer
 from slipring.engines.tokens.token_answer import Piece, sampling
 from slipring.engines.tokens.token_server import (
@@ -29,38 +29,38 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
 
-_TOLD_BY = ("/model_info", "/get_model_info")
+_MODEL_INFO = ("/model_info", "/get_model_info")
 """The newer name, and that of older servers."""
-_BOUNDED_BY = ("/server_info", "/get_server_info")
+_SERVER_INFO = ("/server_info", "/get_server_info")
 
 
 class SglangEngine(TokenServer):
-    """A model in SGLang."""
+    """An SGLang server and its model."""
 
     name = "sglang"
     maker = "an SGLang server"
     spared = 6
 
-    def find_vocabulary(self) -> tuple[Vocabulary, Manner]:
+    async def find_vocabulary(self) -> tuple[Vocabulary, Manner]:
         path = self.options.tokenizer
         if not path:
-            path = next(filter(None, map(self._told_path, _TOLD_BY)), "")
-            if not path or not Path(path).is_dir():
+            path = await self._server_tokenizer()
+            if not path or not await asyncio.to_thread(Path(path).is_dir):
                 where = f"the server's is {path}, which is not here" if path else "the server names none"
                 raise StartupError(f"--engine sglang: name the model's tokenizer with tokenizer= ({where})")
-        return read_tokenizer(self.name, path)
+        return await asyncio.to_thread(read_tokenizer, self.name, path)
 
-    def choose_model(self, told: Any) -> Served:
-        served = super().choose_model(told)
+    async def choose_model(self, listed: Any) -> Served:
+        served = await super().choose_model(listed)
         if self.options.context:
             return served
-        # A cache that is smaller than the context bounds it, too. What is told is how long a prompt may be.
-        prompt = next(filter(None, map(self._told_bound, _BOUNDED_BY)), served.context)
-        return served._replace(context=min(served.context, prompt + self.spared))
+        # A cache smaller than the model's context limits it as well. The server gives the longest prompt.
+        longest = await self._longest_prompt() or served.context
+        return served._replace(context=min(served.context, longest + self.spared))
 
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         settings = job.settings
-        # Prompt and answer have to be shorter than the context, not just as long.
+        # SGLang refuses a prompt and answer that together fill the context.
         most = max(self.served.context - sent.total - 1, 1)
         sampling: dict[str, Any] = {
             "max_new_tokens": min(limit, most),
@@ -70,7 +70,7 @@ class SglangEngine(TokenServer):
         }
         if constraint is not None:
             sampling["ebnf" if constraint.kind == "grammar" else "json_schema"] = constraint.text
-        # Caches of prefixes are kept apart by the extra key.
+        # The extra key separates tenants in the prefix cache.
         body: dict[str, Any] = {
             "stream": True,
             "sampling_params": sampling,
@@ -82,22 +82,28 @@ class SglangEngine(TokenServer):
         headers = self._upstream.affinity_headers(job)
         return Request("/generate", pieces, headers, partial(_Reader, self))
 
-    def _told_bound(self, question: str) -> int:
-        try:
-            return int(self.ask(question).get("max_req_input_len") or 0)
-        except (OSError, ValueError, AttributeError, TypeError):
-            return 0  # a gateway before it may not know the path
+    async def _longest_prompt(self) -> int:
+        """The tokens of the longest prompt that the server takes; 0 if it does not say."""
+        for path in _SERVER_INFO:
+            try:
+                longest = int((await self.query(path)).get("max_req_input_len") or 0)
+            except (HttpFailure, ValueError, AttributeError, TypeError):
+                continue  # a gateway in front of the server may not know the path
+            if longest:
+                return longest
+        return 0
 
-    def _told_path(self, question: str) -> str:
-        def read(told: dict[str, Any]) -> str:
-            return str(told.get("tokenizer_path") or told.get("model_path") or "")
-
-        try:
-            return read(self.ask(question))
-        except urllib.error.HTTPError:
-            return ""
-        except (OSError, ValueError, AttributeError):
-            return self.ask_at_start(question, read)
+    async def _server_tokenizer(self) -> str:
+        """Where the server has loaded its tokenizer from; empty if it does not say."""
+        for path in _MODEL_INFO:
+            with startup_errors(self.name, self.options.url, self.maker):
+                try:
+                    info = await self.query(path)
+                except BadStatus:
+                    continue
+                if found := str(info.get("tokenizer_path") or info.get("model_path") or ""):
+                    return found
+        return ""
 
 
 def _sampling(settings: Settings) -> dict[str, Any]:
@@ -108,7 +114,7 @@ def _sampling(settings: Settings) -> dict[str, Any]:
 
 
 _Likely = tuple[float | None, int, str | None]
-"""Logprob, id, and the text if it was asked for."""
+"""Logprob, id, and the text if it was requested."""
 
 
 class _Reason(Struct):
@@ -136,7 +142,7 @@ _chunk = msgspec.json.Decoder(_Chunk)
 
 
 class _Reader(Reader):
-    """Reads a stream whose chunks tell everything so far, or only what is new, as the server was started."""
+    """Parses a stream whose chunks hold all ids so far, or only new ones, depending on the server's flags."""
 
     def __init__(self, engine: SglangEngine) -> None:
         self._engine = engine
@@ -145,21 +151,21 @@ class _Reader(Reader):
     def read(self, payload: bytes) -> Piece:
         chunk = _chunk.decode(payload)
         if chunk.error is not None:
-            # Within a stream it tells only of requests that it refuses; older versions without a code.
+            # Errors within a stream are refused requests; older versions give no code.
             raise failure(chunk.error, 400 if chunk.error.code is None else None)
-        meta, told = chunk.meta_info, chunk.output_ids
+        meta, sent = chunk.meta_info, chunk.output_ids
         if meta is None:
             raise ServerError("The engine's answer cannot be read.")
         reason = meta.finish_reason
         if reason is not None and reason.type == "abort":
             raise failure(Fault(reason.message), reason.status_code)
-        if told is None:
-            raise ServerError("The engine does not name its tokens: SGLang 0.5 or newer is needed.")
-        # Fewer than there are in all: only what is new.
-        ids = told if len(told) < meta.completion_tokens else told[self._seen :]
+        if sent is None:
+            raise ServerError("The engine does not return token ids: SGLang 0.5 or newer is needed.")
+        # Fewer than the total: only new ids.
+        ids = sent if len(sent) < meta.completion_tokens else sent[self._seen :]
         self._seen += len(ids)
         if self._seen < meta.completion_tokens:
-            # Up to 0.5.9, servers that tell only what is new may leave out some of it.
+            # Up to 0.5.9, servers that send only new ids may leave out some.
             raise ServerError("The engine has lost tokens of its answer.")
         piece = Piece(ids, cached_tokens=meta.cached_tokens)
         if meta.output_token_logprobs and ids:
@@ -170,7 +176,7 @@ class _Reader(Reader):
         return piece
 
     def _logprobs(self, meta: _Meta, count: int) -> list[Logprob]:
-        # The last ones are the new ones, however many came again.
+        # The new ones come last, after any that are sent again.
         chosen = meta.output_token_logprobs[-count:]
         likely = meta.output_top_logprobs[-count:] or [None] * count
         if not len(chosen) == len(likely) == count:

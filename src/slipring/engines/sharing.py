@@ -1,8 +1,8 @@
-"""An engine that one process runs and several use.
+"""Engines that one process owns and several workers use.
 
-The process that runs it is its *owner*. Each user gets a share: places in the engine and room for files that
-are nobody else's, so that users need not know of each other. This module owns what a share is and how a user
-finds the engine. It must not know what kind of engine it is, nor how owner and users talk.
+The owner gives each user a share: slots of the engine and room for files that no other user touches, so that
+users need not know of each other. This module defines shares and how a user follows the engine's address. It
+knows neither the kind of engine nor how owner and users communicate.
 """
 
 import asyncio
@@ -15,44 +15,44 @@ from slipring.errors import Unavailable
 
 
 class Share(Struct, frozen=True):
-    """What one user may use of an engine."""
+    """The part of an engine that one user may use."""
 
     slots: tuple[int, ...]
-    """The numbers of its places."""
+    """The numbers of its slots."""
     saved_bytes: int
-    """How much its files may take."""
+    """The total size of its files."""
     directory: str = ""
-    """Where its files are, if they are its to remove."""
+    """Where its files are, if the user may remove them."""
     mark: str = ""
-    """Begins the names of its files. The owner finds them by it when their user has died."""
+    """Prefix of its file names, by which the owner finds the files of a user that has died."""
 
 
 class Owner(Protocol):
-    """The process's hold on an engine that it runs for others."""
+    """Runs an engine for several users and divides it among them."""
 
     key: str
 
     @property
     def address(self) -> str | None:
-        """Where the engine is; None while it is not there."""
+        """The engine's URL; None while it is down."""
 
     async def start(self, on_move: Callable[[], None]) -> None:
-        """Run it. ``on_move`` is told when its address has changed, to be None first of all."""
+        """Run it. ``on_move`` is called when the address changes: to None first, then to the new one."""
 
     async def close(self) -> None: ...
 
     def share(self, number: int) -> Share:
-        """The share of a user who begins with nothing; what an earlier one with this number left goes."""
+        """The share of a new user; removes the files that an earlier user with this number left."""
 
     def suspect(self, url: str) -> None:
-        """A user has waited for too long at this address."""
+        """Report that the engine at this address has not answered a user for too long."""
 
 
 class Borrowed:
-    """An engine of another process, as one of its users sees it."""
+    """One user's view of an engine that another process owns."""
 
     def __init__(self, share: Share, key: str, on_suspicion: Callable[[str], None]) -> None:
-        """``on_suspicion`` tells the owner at which address the engine does not answer."""
+        """``on_suspicion`` is called with the address at which the engine does not answer."""
         self.share = share
         self.key = key
         self._on_suspicion = on_suspicion
@@ -71,12 +71,12 @@ class Borrowed:
         return "the shared engine is starting again" if self._url is None else None
 
     def suspect(self) -> None:
-        """It is its owner's to end."""
+        """Report to the owner, which may restart the engine."""
         if self._url is not None:
             self._on_suspicion(self._url)
 
     def move(self, url: str | None) -> None:
-        """The owner tells where the engine is now. At another address nothing is left of what it held."""
+        """Set the address that the owner reports. A new address means that the engine has lost its slots."""
         if self._url not in (None, url) and self._on_loss is not None:
             self._on_loss()
         self._url = url
@@ -86,7 +86,7 @@ class Borrowed:
             self._is_there.set()
 
     async def start(self, on_loss: Callable[[], None]) -> None:
-        """Wait until it is there: a user may begin while its owner is just starting it again."""
+        """Wait until there is an address: the owner may be restarting the engine."""
         self._on_loss = on_loss
         await self._is_there.wait()
 

@@ -1,9 +1,10 @@
-"""The vllm engine: a vLLM server elsewhere, by token ids over ``/v1/completions``.
+"""The vllm engine: sends token ids to a vLLM server's ``/v1/completions``.
 
-Without a tokenizer of the model at hand, text is tokenized by the server, and only ever what is new.
+Without a local tokenizer of the model the server's ``/tokenize`` is used, only for text that is new.
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -12,8 +13,7 @@ from msgspec import Raw, Struct
 
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.constraint import Constraint
-from slipring.engines.remote.body_splicing import spliced
-from slipring.engines.remote.startup_queries import ask
+from slipring.engines.remote.http_client import HttpFailure, spliced
 from slipring.engines.remote.upstream import tenant_salt
 from slipring.engines.tokens.remote_vocabulary import MARKS, AskedVocabulary, apart, starts_of, tokenizing
 from slipring.engines.tokens.renderers import Manner, read_tokenizer
@@ -34,29 +34,29 @@ from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
 
 _OLDEST = "0.11"
-"""Names the ids it emits, and knows ``structured_outputs``."""
+"""The oldest version that returns the ids it emits and takes ``structured_outputs``."""
 _AS_ID = "token_id:"
 _USUAL = ("<s>", "</s>", "<unk>", "<pad>", "<bos>", "<eos>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _BARRED = r"<\|[^<>|\s]{1,60}\|>"
-"""How control tokens are spelled in most vocabularies, whether or not they are known by name."""
+"""How most vocabularies spell control tokens. Text of this form is never tokenized as one."""
 
 
 class VllmEngine(TokenServer):
-    """A model in vLLM."""
+    """A vLLM server and its model."""
 
     name = "vllm"
     maker = "a vLLM server"
 
-    def find_vocabulary(self) -> tuple[Vocabulary, Manner]:
+    async def find_vocabulary(self) -> tuple[Vocabulary, Manner]:
         options = self.options
         if options.tokenizer:
-            tokenizer, manner = read_tokenizer(self.name, options.tokenizer)
-            # What a file alone does not tell, the server may.
-            return tokenizer, manner if manner.template or options.dialect else self._told_manner()
-        manner = self._told_manner()
-        vocabulary = VllmVocabulary(options.url, self._key, self.served)
+            tokenizer, manner = await asyncio.to_thread(read_tokenizer, self.name, options.tokenizer)
+            # A file without a template: the server may have it.
+            return tokenizer, manner if manner.template or options.dialect else await self._server_template()
+        manner = await self._server_template()
+        vocabulary = VllmVocabulary(self._upstream.client.query_from_thread, self.served)
         try:
-            vocabulary.learn_control({*manner.token_names(), *_USUAL, *MARKS})
+            await asyncio.to_thread(vocabulary.learn_control, {*manner.token_names(), *_USUAL, *MARKS})
         except Unavailable:
             raise StartupError(
                 f"--engine vllm: {options.url} does not tokenize; name the model's tokenizer with tokenizer="
@@ -81,17 +81,18 @@ class VllmEngine(TokenServer):
             body |= {"logprobs": job.settings.top_logprobs, "return_tokens_as_token_ids": is_local}
         if constraint is not None:
             is_grammar = constraint.kind == "grammar"
-            told = {"grammar": constraint.text} if is_grammar else {"json": Raw(constraint.text)}
-            body["structured_outputs"] = told
+            body["structured_outputs"] = (
+                {"grammar": constraint.text} if is_grammar else {"json": Raw(constraint.text)}
+            )
         pieces = spliced(b'{"prompt":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
         return Request("/v1/completions", pieces, headers, partial(_Reader, self, job.settings.top_logprobs))
 
-    def _told_manner(self) -> Manner:
-        """What the server tells about the model's template, if it was started so that it does."""
+    async def _server_template(self) -> Manner:
+        """The model's template as the server returns it; empty if its ``/tokenizer_info`` is not enabled."""
         try:
-            return Manner.of(self.ask("/tokenizer_info"))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return Manner.of(await self.query("/tokenizer_info"))
+        except (HttpFailure, ValueError, LookupError, TypeError, AttributeError):
             return Manner()
 
 
@@ -134,7 +135,7 @@ _chunk = msgspec.json.Decoder(_Chunk)
 
 
 class _Reader(Reader):
-    """Reads a streamed completion."""
+    """Parses a streamed completion."""
 
     def __init__(self, engine: VllmEngine, top_logprobs: int) -> None:
         self._engine = engine
@@ -151,23 +152,23 @@ class _Reader(Reader):
         choice = chunk.choices[0]
         ids = choice.token_ids
         if ids is None:
-            raise ServerError(f"The engine does not name its tokens: vLLM {_OLDEST} or newer is needed.")
+            raise ServerError(f"The engine does not return token ids: vLLM {_OLDEST} or newer is needed.")
         piece = Piece(ids, choice.text, cached_tokens=cached_tokens)
         if choice.logprobs is not None:
             piece.logprobs = self._logprobs(choice.logprobs, len(ids))
         if choice.finish_reason is not None:
             piece.reason = reason_of(choice.finish_reason)
             if piece.reason == "stop" and ids:
-                # The end of a text is not named: it is the last of what was said.
+                # The model's own end token is not named as the stop reason: it is the last id.
                 piece.stop_id = choice.stop_reason if isinstance(choice.stop_reason, int) else ids[-1]
         return piece
 
-    def _logprobs(self, told: _Logprobs, count: int) -> list[Logprob]:
-        if not len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs) == count:
+    def _logprobs(self, sent: _Logprobs, count: int) -> list[Logprob]:
+        if not len(sent.tokens) == len(sent.token_logprobs) == len(sent.top_logprobs) == count:
             raise ServerError("The engine's answer cannot be read.")
         found = []
-        for token, logprob, top in zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True):
-            # The token that was chosen comes with the others, likely or not.
+        for token, logprob, top in zip(sent.tokens, sent.token_logprobs, sent.top_logprobs, strict=True):
+            # The chosen token is among the top ones even if it is less likely: one more than asked for.
             others = sorted((top or {}).items(), key=lambda each: -each[1])[: self._top_logprobs]
             this = self._named(token, logprob if logprob is not None else 0.0)
             likely = [self._named(*other) for other in others]
@@ -184,15 +185,16 @@ class _Reader(Reader):
 class VllmVocabulary(AskedVocabulary):
     """A vocabulary behind vLLM's ``/tokenize``, which finds control tokens in any text."""
 
-    def __init__(self, url: str, key: str, served: Served) -> None:
+    def __init__(self, query: Callable[[str, object], Any], served: Served) -> None:
+        """``query`` posts a body to a path and waits for the JSON answer."""
         super().__init__(f"{served.root} {served.name}")
-        self._url, self._key, self._model = url, key, served.name
+        self._query, self._model = query, served.name
         self._starts = starts_of((), _BARRED)
         self._forbidden: frozenset[int] = frozenset()
 
     def learn_control(self, names: Iterable[str]) -> None:
         super().learn_control(names)
-        # Text is all that white space can be, whatever a vocabulary says.
+        # White space is always text, even if a vocabulary lists it as a control token.
         spelled = {name: id for name, id in self._control.items() if len(name) > 1 and not name.isspace()}
         self._starts = starts_of(spelled, _BARRED)
         self._forbidden = frozenset(spelled.values())
@@ -207,11 +209,11 @@ class VllmVocabulary(AskedVocabulary):
         return ids
 
     def _ask_control(self, token: str) -> int | None:
-        # A word that is one token anyway may count as one: it is written the same.
+        # An ordinary word that is one token counts as well: its id is the same either way.
         ids = self._tokenize(token)
         return ids[0] if len(ids) == 1 else None
 
     def _tokenize(self, text: str) -> tuple[int, ...]:
         asked = {"model": self._model, "prompt": text, "add_special_tokens": False}
         with tokenizing():
-            return tuple(ask(self._url, self._key, "/tokenize", asked)["tokens"]) if text else ()
+            return tuple(self._query("/tokenize", asked)["tokens"]) if text else ()

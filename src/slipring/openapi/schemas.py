@@ -17,7 +17,7 @@ from slipring.protocol.endpoints.conversations import (
     CreateConversation,
     UpdateConversation,
 )
-from slipring.protocol.endpoints.small_objects import (
+from slipring.protocol.endpoints.reply_bodies import (
     DeletedConversation,
     DeletedResponse,
     Health,

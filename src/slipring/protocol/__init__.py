@@ -1,1 +1,4 @@
-"""What travels: items, tools, requests, responses and events. Data only; liberal in, exact out."""
+"""The wire format: requests, items, tools, responses and events as data types.
+
+Reading is lenient (unknown fields pass), writing is exact (every key of the API is present).
+"""

@@ -1,6 +1,6 @@
-"""Events: what a server says about a response, one class per wire type.
+"""Events that the server sends, one class per wire type.
 
-``response.output_text.delta`` is ``OutputTextDelta``. ``stream_id`` is left out on the default lane.
+``response.output_text.delta`` is ``OutputTextDelta``. ``stream_id`` is omitted on the default lane.
 """
 
 import math
@@ -25,7 +25,7 @@ Part = OutputTextPart | RefusalPart | ReasoningTextPart
 
 
 class Event(Struct, tag_field="type", kw_only=True, gc=False):
-    """What all events share. They never form cycles, so the collector need not look at them."""
+    """Fields common to all events. Events never form cycles, so ``gc=False`` spares the collector."""
 
     sequence_number: int
     stream_id: str | UnsetType = UNSET
@@ -64,7 +64,7 @@ class ItemEvent(Event, kw_only=True):
 
 class OutputItemAdded(ItemEvent, tag="response.output_item.added", kw_only=True):
     item: OutputItem | Raw
-    """Raw where it is a client's own, and as whole as it will be."""
+    """Raw for an item that the client appended, which is complete already."""
 
 
 class OutputItemDone(ItemEvent, tag="response.output_item.done", kw_only=True):
@@ -84,32 +84,32 @@ class ContentPartDone(PartEvent, tag="response.content_part.done", kw_only=True)
     part: Part
 
 
-class SpokenTopLogprob(Struct):
+class EventTopLogprob(Struct):
     token: str
     logprob: float
 
 
-class SpokenLogprob(Struct):
-    """A logprob as the events about text have it; the finished part alone has the token's bytes too."""
+class EventLogprob(Struct):
+    """A logprob as text events carry it. Only the finished part also has the token's bytes."""
 
     token: str
     logprob: float
-    top_logprobs: list[SpokenTopLogprob]
+    top_logprobs: list[EventTopLogprob]
 
     @classmethod
-    def of(cls, logprob: Logprob) -> "SpokenLogprob":
-        top = [SpokenTopLogprob(token=other.token, logprob=other.logprob) for other in logprob.top_logprobs]
+    def of(cls, logprob: Logprob) -> "EventLogprob":
+        top = [EventTopLogprob(token=other.token, logprob=other.logprob) for other in logprob.top_logprobs]
         return cls(token=logprob.token, logprob=logprob.logprob, top_logprobs=top)
 
 
 class OutputTextDelta(PartEvent, tag="response.output_text.delta", kw_only=True):
     delta: str
-    logprobs: list[SpokenLogprob]
+    logprobs: list[EventLogprob]
 
 
 class OutputTextDone(PartEvent, tag="response.output_text.done", kw_only=True):
     text: str
-    logprobs: list[SpokenLogprob]
+    logprobs: list[EventLogprob]
 
 
 class OutputTextAnnotationAdded(PartEvent, tag="response.output_text.annotation.added", kw_only=True):
@@ -196,16 +196,17 @@ PADDED: dict[type[Event], Callable[..., Any]] = {
         CustomToolCallInputDelta,
     )
 }
-"""Deltas with random characters that hide their length: kinds of their own, so that nobody else pays."""
+"""Delta events with an ``obfuscation`` field that hides their length. Separate classes, so that plain deltas
+are encoded without it at no cost."""
 
 
 class SteerRef(Struct):
-    """What a client added to a response, by the id that it was given here."""
+    """A steer, by the id that the server assigned."""
 
     previous_response_id: str
     id: str | UnsetType = UNSET
     input: Raw | UnsetType = UNSET
-    """As it was sent, where it is given back."""
+    """As received; set where it is returned to the client."""
 
 
 class SteerAccepted(Event, tag="response.steer.accepted", kw_only=True):
@@ -213,14 +214,14 @@ class SteerAccepted(Event, tag="response.steer.accepted", kw_only=True):
 
 
 class RequiredInput(Struct):
-    """What a client has to send before a response can be continued: the result is left for it to add."""
+    """A call output that the client must send before the response can continue, without its result."""
 
     type: str
     call_id: str
     name: str | UnsetType = UNSET
-    """Of functions."""
+    """For functions."""
     execution: Literal["client"] | UnsetType = UNSET
-    """Of searches for tools."""
+    """For tool searches."""
 
 
 class SteerPending(Event, tag="response.steer.pending", kw_only=True):
@@ -252,7 +253,7 @@ class SteerFailed(Event, tag="response.steer.failed", kw_only=True):
 
 
 class Done(Event, tag="response.done", kw_only=True):
-    """A rollout waits for its client. Not of the API: only for clients that asked for one."""
+    """A rollout waits for its client. An extension, sent only for rollouts."""
 
     response_id: str
     required_input: list[RequiredInput]
@@ -276,11 +277,12 @@ class AppendErrorBody(Struct):
 
 
 class AppendFailed(Event, tag="response.append.failed", kw_only=True):
-    """What was to be added to a rollout is given back. Not of the API either."""
+    """An append was refused; its input is returned. An extension, sent only to clients that enabled
+    rollouts."""
 
     response_id: str
     input: Raw
-    """As it was sent."""
+    """As received."""
     error: AppendErrorBody
 
 
@@ -299,25 +301,25 @@ class InjectErrorBody(Struct):
 class InjectFailed(Event, tag="response.inject.failed", kw_only=True):
     response_id: str
     input: Raw
-    """As it was sent."""
+    """As received."""
     error: InjectErrorBody
 
 
 class Timing(Event, tag="slipring.timing", kw_only=True):
-    """Where the time of the response before it went. Not of the API: only for clients that asked."""
+    """The report of the response before it. An extension, sent only to clients that enabled it."""
 
     timing: TurnReport
 
 
 class ErrorBody(Struct):
-    """An error as HTTP bodies and WebSocket frames nest it."""
+    """The ``error`` object of HTTP bodies and WebSocket frames."""
 
     type: str
     code: str
     message: str
     param: str | None
     headers: dict[str, str] | UnsetType = UNSET
-    """On a socket, what would be headers over HTTP."""
+    """On a WebSocket, the headers that an HTTP response would have."""
 
     @classmethod
     def of(cls, error: ApiError) -> "ErrorBody":
@@ -329,16 +331,16 @@ class ErrorBody(Struct):
 
 
 class ErrorAnswer(Struct):
-    """The body of every HTTP answer that is a refusal."""
+    """The body of every HTTP error response."""
 
     error: ErrorBody
 
 
 class Error(Event, tag="error", kw_only=True):
-    """A request that was refused before its response existed, or a notice about the connection.
+    """A request was refused before its response existed, or the connection is about to close.
 
-    On a socket this is the frame; over HTTP it becomes a status and a body. ``status`` is always there: there
-    are clients that wait forever without it.
+    On a WebSocket this is the frame; over HTTP it becomes a status and a body. ``status`` is always present:
+    some clients wait forever without it.
     """
 
     status: int

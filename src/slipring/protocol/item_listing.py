@@ -1,9 +1,9 @@
-"""Items as lists show them: with an id and a status, the short forms of requests spelled out, and nothing
-beside what the API has in such an item.
+"""Items in the form in which list endpoints return them.
 
-A request may say the same in several ways, and may hold fields that mean nothing here. What a client gets
-back must fit the types of its SDK. Only where the API has no form for something (an image of an assistant,
-say) is it shown as it was sent. A list of a conversation differs from that of a response in one field only.
+Requests may use short forms and contain unknown fields, but listed items must match the types of the SDKs:
+each gets an id and a status, short forms are expanded, fields that the API does not define are dropped. Only
+content that the API has no form for (such as an image in an assistant message) is returned as sent.
+Conversation lists differ from response lists in one field.
 """
 
 from typing import Literal
@@ -41,7 +41,7 @@ _HAVE_STATUS = frozenset(
     }
 )
 _WITHOUT_IN_CONVERSATIONS = frozenset({"custom_tool_call", "custom_tool_call_output"})
-"""Conversations alone show these without a status."""
+"""Types that have no status in conversation lists."""
 _CALL = frozenset({"call_id", "name", "namespace", "async", "caller", "created_by", "status"})
 _OUTPUT = frozenset({"call_id", "output", "caller", "created_by", "status"})
 _FIELDS: dict[str, frozenset[str]] = {
@@ -57,7 +57,7 @@ _FIELDS: dict[str, frozenset[str]] = {
     "tool_search_output": frozenset({"call_id", "tools", "execution", "status", "created_by"}),
     "configuration_update": frozenset({"reasoning", "text"}),
 }
-"""Of the items that are understood here, what is shown. All others are shown as they came."""
+"""The listed fields of interpreted item types. Items of other types are listed as sent."""
 _PART_FIELDS: dict[str, frozenset[str]] = {
     "input_text": frozenset({"text", "prompt_cache_breakpoint"}),
     "input_image": frozenset({"detail", "file_id", "image_url", "prompt_cache_breakpoint"}),
@@ -87,7 +87,7 @@ _part_outline = json.Decoder(_PartOutline)
 
 
 def present(item: Item, item_id: str, within: ListKind) -> Raw:
-    """The JSON of an item for a list."""
+    """The JSON of an item in a list of this kind, with ``item_id`` as its id."""
     kind = _NAMES.get(item.type, item.type)
     fields = _fields.decode(item.raw)
     known = _FIELDS.get(kind)
@@ -122,7 +122,7 @@ def _is_given(fields: _Fields, name: str) -> bool:
 
 
 def _status(fields: _Fields, *, strict: bool) -> object:
-    """An item that a client sends is complete unless it says otherwise."""
+    """The status of an item; ``completed`` if the client sent none."""
     given = fields.get("status", wire.NULL)
     if bytes(given) in _STATUSES or (not strict and _is_given(fields, "status")):
         return given
@@ -130,39 +130,40 @@ def _status(fields: _Fields, *, strict: bool) -> object:
 
 
 def _present_message(fields: _Fields, shown: _Shown) -> None:
-    speaks = bytes(fields["role"]) == b'"assistant"'
-    if not speaks:
+    from_assistant = bytes(fields["role"]) == b'"assistant"'
+    if not from_assistant:
         shown.pop("phase", None)
     content = fields["content"]
     if bytes(content).startswith(b'"'):
-        shown["content"] = [_say(_text.decode(content), speaks=speaks)]
+        shown["content"] = [_text_part(_text.decode(content), from_assistant=from_assistant)]
     else:
-        shown["content"] = [_message_part(part, speaks=speaks) for part in _parts.decode(content)]
+        parts = _parts.decode(content)
+        shown["content"] = [_message_part(part, from_assistant=from_assistant) for part in parts]
 
 
-def _say(text: object, *, speaks: bool) -> _Shown:
-    if speaks:
+def _text_part(text: object, *, from_assistant: bool) -> _Shown:
+    if from_assistant:
         return {"type": "output_text", "text": text, "annotations": []}
     return {"type": "input_text", "text": text}
 
 
-def _message_part(raw: Raw, *, speaks: bool) -> object:
-    """A part in the form that it has with whoever says it."""
+def _message_part(raw: Raw, *, from_assistant: bool) -> object:
+    """A part with the type that the message's role requires: ``output_text`` or ``input_text``."""
     kind, part = _read_part(raw)
-    if speaks and kind in ("input_text", "summary_text", "reasoning_text"):
-        return _say(part["text"], speaks=True)
-    if not speaks and kind in ("output_text", "summary_text", "reasoning_text"):
-        return _say(part["text"], speaks=False)
-    if not speaks and kind == "refusal":
-        return _say(part["refusal"], speaks=False)
+    if from_assistant and kind in ("input_text", "summary_text", "reasoning_text"):
+        return _text_part(part["text"], from_assistant=True)
+    if not from_assistant and kind in ("output_text", "summary_text", "reasoning_text"):
+        return _text_part(part["text"], from_assistant=False)
+    if not from_assistant and kind == "refusal":
+        return _text_part(part["refusal"], from_assistant=False)
     return part
 
 
 def _output(output: Raw) -> object:
-    """What a tool has returned: its text, or parts as a user would send them."""
+    """The output of a tool: a string, or parts in the form of a user message."""
     if bytes(output).startswith(b'"'):
         return output
-    return [_message_part(part, speaks=False) for part in _parts.decode(output)]
+    return [_message_part(part, from_assistant=False) for part in _parts.decode(output)]
 
 
 def _read_part(raw: Raw) -> tuple[str, _Shown]:
@@ -196,14 +197,14 @@ def _present_tools(item: Item, fields: _Fields, shown: _Shown) -> None:
 
 def _present_search(fields: _Fields, shown: _Shown) -> None:
     if not _is_given(fields, "execution"):
-        # A client answers calls, so those that it runs have an id to answer.
+        # Only searches that the client runs have a call_id.
         shown["execution"] = "client" if _is_given(fields, "call_id") else "server"
     if "tools" in fields:
         shown["tools"] = Toolset.brought(fields["tools"]).echo
 
 
 def _present_update(fields: _Fields, shown: _Shown) -> None:
-    """Of what an update could change, what it does change."""
+    """Keep only the settings that the update changes."""
     for name, inner in (("reasoning", "effort"), ("text", "format")):
         shown.pop(name, None)
         if _is_given(fields, name):

@@ -1,8 +1,8 @@
-"""Items: what a context is made of.
+"""Items: the messages, tool calls, tool outputs and reasoning that make up a context.
 
-An ``Item`` keeps the exact JSON that the client sent or that we emitted; that text is the state of record
-and is never re-encoded. ``Item.body()`` reads it as one of the typed bodies below, when somebody needs to.
-Every body is checked once, on arrival, so that reading it later cannot fail.
+An ``Item`` keeps the exact JSON that the client sent or the server emitted. That JSON is what is stored and
+replayed; it is never re-encoded. ``Item.body()`` decodes it into one of the typed bodies below. Every body is
+validated once, on arrival, so decoding it later cannot fail.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,17 +17,26 @@ from slipring.protocol import wire
 Role = Literal["user", "assistant", "system", "developer"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TOOL_SEARCH = "tool_search"
-"""What models call the search for tools: to them it is a function like any other."""
+"""The name under which a model calls tool search: models see it as an ordinary function."""
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 CallId = Annotated[str, Meta(min_length=1, max_length=256)]
 ItemId = Annotated[str, Meta(max_length=512)]
-"""As a client may choose it. Ids are keys of an index, and an index does not take any length."""
-
+"""An id chosen by a client. Bounded because stores index it."""
 
 MOST_ITEMS = 20_000
-"""In one request: while they are read, everybody else waits."""
+"""Per request. Reading more would block the event loop for too long."""
 MOST_PARTS = 20_000
-"""In one item, for the same reason."""
+"""Per item, for the same reason."""
+
+CALL_OF_OUTPUT = {
+    "function_call_output": "function_call",
+    "custom_tool_call_output": "custom_tool_call",
+    "computer_call_output": "computer_call",
+    "shell_call_output": "shell_call",
+    "apply_patch_call_output": "apply_patch_call",
+    "tool_search_output": "tool_search_call",
+}
+"""Item types with which a client answers a call, and the type of the call."""
 
 
 class InputText(Struct, tag_field="type", tag="input_text"):
@@ -48,7 +57,7 @@ class InputFile(Struct, tag_field="type", tag="input_file"):
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):
-    """Text of an assistant, as clients send it back."""
+    """Assistant text that a client sends back as input."""
 
     text: str
 
@@ -93,26 +102,28 @@ class CustomToolCall(Struct):
 
 
 class CallOutput(Struct):
-    """What a client's tool returned: ``function_call_output`` and ``custom_tool_call_output``."""
+    """The body of ``function_call_output`` and ``custom_tool_call_output``."""
 
     call_id: CallId
     output: str | list[Part]
 
 
 class LoadedTools(CallOutput):
-    """What a client's search for tools has found."""
+    """The tools that a client found for a tool search, as the output of that call."""
 
     tools: Raw
 
 
 class SummaryPart(Struct):
-    """A part where no other can be: it has to say what it is all the same."""
+    """The only part type that ``summary`` may hold. The API requires its ``type`` nevertheless."""
 
     type: Literal["summary_text"]
     text: str
 
 
 class ThoughtPart(Struct):
+    """The only part type that ``content`` of reasoning may hold."""
+
     type: Literal["reasoning_text"]
     text: str
 
@@ -153,7 +164,7 @@ class Compaction(Struct):
 
 
 class CompactionTrigger(Struct):
-    """As the last item of an input: make nothing but a compaction."""
+    """The last item of an input that requests a compaction and no answer."""
 
 
 class ToolSearchCall(Struct):
@@ -185,13 +196,13 @@ class ToolSearchOutput(Struct):
 
 
 def _require_server(execution: str | None) -> None:
-    """A search that names no call is one that the client had no part in."""
+    """A tool search without ``call_id`` ran on the server, so ``execution`` must not be ``client``."""
     if execution == "client":
         raise msgspec.ValidationError("Object missing required field `call_id`")
 
 
 class Carried(Struct):
-    """An item of a known type that is kept and replayed, but that nothing here looks into."""
+    """The body of item types that are stored and replayed but never interpreted."""
 
 
 Body = (
@@ -255,11 +266,11 @@ FORMS: dict[str, type[Struct]] = {
     "tool_search_call": ToolSearchCall,
     "tool_search_output": ToolSearchOutput,
 }
-"""How items of each type are written."""
+"""The wire form of every interpreted item type."""
 
 
 class _SearchDecoder:
-    """Reads the items of a search for tools as what they are to a model."""
+    """Decodes tool search items into the function call or output that a model sees."""
 
     def __init__(self, kind: type[ToolSearchCall | ToolSearchOutput]) -> None:
         self._decoder = msgspec.json.Decoder(kind)
@@ -278,27 +289,28 @@ SUPPORTED_TYPES = frozenset(_DECODERS) - CARRIED_TYPES
 
 
 class Item(Struct, frozen=True, gc=False):
-    """One item as it travelled: its type, its ids, and its JSON."""
+    """One item: its type, its ids and its exact JSON."""
 
     type: str
     raw: bytes
     id: str | None = None
     call_id: str | None = None
     opened: "tuple[Item, ...] | None" = None
-    """For an item whose content is sealed: what it stands for in a context. Nobody but us can read it."""
+    """The decrypted content of a sealed item: these items replace it in a context. None if not sealed."""
 
     def body(self) -> Body:
+        """Decode the JSON."""
         return _DECODERS[self.type].decode(self.raw)
 
     @property
     def size_bytes(self) -> int:
-        """What this item costs in memory: its text and the objects around it."""
+        """Memory in use: the JSON and about 200 bytes of objects around it."""
         size = len(self.raw) + 200
         return size if self.opened is None else size + sum(item.size_bytes for item in self.opened)
 
 
 class _Outline(Struct):
-    """The fields that say what an item is, before it is known what it is."""
+    """The fields that identify an item of any type."""
 
     type: str | None = None
     role: str | None = None
@@ -307,7 +319,7 @@ class _Outline(Struct):
 
 
 class _Long(_Outline):
-    """The same, and the fields that may be lists of parts; whether ``type`` and ``id`` are there at all."""
+    """Also the fields that may hold lists of parts. ``UNSET`` distinguishes absent from null."""
 
     type: str | UnsetType | None = UNSET  # type: ignore[assignment]
     id: ItemId | UnsetType | None = UNSET  # type: ignore[assignment]
@@ -323,7 +335,7 @@ _input = msgspec.json.Decoder(str | list[Raw])
 
 
 def read_input(data: Raw | UnsetType) -> tuple[Item, ...]:
-    """Read a request's ``input``: text, a list of items, or nothing."""
+    """Read a request's ``input``: a string, a list of items, or absent (no items)."""
     sent = wire.given(data)
     if sent is None:
         return ()
@@ -333,7 +345,7 @@ def read_input(data: Raw | UnsetType) -> tuple[Item, ...]:
 
 
 def read_items(raws: Sequence[Raw]) -> tuple[Item, ...]:
-    """Read the items of an ``input``."""
+    """Read the items of an ``input`` list; errors name the item."""
     if len(raws) > MOST_ITEMS:
         raise wire.too_many(MOST_ITEMS, "input", "items")
     return tuple(
@@ -342,7 +354,7 @@ def read_items(raws: Sequence[Raw]) -> tuple[Item, ...]:
 
 
 def _read_known(raw: bytes) -> Item | None:
-    """Read an item of the usual kind; None where it has to be looked at more closely."""
+    """Fast path for short, valid items with a ``type``; None for all others, which ``read_item`` reads."""
     if len(raw) > wire.LONG_BYTES:
         return None
     try:
@@ -356,7 +368,7 @@ def _read_known(raw: bytes) -> Item | None:
 
 
 def read_item(raw: bytes, where: str) -> Item:
-    """Read and check one item; errors name the field below ``where``."""
+    """Read and validate one item; errors name the field below ``where``."""
     outline = (
         wire.decode(_outline, raw, where=where) if len(raw) < wire.LONG_BYTES else _read_long(raw, where)
     )
@@ -371,13 +383,15 @@ def read_item(raw: bytes, where: str) -> Item:
 
 
 def _read_long(raw: bytes, where: str) -> _Outline:
-    """What an item is. One with too many parts is refused before they are decoded. One that names its type or
-    its id and leaves it null is refused too: to write another one in, all its fields would be decoded."""
+    """Read the outline of a long item. Too many parts are refused before they are decoded.
+
+    A ``type`` or ``id`` of null is refused too: replacing it would require decoding all fields.
+    """
     outline = wire.decode(_long, raw, where=where)
     for name in ("type", "id"):
         if getattr(outline, name) is None:
             param = f"{where}.{name}"
-            raise InvalidRequest(f"Invalid '{param}': must be a string in an item this long.", param=param)
+            raise InvalidRequest(f"Invalid '{param}': must be a string in a long item.", param=param)
     for name in ("content", "output", "summary"):
         if (sent := wire.given(getattr(outline, name))) is not None:
             wire.require_few(sent, MOST_PARTS, f"{where}.{name}", "parts")
@@ -385,7 +399,7 @@ def _read_long(raw: bytes, where: str) -> _Outline:
 
 
 def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes]:
-    """Messages and references may leave out their ``type``; write it in, so that it is always there."""
+    """Infer the type of a message or reference that was sent without one, and add it to the JSON."""
     if outline.role is not None:
         kind = "message"
     elif outline.id is not None:
@@ -397,13 +411,13 @@ def _name_untyped(outline: _Outline, raw: bytes, where: str) -> tuple[str, bytes
             param=param,
             code="missing_required_parameter",
         )
-    # A long one has no such field, not even null.
+    # _read_long has refused long items with a null type.
     return kind, _with_field(raw, "type", kind, is_new=len(raw) >= wire.LONG_BYTES)
 
 
 def _with_field(raw: bytes, name: str, value: str, *, is_new: bool) -> bytes:
-    """An object with this field. ``is_new``: it has none of that name. Then it is not decoded: it may have a
-    great many others."""
+    """Set a field of a JSON object. With ``is_new``, the object is known to lack the field: it is prepended
+    without decoding the others, which may be many."""
     if is_new:
         return b'{"%b":%b,' % (name.encode(), wire.encode(value)) + raw.lstrip()[1:]
     fields = _fields.decode(raw)
@@ -415,14 +429,14 @@ def _refusal(kind: str, where: str) -> InvalidRequest:
     param = f"{where}.type"
     known = ", ".join(f"'{name}'" for name in sorted(SUPPORTED_TYPES))
     return InvalidRequest(
-        f"Invalid '{param}': {quoted(kind)} is not a known item type. Known are {known}"
+        f"Invalid '{param}': {quoted(kind)} is not a known item type. Known types are {known}"
         " and the items of hosted tools.",
         param=param,
     )
 
 
 def with_id(item: Item, item_id: str) -> Item:
-    """The item with its id written in, for lists: clients may have sent it without."""
+    """The item with this id in its JSON too: clients may send items without ids, but lists show them."""
     if item.id == item_id:
         return item
     is_new = item.id is None and len(item.raw) >= wire.LONG_BYTES
@@ -430,7 +444,7 @@ def with_id(item: Item, item_id: str) -> Item:
 
 
 def in_context(items: Iterable[Item]) -> Iterator[Item]:
-    """Items as a model is to be told them: sealed ones give way to what they stand for."""
+    """Items as a model sees them: sealed items are replaced by their content."""
     for item in items:
         if item.opened is None:
             yield item
@@ -439,7 +453,7 @@ def in_context(items: Iterable[Item]) -> Iterator[Item]:
 
 
 def last_compaction(items: Sequence[Item]) -> int | None:
-    """Where the newest compaction lies."""
+    """Index of the newest compaction, or None."""
     for index in range(len(items) - 1, -1, -1):
         if items[index].type == "compaction":
             return index
@@ -447,7 +461,10 @@ def last_compaction(items: Sequence[Item]) -> int | None:
 
 
 def kept_tools(item: Item) -> Item | None:
-    """What is left of an item where a context is cut short: the tools that it has brought, if any."""
+    """The tools that an item adds to its context, as an ``additional_tools`` item; None if it adds none.
+
+    Keeps those tools available after the item itself was dropped from the context.
+    """
     if item.type == "additional_tools":
         return item
     if item.type != "tool_search_output":
@@ -464,7 +481,7 @@ def user_message(text: str) -> Item:
 
 
 def plain_text(content: str | Iterable[Part]) -> str:
-    """The text of a content, parts joined; parts without text are left out."""
+    """The text of a content, parts concatenated; images and files are left out."""
     if isinstance(content, str):
         return content
     return "".join(

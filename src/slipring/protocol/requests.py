@@ -1,8 +1,8 @@
-"""Requests: what a client may ask for, decoded in one pass.
+"""Create requests: decodes the body of ``response.create`` and ``POST /v1/responses``.
 
-``input``, ``tools`` and ``tool_choice`` stay raw here: the first is read when its turn comes, the others only
-when they differ from the parent's. Unknown fields are let through; known ones are typed, so that a wrong
-value is an error that names the field. Which values can be *honoured* is decided in ``core.settings``.
+``input``, ``tools`` and ``tool_choice`` stay raw JSON: ``input`` is decoded when its turn begins, the others
+only if they differ from the parent's. Unknown fields pass. Known fields are typed, so that an error names the
+field. ``core.turn.request_validation`` decides which valid values this server supports.
 """
 
 import re
@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from slipring.errors import InvalidJson, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.intake import Intake
+from slipring.protocol.definitions import Definitions
 from slipring.protocol.items import Effort, Item, read_input
 
 T = TypeVar("T")
@@ -110,18 +110,18 @@ class CreateRequest(Struct, dict=True):
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
-        """The items of the input, read when they are first asked for."""
+        """The items of ``input``, decoded on first access."""
         return read_input(self.input)
 
     @property
     def warms_up(self) -> bool:
-        """Whether only state is to be prepared: ``generate: false``, or the cache option that implies it."""
+        """Whether the engine only prepares the context: ``generate: false``, or the ``prewarm`` option."""
         options = self.prompt_cache_options
         return self.generate is False or (options is not None and options.prewarm is True)
 
 
 class Outline(Struct):
-    """What can be learned of a frame whose body may be wrong: enough to route the answer."""
+    """The fields that route the reply to a frame whose body is invalid."""
 
     type: Any = None
     stream_id: Any = None
@@ -129,8 +129,8 @@ class Outline(Struct):
 
 
 class _Received(CreateRequest):
-    """A create as it is decoded in one step. Fields that may be large for no good reason stay raw, and are
-    decoded if they are not: while anything is decoded, everybody else waits."""
+    """First decoding step of a create. Fields that are small in any sensible request stay raw, and are
+    decoded only if they are: decoding a huge one would block the event loop."""
 
     type: Raw | UnsetType = UNSET
     stream_id: Raw | UnsetType = UNSET
@@ -153,7 +153,7 @@ _routing = msgspec.json.Decoder(_Routing)
 _any = msgspec.json.Decoder()
 _HINTS = get_type_hints(CreateRequest, include_extras=True)
 _FIELDS = {name: msgspec.json.Decoder(_HINTS[name]) for name in _Received.__annotations__}
-"""How those fields are decoded."""
+"""Second decoding step: one decoder per field that ``_Received`` keeps raw."""
 
 
 def read_create(body: bytes | str) -> CreateRequest:
@@ -165,7 +165,7 @@ def read_create(body: bytes | str) -> CreateRequest:
 
 
 def _short(sent: Raw | UnsetType, name: str, decoder: wire.Decoder[T]) -> T | None:
-    """The value of a field that is never large."""
+    """Decode a field of bounded length."""
     if isinstance(sent, UnsetType):
         return None
     wire.require_short(sent, name)
@@ -173,8 +173,8 @@ def _short(sent: Raw | UnsetType, name: str, decoder: wire.Decoder[T]) -> T | No
 
 
 def read_outline(frame: bytes | str) -> Outline:
-    """Decode what routes a frame. Raises only where the frame is not a JSON object at all, or where that is
-    too long to be read."""
+    """Decode the routing fields of a frame. Raises if the frame is no JSON object or such a field is too
+    long."""
     found = wire.decode(_routing, frame)
     return Outline(
         _short(found.type, "type", _any),
@@ -184,7 +184,7 @@ def read_outline(frame: bytes | str) -> Outline:
 
 
 def read_lane(stream_id: object) -> str | None:
-    """The lane that a frame names: None is the default lane."""
+    """Validate ``stream_id``: the id of a lane, or None for the default lane."""
     if stream_id is None:
         return None
     if not isinstance(stream_id, str) or not _STREAM_ID.fullmatch(stream_id):
@@ -200,7 +200,7 @@ _conversation = msgspec.json.Decoder(str | ConversationRef)
 
 
 def read_conversation(data: Raw | UnsetType) -> str | None:
-    """The id of the conversation that a request names, as text or as an object."""
+    """The conversation id of a request, given as a string or as an object; None if it names none."""
     sent = wire.given(data)
     if sent is None:
         return None
@@ -209,7 +209,7 @@ def read_conversation(data: Raw | UnsetType) -> str | None:
 
 
 class Management(Struct):
-    """An entry of ``context_management``: compact the context once it has so many tokens."""
+    """An entry of ``context_management``: compact the context at ``compact_threshold`` tokens."""
 
     type: Literal["compaction"]
     compact_threshold: Annotated[int, Meta(ge=1)] | None = None
@@ -219,7 +219,7 @@ _management = msgspec.json.Decoder(Management)
 
 
 def read_management(entries: list[Raw] | None) -> list[Management]:
-    """What is to be done about a context that grows; errors name the entry."""
+    """Decode ``context_management``; errors name the entry."""
     return [
         wire.decode(_management, entry, where=f"context_management[{index}]")
         for index, entry in enumerate(entries or ())
@@ -227,7 +227,7 @@ def read_management(entries: list[Raw] | None) -> list[Management]:
 
 
 def require_streaming(request: CreateRequest) -> None:
-    """On a socket, events are the only answer there is."""
+    """Refuse ``stream: false``, which a WebSocket cannot honour."""
     if request.stream is False:
         raise UnsupportedParameter(
             "Unsupported value: 'stream' cannot be false on a WebSocket.", param="stream"
@@ -235,7 +235,7 @@ def require_streaming(request: CreateRequest) -> None:
 
 
 def require_body(body: bytes) -> bytes:
-    """Refuse an HTTP body that is not UTF-8 text or is empty, with words for a person."""
+    """Refuse an HTTP body that is empty or not UTF-8."""
     if not body.strip():
         raise InvalidJson("The request has no body; send a JSON object.")
     return wire.require_text(body)
@@ -262,7 +262,7 @@ _schema_format = msgspec.json.Decoder(JsonSchemaFormat)
 
 
 class TextFormat(Struct, frozen=True):
-    """``text.format`` as read: what to echo, and what the output must be."""
+    """A decoded ``text.format``: what to echo, and what the output must match."""
 
     kind: Literal["text", "json_object", "json_schema"]
     echo: Raw
@@ -270,7 +270,7 @@ class TextFormat(Struct, frozen=True):
 
     @property
     def is_strict(self) -> bool:
-        """Whether the schema has to be kept to in all, or the request is refused."""
+        """Whether the engine must enforce the whole schema or refuse the request."""
         return _strictness.decode(self.echo).strict is True
 
 
@@ -278,10 +278,10 @@ TEXT = TextFormat(kind="text", echo=Raw(b'{"type":"text"}'))
 
 
 def read_format(
-    data: Raw | UnsetType, where: str = "text.format", intake: Intake | None = None
+    data: Raw | UnsetType, where: str = "text.format", definitions: Definitions | None = None
 ) -> TextFormat | None:
-    """Read a format, or None where none is given. ``intake``: takes its schema; without it the format is one
-    that was accepted before."""
+    """Decode a format; None if absent. ``definitions`` bounds its schema; None for a format that was
+    accepted before."""
     sent = wire.given(data)
     if sent is None:
         return None
@@ -294,6 +294,6 @@ def read_format(
     if wire.given(described.schema) is None:
         raise wire.explain("Object missing required field `schema`", where)
     wire.require_object(described.schema, f"{where}.schema")
-    if intake is not None:
-        intake.take_schema(described.schema, f"{where}.schema")
+    if definitions is not None:
+        definitions.check_schema(described.schema, f"{where}.schema")
     return TextFormat(kind="json_schema", echo=wire.raw(described), schema=bytes(described.schema))

@@ -1,7 +1,7 @@
-"""The response object and the output items in it, exactly as they go out.
+"""The response object and its output items, as sent.
 
-Every key is always present. Parts that are large and repeat (tools, instructions, finished items) are raw:
-encoded once and spliced into each event that carries the object.
+Every key is always present. Large parts that repeat (tools, instructions, finished items) are raw JSON:
+encoded once, then spliced into each event that contains the response.
 """
 
 from typing import Literal, get_args
@@ -77,7 +77,7 @@ class CustomToolCallItem(Struct, tag_field="type", tag="custom_tool_call"):
 
 
 class ToolSearchCallItem(Struct, tag_field="type", tag="tool_search_call"):
-    """The model asks the client for tools that it has not been told of."""
+    """The model asks the client to search for tools."""
 
     id: str
     call_id: str
@@ -87,7 +87,7 @@ class ToolSearchCallItem(Struct, tag_field="type", tag="tool_search_call"):
 
 
 class CompactionItem(Struct, tag_field="type", tag="compaction"):
-    """What came before it, in a form that only we can read."""
+    """Replaces the items before it; only this server can decrypt it."""
 
     id: str
     encrypted_content: str
@@ -127,7 +127,7 @@ class ResponseError(Struct):
 
 class IncompleteDetails(Struct):
     reason: IncompleteReason | None
-    """None: for none of the reasons that the API knows."""
+    """None for a reason that the API has no name for."""
 
     @classmethod
     def of(cls, reason: str) -> "IncompleteDetails":

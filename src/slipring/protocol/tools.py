@@ -1,8 +1,8 @@
-"""Tools: what a request offers to the model, and which of it the model may use.
+"""Tools: the definitions in a request, and which of them the model may call.
 
-``Toolset`` reads the raw ``tools`` of a request once. A continuation whose raw bytes equal its parent's
-reuses the parent's ``Toolset``, so that 40 kB of definitions cost a comparison. ``Offer`` is what remains for
-an engine after ``tool_choice``: the callable tools and whether it must call one.
+``Toolset`` decodes the ``tools`` of a request once. A continuation whose raw bytes equal its parent's reuses
+the parent's ``Toolset``, so 40 kB of definitions cost one comparison. ``ToolChoice`` decodes ``tool_choice``.
+The two result in an ``Offer``: the tools that an engine may call, and whether it must call one.
 """
 
 from itertools import chain
@@ -12,9 +12,8 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
-from slipring.protocol import grammars, wire
-from slipring.protocol.grammars import Grammar
-from slipring.protocol.intake import Intake
+from slipring.protocol import wire
+from slipring.protocol.definitions import Definitions, Grammar, read_grammar
 from slipring.protocol.items import TOOL_SEARCH, Name
 from slipring.protocol.wire import NULL, given
 
@@ -36,14 +35,15 @@ HOSTED_TYPES = frozenset(
         "web_search_preview_2025_03_11",
     }
 )
-"""Tools that OpenAI runs on its side. They are carried, and never called by slipring."""
+"""Tools that OpenAI runs on its servers. Requests may list them; slipring never calls them."""
 Kind = Literal["function", "custom", "tool_search"]
 
 
 class FunctionTool(Struct, tag_field="type", tag="function"):
     name: Name
     description: str | None = None
-    parameters: Raw = msgspec.field(default_factory=lambda: NULL)  # msgspec can tell no schema a raw default
+    # A default factory, since msgspec cannot put a Raw default into a JSON schema.
+    parameters: Raw = msgspec.field(default_factory=lambda: NULL)
     strict: bool | None = None
     defer_loading: bool | UnsetType | None = UNSET
     asynchronous: bool | UnsetType | None = msgspec.field(name="async", default=UNSET)
@@ -67,7 +67,7 @@ class NamespaceTool(Struct, tag_field="type", tag="namespace"):
 
 
 class ToolSearchTool(Struct, tag_field="type", tag="tool_search"):
-    """Lets the model ask for tools that it has not been told of. The client looks for them."""
+    """Lets the model search for deferred tools. The client runs the search."""
 
     execution: Literal["server", "client"] | None = None
     description: str | UnsetType | None = UNSET
@@ -87,26 +87,26 @@ class CallableTool(Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """A definition: its objects, and the texts that they keep alive."""
+        """Estimated memory of a definition: its objects and the strings they refer to."""
         description = self.definition.description
-        spoken = len(description) if isinstance(description, str) else 0
-        return 600 + 2 * spoken + 2 * len(self.parameters or b"") + 2 * len(self._format)
+        described = len(description) if isinstance(description, str) else 0
+        return 600 + 2 * described + 2 * len(self.parameters or b"") + 2 * len(self._format)
 
     @property
     def parameters(self) -> bytes | None:
-        """The JSON schema of a call's arguments, as the client wrote it."""
+        """The JSON schema of a call's arguments, as the client sent it; None for custom tools."""
         if not isinstance(self.definition, CustomTool) and (schema := given(self.definition.parameters)):
             return bytes(schema)
         return None
 
     @property
     def grammar(self) -> Grammar | None:
-        """What the input of a custom tool has to follow."""
-        return grammars.read_grammar(Raw(self._format), "format") if self._format else None
+        """The grammar that a custom tool's input must match; None if any text is allowed."""
+        return read_grammar(Raw(self._format), "format") if self._format else None
 
     @property
     def is_deferred(self) -> bool:
-        """Whether the model is not told of it before it was searched for."""
+        """Whether the model sees it only after a tool search has returned it."""
         return not isinstance(self.definition, ToolSearchTool) and self.definition.defer_loading is True
 
     @property
@@ -123,7 +123,7 @@ class _Inner(Struct):
 
 
 MOST_TOOLS = 2000
-"""In one list, those of namespaces included: while they are read, everybody else waits."""
+"""Per list, including tools inside namespaces. Reading more would block the event loop for too long."""
 _tools = msgspec.json.Decoder(list[Raw])
 _inner = msgspec.json.Decoder(_Inner)
 _outline = msgspec.json.Decoder(_Outline)
@@ -136,12 +136,14 @@ _DECODERS: dict[str, msgspec.json.Decoder[Definition | NamespaceTool]] = {
 
 
 class Toolset(Struct, frozen=True):
-    """The tools of a request: as sent, as echoed, and those that can be called."""
+    """The tools of a request."""
 
     raw: bytes
+    """As sent."""
     echo: Raw
+    """As the response object repeats them."""
     callables: tuple[CallableTool, ...]
-    """Without those whose loading is deferred."""
+    """Tools that the model can call, without deferred ones."""
 
     @classmethod
     def read(
@@ -150,35 +152,38 @@ class Toolset(Struct, frozen=True):
         where: str = "tools",
         *,
         loaded: bool = False,
-        intake: Intake | None = None,
+        definitions: Definitions | None = None,
     ) -> "Toolset":
-        """Read tools. ``loaded``: they come with an item, and so the model is told of all. ``intake``: takes
-        what they define; without it they are tools that were accepted before."""
+        """Decode tools; errors name the field below ``where``.
+
+        ``loaded``: they arrived with an item, so that deferred tools are callable too. ``definitions``
+        collects and bounds their grammars and schemas; None for tools that were accepted before.
+        """
         sent = given(data)
         if sent is not None:
             wire.require_few(sent, MOST_TOOLS, where, "tools")
-        definitions = wire.decode(_tools, sent, where=where) if sent is not None else []
-        if sent is None or not definitions:
+        tools = wire.decode(_tools, sent, where=where) if sent is not None else []
+        if sent is None or not tools:
             return NO_TOOLS
         raw = bytes(sent)
         echo: list[object] = []
         callables: list[CallableTool] = []
-        for index, definition in enumerate(definitions):
-            _read_tool(bytes(definition), f"{where}[{index}]", echo, callables, intake)
+        for index, tool in enumerate(tools):
+            _read_tool(bytes(tool), f"{where}[{index}]", echo, callables, definitions)
             if len(echo) > MOST_TOOLS or len(callables) > MOST_TOOLS:
                 raise wire.too_many(MOST_TOOLS, where, "tools")
         _refuse_twins(callables, where)
-        told = tuple(tool for tool in callables if loaded or not tool.is_deferred)
-        return cls(raw=raw, echo=wire.raw(echo), callables=told)
+        visible = tuple(tool for tool in callables if loaded or not tool.is_deferred)
+        return cls(raw=raw, echo=wire.raw(echo), callables=visible)
 
     @classmethod
     def brought(cls, data: Raw) -> "Toolset":
-        """The tools that came with an item of the context, once again."""
+        """Decode the tools of an item that is already part of a context."""
         return cls.read(data, loaded=True)
 
     @property
     def size_bytes(self) -> int:
-        """What a toolset costs in memory: the text as sent and as echoed, and the definitions."""
+        """Estimated memory: the JSON as sent and as echoed, and the decoded definitions."""
         return len(self.raw) + len(bytes(self.echo)) + sum(tool.size_bytes for tool in self.callables)
 
 
@@ -186,12 +191,12 @@ NO_TOOLS = Toolset(raw=b"[]", echo=Raw(b"[]"), callables=())
 
 
 def _read_tool(
-    raw: bytes, where: str, echo: list[object], callables: list[CallableTool], intake: Intake | None
+    raw: bytes, where: str, echo: list[object], callables: list[CallableTool], definitions: Definitions | None
 ) -> None:
     kind = wire.decode(_outline, raw, where=where).type
     decoder = _DECODERS.get(kind)
     if decoder is None:
-        # Hosted tools and types that came after us: the client may offer them, nothing here calls them.
+        # Hosted tools and unknown types are echoed and never called.
         echo.append(Raw(raw))
         return
     if (
@@ -205,39 +210,38 @@ def _read_tool(
         callables += [_callable(inner, tool.name) for inner in tool.tools]
     else:
         callables.append(_callable(tool, None))
-    if intake is not None:
-        _take_definitions(tool, where, intake)
+    if definitions is not None:
+        _take_definitions(tool, where, definitions)
 
 
-def _take_definitions(tool: Definition | NamespaceTool, where: str, intake: Intake) -> None:
-    """Hand over what a tool defines. Schemas stay raw; all that is asked of them is that they are objects."""
+def _take_definitions(tool: Definition | NamespaceTool, where: str, definitions: Definitions) -> None:
+    """Add a tool's grammar to ``definitions`` and check its schemas: each must be a JSON object."""
     if isinstance(tool, NamespaceTool):
         for index, inner in enumerate(tool.tools):
-            _take_definitions(inner, f"{where}.tools[{index}]", intake)
+            _take_definitions(inner, f"{where}.tools[{index}]", definitions)
     elif isinstance(tool, FunctionTool):
-        _take_schema(tool.parameters, f"{where}.parameters", intake)
-        _take_schema(tool.output_schema, f"{where}.output_schema", intake)
+        _check_schema(tool.parameters, f"{where}.parameters", definitions)
+        _check_schema(tool.output_schema, f"{where}.output_schema", definitions)
     elif isinstance(tool, ToolSearchTool):
-        _take_schema(tool.parameters, f"{where}.parameters", intake)
+        _check_schema(tool.parameters, f"{where}.parameters", definitions)
         _check_search(tool, where)
     else:
         wire.require_object(tool.format, f"{where}.format")
-        grammar = grammars.read_grammar(tool.format, f"{where}.format")
+        grammar = read_grammar(tool.format, f"{where}.format")
         if grammar is not None:
-            intake.take_grammar(grammar, f"{where}.format")
+            definitions.add_grammar(grammar, f"{where}.format")
 
 
-def _take_schema(schema: Raw | UnsetType, where: str, intake: Intake) -> None:
+def _check_schema(schema: Raw | UnsetType, where: str, definitions: Definitions) -> None:
     wire.require_object(schema, where)
-    intake.take_schema(schema, where)
+    definitions.check_schema(schema, where)
 
 
 def _check_search(tool: ToolSearchTool, where: str) -> None:
     if tool.execution != "client":
         param = f"{where}.execution"
         raise UnsupportedParameter(
-            f"Unsupported parameter: '{param}': this server does not search for tools; only 'client' is"
-            " supported.",
+            f"Unsupported parameter: '{param}': only 'client' is supported; this server runs no tool search.",
             param=param,
         )
 
@@ -259,30 +263,30 @@ def _refuse_twins(callables: list[CallableTool], where: str) -> None:
 
 
 def merged(tools: tuple[CallableTool, ...], *newer: tuple[CallableTool, ...]) -> tuple[CallableTool, ...]:
-    """All together; a newer tool takes the place of one with its name."""
+    """Concatenate lists of tools; a later tool replaces an earlier one of the same name."""
     if not any(newer):
         return tools
     named: dict[tuple[str | None, str], CallableTool] = {}
     for tool in chain(tools, *newer):
         key = (tool.namespace, tool.name)
-        named.pop(key, None)  # to its new place, not to the old one's
+        named.pop(key, None)  # so that it moves to its new position
         named[key] = tool
     return tuple(named.values())
 
 
 class Offer(Struct, frozen=True):
-    """What an engine may call, and whether it has to."""
+    """The tools that an engine may call, and whether it must."""
 
     tools: tuple[CallableTool, ...] = ()
     required: bool = False
     forbidden: bool = False
-    """Whether no tool at all may be used, hosted ones included."""
+    """Whether no tool may be called, hosted ones included."""
     narrowed: bool = False
-    """Whether only these were named, of whatever else there is."""
+    """Whether ``tool_choice`` restricted the list to named tools."""
 
 
 class ChoiceObject(Struct):
-    """Every object form of ``tool_choice``."""
+    """The union of all object forms of ``tool_choice``."""
 
     type: str
     name: str | None = None
@@ -309,13 +313,13 @@ _named = msgspec.json.Decoder(NamedTool)
 
 
 class ToolChoice(Struct, frozen=True):
-    """``tool_choice`` as read: what to echo, and how it narrows the tools on offer."""
+    """A decoded ``tool_choice``: what to echo, and which tools it allows."""
 
     echo: Raw = Raw(b'"auto"')
     mode: Literal["none", "auto", "required"] = "auto"
     only: tuple[NamedTool, ...] | None = None
     names_one: bool = False
-    """Whether it names the very tool that is to be called."""
+    """Whether it names the one tool to call."""
 
     @classmethod
     def read(cls, data: Raw | UnsetType) -> "ToolChoice":
@@ -334,34 +338,34 @@ class ToolChoice(Struct, frozen=True):
             named = NamedTool(type=choice.type, name=choice.name, namespace=choice.namespace)
             return cls(echo=wire.raw(named), mode="required", only=(named,), names_one=True)
         raise UnsupportedParameter(
-            f"Invalid 'tool_choice': {quoted(choice.type)} names a tool that this server does not run.",
+            f"Invalid 'tool_choice': {quoted(choice.type)} is a tool that this server does not run.",
             param="tool_choice",
         )
 
     @property
     def once_called(self) -> "ToolChoice":
-        """What is left of it when what it requires has been called: nobody wants it called forever."""
+        """The choice for later steps of a rollout: a required call is required once."""
         if self.mode != "required":
             return self
         return ToolChoice(echo=self.echo, only=None if self.names_one else self.only)
 
     def offer(self, tools: tuple[CallableTool, ...]) -> Offer:
-        """Narrow the tools of a context; a choice that names a tool which is not there is refused."""
+        """Apply the choice to the tools of a context. Raises if it names a tool that is not among them."""
         if self.mode == "none":
             return Offer(forbidden=True)
         if self.only is not None:
-            shelf = _Shelf(tools)
-            tools = tuple(tool for named in self.only for tool in shelf.find(named))
+            index = _ToolIndex(tools)
+            tools = tuple(tool for named in self.only for tool in index.find(named))
         if self.mode == "required" and not tools:
             raise InvalidRequest(
-                "Invalid 'tool_choice': a tool call is required, but no tool that can be called is offered.",
+                "Invalid 'tool_choice': a tool call is required, but the request offers no callable tool.",
                 param="tool_choice",
             )
         return Offer(tools=tools, required=self.mode == "required", narrowed=self.only is not None)
 
 
-class _Shelf:
-    """Tools by what a choice may call them."""
+class _ToolIndex:
+    """Tools by name and by namespace, as ``tool_choice`` names them."""
 
     def __init__(self, tools: tuple[CallableTool, ...]) -> None:
         self._by_name: dict[tuple[str, str], list[CallableTool]] = {}
@@ -379,7 +383,7 @@ class _Shelf:
         elif named.type == "tool_search":
             return self._by_name.get((named.type, TOOL_SEARCH), [])
         else:
-            return []  # a hosted tool: allowed, and never called
+            return []  # a hosted tool: allowed, never called
         if not found:
             raise InvalidRequest(
                 f"Tool choice {quoted(named.name or '')} not found in 'tools' parameter.", param="tool_choice"
@@ -397,6 +401,6 @@ def _allowed(choice: ChoiceObject) -> ToolChoice:
         wire.decode(_named, raw, where=f"tool_choice.tools[{index}]")
         for index, raw in enumerate(choice.tools)
     )
-    # The wire's type requires a mode; clients may leave it out.
+    # The API's type requires ``mode``; clients may omit it.
     echo = wire.raw(AllowedTools(mode=choice.mode, tools=choice.tools))
     return ToolChoice(echo=echo, mode=choice.mode, only=named)

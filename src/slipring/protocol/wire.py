@@ -1,7 +1,4 @@
-"""JSON at the border: the one encoder, and decoding that explains itself in the API's terms.
-
-Owns how a decoding failure becomes an error that names the field. Knows nothing of any particular field.
-"""
+"""JSON encoding and decoding. Decoding failures become API errors that name the offending field."""
 
 import re
 from itertools import count
@@ -17,23 +14,23 @@ T_co = TypeVar("T_co", covariant=True)
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
 
-_LONGEST = 300  # of what the decoder says: it may repeat a client's own words
+_LONGEST = 300  # characters of the decoder's message, which may quote the client's input
 _SHORT_BYTES = 64 * 1024
 LONG_BYTES = 256 * 1024
-"""Shorter arrays are decoded in some milliseconds, however many entries they have."""
+"""Arrays shorter than this are decoded in a few milliseconds, however many entries they have."""
 _AT = re.compile(r" - at (?:`key` in )?`\$([^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `([^`]+)`")
 _UNKNOWN_INDEX = re.compile(r"\[\.\.\.\]")
 
 
 class Decoder(Protocol[T_co]):
-    """Reads JSON; raises what msgspec raises."""
+    """Decodes JSON; raises msgspec's exceptions."""
 
     def decode(self, data: bytes | str, /) -> T_co: ...
 
 
 def decode(decoder: Decoder[T], data: bytes | str, *, where: str = "") -> T:
-    """Decode, or raise the error that names the offending field below ``where``."""
+    """Decode JSON. Raises ``InvalidRequest`` with the offending field below ``where`` as its param."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -45,10 +42,10 @@ def decode(decoder: Decoder[T], data: bytes | str, *, where: str = "") -> T:
 
 
 def require_few(data: msgspec.Raw | bytes, most: int, where: str, noun: str) -> None:
-    """Refuse an array that has more than ``most`` objects, or something else than objects in it.
+    """Refuse a long array that has more than ``most`` entries, or entries that are not objects.
 
-    An array of any length is decoded in one step, in which nobody else can do anything. So the objects of a
-    long one are counted first, and not further than they may be many.
+    Decoding an array blocks the event loop however long it is, so long arrays are counted first; counting
+    stops at the bound.
     """
     if len(data) < LONG_BYTES or bytes(memoryview(data)[:1]) != b"[":
         return
@@ -66,7 +63,7 @@ def require_few(data: msgspec.Raw | bytes, most: int, where: str, noun: str) -> 
 
 
 def require_short(sent: msgspec.Raw, where: str, most_bytes: int = _SHORT_BYTES) -> None:
-    """Refuse a field that is large for no good reason, before it is decoded."""
+    """Refuse a field longer than ``most_bytes`` before it is decoded."""
     if len(sent) > most_bytes:
         raise InvalidRequest(f"Invalid '{where}': more than {most_bytes} bytes.", param=where)
 
@@ -76,11 +73,11 @@ def too_many(most: int, where: str, noun: str) -> InvalidRequest:
 
 
 class _TooMany(Exception):
-    """Counting has come to its end."""
+    """Raised inside the decoder to stop counting at the bound."""
 
 
 def require_text(data: bytes) -> bytes:
-    """Refuse bytes that are not UTF-8: the decoder lets them pass inside raw fields."""
+    """Return ``data`` if it is UTF-8, else raise: msgspec does not check the text inside raw fields."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -89,7 +86,7 @@ def require_text(data: bytes) -> bytes:
 
 
 def explain(text: str, where: str = "") -> InvalidRequest:
-    """Turn a validation failure's text into an API error with ``param``."""
+    """Translate the message of a msgspec validation error into an API error with ``param``."""
     at = _AT.search(text)
     path = _UNKNOWN_INDEX.sub("", at.group(1)) if at else ""
     what = text[: at.start()] if at else text
@@ -116,23 +113,23 @@ def join(where: str, path: str) -> str:
 
 
 NULL = msgspec.Raw(b"null")
-"""What an optional raw field holds when the key is absent and must still be sent."""
+"""Default of raw fields that are always sent."""
 
 
 def given(value: msgspec.Raw | msgspec.UnsetType) -> msgspec.Raw | None:
-    """A raw field's value, or None when it was absent or null (the API treats both alike)."""
+    """The value of a raw field; None if it is absent or null, which the API treats alike."""
     if isinstance(value, msgspec.UnsetType) or bytes(value) in (b"null", b""):
         return None
     return value
 
 
 def require_object(value: msgspec.Raw | msgspec.UnsetType, where: str) -> None:
-    """Refuse a raw field that holds anything but an object or null."""
+    """Refuse a raw field whose value is neither an object nor null."""
     sent = given(value)
     if sent is not None and not bytes(sent).startswith(b"{"):
         raise InvalidRequest(f"Invalid '{where}': expected an object.", param=where, code="invalid_type")
 
 
 def raw(value: Any) -> msgspec.Raw:
-    """A value encoded once, to be spliced wherever it is sent again."""
+    """Encode a value once, to be spliced into several messages."""
     return msgspec.Raw(_encoder.encode(value))

@@ -1,6 +1,5 @@
-"""Compiling what clients send, away from the event loop: in child processes that may fail.
+"""Compiles grammars, JSON schemas and patterns of clients in child processes.
 
-Grammars, JSON schemas and regular expressions can be short and take for ever. ``Sandbox`` runs the functions
-of ``tasks`` on them in processes of its own, within bounds on time, memory, number and size. What exceeds a
-bound is refused; neither the server nor another tenant notices.
+Such input can be short and still take for ever to compile. ``Sandbox`` bounds time, memory, processes and
+sizes; input that exceeds a limit is rejected without any effect on the event loop or on other tenants.
 """

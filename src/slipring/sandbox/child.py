@@ -1,8 +1,8 @@
-"""A child process of a sandbox: reads calls from its standard input, one at a time, and answers each.
+"""The child process of a sandbox: reads calls from standard input, one at a time, and answers each.
 
-It ends when its parent closes the pipe or is gone. Processor time is measured by a timer whose signal ends
-the process, even within native code; memory is bounded by the kernel. Signals that are meant for the server
-and reach all processes of its group are ignored: the parent decides when this process ends.
+It exits when its parent closes the pipe or dies. A timer measures processor time, and its signal kills the
+process even within native code; the kernel limits memory. The child ignores signals that a terminal or a
+service manager sends to the whole process group: the parent decides when it exits.
 """
 
 import os
@@ -20,68 +20,68 @@ from slipring.sandbox import pipe_messages
 from slipring.sandbox.pipe_messages import (
     LENGTH_BYTES,
     Answer,
-    Broken,
     Call,
+    Crashed,
     Done,
     Exceeded,
-    Orders,
     Outcome,
     Ready,
-    Refused,
+    Rejected,
+    Setup,
 )
 
 _NICENESS = 10
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_LONGEST_TRACEBACK = 4000
+_IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_MAX_TRACEBACK_CHARS = 4000
 
 
 def main() -> None:
-    """Serve calls until the standard input ends."""
-    for number in _IGNORED:
+    """Answer calls until standard input ends."""
+    for number in _IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    calls, answers = _take_pipes()
+    calls, replies = _take_pipes()
     first = _read(calls)
     if first is None:
         return
-    orders = pipe_messages.orders.decode(first)
-    _bound(orders)
-    _write(answers, pipe_messages.encode(Ready()))
+    setup = pipe_messages.decode_setup(first)
+    _apply_limits(setup)
+    _write(replies, pipe_messages.encode(Ready()))
     while (data := _read(calls)) is not None:
-        _write(answers, _answer(pipe_messages.call.decode(data), orders))
+        _write(replies, _answer(pipe_messages.decode_call(data), setup))
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The pipes to the parent. What libraries print goes nowhere."""
+    """The pipes to the parent. Descriptors 0 and 1 become /dev/null, so that prints cannot corrupt them."""
     calls = os.fdopen(os.dup(0), "rb")
-    answers = os.fdopen(os.dup(1), "wb")
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 0)
-    os.dup2(nowhere, 1)
-    os.close(nowhere)
-    return calls, answers
+    replies = os.fdopen(os.dup(1), "wb")
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.close(null)
+    return calls, replies
 
 
-def _bound(orders: Orders) -> None:
+def _apply_limits(setup: Setup) -> None:
     os.nice(_NICENESS)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = orders.memory_bytes if hard == resource.RLIM_INFINITY else min(orders.memory_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    soft = setup.memory_bytes if hard == resource.RLIM_INFINITY else min(setup.memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _has_grown(orders: Orders) -> bool:
-    """Whether half of the memory is in use: what one call leaves behind must not be missing to the next."""
+def _has_grown(setup: Setup) -> bool:
+    """Whether half of the memory is in use, so that the next call could fail for want of it."""
     try:
         with open("/proc/self/statm", "rb") as file:
-            resident = int(file.read().split()[1]) * resource.getpagesize()
+            resident_bytes = int(file.read().split()[1]) * resource.getpagesize()
     except OSError:
         return False  # not Linux
-    return resident > orders.memory_bytes // 2
+    return resident_bytes > setup.memory_bytes // 2
 
 
 def _read(pipe: BinaryIO) -> bytes | None:
-    """The next message; None: the parent wants no more."""
+    """The next message, or None if the parent has closed the pipe."""
     length = pipe.read(LENGTH_BYTES)
     if len(length) < LENGTH_BYTES:
         return None
@@ -92,32 +92,31 @@ def _read(pipe: BinaryIO) -> bytes | None:
 
 def _write(pipe: BinaryIO, data: bytes) -> None:
     try:
-        pipe.write(pipe_messages.framed(data))
+        pipe.write(pipe_messages.with_length(data))
         pipe.flush()
     except BrokenPipeError:
-        os._exit(0)  # the parent is gone
+        os._exit(0)  # the parent has died
 
 
-def _answer(call: Call, orders: Orders) -> bytes:
-    """The outcome of a call, as a message."""
+def _answer(call: Call, setup: Setup) -> bytes:
+    """Carry out a call and encode its outcome."""
     try:
-        outcome = _run(_found(call.task, orders), call.arguments, orders.timeout_s)
-        data = pipe_messages.encode(Answer(outcome, _has_grown(orders)))
+        outcome = _run(_find(call.task, setup), call.arguments, setup.timeout_s)
+        data = pipe_messages.encode(Answer(outcome, _has_grown(setup)))
     except MemoryError:
-        return pipe_messages.encode(Answer(Exceeded(out_of_memory(orders.memory_bytes)), has_grown=True))
+        return pipe_messages.encode(Answer(Exceeded(out_of_memory(setup.memory_bytes)), has_grown=True))
     except Exception:
-        return pipe_messages.encode(
-            Answer(Broken(traceback.format_exc()[-_LONGEST_TRACEBACK:]), has_grown=False)
-        )
-    if len(data) > orders.result_bytes:
-        outcome = Exceeded(f"expands to more than {orders.result_bytes} bytes (max_compiled_bytes)")
-        return pipe_messages.encode(Answer(outcome, has_grown=True))
+        crashed = Crashed(traceback.format_exc()[-_MAX_TRACEBACK_CHARS:])
+        return pipe_messages.encode(Answer(crashed, has_grown=False))
+    if len(data) > setup.result_bytes:
+        exceeded = Exceeded(f"expands to more than {setup.result_bytes} bytes (max_compiled_bytes)")
+        return pipe_messages.encode(Answer(exceeded, has_grown=True))
     return data
 
 
-def _found(task: str, orders: Orders) -> Callable[..., Any]:
-    """A function that may be called. Its module is imported before the time is taken."""
-    function: Callable[..., Any] = getattr(import_module(orders.tasks[task]), task)
+def _find(task: str, setup: Setup) -> Callable[..., Any]:
+    """Import a permitted function, before the timer starts."""
+    function: Callable[..., Any] = getattr(import_module(setup.tasks[task]), task)
     return function
 
 
@@ -126,7 +125,7 @@ def _run(function: Callable[..., Any], arguments: list[Any], timeout_s: float) -
     try:
         return Done(function(*arguments))
     except InvalidRequest as error:
-        return Refused(error.message, error.param, error.code)
+        return Rejected(error.message, error.param, error.code)
     except RecursionError:
         return Exceeded("is nested too deeply")
     finally:

@@ -1,26 +1,26 @@
-"""Outcomes of earlier calls, refusals included: what was compiled once is not compiled again.
+"""Cache of compile outcomes, rejections included.
 
-Each tenant finds only its own: whether somebody else has sent the same cannot be told from the time it takes.
+Tenants do not share entries: otherwise the response time would reveal what another tenant has sent.
 """
 
 from collections import OrderedDict
 
 from slipring.sandbox.pipe_messages import Outcome
 
-_SHARE = 8
-"""A tenant may fill this part of the whole."""
+_TENANT_FRACTION = 8
+"""A tenant may fill one part in this many."""
 _ENTRY_BYTES = 500
-"""What an entry takes beside its outcome."""
+"""Overhead of an entry."""
 
 Key = tuple[str, bytes]
-"""A tenant, and the digest of a call."""
+"""A tenant and the digest of a call."""
 
 
-class Cache:
-    """Outcomes within a bound on their size; those that were used least recently are dropped."""
+class OutcomeCache:
+    """LRU cache, bounded in bytes in total and per tenant."""
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._entries: OrderedDict[Key, tuple[Outcome, int]] = OrderedDict()
         self._tenants: dict[str, OrderedDict[Key, int]] = {}
         self._tenant_bytes: dict[str, int] = {}
@@ -34,10 +34,10 @@ class Cache:
         self._tenants[key[0]].move_to_end(key)
         return found[0]
 
-    def keep(self, key: Key, outcome: Outcome, size_bytes: int) -> None:
-        """Keep an outcome of this encoded size, unless it is larger than all that its tenant may keep."""
+    def put(self, key: Key, outcome: Outcome, size_bytes: int) -> None:
+        """Store an outcome of this encoded size, unless it exceeds the share of its tenant."""
         size_bytes += _ENTRY_BYTES
-        share = self._most_bytes // _SHARE
+        share = self._max_bytes // _TENANT_FRACTION
         if size_bytes > share:
             return
         self._drop(key)
@@ -47,7 +47,7 @@ class Cache:
         self._charge(tenant, size_bytes)
         while self._tenant_bytes[tenant] > share:
             self._drop(next(iter(self._tenants[tenant])))
-        while self.used_bytes > self._most_bytes:
+        while self.used_bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
 
     def _drop(self, key: Key) -> None:

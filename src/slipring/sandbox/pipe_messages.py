@@ -1,6 +1,6 @@
-"""What a sandbox and its child processes send each other: messages with their length before them.
+"""Messages between a sandbox and its child processes: MessagePack, each preceded by its length.
 
-Data only, as MessagePack: nothing that a client sends can become code on its way.
+They hold data only, so nothing that a client sends can be executed by decoding it.
 """
 
 from typing import Any
@@ -11,30 +11,31 @@ from msgspec import Struct
 LENGTH_BYTES = 4
 
 
-class Orders(Struct, frozen=True):
-    """The first message to a child: which functions it may run, and what each may take."""
+class Setup(Struct, frozen=True):
+    """The first message to a child: the functions that it may call, and the limits on each call."""
 
     tasks: dict[str, str]
+    """Function name to the module that defines it."""
     timeout_s: float
     memory_bytes: int
     result_bytes: int
 
 
 class Call(Struct, frozen=True):
-    """Run a function."""
+    """Asks a child to call a function."""
 
     task: str
     arguments: list[Any]
 
 
 class Done(Struct, frozen=True, tag=True):
-    """What a function returned."""
+    """The function returned a value."""
 
     value: Any
 
 
-class Refused(Struct, frozen=True, tag=True):
-    """A function refused its arguments: an ``InvalidRequest``."""
+class Rejected(Struct, frozen=True, tag=True):
+    """The function raised ``InvalidRequest``."""
 
     message: str
     param: str | None
@@ -42,22 +43,22 @@ class Refused(Struct, frozen=True, tag=True):
 
 
 class Exceeded(Struct, frozen=True, tag=True):
-    """A bound was exceeded, in words that follow on "it"."""
+    """The call exceeded a limit. ``reason`` continues a sentence that begins with "it"."""
 
     reason: str
 
 
-class Broken(Struct, frozen=True, tag=True):
-    """A function failed for a reason of its own, which is a fault of ours."""
+class Crashed(Struct, frozen=True, tag=True):
+    """The function raised something unexpected: a bug of ours."""
 
     traceback: str
 
 
-Outcome = Done | Refused | Exceeded | Broken
+Outcome = Done | Rejected | Exceeded | Crashed
 
 
 class Ready(Struct, frozen=True, tag=True):
-    """The child has set its bounds and takes calls."""
+    """The child has applied its limits and accepts calls."""
 
 
 class Answer(Struct, frozen=True, tag=True):
@@ -65,20 +66,24 @@ class Answer(Struct, frozen=True, tag=True):
 
     outcome: Outcome
     has_grown: bool
-    """Whether so much memory is in use that the next call should be given to another child."""
+    """The child uses so much memory that it should be replaced before the next call."""
 
 
-Report = Ready | Answer
+Reply = Ready | Answer
 
-orders = msgspec.msgpack.Decoder(Orders)
-call = msgspec.msgpack.Decoder(Call)
-report: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+decode_setup = msgspec.msgpack.Decoder(Setup).decode
+decode_call = msgspec.msgpack.Decoder(Call).decode
+_reply: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-def encode(message: Orders | Call | Report | Outcome) -> bytes:
-    """A message without its length."""
+def decode_reply(data: bytes) -> Reply:
+    return _reply.decode(data)
+
+
+def encode(message: Setup | Call | Reply | Outcome) -> bytes:
+    """Encode a message, without its length."""
     return msgspec.msgpack.encode(message)
 
 
-def framed(data: bytes) -> bytes:
+def with_length(data: bytes) -> bytes:
     return len(data).to_bytes(LENGTH_BYTES, "big") + data

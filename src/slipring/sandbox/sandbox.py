@@ -1,26 +1,53 @@
-"""Running tasks on what clients sent: in child processes, or in a thread where there is no server."""
+"""The sandbox: runs compile tasks on client input in child processes, fairly and with a cache."""
 
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
 from typing import Any, Protocol
 
 from slipring.errors import InvalidRequest, ServerError, Unavailable
 from slipring.sandbox import pipe_messages
-from slipring.sandbox.compile_limits import Bounds
-from slipring.sandbox.outcome_cache import Cache, Key
-from slipring.sandbox.pipe_messages import Broken, Call, Done, Exceeded, Outcome
-from slipring.sandbox.process import Process
-from slipring.sandbox.queue import FairQueue
-from slipring.sandbox.tasks import TASKS
+from slipring.sandbox.call_queue import FairQueue
+from slipring.sandbox.child_process import ChildProcess
+from slipring.sandbox.outcome_cache import Key, OutcomeCache
+from slipring.sandbox.pipe_messages import Call, Crashed, Done, Exceeded, Outcome, Setup
 
 log = logging.getLogger("slipring")
 
+TASKS: Mapping[str, str] = {
+    "check_grammar": "slipring.engines.constraints.tool_grammars",
+    "draft_document": "slipring.engines.simulated.drafts",
+    "draft_input": "slipring.engines.simulated.drafts",
+    "write_constraint": "slipring.engines.constraints.constraint",
+    "write_grammar": "slipring.engines.llama.answer_grammar",
+}
+"""The functions that a child may call, each with its module. Only the child imports these modules: this layer
+knows their names alone."""
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """Limits of one sandbox; ``core/limits.py`` documents the settings."""
+
+    timeout_s: float = 2.0
+    """Processor time of one call."""
+    memory_bytes: int = 256 * MIB
+    """Memory of a child process, the interpreter included."""
+    processes: int = 1
+    waiting: int = 16
+    """Calls of one tenant that may wait."""
+    call_bytes: int = MIB
+    """Size of a call, and of its result."""
+    cache_bytes: int = 64 * MIB
+
 
 class TooExpensive(InvalidRequest):
-    """What a client sent takes more than it may. ``reason`` follows on "it"."""
+    """Client input exceeds a compile limit. ``reason`` continues a sentence that begins with "it"."""
 
     def __init__(self, reason: str, param: str | None = None) -> None:
         named = f"Invalid '{param}'" if param is not None else "The request cannot be served"
@@ -32,58 +59,62 @@ class Runner(Protocol):
     """Runs tasks."""
 
     async def run(self, tenant: str, task: str, *arguments: Any) -> Any:
-        """What a task returns for arguments, which are data. Raises the ``InvalidRequest`` that the task
-        raises, ``TooExpensive`` where it exceeds a bound, ``RateLimited`` and ``Unavailable``."""
+        """Call the function named ``task`` with serializable arguments and return its result.
+
+        Raises the ``InvalidRequest`` that the function raises, ``TooExpensive`` if it exceeds a limit,
+        ``RateLimited`` and ``Unavailable``.
+        """
 
 
 class InThread:
-    """Runs tasks in a thread of this process, without bounds: for engines that nobody serves."""
+    """Runs tasks in a thread of this process, without limits: for engines used outside a server."""
 
     async def run(self, tenant: str, task: str, *arguments: Any) -> Any:
         return await asyncio.to_thread(getattr(import_module(TASKS[task]), task), *arguments)
 
 
-class _Pending:
-    """A call that waits or runs, and those who want its outcome."""
+class _PendingCall:
+    """A waiting or running call, with the number of tasks that await its outcome."""
 
-    __slots__ = ("data", "future", "key", "wanted")
+    __slots__ = ("data", "future", "key", "waiters")
 
     def __init__(self, key: Key, data: bytes) -> None:
         self.key = key
         self.data = data
         self.future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        self.wanted = 0
+        self.waiters = 0
 
 
 class Sandbox:
-    """Runs tasks in child processes, within bounds. Nothing is started before the first call.
+    """Runs tasks in child processes, within limits. Starts no process before the first call.
 
-    Outcomes are kept by the digest of their call, for each tenant by itself, refusals too. Calls that are the
-    same and under way are one.
+    Caches outcomes, rejections included, by tenant and digest of the call. Concurrent equal calls of a tenant
+    run once.
     """
 
-    def __init__(self, bounds: Bounds, tasks: Mapping[str, str] = TASKS) -> None:
-        self.bounds = bounds
+    def __init__(self, limits: SandboxLimits, tasks: Mapping[str, str] = TASKS) -> None:
+        self.limits = limits
         self._tasks = tasks
-        self._cache = Cache(bounds.cache_bytes)
-        self._queue: FairQueue[_Pending] = FairQueue(bounds.waiting)
-        self._pending: dict[Key, _Pending] = {}
-        self._idle = [Process(bounds, tasks) for _ in range(bounds.processes)]
+        self._cache = OutcomeCache(limits.cache_bytes)
+        self._queue: FairQueue[_PendingCall] = FairQueue(limits.waiting)
+        self._pending: dict[Key, _PendingCall] = {}
+        setup = Setup(dict(tasks), limits.timeout_s, limits.memory_bytes, limits.call_bytes)
+        self._idle = [ChildProcess(setup) for _ in range(limits.processes)]
         self._processes = tuple(self._idle)
         self._running: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
     def pids(self) -> list[int]:
-        """Of the child processes that there are."""
+        """Process ids of the running children."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     async def run(self, tenant: str, task: str, *arguments: Any) -> Any:
         if task not in self._tasks:
             raise LookupError(f"there is no task '{task}'")
         data = pipe_messages.encode(Call(task, list(arguments)))
-        if len(data) > self.bounds.call_bytes:
-            raise TooExpensive(f"has more than {self.bounds.call_bytes} bytes (max_compiled_bytes)")
+        if len(data) > self.limits.call_bytes:
+            raise TooExpensive(f"has more than {self.limits.call_bytes} bytes (max_compiled_bytes)")
         key = tenant, blake2b(data, digest_size=20).digest()
         outcome = self._cache.find(key)
         if outcome is None:
@@ -91,10 +122,10 @@ class Sandbox:
         return _result(outcome)
 
     async def close(self) -> None:
-        """End the children. Whoever waits is told that nothing is compiled any more."""
+        """Kill the children. Waiting and running calls raise ``Unavailable``."""
         self._closed = True
-        for pending in self._queue.clear():
-            _settle(pending, _unavailable())
+        for call in self._queue.clear():
+            _fail(call, _stopping())
         running = list(self._running)
         for task in running:
             task.cancel()
@@ -104,47 +135,47 @@ class Sandbox:
             await process.end()
 
     async def _outcome(self, key: Key, data: bytes) -> Outcome:
-        """Have a call run, or wait for the same one that is under way."""
+        """Queue a call and wait for its outcome, or join an equal call that is pending."""
         if self._closed:
-            raise _unavailable()
-        pending = self._pending.get(key)
-        if pending is None:
-            pending = _Pending(key, data)
-            self._queue.put(key[0], pending)
-            self._pending[key] = pending
+            raise _stopping()
+        call = self._pending.get(key)
+        if call is None:
+            call = _PendingCall(key, data)
+            self._queue.put(key[0], call)
+            self._pending[key] = call
             self._dispatch()
-        pending.wanted += 1
+        call.waiters += 1
         try:
-            return await asyncio.shield(pending.future)
+            return await asyncio.shield(call.future)
         finally:
-            pending.wanted -= 1
-            if not pending.wanted and self._queue.remove(key[0], pending):
-                del self._pending[key]  # nobody wants it any more, and nobody has begun with it
+            call.waiters -= 1
+            if not call.waiters and self._queue.remove(key[0], call):
+                del self._pending[key]  # every waiter was cancelled before the call started
 
     def _dispatch(self) -> None:
-        """Give calls to children that have nothing to do."""
+        """Give queued calls to idle children."""
         while self._idle and (taken := self._queue.take()) is not None:
-            task = asyncio.create_task(self._carry_out(taken[1], self._idle.pop()))
+            task = asyncio.create_task(self._execute(taken[1], self._idle.pop()))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
 
-    async def _carry_out(self, pending: _Pending, process: Process) -> None:
+    async def _execute(self, call: _PendingCall, process: ChildProcess) -> None:
         try:
-            outcome = await process.run(pending.data)
+            outcome = await process.run(call.data)
         except BaseException as error:
-            _settle(pending, error if isinstance(error, Exception) else _unavailable())
+            _fail(call, error if isinstance(error, Exception) else _stopping())
             if not isinstance(error, Exception):
                 raise
         else:
-            if isinstance(outcome, Broken):
-                log.error("a task of the sandbox failed:\n%s", outcome.traceback)
+            if isinstance(outcome, Crashed):
+                log.error("a sandbox task failed:\n%s", outcome.traceback)
             else:
-                self._cache.keep(pending.key, outcome, len(pipe_messages.encode(outcome)))
-            if not pending.future.done():
-                pending.future.set_result(outcome)
+                self._cache.put(call.key, outcome, len(pipe_messages.encode(outcome)))
+            if not call.future.done():
+                call.future.set_result(outcome)
         finally:
-            self._pending.pop(pending.key, None)
-            self._queue.over(pending.key[0])
+            self._pending.pop(call.key, None)
+            self._queue.finish(call.key[0])
             self._idle.append(process)
             if not self._closed:
                 self._dispatch()
@@ -155,16 +186,16 @@ def _result(outcome: Outcome) -> Any:
         return outcome.value
     if isinstance(outcome, Exceeded):
         raise TooExpensive(outcome.reason)
-    if isinstance(outcome, Broken):
+    if isinstance(outcome, Crashed):
         raise ServerError
     raise InvalidRequest(outcome.message, param=outcome.param, code=outcome.code)
 
 
-def _unavailable() -> Unavailable:
+def _stopping() -> Unavailable:
     return Unavailable("Nothing is compiled any more: the server is stopping.")
 
 
-def _settle(pending: _Pending, error: Exception) -> None:
-    if not pending.future.done():
-        pending.future.set_exception(error)
-        pending.future.exception()  # seen, even if nobody waits any more
+def _fail(call: _PendingCall, error: Exception) -> None:
+    if not call.future.done():
+        call.future.set_exception(error)
+        call.future.exception()  # marked as retrieved: every waiter may have been cancelled

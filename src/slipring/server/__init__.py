@@ -1,1 +1,1 @@
-"""The only code that knows sockets and HTTP."""
+"""The server: transports, endpoints, access control and processes. No other layer knows HTTP or sockets."""

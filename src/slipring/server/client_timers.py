@@ -1,7 +1,7 @@
-"""When which client of a server has to be looked at next.
+"""Timers that say when each client of a server has to be checked next.
 
-Due times are kept in buckets of a second, and each client is in one bucket at most. A client that waits for
-something far away costs nothing until then, however many of them there are.
+Due times are kept in buckets of one second, and each client is in one bucket at most. A client costs nothing
+until its time is due, however many clients there are.
 """
 
 import math
@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Alarms(Generic[T]):
-    """The due time of every client, to the second. Nothing is due before its time."""
+class ClientTimers(Generic[T]):
+    """One due time per client, rounded up to a second: a client is never returned before its time."""
 
     __slots__ = ("_bucket_of", "_buckets")
 
@@ -23,7 +23,7 @@ class Alarms(Generic[T]):
         return len(self._bucket_of)
 
     def set(self, client: T, due: float) -> None:
-        """Have a client looked at from this time on, and not at the time set before; infinity: not at all."""
+        """Set a client's due time, replacing the one set before; infinity removes it."""
         self.remove(client)
         if due == math.inf:
             return
@@ -32,12 +32,12 @@ class Alarms(Generic[T]):
         self._buckets.setdefault(number, {})[client] = None
 
     def advance(self, client: T, due: float) -> None:
-        """Have a client looked at from this time on, unless it is due before."""
+        """Set a client's due time, unless it is due earlier already."""
         if (number := self._bucket_of.get(client)) is None or number > due + 1:
             self.set(client, due)
 
     def remove(self, client: T) -> None:
-        """Forget a client, if it is known."""
+        """Remove a client's due time, if it has one."""
         number = self._bucket_of.pop(client, None)
         if number is None:
             return
@@ -47,7 +47,7 @@ class Alarms(Generic[T]):
             del self._buckets[number]
 
     def take_due(self, now: float) -> list[T]:
-        """The clients that are due, the earliest first. They are looked at once: set them again."""
+        """Remove and return the clients that are due, the earliest first."""
         due = sorted(number for number in self._buckets if number <= now)
         clients = [client for number in due for client in self._buckets.pop(number)]
         for client in clients:

@@ -6,11 +6,11 @@ _EPOCH = time.time() - time.monotonic()
 
 
 def now() -> float:
-    """Unix time that never jumps: for deadlines and timestamps of this process alone."""
+    """Unix time that never jumps, for deadlines and timestamps that stay within this process."""
     return _EPOCH + time.monotonic()
 
 
 shared_now = time.time
-"""For what other nodes read: they agree on the time of day, and on nothing that began with this process."""
+"""Unix time for values that other nodes read: a process's monotonic clock means nothing to them."""
 clock = time.perf_counter
-"""What stages are stopped with."""
+"""Measures the stages of a turn."""

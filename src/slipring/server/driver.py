@@ -1,7 +1,8 @@
-"""The driver: runs what a session wants done, the same way for every transport.
+"""The driver: carries out a session's actions, the same way for every transport.
 
-One task per running turn. A transport gives a ``Sink`` that knows how to tell its client something; nothing
-else differs between a socket, an SSE stream and a plain POST.
+Each running turn has one task, from its first piece of work (load, check, count, generate, save) to its last.
+A transport passes a ``Sink`` that delivers events to its client; nothing else differs between a WebSocket, an
+SSE stream and a plain POST.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Coroutine
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import structs
 
@@ -22,67 +23,73 @@ from slipring.core.session.actions import (
     Check,
     CheckAppended,
     Close,
+    Counted,
     Load,
+    Loaded,
     Record,
     Save,
     Send,
     Start,
     Weigh,
 )
-from slipring.core.session.loaded import Joined, Loaded
 from slipring.core.session.session import Session
-from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn import Joined, Turn
 from slipring.engines.constraints import call_limits
 from slipring.errors import ApiError, ServerError, conversation_not_found
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item, with_id
 from slipring.protocol.timing import TurnReport
+from slipring.server import padding, turn_log
 from slipring.server.access.auth import Caller
 from slipring.server.clock import clock, now
 from slipring.server.cluster.state_lookup import States
 from slipring.server.service import Service
-from slipring.server.transports import padding
 from slipring.stores.base import Appended, LeaseLost, Tenure
 
 log = logging.getLogger("slipring")
-turns = logging.getLogger("slipring.turns")
-"""One line per turn."""
 
-
+_GOING_AWAY = 1001
 Work = Start | Load | Check | Weigh | Save
-"""What takes time."""
+"""Actions that take time, and belong to a turn."""
 
 
-class Sink(Protocol):
-    """How a transport tells its client something."""
+class Sink:
+    """Delivers the events of a session to its client. Every method but ``send`` may be left as it is."""
+
+    __slots__ = ()
 
     def send(self, events: list[Event]) -> None:
-        """Take events in order, without waiting."""
+        """Queue events in order, without waiting."""
+        raise NotImplementedError
 
     def flush(self) -> Awaitable[None] | None:
-        """Get them out; returns what to wait for while the client cannot take more."""
+        """Write queued events; returns an awaitable, to be awaited, while the client does not keep up."""
+        return None
 
     def close(self, code: int, reason: str) -> None:
-        """End the connection once everything has been sent."""
+        """Close the connection once everything has been sent."""
 
     def record(self, report: TurnReport) -> None:
-        """Take note of how a turn went. Its last events have been taken before."""
+        """Receive the report of a turn, after its last events."""
 
-
-class _Line:
-    """A line of the log that is made only if somebody reads it."""
-
-    def __init__(self, record: Record) -> None:
-        self._record = record
-
-    def __str__(self) -> str:
-        return self._record.report.as_line(self._record.lane)
+    def counted(self, tokens: int) -> None:
+        """Receive the size of a context, if the session only counts tokens."""
 
 
 class Driver:
     """Carries out the actions of one session."""
 
-    __slots__ = ("__weakref__", "_tasks", "_tenure", "caller", "service", "session", "sink", "states")
+    __slots__ = (
+        "__weakref__",
+        "_flushes",
+        "_tasks",
+        "_tenure",
+        "caller",
+        "service",
+        "session",
+        "sink",
+        "states",
+    )
 
     def __init__(
         self,
@@ -94,8 +101,8 @@ class Driver:
         states: States,
         tenure: "asyncio.Future[Tenure] | None" = None,
     ) -> None:
-        """``states``: where responses that the session does not remember are looked for. ``tenure``: for a
-        run in the background, what has to hold when its response is saved."""
+        """``states``: looks up responses that the session does not have in memory. ``tenure``: for a
+        background run, the tenure that must be valid when its response is saved."""
         self.service = service
         self.caller = caller
         self.session = session
@@ -103,27 +110,23 @@ class Driver:
         self.states = states
         self._tenure = tenure
         self._tasks: dict[Turn | CheckAppended, asyncio.Task[None]] = {}
+        self._flushes: set[asyncio.Future[None]] = set()
+
+    @property
+    def in_flight(self) -> int:
+        """Responses that are running."""
+        return self.session.in_flight
 
     def run(self, actions: list[Action]) -> None:
+        """Carry out actions in order; those that take time are started and not waited for."""
         for action in actions:
-            if isinstance(action, Send):
-                self.sink.send(action.events)
-            elif isinstance(action, Work):
-                self._spawn(action.turn, self._work(action))
-            elif isinstance(action, CheckAppended):
-                self._spawn(action, self._check_appended(action))
-            elif isinstance(action, Cancel):
-                if (task := self._tasks.get(action.turn)) is not None:
-                    task.cancel()
-            elif isinstance(action, Record):
-                turns.info("%s", _Line(action))
-                self.service.count(action.report, self.caller)
-                self.sink.record(action.report)
-            elif isinstance(action, Close):
-                self.sink.close(action.code, action.reason)
+            if isinstance(action, Work):
+                self._spawn(action.turn, self._run_turn(action))
+            else:
+                self._carry_out(action)
 
     async def stop(self) -> None:
-        """The client is gone: cancel what runs and wait until it has let go."""
+        """Cancel the running turns, except those being saved, and wait until all tasks have ended."""
         self.run(self.session.closed())
         for subject, task in self._tasks.items():
             if isinstance(subject, CheckAppended):
@@ -131,8 +134,29 @@ class Driver:
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()))
 
+    def wind_down(self, error: ApiError, grace_s: float) -> None:
+        """Let running turns finish within ``grace_s`` and refuse new ones with ``error``."""
+        self.run(self.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
+
+    def _carry_out(self, action: Action) -> None:
+        """Carry out an action that needs no waiting."""
+        if isinstance(action, Send):
+            self.sink.send(action.events)
+        elif isinstance(action, CheckAppended):
+            self._spawn(action, self._check_appended(action))
+        elif isinstance(action, Cancel):
+            if (task := self._tasks.get(action.turn)) is not None:
+                task.cancel()
+        elif isinstance(action, Record):
+            turn_log.write(action, self.caller)
+            self.service.count_turn(action.report, self.caller)
+            self.sink.record(action.report)
+        elif isinstance(action, Counted):
+            self.sink.counted(action.tokens)
+        elif isinstance(action, Close):
+            self.sink.close(action.code, action.reason)
+
     def _spawn(self, subject: Turn | CheckAppended, work: Coroutine[Any, Any, None]) -> None:
-        """Do a piece of work in a task of its own: a turn's next, or one beside all turns."""
         task = asyncio.create_task(work)
         self._tasks[subject] = task
         task.add_done_callback(partial(self._forget, subject))
@@ -141,34 +165,64 @@ class Driver:
         if self._tasks.get(subject) is task:
             del self._tasks[subject]
 
-    async def _work(self, action: Work) -> None:
-        """Carry out a piece of work and what follows from it; a failure is the turn's, never more."""
-        turn = action.turn
-        try:
-            if isinstance(action, Start):
-                actions = await self._generate(turn, action.job)
-            elif isinstance(action, Load):
-                actions = await self._load(action)
-            elif isinstance(action, Check):
-                await self.service.compiler.check(self.session.tenant, action.grammars)
-                actions = self.session.checked(action)
-            elif isinstance(action, Weigh):
-                engine = self.service.catalog.engine_of(action.job.model)
-                tokens = await engine.count(action.job, action.enough)
-                actions = self.session.weighed(action, tokens)
+    async def _run_turn(self, first: Work) -> None:
+        """Carry out a turn's work, one piece after the other, until none follows from the last."""
+        work: Work | None = first
+        while work is not None:
+            actions = await self._do(work)
+            work = self._run_after(first.turn, actions)
+            waiting = self.sink.flush()
+            if waiting is None:
+                continue
+            if work is None:
+                await waiting
             else:
-                actions = await self._save(turn, action.state)
+                self._flush_aside(waiting)
+
+    def _flush_aside(self, waiting: Awaitable[None]) -> None:
+        """Wait for a slow client in another task, so that it does not delay the turn's next piece of work: a
+        finished response must be saved even if its client never reads the end."""
+        task = asyncio.ensure_future(waiting)
+        self._flushes.add(task)
+        task.add_done_callback(self._flushes.discard)
+
+    def _run_after(self, turn: Turn, actions: list[Action]) -> Work | None:
+        """Carry out actions from within the task of a turn; returns the turn's own next piece of work, which
+        this task has to do itself."""
+        own: Work | None = None
+        for action in actions:
+            if isinstance(action, Work) and action.turn is turn:
+                own = action
+            else:
+                self.run([action])
+        return own
+
+    async def _do(self, work: Work) -> list[Action]:
+        """Do a piece of a turn's work and report its outcome to the session; returns what follows. A failure
+        ends this turn and no other."""
+        try:
+            if isinstance(work, Start):
+                return await self._generate(work.turn, work.job)
+            if isinstance(work, Load):
+                return await self._load(work)
+            if isinstance(work, Check):
+                await self.service.compiler.check(self.session.tenant, work.grammars)
+                return self.session.checked(work)
+            if isinstance(work, Weigh):
+                engine = self.service.catalog.engine_of(work.job.model)
+                tokens = await engine.count(work.job, work.enough)
+                return self.session.weighed(work, tokens)
+            return await self._save(work.turn, work.state)
         except ApiError as error:
-            actions = self.session.failed(turn, error, now())
+            return self.session.failed(work.turn, error, now())
         except LeaseLost:
-            actions = self.session.failed(turn, ServerError("The response was ended elsewhere."), now())
+            return self.session.failed(work.turn, ServerError("The response was ended elsewhere."), now())
         except Exception:
             log.exception("a turn failed unexpectedly")
-            actions = self.session.failed(turn, ServerError(), now())
-        await self._finish(actions)
+            return self.session.failed(work.turn, ServerError(), now())
 
     async def _check_appended(self, check: CheckAppended) -> None:
-        """Compile what is to be appended to a response; a failure is told about it, never about more."""
+        """Compile the grammars of appended items. A failure refuses the append and nothing else."""
         asked = check.asked
         try:
             await self.service.compiler.check(self.session.tenant, check.grammars)
@@ -177,23 +231,14 @@ class Driver:
         except Exception:
             log.exception("a grammar could not be checked")
             asked = structs.replace(asked, error=ServerError())
-        await self._finish(self.session.appended(asked, now()))
-
-    async def _finish(self, actions: list[Action]) -> None:
-        """Do what follows from a piece of work, and wait until the client has been told."""
-        self.run(actions)
+        self.run(self.session.appended(asked, now()))
         if (waiting := self.sink.flush()) is not None:
             await waiting
 
     async def _load(self, load: Load) -> list[Action]:
-        refusal, loaded = await asyncio.gather(
-            self.service.check(self.caller), self._read(load), return_exceptions=True
-        )
-        if refusal is not None:
-            raise refusal  # whatever the store says, whoever may not ask is told nothing else
-        if isinstance(loaded, BaseException):
-            raise loaded
-        return self.session.loaded(load.turn, loaded, now())
+        # First, so that a caller who is refused learns nothing about what is stored.
+        await self.service.admit_turn(self.caller)
+        return self.session.loaded(load.turn, await self._read(load), now())
 
     async def _read(self, load: Load) -> Loaded:
         tenant = self.session.tenant
@@ -207,22 +252,22 @@ class Driver:
         return Loaded(state, items, joined)
 
     async def _join(self, conversation_id: str) -> tuple[Joined, ResponseState | None]:
-        """A conversation, and the state to go on from; without one, everything that was said in it."""
+        """A conversation with the state to continue from; without such a state, with all its items."""
         tenant, conversations = self.session.tenant, self.service.store.conversations
         thread = await conversations.thread(tenant, conversation_id)
         if thread is None:
             raise conversation_not_found(conversation_id)
         if thread.tip is None:
-            return Joined(conversation_id, thread.version, _in_force(thread.added)), None
+            return Joined(conversation_id, thread.version, _since_compaction(thread.added)), None
         tip = self.session.recall(thread.tip) or await self.states.find(tenant, thread.tip)
         if tip is not None:
             return Joined(conversation_id, thread.version, thread.added), tip
         everything = await conversations.all_items(tenant, conversation_id)
-        return Joined(conversation_id, thread.version, _in_force(everything)), None
+        return Joined(conversation_id, thread.version, _since_compaction(everything)), None
 
     async def _generate(self, turn: Turn, job: Job) -> list[Action]:
         session, flush = self.session, self.sink.flush
-        send = padding.telling(turn.request, self.sink.send)
+        send = padding.padded_send(turn.request, self.sink.send)
         engine = self.service.catalog.engine_of(job.model)
         async with aclosing(call_limits.generate(engine, job)) as batches:
             async for deltas in batches:
@@ -244,20 +289,38 @@ class Driver:
         return self.session.saved(turn, now())
 
 
+class Exchange:
+    """A client of the server with a single response: it has no deadlines but that of a shutdown."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+
+    @property
+    def in_flight(self) -> int:
+        return self.driver.in_flight
+
+    def tick(self) -> float | None:
+        if self.driver.service.draining:
+            self.driver.run(self.driver.session.tick(now()))
+        return None
+
+    def wind_down(self, error: ApiError, grace_s: float) -> None:
+        self.driver.wind_down(error, grace_s)
+
+
 def _appended(joined: Joined, state: ResponseState) -> Appended:
-    """What a response adds to its conversation: its own items, each with an id."""
+    """The items that a response adds to its conversation, each with an id."""
     known = len(joined.items)
-    asked = (
-        with_id(item, _lasting_id(item, state.id, index))
+    added = (
+        with_id(item, _unique_id(item, state.id, index))
         for index, item in enumerate(state.input)
         if index >= known
     )
-    return Appended(joined.conversation_id, joined.version, (*asked, *state.output))
+    return Appended(joined.conversation_id, joined.version, (*added, *state.output))
 
 
-def _in_force(items: tuple[Item, ...]) -> tuple[Item, ...]:
-    """What a conversation's context is, from all of its items: a compaction that a response has made stands
-    for everything before it."""
+def _since_compaction(items: tuple[Item, ...]) -> tuple[Item, ...]:
+    """The items of a conversation from the last compaction that a response made: it replaces all before."""
     for index in range(len(items) - 1, -1, -1):
         place = item_ids.place_of(items[index].id or "")
         if items[index].type == "compaction" and place is not None and not place.of_input:
@@ -265,7 +328,7 @@ def _in_force(items: tuple[Item, ...]) -> tuple[Item, ...]:
     return items
 
 
-def _lasting_id(item: Item, response_id: str, index: int) -> str:
-    """An id that no other item of a conversation has. Those that clients make up may come again."""
+def _unique_id(item: Item, response_id: str, index: int) -> str:
+    """An id that is unique in a conversation: replaces one that a client chose, which may repeat."""
     is_ours = item.id is not None and item_ids.place_of(item.id) is not None
     return item.id if is_ours and item.id else item_ids.place_id(item, response_id, index)

@@ -1,4 +1,8 @@
-"""What all connections of a process share: engines, store, keys, quotas, memory bounds, clock and ids."""
+"""The service: what all connections of a process share, and the clients that it serves.
+
+It owns no connection. Transports register their clients with ``Service.serving``, and the server's ticker
+calls ``Service.tick`` about once a second.
+"""
 
 import asyncio
 import logging
@@ -11,59 +15,61 @@ from typing import Protocol
 from msgspec import UNSET
 
 from slipring.config import Config
-from slipring.core.betas import NONE, Betas
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import Positions
-from slipring.core.chain.state_cache import ConnectionCache, NoMemory, SharedScopes
-from slipring.core.ports import Means, Mint
+from slipring.core.chain.state_cache import ConnectionCache, NoCache, SharedScopes
+from slipring.core.ports import NO_BETAS, Betas, Mint, Ports
 from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
 from slipring.engines.constraints.compiler import Compiler
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.timing import TurnReport
-from slipring.sandbox.compile_limits import Bounds
-from slipring.sandbox.sandbox import Sandbox
+from slipring.sandbox.sandbox import Sandbox, SandboxLimits
 from slipring.server.access.auth import Caller, Keyring
 from slipring.server.access.model_permissions import Permitted, Selection
 from slipring.server.access.quotas import Quotas
 from slipring.server.access.seal_keys import KeyedSeal, new_key
-from slipring.server.client_timers import Alarms
+from slipring.server.client_timers import ClientTimers
 from slipring.server.clock import clock, now, shared_now
-from slipring.server.cluster.ids import minter, new_node_id
 from slipring.server.cluster.parking import Parking
 from slipring.server.cluster.peers import Peers
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
 from slipring.server.connections.registry import Connections
-from slipring.server.endpoints.retrieval_slots import Retrieving
-from slipring.server.request_decoding import Reading
+from slipring.server.id_minting import minter, new_node_id
+from slipring.server.request_decoding import RequestDecoder
+from slipring.server.retrieval_slots import RetrievalSlots
 from slipring.stores.base import Store
 
 log = logging.getLogger("slipring")
 
-_LOOKED_AT_ONCE = 100
-"""Clients, before everything else that is to be done has its turn."""
+_CHECKED_AT_ONCE = 100
+"""Clients that are checked before the event loop may do other work."""
 
 
 def shutting_down() -> ApiError:
-    """What everybody is told when the server stops."""
+    """The error that clients get when the server stops."""
     return Unavailable("The server is shutting down. Connect again.", code="server_shutting_down")
 
 
 class Client(Protocol):
-    """Somebody who is being served, over whatever transport."""
+    """A client that is being served, over any transport."""
+
+    @property
+    def in_flight(self) -> int:
+        """Responses that are running for it."""
 
     def tick(self) -> float | None:
-        """Look after deadlines. Returns in how many seconds the next one is, if nothing happens before; None:
-        with the next tick, as long as something is being done."""
+        """Enforce deadlines. Returns in how many seconds the next one is due, if nothing happens before;
+        None: call again with the next tick."""
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
-        """The server is about to stop: finish what runs, take nothing new."""
+        """The server is about to stop: finish running responses within ``grace_s``, refuse new ones."""
 
 
 @dataclass(slots=True)
 class Service:
-    """One server's shared parts, and the clients that it serves just now."""
+    """The shared parts of one server, and its current clients."""
 
     config: Config
     catalog: Catalog
@@ -74,35 +80,38 @@ class Service:
     parking: Parking
     peers: Peers
     requests: Ledger
-    """Bytes of requests: while they come, wait and are served."""
+    """Bytes of requests that are being received, wait or are served."""
     connections: Connections
-    reading: Reading
-    retrieving: Retrieving
+    decoder: RequestDecoder
+    retrieval_slots: RetrievalSlots
     node_id: str
     mint: Mint
     sandbox: Sandbox
     compiler: Compiler
-    """Compiles what clients define, in the sandbox."""
+    """Compiles the grammars and schemas of clients, in the sandbox."""
     seal: Seal
-    """By a key of its own until the server has started."""
+    """Uses a temporary key until the server has started."""
     clients: set[Client] = field(default_factory=set)
-    alarms: Alarms[Client] = field(default_factory=Alarms)
+    timers: ClientTimers[Client] = field(default_factory=ClientTimers)
     sockets: int = 0
+    """Number of open WebSockets."""
     render_fallbacks: Counter[str] = field(default_factory=Counter)
-    """How often a context was rendered in full though its parent was at hand, by reason."""
+    """How often a context was rendered in full although its parent was in memory, by reason."""
     draining: bool = False
-    _quiet: asyncio.Event = field(default_factory=asyncio.Event)
+    """Whether the server is shutting down: new requests are refused."""
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
     def assemble(
         cls, config: Config, catalog: Catalog, store: Store, positions: Positions | None = None
     ) -> "Service":
+        """Create the service of a server from its configuration, engines and store."""
         limits = config.limits
         node_id = new_node_id()
         requests = Ledger(limits.tenant_request_bytes, limits.request_bytes)
         room = room_for_connections(raise_limit(), limits.max_connections)
         sandbox = Sandbox(
-            Bounds(
+            SandboxLimits(
                 timeout_s=limits.compile_timeout_s,
                 memory_bytes=limits.compile_memory_bytes,
                 processes=limits.compile_processes,
@@ -122,8 +131,8 @@ class Service:
             peers=Peers(node_id, store.cluster, positions),
             requests=requests,
             connections=Connections(limits, room, requests, now),
-            reading=Reading(requests),
-            retrieving=Retrieving(limits.tenant_retrievals),
+            decoder=RequestDecoder(requests),
+            retrieval_slots=RetrievalSlots(limits.tenant_retrievals),
             node_id=node_id,
             mint=minter(node_id),
             sandbox=sandbox,
@@ -132,26 +141,26 @@ class Service:
         )
 
     def open_session(self, caller: Caller, betas: Betas) -> Session:
-        """The session of a connection that stays."""
+        """A new session for a WebSocket connection."""
         cache = ConnectionCache(self.config.limits.connection_cache_bytes, self.scopes.of(caller.tenant))
         return self._session(caller, cache, betas)
 
-    def open_exchange(self, caller: Caller, betas: Betas = NONE) -> Session:
-        """The session of a single request."""
-        return self._session(caller, NoMemory(), betas)
+    def open_exchange(self, caller: Caller, betas: Betas = NO_BETAS) -> Session:
+        """A new session for a single request: it remembers nothing."""
+        return self._session(caller, NoCache(), betas)
 
     def _session(self, caller: Caller, cache: ConnectionCache, betas: Betas) -> Session:
         session = Session(
             tenant=caller.tenant,
             models=self.models_of(caller),
             limits=self.config.limits,
-            means=Means(mint=self.mint, clock=clock, seal=self.seal, requests=self.requests),
+            ports=Ports(mint=self.mint, clock=clock, seal=self.seal, requests=self.requests),
             cache=cache,
             now=now(),
             betas=betas,
         )
-        # Configured keys stay as they are. Those in a store may change, and the first may come while there
-        # are guests.
+        # Stored keys may change or be revoked between turns, and the first one may be created while guests
+        # are connected. Configured keys do not change.
         session.asks_each_turn = caller.key is not None or (caller.is_guest and self.store.is_shared)
         return session
 
@@ -161,61 +170,62 @@ class Service:
             return self.catalog
         return Permitted(self.catalog, caller.key.models)
 
-    async def check(self, caller: Caller) -> None:
-        """Let a caller have one more turn, and count it, or raise what refuses it."""
+    async def admit_turn(self, caller: Caller) -> None:
+        """Count one more turn of a caller. Raises if its key was revoked or a quota is used up."""
         key = await self.keyring.recheck(caller)
         if key is not None:
             await self.quotas.admit(key)
 
-    def count(self, report: TurnReport, caller: Caller) -> None:
+    def count_turn(self, report: TurnReport, caller: Caller) -> None:
+        """Count a turn that has ended: its tokens towards the key's quota, its fallback for ``/health``."""
         if report.fallback is not UNSET:
             self.render_fallbacks[report.fallback] += 1
         if report.tokens is not UNSET and caller.key is not None:
             self.quotas.spend(caller.key, report.tokens.input + report.tokens.output)
 
-    async def compare_notes(self) -> None:
-        """Learn from the store what others have done about keys, and tell it what was used here."""
+    async def sync_keys(self) -> None:
+        """Exchange key usage with the store: write what was used here, read new keys and others' usage."""
         await self.keyring.refresh()
         await self.quotas.exchange()
 
     @contextmanager
     def serving(self, client: Client) -> Iterator[None]:
-        """Count a client as served, for as long as it is."""
+        """Register a client while the block runs."""
         self.clients.add(client)
         self.wake(client)
-        if self.draining:  # it came in while the server was closing its door
+        if self.draining:  # the client arrived while the server was closing its listener
             client.wind_down(shutting_down(), grace_s=0)
         try:
             yield
         finally:
             self.clients.discard(client)
-            self.alarms.remove(client)
+            self.timers.remove(client)
             if not self.clients:
-                self._quiet.set()
+                self._idle.set()
 
     def wake(self, client: Client) -> None:
-        """Something happens to a client: look at it with the next tick."""
-        self.alarms.advance(client, asyncio.get_running_loop().time())
+        """Check a client with the next tick, because something has happened to it."""
+        self.timers.advance(client, asyncio.get_running_loop().time())
 
     async def tick(self) -> None:
-        """Look at all clients that are due, a few at a time."""
+        """Call ``tick`` of all clients that are due, a few at a time."""
         clock = asyncio.get_running_loop().time
-        for count, client in enumerate(self.alarms.take_due(clock()), 1):
-            if client in self.clients:  # it may have left while others were looked at
-                self._look_at(client, clock())
-            if count % _LOOKED_AT_ONCE == 0:
+        for count, client in enumerate(self.timers.take_due(clock()), 1):
+            if client in self.clients:  # it may have disconnected during the loop
+                self._check(client, clock())
+            if count % _CHECKED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    def _look_at(self, client: Client, clock: float) -> None:
+    def _check(self, client: Client, clock: float) -> None:
         try:
             delay_s = client.tick()
         except Exception:
-            log.exception("the deadlines of a client could not be looked after")
+            log.exception("checking the deadlines of a client failed")
             delay_s = None
-        self.alarms.set(client, clock + (delay_s or 0.0))
+        self.timers.set(client, clock + (delay_s or 0.0))
 
-    async def quiet(self) -> None:
-        """Wait until nobody is being served."""
+    async def wait_until_idle(self) -> None:
+        """Wait until no client is being served."""
         while self.clients:
-            self._quiet.clear()
-            await self._quiet.wait()
+            self._idle.clear()
+            await self._idle.wait()

@@ -1,4 +1,4 @@
-"""Ids of items say where the items are."""
+"""Item ids encode the position of their item."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from slipring.core.chain.item_ids import Place
 from slipring.protocol.items import read_item, user_message
 
 
-def test_the_id_of_an_output_item_leads_to_its_place() -> None:
+def test_an_output_item_id_encodes_its_position() -> None:
     named = item_ids.output_id("function_call", "resp_00ff", 11)
     assert named == "fc_00ff000b"
     assert item_ids.place_of(named) == Place("resp_00ff", False, 11)
 
 
-def test_an_input_item_without_an_id_is_named_by_its_place() -> None:
+def test_an_input_item_without_an_id_gets_one_from_its_index() -> None:
     named = item_ids.input_id(user_message("hi"), "resp_00ff", 2)
     assert named == "msg_00ffi0002"
     assert item_ids.place_of(named) == Place("resp_00ff", True, 2)
@@ -27,5 +27,5 @@ def test_an_input_item_keeps_its_own_id() -> None:
 @pytest.mark.parametrize(
     "foreign", ["", "msg", "msg_", "msg_12", "msg_0001", "msg_i0001", "msg_mine", "x_12z4"]
 )
-def test_foreign_ids_lead_nowhere(foreign: str) -> None:
+def test_other_ids_encode_no_position(foreign: str) -> None:
     assert item_ids.place_of(foreign) is None

@@ -1,4 +1,4 @@
-"""The chain of states: shared structure, and memory that grows by the delta."""
+"""The chain of states: shared structure, and memory proportional to the new items."""
 
 import gc
 import pickle
@@ -14,11 +14,11 @@ from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Job, Settings
 from slipring.protocol.items import Item, user_message
 from slipring.protocol.tools import Offer
-from tests.core.stage import PLAIN, Stage, call_output, function, line, message, node
+from tests.core.connection import PLAIN, Connection, call_output, function, line, message, node
 
 
-def state_of(stage: Stage, response_id: str) -> ResponseState:
-    state = stage.cache.find(response_id)
+def state_of(connection: Connection, response_id: str) -> ResponseState:
+    state = connection.cache.find(response_id)
     assert state is not None
     return state
 
@@ -30,7 +30,7 @@ def texts(items: Iterator[Item]) -> list[Any]:
 # The chain.
 
 
-def test_a_chain_is_walked_from_the_newest_and_a_context_read_from_the_oldest():
+def test_a_chain_iterates_from_the_newest_and_a_context_from_the_oldest():
     root = node("a", text="one", output=(user_message("uno"),))
     child = node("b", root, text="two", output=(user_message("due"),))
     assert list(child.chain()) == [child, root]
@@ -55,13 +55,13 @@ def test_a_job_reads_its_parents_context_and_then_its_own_input():
 
 def test_items_are_found_by_id_in_input_and_output_of_the_whole_chain():
     asked = Item(type="message", raw=b"{}", id="msg_in")
-    said = Item(type="message", raw=b"{}", id="msg_out")
-    root = node("a", output=(said,))
+    answered = Item(type="message", raw=b"{}", id="msg_out")
+    root = node("a", output=(answered,))
     child = node("b", node("c", root, output=(asked,)))
-    assert child.find_items({"msg_in", "msg_out", "msg_none"}) == {"msg_in": asked, "msg_out": said}
+    assert child.find_items({"msg_in", "msg_out", "msg_none"}) == {"msg_in": asked, "msg_out": answered}
 
 
-def test_states_are_not_copied_by_accident():
+def test_states_cannot_be_pickled():
     with pytest.raises(TypeError):
         pickle.dumps(node("a"))
 
@@ -69,111 +69,111 @@ def test_states_are_not_copied_by_accident():
 # Sharing.
 
 
-def test_continuing_and_forking_point_at_the_same_node():
-    stage = Stage()
-    stage.respond("a")
-    stage.respond("a", previous="resp_1")
-    stage.respond("b", previous="resp_1")
-    root = state_of(stage, "resp_1")
-    assert state_of(stage, "resp_2").parent is root
-    assert state_of(stage, "resp_3").parent is root
+def test_continuations_and_forks_share_the_parent_node():
+    connection = Connection()
+    connection.respond("a")
+    connection.respond("a", previous="resp_1")
+    connection.respond("b", previous="resp_1")
+    root = state_of(connection, "resp_1")
+    assert state_of(connection, "resp_2").parent is root
+    assert state_of(connection, "resp_3").parent is root
 
 
 def test_a_loaded_parent_is_shared_with_the_store():
-    stage = Stage()
-    stage.respond(store=True)
-    other = stage.world.connect()
+    connection = Connection()
+    connection.respond(store=True)
+    other = connection.server.connect()
     other.respond(previous="resp_1")
-    assert state_of(other, "resp_2").parent is stage.world.store["tenant", "resp_1"]
+    assert state_of(other, "resp_2").parent is connection.server.store["tenant", "resp_1"]
 
 
 def test_the_head_is_shared_while_instructions_and_tools_stay_the_same():
-    stage = Stage()
+    connection = Connection()
     head: Any = {"tools": [function("f")], "instructions": "be brief"}
-    stage.respond(**head)
-    stage.respond(previous="resp_1", **head)
-    assert state_of(stage, "resp_2").head is state_of(stage, "resp_1").head
-    assert stage.order.responses[1]["tools"] == stage.order.responses[0]["tools"]
+    connection.respond(**head)
+    connection.respond(previous="resp_1", **head)
+    assert state_of(connection, "resp_2").head is state_of(connection, "resp_1").head
+    assert connection.order.responses[1]["tools"] == connection.order.responses[0]["tools"]
 
 
 def test_shared_instructions_and_tools_are_encoded_once():
-    """Each response carries both; 20 kB of instructions per turn would dwarf what the turn adds."""
-    stage = Stage()
+    """Every response object contains both; encoding 20 kB per turn would dominate its cost."""
+    connection = Connection()
     head: Any = {"tools": [function("f")], "instructions": "be brief"}
-    stage.respond(**head)
-    stage.respond(previous="resp_1", **head)
-    first, second = state_of(stage, "resp_1").response, state_of(stage, "resp_2").response
+    connection.respond(**head)
+    connection.respond(previous="resp_1", **head)
+    first, second = state_of(connection, "resp_1").response, state_of(connection, "resp_2").response
     assert second.instructions is first.instructions
     assert second.tools is first.tools
 
 
 def test_changed_instructions_keep_the_tools_that_were_read():
-    stage = Stage()
-    stage.respond(tools=[function("f")], instructions="be brief")
-    stage.respond(previous="resp_1", tools=[function("f")], instructions="be verbose")
-    old, new = state_of(stage, "resp_1").head, state_of(stage, "resp_2").head
+    connection = Connection()
+    connection.respond(tools=[function("f")], instructions="be brief")
+    connection.respond(previous="resp_1", tools=[function("f")], instructions="be verbose")
+    old, new = state_of(connection, "resp_1").head, state_of(connection, "resp_2").head
     assert new is not old
     assert new.tools is old.tools
     assert new.instructions == "be verbose"
 
 
 @pytest.mark.parametrize("tools", [None, [], [function("g")], [function("f"), function("g")]])
-def test_changed_tools_are_read_anew(tools):
-    stage = Stage()
-    stage.respond(tools=[function("f")])
-    stage.create(previous="resp_1", tools=tools)
-    head = stage.job().head
-    assert head is not state_of(stage, "resp_1").head
+def test_changed_tools_are_decoded_again(tools):
+    connection = Connection()
+    connection.respond(tools=[function("f")])
+    connection.create(previous="resp_1", tools=tools)
+    head = connection.job().head
+    assert head is not state_of(connection, "resp_1").head
     assert [tool.name for tool in head.tools.callables] == [tool["name"] for tool in tools or ()]
 
 
 def test_neither_tools_nor_instructions_are_inherited():
-    stage = Stage()
-    stage.respond(tools=[function("f")], instructions="be brief")
-    response = stage.respond(previous="resp_1")
+    connection = Connection()
+    connection.respond(tools=[function("f")], instructions="be brief")
+    response = connection.respond(previous="resp_1")
     assert (response["tools"], response["instructions"]) == ([], None)
 
 
 @pytest.mark.parametrize("absent", [None, []])
 def test_no_tools_and_empty_tools_are_the_same(absent):
-    stage = Stage()
-    stage.respond(tools=[])
-    stage.respond(previous="resp_1", tools=absent)
-    assert state_of(stage, "resp_2").head is state_of(stage, "resp_1").head
+    connection = Connection()
+    connection.respond(tools=[])
+    connection.respond(previous="resp_1", tools=absent)
+    assert state_of(connection, "resp_2").head is state_of(connection, "resp_1").head
 
 
 # Size.
 
 
-def growth(stage: Stage, turns: int, **fields: Any) -> list[int]:
-    """The sizes of the states of one conversation, in order. Turns differ in nothing but their place."""
+def growth(connection: Connection, turns: int, **fields: Any) -> list[int]:
+    """The sizes of the states of a conversation with equal turns, oldest first."""
     sizes, previous = [], None
     for _ in range(turns):
-        previous = stage.respond(previous=previous, **fields)["id"]
-        sizes.append(state_of(stage, previous).size_bytes)
+        previous = connection.respond(previous=previous, **fields)["id"]
+        sizes.append(state_of(connection, previous).size_bytes)
     return sizes
 
 
 def test_a_states_size_does_not_depend_on_the_length_of_its_chain():
-    first, *rest = growth(Stage(), 30)
+    first, *rest = growth(Connection(), 30)
     assert first - rest[0] == Head().size_bytes
     assert max(rest) - min(rest) < 20  # ids grow by a digit
 
 
-def test_instructions_and_tools_are_charged_where_they_appear_first():
+def test_instructions_and_tools_count_where_they_appear_first():
     first, *rest = growth(
-        Stage(), 5, instructions="i" * 50_000, tools=[function("f", description="d" * 9000)]
+        Connection(), 5, instructions="i" * 50_000, tools=[function("f", description="d" * 9000)]
     )
     assert first > 50_000 + 2 * 9000
     assert max(rest) < 3000
 
 
-def test_tools_stay_charged_once_when_only_the_instructions_change():
-    stage = Stage()
+def test_tools_count_once_when_only_the_instructions_change():
+    connection = Connection()
     tools = [function("f", description="d" * 9000)]
-    stage.respond(tools=tools, instructions="one")
-    stage.respond(previous="resp_1", tools=tools, instructions="two")
-    assert state_of(stage, "resp_2").size_bytes < 3000
+    connection.respond(tools=tools, instructions="one")
+    connection.respond(previous="resp_1", tools=tools, instructions="two")
+    assert state_of(connection, "resp_2").size_bytes < 3000
 
 
 def test_a_states_size_covers_its_items():
@@ -200,34 +200,34 @@ LARGE_SCHEMA = {"type": "json_schema", "name": "n", "schema": {"description": LA
     ],
     ids=lambda fields: "+".join(fields),
 )
-def test_whatever_a_client_can_make_large_is_charged(fields):
-    """The bounds on memory are worth nothing if a field of the response escapes them."""
-    stage = Stage()
-    stage.respond(**{"reasoning": None, **fields})
-    assert state_of(stage, "resp_1").size_bytes > 8000
+def test_every_field_that_a_client_can_make_large_counts(fields):
+    """The limits on memory must cover every field of the response."""
+    connection = Connection()
+    connection.respond(**{"reasoning": None, **fields})
+    assert state_of(connection, "resp_1").size_bytes > 8000
 
 
-def test_unanswered_calls_are_not_copied_from_turn_to_turn():
-    """A client may leave thousands of asynchronous calls open; each turn must not pay for all of them."""
-    stage = Stage()
+def test_turns_share_unanswered_calls():
+    """A client may leave thousands of asynchronous calls open; turns must not copy them."""
+    connection = Connection()
     calls = [
         {"type": "function_call", "call_id": f"call_{n}", "name": "f", "arguments": "{}", "async": True}
         for n in range(500)
     ]
-    stage.respond(input=[*calls, message("go")])
-    stage.respond(previous="resp_1")
-    assert state_of(stage, "resp_2").carry.open_calls is state_of(stage, "resp_1").carry.open_calls
+    connection.respond(input=[*calls, message("go")])
+    connection.respond(previous="resp_1")
+    assert state_of(connection, "resp_2").carry.open_calls is state_of(connection, "resp_1").carry.open_calls
 
 
-def test_unanswered_calls_are_charged_when_they_are_copied():
-    stage = Stage()
+def test_unanswered_calls_count_when_they_are_copied():
+    connection = Connection()
     calls = [
         {"type": "function_call", "call_id": f"call_{n}", "name": "f", "arguments": "{}", "async": True}
         for n in range(500)
     ]
-    stage.respond(input=[*calls, message("go")])
-    stage.respond(previous="resp_1", input=[call_output("call_7")])
-    before, after = state_of(stage, "resp_1"), state_of(stage, "resp_2")
+    connection.respond(input=[*calls, message("go")])
+    connection.respond(previous="resp_1", input=[call_output("call_7")])
+    before, after = state_of(connection, "resp_1"), state_of(connection, "resp_2")
     assert before.carry.open_calls.keys() - after.carry.open_calls.keys() == {"call_7"}
     assert after.size_bytes > 499 * 100
 
@@ -237,7 +237,7 @@ def test_unanswered_calls_are_charged_when_they_are_copied():
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Let reference counts alone do the work, as when a connection is dropped under load."""
+    """Disable the garbage collector, so that reference counts alone free the states."""
     gc.disable()
     try:
         yield

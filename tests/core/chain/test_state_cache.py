@@ -1,10 +1,10 @@
-"""What a connection remembers, and in which order it forgets when one of three bounds is passed."""
+"""The cache of a connection, and the order of eviction under its three limits."""
 
 import pytest
 
 from slipring.core.chain.state import ResponseState
-from slipring.core.chain.state_cache import ConnectionCache, NoMemory, Retention, Scope, SharedScopes
-from tests.core.stage import line, node
+from slipring.core.chain.state_cache import ConnectionCache, NoCache, Retention, Scope, SharedScopes
+from tests.core.connection import line, node
 
 SIZE = node("n").size_bytes
 PLENTY = 1000 * SIZE
@@ -14,10 +14,10 @@ def remembered(cache: ConnectionCache, *states: ResponseState) -> list[str]:
     return [state.id for state in states if state.id in cache]
 
 
-# Remembering.
+# Lookup.
 
 
-def test_a_remembered_response_is_found_as_it_is():
+def test_a_cached_response_is_found():
     cache = ConnectionCache(PLENTY)
     state = node("a")
     cache.remember(state, None)
@@ -26,14 +26,14 @@ def test_a_remembered_response_is_found_as_it_is():
     assert len(cache) == 1
 
 
-def test_what_was_never_remembered_is_not_found():
+def test_an_unknown_response_is_not_found():
     cache = ConnectionCache(PLENTY)
     assert cache.find("a") is None
     assert "a" not in cache
     cache.evict("a")
 
 
-def test_a_response_belongs_to_the_lane_that_made_it():
+def test_a_response_belongs_to_the_lane_that_produced_it():
     cache = ConnectionCache(PLENTY)
     cache.remember(node("a"), "lane")
     cache.remember(node("b"), None)
@@ -41,7 +41,7 @@ def test_a_response_belongs_to_the_lane_that_made_it():
     assert cache.lane_of("b") is None
 
 
-def test_a_response_that_is_remembered_again_is_charged_once():
+def test_a_response_that_is_cached_twice_counts_once():
     cache = ConnectionCache(PLENTY)
     state = node("a")
     cache.remember(state, "x")
@@ -51,10 +51,10 @@ def test_a_response_that_is_remembered_again_is_charged_once():
     assert (len(cache), cache.used_bytes) == (0, 0)
 
 
-# What it costs.
+# Size.
 
 
-def test_ancestors_cost_nothing_once_a_descendant_holds_them():
+def test_ancestors_of_a_cached_response_cost_nothing_more():
     cache = ConnectionCache(PLENTY)
     chain = line(5)
     cache.remember(chain[-1], None)
@@ -74,7 +74,7 @@ def test_a_continuation_costs_its_own_node_only():
     assert cache.used_bytes - before == chain[-1].size_bytes
 
 
-def test_forks_are_charged_for_what_they_share_once():
+def test_shared_ancestors_of_forks_count_once():
     cache = ConnectionCache(PLENTY)
     root = node("root", text="x" * 10_000)
     left, right = node("left", root), node("right", root)
@@ -83,7 +83,7 @@ def test_forks_are_charged_for_what_they_share_once():
     assert cache.used_bytes == root.size_bytes + left.size_bytes + right.size_bytes
 
 
-def test_evicting_frees_what_nothing_else_holds():
+def test_eviction_frees_unshared_nodes():
     cache = ConnectionCache(PLENTY)
     root = node("root")
     left, right = node("left", root), node("right", root)
@@ -95,7 +95,7 @@ def test_evicting_frees_what_nothing_else_holds():
     assert cache.used_bytes == 0
 
 
-def test_evicting_an_ancestor_forgets_its_id_and_frees_nothing():
+def test_evicting_an_ancestor_removes_its_id_and_frees_nothing():
     cache = ConnectionCache(PLENTY)
     root = node("root")
     child = node("child", root)
@@ -119,10 +119,10 @@ def test_clearing_frees_everything_in_every_scope():
     assert not scope.superseded
 
 
-# Forgetting.
+# Eviction.
 
 
-def test_the_oldest_is_forgotten_first():
+def test_the_oldest_is_evicted_first():
     cache = ConnectionCache(3 * SIZE)
     states = [node(name) for name in "abcd"]
     for state in states:
@@ -130,7 +130,7 @@ def test_the_oldest_is_forgotten_first():
     assert remembered(cache, *states) == ["b", "c", "d"]
 
 
-def test_what_a_lane_has_moved_past_is_forgotten_before_the_latest_of_any_lane():
+def test_superseded_responses_are_evicted_before_the_latest_of_any_lane():
     cache = ConnectionCache(3 * SIZE)
     old_latest, passed, newest, one_more = node("a"), node("b"), node("c"), node("d")
     cache.remember(old_latest, "quiet lane")
@@ -140,7 +140,7 @@ def test_what_a_lane_has_moved_past_is_forgotten_before_the_latest_of_any_lane()
     assert remembered(cache, old_latest, passed, newest, one_more) == ["a", "c", "d"]
 
 
-def test_what_was_used_lately_is_forgotten_later():
+def test_recently_used_responses_are_evicted_later():
     cache = ConnectionCache(3 * SIZE)
     states = [node(name) for name in "abc"]
     for state in states:
@@ -150,7 +150,7 @@ def test_what_was_used_lately_is_forgotten_later():
     assert remembered(cache, *states) == ["a", "c"]
 
 
-def test_use_does_not_lift_what_is_superseded_above_the_latest():
+def test_use_does_not_protect_superseded_responses_from_eviction_before_latest_ones():
     cache = ConnectionCache(2 * SIZE)
     cache.remember(node("a"), None)
     cache.remember(node("b"), None)
@@ -171,7 +171,7 @@ def test_evicting_the_latest_of_a_lane_leaves_the_lane_usable():
     assert (len(cache), cache.used_bytes) == (1, SIZE)
 
 
-def test_a_response_larger_than_the_bound_is_not_remembered():
+def test_a_response_larger_than_the_limit_is_not_cached():
     scope = Scope(PLENTY)
     cache = ConnectionCache(SIZE, (scope,))
     cache.remember(node("big", text="x" * SIZE), None)
@@ -180,7 +180,7 @@ def test_a_response_larger_than_the_bound_is_not_remembered():
     assert "small" in cache
 
 
-def test_a_chain_larger_than_the_bound_is_not_remembered():
+def test_a_chain_larger_than_the_limit_is_not_cached():
     cache = ConnectionCache(3 * SIZE)
     chain = line(4)
     for state in chain:
@@ -196,7 +196,7 @@ def test_every_bound_holds_after_every_step():
         assert cache.used_bytes <= 5 * SIZE
 
 
-# Bounds that connections share.
+# Shared limits.
 
 
 def test_connections_of_a_tenant_share_its_bound():
@@ -226,7 +226,7 @@ def test_tenants_share_the_process_bound_only():
     assert len(bob) == 2
 
 
-def test_a_shared_bound_also_forgets_what_is_superseded_first():
+def test_a_shared_limit_also_evicts_superseded_responses_first():
     scopes = SharedScopes(tenant_bytes=3 * SIZE, process_bytes=PLENTY)
     idle, busy = (ConnectionCache(PLENTY, scopes.of("t")) for _ in range(2))
     idle.remember(node("a"), None)
@@ -237,7 +237,7 @@ def test_a_shared_bound_also_forgets_what_is_superseded_first():
     assert remembered(busy, node("b"), node("c"), node("d")) == ["c", "d"]
 
 
-def test_a_state_that_two_connections_hold_is_charged_to_each():
+def test_a_state_cached_by_two_connections_counts_for_each():
     scopes = SharedScopes(PLENTY, PLENTY)
     first, second = (ConnectionCache(PLENTY, scopes.of("t")) for _ in range(2))
     state = node("a")
@@ -255,10 +255,10 @@ def test_tenants_have_one_scope_each():
     assert scopes.of("a")[1] is scopes.of("b")[1] is scopes.process
 
 
-# Counting references.
+# Reference counts.
 
 
-def test_what_is_held_twice_must_be_released_twice():
+def test_a_state_held_twice_must_be_released_twice():
     retention = Retention()
     state = node("a")
     assert retention.hold(state) == SIZE
@@ -267,29 +267,29 @@ def test_what_is_held_twice_must_be_released_twice():
     assert retention.release(state) == SIZE
 
 
-def test_what_is_not_held_cannot_be_released():
+def test_a_state_that_is_not_held_cannot_be_released():
     with pytest.raises(KeyError):
         Retention().release(node("a"))
 
 
-def test_holding_a_child_of_a_held_node_costs_one_step():
-    """Otherwise each turn of a long conversation would walk the conversation."""
+def test_holding_a_child_of_a_held_node_takes_one_step():
+    """Otherwise each turn would walk the whole conversation."""
     retention = Retention()
     root = node("root")
     retention.hold(root)
     child = node("child", root)
-    root.parent = child  # a circle: whoever walks on does not come back
+    root.parent = child  # a cycle: walking past the held node would never end
     assert retention.hold(child) == child.size_bytes
 
 
-def test_an_exchange_remembers_nothing_and_costs_nothing() -> None:
-    memory = NoMemory()
+def test_a_single_exchange_caches_nothing() -> None:
+    memory = NoCache()
     memory.remember(node("resp_1"), None)
     assert (len(memory), memory.used_bytes) == (0, 0)
     assert memory.find("resp_1") is None
 
 
-def test_past_the_bound_of_the_process_the_tenant_that_uses_the_most_forgets():
+def test_above_the_process_limit_the_tenant_that_uses_the_most_evicts():
     size = node("r0").size_bytes
     shared = SharedScopes(100 * size, 3 * size)
     quiet = ConnectionCache(100 * size, shared.of("quiet"))

@@ -1,4 +1,4 @@
-"""Frames that cannot be served: each is answered once, in its place, and the connection goes on."""
+"""Client frames: invalid ones get one error in their order, and the connection stays usable."""
 
 import json
 
@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.core.generation import Text
-from tests.core.stage import Stage, World, only_error, types
+from slipring.core.ports import NO_BETAS, Betas
+from slipring.core.session import client_events
+from tests.core.connection import Connection, Server, only_error, types
 
 
-def refusal(stage: Stage, frame: bytes | str) -> tuple[int, str, str | None]:
-    """The status, code and param of the answer to a frame that belongs to no lane."""
-    told = only_error(stage.receive(frame))
-    assert "stream_id" not in told
-    return told["status"], told["error"]["code"], told["error"]["param"]
+def refusal(connection: Connection, frame: bytes | str) -> tuple[int, str, str | None]:
+    """Status, code and param of the error for a frame without a lane."""
+    sent = only_error(connection.receive(frame))
+    assert "stream_id" not in sent
+    return sent["status"], sent["error"]["code"], sent["error"]["param"]
 
 
 MALFORMED = {
@@ -31,67 +33,68 @@ MALFORMED = {
     "not UTF-8": b'{"type": "response.create", "input": "\xff"',
     "binary": b"\x00\x01\x02",
     "nested too deeply": '{"type": "response.create", "x": ' + "[" * 100_000,
-    "a lone surrogate": '{"type": "response.create", "user": "\\ud800"}',
+    "an escaped lone surrogate": '{"type": "response.create", "user": "\\ud800"}',
+    "a lone surrogate": '{"type": "response.create", "user": "\ud800"}',
 }
 
 
 @pytest.mark.parametrize("frame", MALFORMED.values(), ids=MALFORMED)
-def test_what_is_no_json_object_is_an_error_of_the_connection(frame):
-    stage = Stage()
-    assert refusal(stage, frame) == (400, "invalid_json", None)
-    assert stage.respond()["status"] == "completed"
+def test_a_frame_that_is_not_a_json_object_is_an_error_without_a_lane(frame):
+    connection = Connection()
+    assert refusal(connection, frame) == (400, "invalid_json", None)
+    assert connection.respond()["status"] == "completed"
 
 
 def test_bytes_are_read_like_text():
-    stage = Stage()
-    assert types(stage.receive(b'{"type": "response.create", "input": "h\xc3\xa9"}')) == [
+    connection = Connection()
+    assert types(connection.receive(b'{"type": "response.create", "input": "h\xc3\xa9"}')) == [
         "created",
         "in_progress",
     ]
-    assert json.loads(stage.job().input[0].raw)["content"] == "hé"
+    assert json.loads(connection.job().input[0].raw)["content"] == "hé"
 
 
 def test_bytes_that_are_not_utf8_are_refused_on_their_lane():
-    """The decoder lets broken text pass where a field stays raw; it must not get further than here."""
-    told = only_error(Stage().receive(b'{"type": "response.create", "stream_id": "a", "input": "\xff"}'))
-    assert (told["error"]["code"], told["stream_id"]) == ("invalid_json", "a")
+    """The decoder does not validate the text of raw fields."""
+    sent = only_error(Connection().receive(b'{"type": "response.create", "stream_id": "a", "input": "\xff"}'))
+    assert (sent["error"]["code"], sent["stream_id"]) == ("invalid_json", "a")
 
 
 @pytest.mark.parametrize("kind", ["response.cancel", "response.append", "session.update", "", "ping"])
 def test_an_unknown_type_is_refused_by_name(kind):
-    stage = Stage()
-    assert refusal(stage, json.dumps({"type": kind})) == (400, "unsupported_event_type", "type")
-    assert repr(kind) in stage.events[-1]["error"]["message"]
+    connection = Connection()
+    assert refusal(connection, json.dumps({"type": kind})) == (400, "unsupported_event_type", "type")
+    assert repr(kind) in connection.events[-1]["error"]["message"]
 
 
 @pytest.mark.parametrize("frame", ["{}", '{"type": null}', '{"input": "hi"}'])
 def test_a_missing_type_is_refused(frame):
-    assert refusal(Stage(), frame) == (400, "unsupported_event_type", "type")
+    assert refusal(Connection(), frame) == (400, "unsupported_event_type", "type")
 
 
 @pytest.mark.parametrize("kind", [1, 1.5, True, [], ["response.create"], {}, {"a": [1]}])
-def test_a_type_that_is_no_text_is_refused(kind):
+def test_a_type_that_is_not_a_string_is_refused(kind):
     """It may not even be hashable."""
-    stage = Stage()
-    assert refusal(stage, json.dumps({"type": kind})) == (400, "unsupported_event_type", "type")
-    assert stage.respond()["status"] == "completed"
+    connection = Connection()
+    assert refusal(connection, json.dumps({"type": kind})) == (400, "unsupported_event_type", "type")
+    assert connection.respond()["status"] == "completed"
 
 
-def test_an_unknown_type_is_refused_as_such_though_its_body_is_wrong_too():
+def test_an_unknown_type_is_reported_before_an_invalid_body():
     frame = json.dumps({"type": "response.append", "input": 5, "temperature": "hot"})
-    assert refusal(Stage(), frame) == (400, "unsupported_event_type", "type")
+    assert refusal(Connection(), frame) == (400, "unsupported_event_type", "type")
 
 
 def test_response_processed_is_ignored():
-    stage = Stage()
-    stage.create()
-    assert stage.receive('{"type": "response.processed", "response_id": "resp_1"}') == []
-    assert stage.complete()["status"] == "completed"
+    connection = Connection()
+    connection.create()
+    assert connection.receive('{"type": "response.processed", "response_id": "resp_1"}') == []
+    assert connection.complete()["status"] == "completed"
 
 
-def test_unknown_fields_are_let_through():
-    stage = Stage()
-    assert types(stage.create(x_future={"a": 1}, client_metadata={"k": 1}, stream=True)) == [
+def test_unknown_fields_pass():
+    connection = Connection()
+    assert types(connection.create(x_future={"a": 1}, client_metadata={"k": 1}, stream=True)) == [
         "created",
         "in_progress",
     ]
@@ -127,40 +130,87 @@ INVALID_BODIES = {
 
 
 @pytest.mark.parametrize(("fields", "param", "code"), INVALID_BODIES.values(), ids=INVALID_BODIES)
-def test_a_wrong_field_is_named_on_the_lane_of_its_create(fields, param, code):
-    stage = Stage()
-    told = only_error(stage.create("a", **fields))
-    assert (told["status"], told["stream_id"]) == (400, "a")
-    assert (told["error"]["param"], told["error"]["code"]) == (param, code)
-    assert stage.respond("a")["status"] == "completed"
+def test_an_invalid_field_is_reported_on_the_lane_of_its_create(fields, param, code):
+    connection = Connection()
+    sent = only_error(connection.create("a", **fields))
+    assert (sent["status"], sent["stream_id"]) == (400, "a")
+    assert (sent["error"]["param"], sent["error"]["code"]) == (param, code)
+    assert connection.respond("a")["status"] == "completed"
 
 
 @pytest.mark.parametrize("fields", [{"temperature": "hot"}, {"stream": False}, {"input": 5}])
-def test_a_wrong_body_is_refused_in_its_place_in_the_lane(fields):
-    """The client counts answers on a lane: an early error would be taken for the running response's."""
-    stage = Stage()
-    stage.create("a")
-    assert stage.create("a", **fields) == []
-    assert stage.create("a") == []
-    assert types(stage.say(Text("x"), lane="a"))[-1] == "output_text.delta"
-    events = stage.finish(lane="a")
+def test_an_invalid_body_is_refused_in_the_order_of_its_lane(fields):
+    """Clients match answers by order on a lane: an early error would seem to end the running response."""
+    connection = Connection()
+    connection.create("a")
+    assert connection.create("a", **fields) == []
+    assert connection.create("a") == []
+    assert types(connection.generate(Text("x"), lane="a"))[-1] == "output_text.delta"
+    events = connection.finish(lane="a")
     assert types(events)[-4:] == ["completed", "error", "created", "in_progress"]
 
 
-def test_a_wrong_body_counts_in_the_queue():
-    stage = Stage(World(max_queued=1))
-    stage.create()
-    stage.create(temperature="hot")
-    assert only_error(stage.create())["status"] == 429
+def test_an_invalid_body_counts_in_the_queue():
+    connection = Connection(Server(max_queued=1))
+    connection.create()
+    connection.create(temperature="hot")
+    assert only_error(connection.create())["status"] == 429
 
 
-def test_a_wrong_body_with_a_wrong_stream_id_is_about_the_stream_id():
+def test_an_invalid_stream_id_is_reported_before_an_invalid_body():
     assert refusal(
-        Stage(), json.dumps({"type": "response.create", "stream_id": "", "temperature": "hot"})
+        Connection(), json.dumps({"type": "response.create", "stream_id": "", "temperature": "hot"})
     ) == (400, "invalid_stream_id", "stream_id")
 
 
-# Whatever arrives.
+# Sizes.
+
+
+class Frame(str):
+    """Text that counts how often it is encoded."""
+
+    __slots__ = ("encodings",)
+
+    def __init__(self, _: str) -> None:
+        self.encodings = 0
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        self.encodings += 1
+        return super().encode(encoding, errors)
+
+
+OUTPUT = {"type": "function_call_output", "call_id": "c"}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "response.create", "input": "TEXT"},
+        {"type": "response.create", "input": "TEXT", "temperature": "hot"},
+        {"type": "response.steer", "previous_response_id": "resp_1", "input": "TEXT"},
+        {"type": "response.append", "response_id": "resp_1", "input": [{**OUTPUT, "output": "TEXT"}]},
+    ],
+    ids=lambda event: f"{event['type']} {'invalid' if 'temperature' in event else 'valid'}",
+)
+def test_a_frame_is_never_encoded_only_to_measure_it(event):
+    """Text that is not ASCII is encoded once, because the decoder needs bytes."""
+    frame = Frame(json.dumps(event).replace("TEXT", "h\u00e9 \u65e5\u672c \U0001f642"))
+    read = client_events.read(frame, Betas(rollout=True))
+    assert read is not None
+    assert frame.encodings == 1
+    assert read.size_bytes == len(str(frame).encode())
+
+
+@pytest.mark.parametrize("text", ["hello", "h\u00e9", "\u65e5\u672c", "\U0001f642"])
+def test_the_size_of_a_frame_is_its_length_in_utf8(text):
+    frame = json.dumps({"type": "response.create", "input": text}, ensure_ascii=False)
+    for received in (frame, frame.encode()):
+        read = client_events.read(received, NO_BETAS)
+        assert read is not None
+        assert read.size_bytes == len(frame.encode())
+
+
+# Arbitrary frames.
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
@@ -188,20 +238,20 @@ _creates = st.dictionaries(
 
 
 @given(_creates)
-def test_no_create_can_do_more_than_be_refused(frame):
-    """Whatever the fields hold, the answer is one error or one response, in frames that are valid."""
-    stage = Stage()
-    stage.receive(json.dumps(frame))
-    for turn in list(stage.loads):
-        stage.load(turn.lane)
-    for turn in list(stage.starts):
-        stage.complete(turn.lane)
-    assert len(stage.order.responses) + len(stage.order.errors) == 1
-    stage.order.finish()
+def test_any_create_gets_one_error_or_one_response(frame):
+    """Whatever the fields contain, all events are valid."""
+    connection = Connection()
+    connection.receive(json.dumps(frame))
+    for turn in list(connection.loads):
+        connection.load(turn.lane)
+    for turn in list(connection.starts):
+        connection.complete(turn.lane)
+    assert len(connection.order.responses) + len(connection.order.errors) == 1
+    connection.order.finish()
 
 
 @given(st.binary(max_size=60) | st.text(max_size=60) | _json.map(json.dumps))
-def test_no_frame_can_break_a_connection(frame):
-    stage = Stage()
-    assert set(types(stage.receive(frame))) <= {"error"}
-    assert stage.respond()["status"] == "completed"
+def test_any_frame_leaves_the_connection_usable(frame):
+    connection = Connection()
+    assert set(types(connection.receive(frame))) <= {"error"}
+    assert connection.respond()["status"] == "completed"

@@ -1,30 +1,30 @@
-"""How a connection ends: by age, idleness, shutdown, or because the client is gone."""
+"""The end of a connection: by age, idleness, shutdown, or because the client disconnected."""
 
 import pytest
+from msgspec import UNSET
 
 from slipring.core.generation import Finished, Text
-from slipring.core.session.actions import Close
-from slipring.core.session.loaded import Loaded
+from slipring.core.session.actions import Close, Loaded
 from slipring.errors import ServerError, Unavailable
-from tests.core.stage import Stage, World, only_error, types
+from tests.core.connection import Connection, Server, only_error, types
 
 HOUR = 3600.0
 DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
 
 
-def old_connection(**limits: float) -> Stage:
-    return Stage(World(max_age_s=HOUR, age_grace_s=60.0, **limits))
+def old_connection(**limits: float) -> Connection:
+    return Connection(Server(max_age_s=HOUR, age_grace_s=60.0, **limits))
 
 
 # Age.
 
 
-def test_an_old_connection_is_told_by_its_documented_frame_and_closed():
-    stage = old_connection()
-    stage.respond()
-    assert stage.tick(HOUR - 1) == []
-    assert stage.close is None
-    assert only_error(stage.tick(1)) == {
+def test_an_old_connection_gets_the_documented_error_and_is_closed():
+    connection = old_connection()
+    connection.respond()
+    assert connection.tick(HOUR - 1) == []
+    assert connection.close is None
+    assert only_error(connection.tick(1)) == {
         "type": "error",
         "status": 400,
         "sequence_number": 0,
@@ -36,246 +36,251 @@ def test_an_old_connection_is_told_by_its_documented_frame_and_closed():
             "param": None,
         },
     }
-    assert stage.close == Close(1000, "websocket_connection_limit_reached")
+    assert connection.close == Close(1000, "websocket_connection_limit_reached")
 
 
-def test_the_text_says_the_limit_that_is_set():
-    stage = Stage(World(max_age_s=90.0))
-    assert "(1.5 minutes)" in only_error(stage.tick(90))["error"]["message"]
+def test_the_message_contains_the_configured_limit():
+    connection = Connection(Server(max_age_s=90.0))
+    assert "(1.5 minutes)" in only_error(connection.tick(90))["error"]["message"]
 
 
 def test_running_responses_finish_before_the_notice():
-    """An error without a lane would be taken for the end of what the client is reading."""
-    stage = old_connection()
-    stage.create("a")
-    stage.create()
-    assert stage.tick(HOUR) == []
-    assert types(stage.say(Text("x"), lane="a"))[-1] == "output_text.delta"
-    assert types(stage.finish(lane="a"))[-1] == "completed"
-    assert stage.close is None
-    assert types(stage.finish()) == ["completed", "error"]
-    assert stage.close == Close(1000, "websocket_connection_limit_reached")
+    """Clients take an error without a lane as the end of the response that they are reading."""
+    connection = old_connection()
+    connection.create("a")
+    connection.create()
+    assert connection.tick(HOUR) == []
+    assert types(connection.generate(Text("x"), lane="a"))[-1] == "output_text.delta"
+    assert types(connection.finish(lane="a"))[-1] == "completed"
+    assert connection.close is None
+    assert types(connection.finish()) == ["completed", "error"]
+    assert connection.close == Close(1000, "websocket_connection_limit_reached")
 
 
 def test_waiting_creates_are_refused_in_their_order():
-    stage = old_connection(max_in_flight=1)
-    stage.create("a")
-    stage.create("b")
-    stage.create("a")
-    assert stage.tick(HOUR) == []
-    events = stage.finish(lane="a")
+    connection = old_connection(max_in_flight=1)
+    connection.create("a")
+    connection.create("b")
+    connection.create("a")
+    assert connection.tick(HOUR) == []
+    events = connection.finish(lane="a")
     assert types(events) == ["completed", "error", "error", "error"]
     assert [event.get("stream_id") for event in events] == ["a", "b", "a", None]
     assert {event["error"]["code"] for event in events[1:]} == {"websocket_connection_limit_reached"}
 
 
-def test_creates_that_come_too_late_are_refused():
-    stage = old_connection()
-    stage.create("a")
-    stage.tick(HOUR)
-    told = only_error(stage.create("b"))
-    assert (told["stream_id"], told["error"]["code"]) == ("b", "websocket_connection_limit_reached")
-    assert stage.create("a") == []
-    events = stage.finish(lane="a")
+def test_creates_after_the_end_was_announced_are_refused():
+    connection = old_connection()
+    connection.create("a")
+    connection.tick(HOUR)
+    sent = only_error(connection.create("b"))
+    assert (sent["stream_id"], sent["error"]["code"]) == ("b", "websocket_connection_limit_reached")
+    assert connection.create("a") == []
+    events = connection.finish(lane="a")
     assert types(events) == ["completed", "error", "error"]
     assert [event.get("stream_id") for event in events] == ["a", "a", None]
 
 
-def test_a_load_may_still_become_a_response():
-    world = World(max_age_s=HOUR)
-    first = world.connect().respond(store=True)
-    stage = world.connect()
-    stage.create(previous=first["id"])
-    stage.tick(HOUR)
-    assert types(stage.load()) == ["created", "in_progress"]
-    assert types(stage.finish()) == ["completed", "error"]
+def test_a_load_in_progress_may_still_lead_to_a_response():
+    server = Server(max_age_s=HOUR)
+    first = server.connect().respond(store=True)
+    connection = server.connect()
+    connection.create(previous=first["id"])
+    connection.tick(HOUR)
+    assert types(connection.load()) == ["created", "in_progress"]
+    assert types(connection.finish()) == ["completed", "error"]
 
 
-def test_what_is_finished_in_the_grace_is_stored():
-    stage = old_connection()
-    stage.create(store=True)
-    stage.tick(HOUR)
-    assert stage.finish() == []
-    assert stage.close is None
-    assert types(stage.save()) == ["completed", "error"]
+def test_responses_that_finish_within_the_grace_period_are_stored():
+    connection = old_connection()
+    connection.create(store=True)
+    connection.tick(HOUR)
+    assert connection.finish() == []
+    assert connection.close is None
+    assert types(connection.save()) == ["completed", "error"]
 
 
-def test_when_the_grace_is_over_running_responses_fail_and_are_cancelled():
-    stage = old_connection()
-    stage.create("a")
-    stage.say(Text("half"), lane="a")
-    stage.create("b", previous="resp_unknown")
-    turns = {*stage.starts, *stage.loads}
+def test_after_the_grace_period_running_responses_are_cancelled_and_fail():
+    connection = old_connection()
+    connection.create("a")
+    connection.generate(Text("half"), lane="a")
+    connection.create("b", previous="resp_unknown")
+    turns = {*connection.starts, *connection.loads}
     assert len(turns) == 2
-    assert stage.tick(HOUR) == []
-    assert stage.tick(59) == []
-    events = stage.tick(1)
-    assert set(stage.cancelled) == turns
+    assert connection.tick(HOUR) == []
+    assert connection.tick(59) == []
+    events = connection.tick(1)
+    assert set(connection.cancelled) == turns
     answers = {event.get("stream_id"): event for event in events}
     assert answers["a"]["type"] == "response.failed"
     assert answers["a"]["response"]["error"]["code"] == "server_error"
     assert (answers["b"]["type"], answers["b"]["status"]) == ("error", 500)
     assert events[-1] == answers[None]
     assert answers[None]["error"]["code"] == "websocket_connection_limit_reached"
-    assert stage.close == Close(1000, "websocket_connection_limit_reached")
-    stage.order.finish()
+    assert connection.close == Close(1000, "websocket_connection_limit_reached")
+    connection.order.finish()
 
 
-def test_when_the_grace_is_over_what_is_being_saved_is_still_saved():
-    stage = old_connection()
-    stage.create("a", store=True)
-    stage.finish(lane="a")
-    stage.tick(HOUR)
-    assert stage.tick(61) == []
-    assert stage.cancelled == []
-    events = stage.save(lane="a")
+def test_after_the_grace_period_saves_in_progress_finish():
+    connection = old_connection()
+    connection.create("a", store=True)
+    connection.finish(lane="a")
+    connection.tick(HOUR)
+    assert connection.tick(61) == []
+    assert connection.cancelled == []
+    events = connection.save(lane="a")
     assert types(events) == ["completed", "error"]
-    assert stage.close == Close(1000, "websocket_connection_limit_reached")
+    assert connection.close == Close(1000, "websocket_connection_limit_reached")
 
 
-def test_when_the_grace_is_over_waiting_creates_are_refused_too():
-    stage = old_connection(max_in_flight=1)
-    stage.create("a")
-    stage.create("a")
-    stage.create("b")
-    stage.tick(HOUR)
-    events = stage.tick(60)
+def test_after_the_grace_period_waiting_creates_are_refused_too():
+    connection = old_connection(max_in_flight=1)
+    connection.create("a")
+    connection.create("a")
+    connection.create("b")
+    connection.tick(HOUR)
+    events = connection.tick(60)
     assert types(events) == ["failed", "error", "error", "error"]
     assert [event.get("stream_id") for event in events] == ["a", "b", "a", None]
 
 
-def test_a_closed_connection_says_nothing_more():
-    stage = old_connection()
-    stage.tick(HOUR)
-    assert stage.create() == []
-    assert stage.receive("garbage") == []
-    assert stage.tick(HOUR) == []
-    assert stage.end(ServerError()) == []
+def test_a_closed_connection_sends_nothing():
+    connection = old_connection()
+    connection.tick(HOUR)
+    assert connection.create() == []
+    assert connection.receive("garbage") == []
+    assert connection.tick(HOUR) == []
+    assert connection.end(ServerError()) == []
 
 
 # Idleness.
 
 
 def test_an_idle_connection_is_closed():
-    stage = Stage(World(idle_timeout_s=10.0))
-    assert stage.tick(9) == []
-    assert stage.close is None
-    assert stage.tick(1) == []
-    assert stage.close == Close(1000, "idle")
-    assert stage.create() == []
+    connection = Connection(Server(idle_timeout_s=10.0))
+    assert connection.tick(9) == []
+    assert connection.close is None
+    assert connection.tick(1) == []
+    assert connection.close == Close(1000, "idle")
+    assert connection.create() == []
 
 
-def test_without_a_timeout_idleness_is_no_reason():
-    stage = Stage(World(idle_timeout_s=0.0, max_age_s=1e9))
-    stage.tick(1e6)
-    assert stage.close is None
+def test_without_a_timeout_an_idle_connection_stays_open():
+    connection = Connection(Server(idle_timeout_s=0.0, max_age_s=1e9))
+    connection.tick(1e6)
+    assert connection.close is None
 
 
 def test_a_connection_with_a_running_response_is_not_idle():
-    stage = Stage(World(idle_timeout_s=10.0))
-    stage.create()
-    stage.tick(100)
-    assert stage.close is None
+    connection = Connection(Server(idle_timeout_s=10.0))
+    connection.create()
+    connection.tick(100)
+    assert connection.close is None
 
 
 @pytest.mark.parametrize("frame", ["garbage", '{"type": "response.processed"}'])
-def test_any_frame_breaks_the_silence(frame):
-    stage = Stage(World(idle_timeout_s=10.0))
-    stage.tick(9)
-    stage.receive(frame)
-    stage.tick(9)
-    assert stage.close is None
-    stage.tick(1)
-    assert stage.close is not None
+def test_any_frame_resets_the_idle_timeout(frame):
+    connection = Connection(Server(idle_timeout_s=10.0))
+    connection.tick(9)
+    connection.receive(frame)
+    connection.tick(9)
+    assert connection.close is None
+    connection.tick(1)
+    assert connection.close is not None
 
 
-def test_silence_begins_when_the_last_response_ends():
-    """A client that reads a long answer must get its time to think about it."""
-    stage = Stage(World(idle_timeout_s=10.0))
-    stage.create()
-    stage.tick(100)
-    stage.complete()
-    stage.tick(9)
-    assert stage.close is None
-    stage.tick(1)
-    assert stage.close == Close(1000, "idle")
+def test_the_idle_timeout_begins_when_the_last_response_ends():
+    """The time in which a client reads a long answer does not count."""
+    connection = Connection(Server(idle_timeout_s=10.0))
+    connection.create()
+    connection.tick(100)
+    connection.complete()
+    connection.tick(9)
+    assert connection.close is None
+    connection.tick(1)
+    assert connection.close == Close(1000, "idle")
 
 
-@pytest.mark.parametrize("how", [Stage.load, Stage.fail])
-def test_silence_begins_when_a_refusal_is_out(how):
-    stage = Stage(World(idle_timeout_s=10.0))
-    stage.create(previous="resp_slow_to_load")
-    stage.tick(100)
-    how(stage)
-    stage.tick(9)
-    assert stage.close is None
+@pytest.mark.parametrize("how", [Connection.load, Connection.fail])
+def test_the_idle_timeout_begins_when_a_refusal_is_sent(how):
+    connection = Connection(Server(idle_timeout_s=10.0))
+    connection.create(previous="resp_slow_to_load")
+    connection.tick(100)
+    how(connection)
+    connection.tick(9)
+    assert connection.close is None
 
 
 # Shutdown.
 
 
-def test_shutdown_refuses_what_is_new_and_closes_with_1001():
-    stage = Stage()
-    stage.create("a")
-    assert stage.end(Unavailable("The server is shutting down."), code=1001) == []
-    told = only_error(stage.create("b"))
-    assert (told["status"], told["error"]["code"]) == (503, "service_unavailable")
-    assert types(stage.finish(lane="a")) == ["completed", "error"]
-    assert stage.close == Close(1001, "service_unavailable")
+def test_shutdown_refuses_new_creates_and_closes_with_1001():
+    connection = Connection()
+    connection.create("a")
+    assert connection.end(Unavailable("The server is shutting down."), code=1001) == []
+    sent = only_error(connection.create("b"))
+    assert (sent["status"], sent["error"]["code"]) == (503, "service_unavailable")
+    assert types(connection.finish(lane="a")) == ["completed", "error"]
+    assert connection.close == Close(1001, "service_unavailable")
 
 
 def test_shutdown_of_an_idle_connection_closes_at_once():
-    stage = Stage()
-    assert only_error(stage.end(Unavailable("bye"), code=1001))["status"] == 503
-    assert stage.close == Close(1001, "service_unavailable")
+    connection = Connection()
+    assert only_error(connection.end(Unavailable("bye"), code=1001))["status"] == 503
+    assert connection.close == Close(1001, "service_unavailable")
 
 
-def test_shutdown_fails_what_outlasts_its_grace():
-    stage = Stage()
-    stage.create()
-    stage.end(Unavailable("bye"), grace_s=5.0)
-    assert stage.tick(4.9) == []
-    assert types(stage.tick(0.1)) == ["failed", "error"]
-    assert stage.close == Close(1001, "service_unavailable")
+def test_shutdown_fails_responses_that_outlast_the_grace_period():
+    connection = Connection()
+    connection.create()
+    connection.end(Unavailable("bye"), grace_s=5.0)
+    assert connection.tick(4.9) == []
+    assert types(connection.tick(0.1)) == ["failed", "error"]
+    assert connection.close == Close(1001, "service_unavailable")
 
 
-def test_a_connection_that_is_already_ending_ends_as_it_began():
-    stage = old_connection()
-    stage.create()
-    stage.tick(HOUR)
-    assert stage.end(Unavailable("bye")) == []
-    stage.finish()
-    assert stage.close == Close(1000, "websocket_connection_limit_reached")
+def test_a_second_end_does_not_change_the_first():
+    connection = old_connection()
+    connection.create()
+    connection.tick(HOUR)
+    assert connection.end(Unavailable("bye")) == []
+    connection.finish()
+    assert connection.close == Close(1000, "websocket_connection_limit_reached")
 
 
-# The client is gone.
+# The client disconnects.
 
 
-def test_when_the_client_is_gone_work_is_cancelled_but_not_what_is_being_saved():
-    stage = Stage()
-    stage.create("a")
-    stage.create("b", previous="resp_unknown")
-    stage.create("c", store=True)
-    stage.finish(lane="c")
-    running, loading = [*stage.starts, *stage.loads]
-    stage.hang_up()
-    assert stage.cancelled == [running, loading]
-    assert stage.saves
-    # What is finished counts, whether somebody reads of it or not.
-    (record,) = stage.reports
-    assert (record.lane, record.report.status) == ("c", "completed")
-    assert record.report.tokens
+def test_when_the_client_disconnects_work_is_cancelled_except_saves():
+    connection = Connection()
+    connection.create("a")
+    connection.create("b", previous="resp_unknown")
+    connection.create("c", store=True)
+    connection.finish(lane="c")
+    running, loading = [*connection.starts, *connection.loads]
+    connection.hang_up()
+    assert connection.cancelled == [running, loading]
+    assert connection.saves
+    # A finished response counts even if the client does not receive it.
+    reports = {record.lane: record.report for record in connection.reports}
+    assert {lane: report.status for lane, report in reports.items()} == {
+        "a": "cancelled",
+        "b": "cancelled",
+        "c": "completed",
+    }
+    assert reports["c"].tokens
+    assert reports["a"].tokens is UNSET
 
 
-def test_reports_after_the_client_is_gone_are_ignored():
-    stage = Stage()
-    stage.create("a")
-    stage.create("b", previous="resp_unknown")
-    stage.create("c", store=True)
-    stage.finish(lane="c")
-    running, loading, saving = [*stage.starts, *stage.loads, *stage.saves]
-    stage.hang_up()
-    session = stage.session
+def test_results_after_the_client_disconnected_are_ignored():
+    connection = Connection()
+    connection.create("a")
+    connection.create("b", previous="resp_unknown")
+    connection.create("c", store=True)
+    connection.finish(lane="c")
+    running, loading, saving = [*connection.starts, *connection.loads, *connection.saves]
+    connection.hang_up()
+    session = connection.session
     assert session.deltas(running, [Text("x"), DONE]) == []
     assert session.finished(running, 0.0) == []
     assert session.loaded(loading, Loaded(), 0.0) == []
@@ -287,37 +292,45 @@ def test_reports_after_the_client_is_gone_are_ignored():
     assert session.receive('{"type": "response.create"}', 0.0) == []
 
 
-def test_waiting_creates_are_not_begun_for_a_client_that_is_gone():
-    stage = Stage()
-    stage.create()
-    stage.create()
-    stage.hang_up()
-    assert len(stage.cancelled) == 1
-    assert not stage.starts
+def test_waiting_creates_do_not_begin_after_the_client_disconnected():
+    connection = Connection()
+    connection.create()
+    connection.create()
+    connection.hang_up()
+    assert len(connection.cancelled) == 1
+    assert not connection.starts
+    assert [record.report.status for record in connection.reports] == ["cancelled", "cancelled"]
 
 
-def test_the_memory_of_a_connection_goes_with_it():
-    world = World()
-    stage, other = world.connect(), world.connect()
-    stage.respond("a")
-    stage.respond("b")
+def test_a_closed_session_reports_each_turn_once():
+    connection = Connection()
+    connection.create()
+    connection.hang_up()
+    assert connection.session.closed() == []
+
+
+def test_the_cache_of_a_connection_ends_with_it():
+    server = Server()
+    connection, other = server.connect(), server.connect()
+    connection.respond("a")
+    connection.respond("b")
     other.respond()
-    assert stage.cache.used_bytes > 0
-    stage.hang_up()
-    assert (len(stage.cache), stage.cache.used_bytes) == (0, 0)
-    assert world.scopes.process.used_bytes == other.cache.used_bytes
+    assert connection.cache.used_bytes > 0
+    connection.hang_up()
+    assert (len(connection.cache), connection.cache.used_bytes) == (0, 0)
+    assert server.scopes.process.used_bytes == other.cache.used_bytes
     other.hang_up()
-    assert world.scopes.process.used_bytes == 0
-    assert world.scopes.process.used_bytes == 0
-    assert not world.scopes.process.latest
-    assert not world.scopes.process.superseded
+    assert server.scopes.process.used_bytes == 0
+    assert server.scopes.process.used_bytes == 0
+    assert not server.scopes.process.latest
+    assert not server.scopes.process.superseded
 
 
 def test_a_stored_response_outlives_its_connection():
-    world = World()
-    stage = world.connect()
-    first = stage.respond(store=True)
-    stage.hang_up()
-    other = world.connect()
+    server = Server()
+    connection = server.connect()
+    first = connection.respond(store=True)
+    connection.hang_up()
+    other = server.connect()
     other.create(previous=first["id"])
     assert types(other.load()) == ["created", "in_progress"]

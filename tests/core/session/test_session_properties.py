@@ -1,11 +1,10 @@
-"""Any interleaving of several connections, against a model that is too simple to be wrong.
+"""Any interleaving of several connections, compared with a simple model.
 
-Three connections, two of one tenant and one of another, share a store and the bounds on memory. The machine
-sends creates and does the work of engine and store in any order it likes. The model knows only what a client
-could know: which creates and steers were sent, and what the contexts of finished responses are. It holds
-every answer against that, and after each step the books of the caches against what they really hold. What was
-accepted as a steer is in the context of exactly one response, or has been given back once; so is what was
-appended to a rollout or injected into it.
+Three connections, two of one tenant and one of another, share a store and the limits on memory. The state
+machine sends creates, steers and appends, and does the work of engine and store in any order. The model knows
+only what clients know: the frames they sent, and the contexts of finished responses. Every event is compared
+with the model, and after each step the caches' byte counts with the states that they hold. Each accepted
+steer or append is in the context of exactly one response, or is returned exactly once.
 """
 
 import json
@@ -19,13 +18,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text, Thought
+from slipring.core.ports import Betas
 from slipring.core.session.actions import Start
 from slipring.core.turn.steering import Steers
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, ContextLengthExceeded, InvalidRequest, Unavailable
-from tests.core.stage import Json, Stage, World, call_output, context_of, message
+from tests.core.connection import Connection, Json, Server, call_output, context_of, message
 
 LIMITS = {
     "max_in_flight": 3,
@@ -40,39 +39,39 @@ LIMITS = {
     "age_grace_s": 20.0,
 }
 LANES = [None, "a", "b", "c", "one_too_many"]
-PLACES = [(who, lane) for who in range(3) for lane in LANES]
+ENDPOINTS = [(who, lane) for who in range(3) for lane in LANES]
 REFUSED_ON_ARRIVAL = {"rate_limit_exceeded", "websocket_stream_limit_reached"}
 REFUSED_AT_THE_END = {"websocket_connection_limit_reached", "service_unavailable"}
 BAD_BODIES: list[Json] = [{"temperature": "hot"}, {"stream": False}]
 TOO_LONG: Json = {"seed": 666}
-"""The engine reads the job and refuses it."""
-UNBEARABLE = "unbearable"
-"""The same, of what was added to the response before."""
-MEANINGLESS = "meaningless"
+"""A request whose job the engine refuses."""
+TOO_LONG_STEER = "far too long"
+"""Text of a steer that makes the engine refuse the successor's job."""
+INVALID_GRAMMAR = "invalid"
 """A grammar that cannot be compiled."""
 IN_GRAMMAR = "tools[0].format.definition"
-UNSERVABLE: list[Json] = [{"model": "nobody"}, {"background": True}, TOO_LONG]
+UNSUPPORTED: list[Json] = [{"model": "unknown"}, {"background": True}, TOO_LONG]
 CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
 MANAGED: list[Json] = [{"type": "compaction", "compact_threshold": 1000}]
-SPEECH: list[list[Delta]] = [[Text("words")], [Thought("hm")], CALL]
+ANSWERS: list[list[Delta]] = [[Text("words")], [Thought("hm")], CALL]
 
 
 class Request(NamedTuple):
-    """What is asked for, apart from where and after what."""
+    """A create without its lane, parent and input."""
 
     store: bool
     generate: bool = True
     outputs: str = "all"
     fault: Json = {}  # noqa: RUF012
     managed: bool = False
-    """Whether its context is to be compacted, should the engine find it too long."""
+    """Whether its context is compacted at the threshold."""
     rollout: bool = False
     grammar: str = ""
-    """Of a tool that it defines, if it does."""
+    """Of the tool that it defines; empty if it defines none."""
 
 
 ROLLOUTS = [Request(store=False, rollout=True), Request(store=True, rollout=True)]
-DEFINING = [
+WITH_GRAMMAR = [
     Request(store=True, grammar="good"),
     Request(store=False, grammar="good too", managed=True),
     Request(store=False, grammar="good", rollout=True),
@@ -80,7 +79,7 @@ DEFINING = [
 GOOD_REQUESTS = [
     *(Request(store=False), Request(store=True), Request(store=True, managed=True)),
     *ROLLOUTS,
-    *DEFINING,
+    *WITH_GRAMMAR,
 ]
 REQUESTS = [
     *(2 * GOOD_REQUESTS),
@@ -88,9 +87,9 @@ REQUESTS = [
     Request(store=True, generate=False, outputs="none"),
     Request(store=True, outputs="none"),
     Request(store=False, outputs="orphan"),
-    *(Request(store=False, fault=fault) for fault in (*BAD_BODIES, *UNSERVABLE)),
-    Request(store=False, grammar=MEANINGLESS),
-    Request(store=True, grammar=MEANINGLESS, rollout=True),
+    *(Request(store=False, fault=fault) for fault in (*BAD_BODIES, *UNSUPPORTED)),
+    Request(store=False, grammar=INVALID_GRAMMAR),
+    Request(store=True, grammar=INVALID_GRAMMAR, rollout=True),
 ]
 
 
@@ -103,8 +102,8 @@ def tools_of(request: Request) -> list[Json]:
 
 
 @dataclass(eq=False)
-class Asked:
-    """A create that was sent and not yet answered in full."""
+class Pending:
+    """A create whose response has not ended."""
 
     serial: str
     lane: str | None
@@ -112,29 +111,29 @@ class Asked:
     input: list[Json]
     request: Request
     certain: bool
-    """Whether its parent is in memory and bound at once, so that nothing can take it away."""
+    """Whether its parent is cached and bound at once, so that it cannot be evicted before."""
     response_id: str | None = None
     loading: bool = False
     spoken: bool = False
     output: list[Json] = field(default_factory=list)
     left: list[Json] | None = None
-    """What a compaction has left of its context."""
+    """The compacted context, if there was a compaction."""
     steers: dict[str, str] = field(default_factory=dict)
-    """What was added to it and accepted, by its id."""
+    """Accepted steers, by id."""
     follows: dict[str, str] = field(default_factory=dict)
-    """What was added to its parent, if that is why it is made."""
+    """For a successor: the steers that it was started for."""
     held: list[list[Json]] = field(default_factory=list)
-    """What was appended while its model was speaking."""
+    """Accepted appends that are not committed."""
     paused: bool = False
 
     @property
     def has_steps(self) -> bool:
-        """Whether it has gone on behind calls."""
+        """Whether it is a rollout that has resumed."""
         return any(item["type"] == "function_call_output" for item in self.output)
 
     @property
     def open_calls(self) -> list[str]:
-        """Of those that it has told of, the ones that nobody has answered."""
+        """Its calls without an output."""
         answers = [item for item in self.output if item["type"] == "function_call_output"]
         answered = {item["call_id"] for item in [*answers, *(item for held in self.held for item in held)]}
         calls = [item["call_id"] for item in self.output if item["type"] == "function_call"]
@@ -143,7 +142,7 @@ class Asked:
 
 @dataclass(eq=False)
 class Made:
-    """A finished response, as a client knows it."""
+    """A finished response."""
 
     peer: "Peer"
     lane: str | None
@@ -152,8 +151,8 @@ class Made:
     stored: bool
     status: str
 
-    def is_for(self, peer: "Peer") -> bool:
-        """Whether this connection may continue from it at all."""
+    def is_reachable_by(self, peer: "Peer") -> bool:
+        """Whether this connection may continue it."""
         return self.peer is peer or (self.stored and self.peer.tenant == peer.tenant)
 
 
@@ -163,23 +162,23 @@ class Model:
     def __init__(self) -> None:
         self.made: dict[str, Made] = {}
         self.ids: list[str] = []
-        """Every response id that anybody has seen, the newest last."""
+        """Every response id that was sent, newest last."""
 
-    def context(self, asked: Asked) -> list[Json]:
-        """What an engine must be given for a create that was accepted."""
+    def context(self, asked: Pending) -> list[Json]:
+        """The expected context of a create's job."""
         if asked.left is not None:
             return asked.left
         past = self.made[asked.previous].context if asked.previous is not None else []
         return past + asked.input + (asked.output if asked.request.rollout else [])
 
-    def outcomes(self, peer: "Peer", asked: Asked) -> set[str | None]:
-        """What may become of a create whose turn has come: the code or text of a refusal, or None."""
+    def outcomes(self, peer: "Peer", asked: Pending) -> set[str | None]:
+        """The possible outcomes of a create that begins: the param or message of a refusal, or None."""
         if asked.request.fault in BAD_BODIES:
             return {*asked.request.fault}
         may: set[str | None] = set()
         parent = self.made.get(asked.previous or "")
         if asked.previous is not None:
-            reachable = parent is not None and parent.is_for(peer)
+            reachable = parent is not None and parent.is_reachable_by(peer)
             if not reachable or not (parent.stored or asked.certain):
                 may.add("previous_response_id")
             if not reachable:
@@ -188,7 +187,7 @@ class Model:
         may.add(self._objection(asked, open_calls))
         return may
 
-    def _objection(self, asked: Asked, open_calls: list[str]) -> str | None:
+    def _objection(self, asked: Pending, open_calls: list[str]) -> str | None:
         if "model" in asked.request.fault:
             return "model"
         left = list(open_calls)
@@ -202,12 +201,12 @@ class Model:
             return f"No tool output found for function call {left[0]}."
         if asked.request.fault == TOO_LONG:
             return "input"
-        if asked.request.grammar == MEANINGLESS:
+        if asked.request.grammar == INVALID_GRAMMAR:
             return IN_GRAMMAR
         return "background" if asked.request.fault else None
 
-    def finish(self, peer: "Peer", asked: Asked, status: str, *, stored: bool) -> None:
-        """A response can be continued from now on."""
+    def finish(self, peer: "Peer", asked: Pending, status: str, *, stored: bool) -> None:
+        """Record a finished response."""
         assert asked.response_id is not None
         parent = self.made.get(asked.previous or "")
         answered = {item["call_id"] for item in asked.input if "call_id" in item}
@@ -225,47 +224,49 @@ class Model:
 
 
 def refuse_too_long(job: Job) -> ApiError | None:
-    too_long = job.settings.seed == TOO_LONG["seed"] or any(UNBEARABLE.encode() in i.raw for i in job.input)
+    too_long = job.settings.seed == TOO_LONG["seed"] or any(
+        TOO_LONG_STEER.encode() in i.raw for i in job.input
+    )
     return ContextLengthExceeded(2, 1) if too_long else None
 
 
 class Peer:
-    """One connection and its client, who checks every answer."""
+    """One connection and its client, which checks every event."""
 
-    def __init__(self, model: Model, world: World, tenant: str) -> None:
+    def __init__(self, model: Model, server: Server, tenant: str) -> None:
         self.model = model
         self.tenant = tenant
-        self.stage = Stage(
-            world,
+        self.connection = Connection(
+            server,
             tenant,
             on_event=self._see,
             on_start=self._check_job,
             refuses=refuse_too_long,
             betas=Betas(rollout=True, inject=True),
         )
-        self.opened_at = world.now
+        self.opened_at = server.now
         self.deadline: float | None = None
-        """Set when the connection is about to end."""
-        self.queues: dict[str | None, deque[Asked]] = {lane: deque() for lane in LANES}
+        """Set when the end of the connection is announced."""
+        self.queues: dict[str | None, deque[Pending]] = {lane: deque() for lane in LANES}
         self.lanes: set[str | None] = {None}
         self.refusal: str | None = None
         self.evictable: set[str] = set()
         """Parents whose continuation failed on their own lane."""
         self.evictions_before = self.evictions
         self.waiting: dict[str, dict[str, str]] = {}
-        """Steers that wait for what the client owes their response."""
+        """By response id: steers that wait for required outputs."""
         self.pending: set[str] = set()
-        """Those of which that was said."""
+        """Steers for which a pending event was sent."""
         self.owed: set[str] = set()
-        """Steers that have to be given back at once."""
-        self.unbearable: set[str] = set()
-        """Responses to which something was added that no engine takes."""
+        """Steers that must be returned before the step ends."""
+        self.too_long: set[str] = set()
+        """Responses with a steer that is too long."""
         self.settled: set[str] = set()
-        """Steers that are in a context or were given back."""
+        """Steers that were committed or returned."""
         self.appended: set[str] = set()
-        """What was appended and accepted, and is neither in a response nor was given back yet."""
-        self.given_back: list[Json] = []
-        """What else was not accepted."""
+        """Outputs of accepted appends that are neither committed nor returned."""
+        self.refused_appends: list[Json] = []
+        """Events that refuse other appends."""
 
     @property
     def unanswered(self) -> int:
@@ -273,33 +274,33 @@ class Peer:
 
     @property
     def evictions(self) -> int:
-        """How many responses the bounds on memory have cost so far."""
-        return sum(scope.evictions for scope in self.stage.cache._scopes)
+        """Evictions by all limits so far."""
+        return sum(scope.evictions for scope in self.connection.cache._scopes)
 
     @property
     def busy(self) -> list[str | None]:
-        """The lanes on which something is being done."""
-        stage = self.stage
-        beginning = (*stage.loads, *stage.checks, *stage.weighs)
-        working = [turn.lane for turn in (*beginning, *stage.starts, *stage.saves)]
+        """Lanes with a turn in progress."""
+        connection = self.connection
+        beginning = (*connection.loads, *connection.checks, *connection.weighs)
+        working = [turn.lane for turn in (*beginning, *connection.starts, *connection.saves)]
         return working + self.paused
 
     @property
     def paused(self) -> list[str | None]:
-        """The lanes on which a rollout waits for its client."""
+        """Lanes with a paused rollout."""
         return [head.lane for head in self._heads() if head.paused and not self.is_at("saves", head.lane)]
 
-    def remembered(self) -> set[str]:
-        return {response_id for response_id in self.model.ids if response_id in self.stage.cache}
+    def cached(self) -> set[str]:
+        return {response_id for response_id in self.model.ids if response_id in self.connection.cache}
 
-    def ask(self, asked: Asked) -> None:
-        """Send a create. It takes its place in the queue unless it is refused on arrival."""
+    def ask(self, asked: Pending) -> None:
+        """Send a create. It is queued unless it is refused on arrival."""
         request, queue = asked.request, self.queues[asked.lane]
         expected = self._refusal_on_arrival(asked.lane)
         self.refusal = None
         queue.append(asked)
-        with self.forgetting_only_evictable():
-            self.stage.create(
+        with self.evicting_only_evictable():
+            self.connection.create(
                 asked.lane,
                 asked.previous,
                 input=asked.input,
@@ -316,9 +317,9 @@ class Peer:
             assert queue.pop() is asked
 
     def steer(self, target: str, text: str) -> None:
-        """Add something to a response, whoever's it may be."""
+        """Steer a response, of this connection or another."""
         expected = self._answer_to_steer(target)
-        event = self.stage.steer(target, text)
+        event = self.connection.steer(target, text)
         assert event.get("error", {}).get("code") == expected
         assert event["steer"]["previous_response_id"] == target
         if expected is None:
@@ -335,69 +336,69 @@ class Peer:
                 if self.ending:
                     return "response_not_active"
                 return "too_many_pending_steers" if len(asked.steers) >= LIMITS["max_steers"] else None
-        if target not in self.stage.cache:
+        if target not in self.connection.cache:
             return "response_not_found"
         is_complete = self.model.made[target].status == "completed"
         return "response_already_completed" if is_complete else "response_not_active"
 
     def append(self, target: str, items: list[Json], kind: str) -> None:
-        """Send what a response may wait for, whoever's it may be."""
+        """Append to a response, of this connection or another."""
         asked = next((asked for asked in self._heads() if asked.response_id == target), None)
         expected = self._answer_to_append(asked, target, items)
-        frame = self.stage.append_frame(target, *items, kind=kind)
-        if expected is None and self.rolled_bytes + len(frame) > LIMITS["connection_cache_bytes"]:
+        frame = self.connection.append_frame(target, *items, kind=kind)
+        if expected is None and self.rollout_bytes + len(frame) > LIMITS["connection_cache_bytes"]:
             expected = "too_much_pending_input"
-        self.given_back = []
+        self.refused_appends = []
         if expected is None:
             assert asked is not None
             self.appended.update(item["output"] for item in items)
             asked.held.append(items)
             asked.paused = asked.paused and bool(asked.open_calls)
             asked.spoken = asked.spoken and asked.paused
-        self.stage.receive(frame)
+        self.connection.receive(frame)
         if expected is None:
-            assert not self.given_back
+            assert not self.refused_appends
             return
-        (event,) = self.given_back
+        (event,) = self.refused_appends
         assert (event["response_id"], event["input"]) == (target, items)
         if kind == "append":
             assert event["error"]["code"] == expected
         else:
-            is_over = expected == "response_already_completed"
-            assert event["error"]["code"] == (expected if is_over else "response_not_found")
+            has_ended = expected == "response_already_completed"
+            assert event["error"]["code"] == (expected if has_ended else "response_not_found")
 
     @property
-    def rolled_bytes(self) -> int:
-        """What its rollouts hold. Nobody can know that from outside."""
-        rollouts = [turn.rollout for turn in self.stage.session._lanes.running() if turn.rollout]
+    def rollout_bytes(self) -> int:
+        """Bytes of its rollouts, read from the session because clients cannot know them."""
+        rollouts = [turn.rollout for turn in self.connection.session._lanes.running() if turn.rollout]
         return sum(each.size_bytes + each.held_bytes for each in rollouts)
 
-    def _answer_to_append(self, asked: Asked | None, target: str, items: list[Json]) -> str | None:
+    def _answer_to_append(self, asked: Pending | None, target: str, items: list[Json]) -> str | None:
         if asked is None:
-            return "response_already_completed" if target in self.stage.cache else "response_not_found"
+            return "response_already_completed" if target in self.connection.cache else "response_not_found"
         if not asked.request.rollout:
             return "append_not_supported"
         if self.is_at("saves", asked.lane):
             return "response_already_completed"
         calls = [item["call_id"] for item in items]
-        is_owed = set(calls) <= set(asked.open_calls) and len(set(calls)) == len(calls)
-        return None if is_owed else "invalid_input"
+        is_expected = set(calls) <= set(asked.open_calls) and len(set(calls)) == len(calls)
+        return None if is_expected else "invalid_input"
 
-    def _heads(self) -> list[Asked]:
+    def _heads(self) -> list[Pending]:
         return [queue[0] for queue in self.queues.values() if queue]
 
     @contextmanager
-    def forgetting_only_evictable(self) -> Iterator[None]:
-        """Where nothing is added, a parent is forgotten by a failure on its own lane and by nothing else."""
-        before = self.remembered()
+    def evicting_only_evictable(self) -> Iterator[None]:
+        """Check that responses are evicted only by failures on their own lane."""
+        before = self.cached()
         yield
-        assert before - self.remembered() <= self.evictable
+        assert before - self.cached() <= self.evictable
 
     def begins_at_once(self, lane: str | None) -> bool:
         return not self.queues[lane] and len(self.busy) < LIMITS["max_in_flight"]
 
     def _refusal_on_arrival(self, lane: str | None) -> str | None:
-        """Two bounds answer without waiting for their place in the lane."""
+        """The limits on lanes and on the queue refuse at once, not in the order of the lane."""
         if lane not in self.lanes and len(self.lanes) > LIMITS["max_lanes"]:
             return "websocket_stream_limit_reached"
         self.lanes.add(lane)
@@ -406,22 +407,22 @@ class Peer:
             return "rate_limit_exceeded"
         return None
 
-    def head(self, lane: str | None) -> Asked:
+    def head(self, lane: str | None) -> Pending:
         return self.queues[lane][0]
 
     def is_at(self, work: str, lane: str | None) -> bool:
-        return any(turn.lane == lane for turn in getattr(self.stage, work))
+        return any(turn.lane == lane for turn in getattr(self.connection, work))
 
     def load(self, lane: str | None) -> None:
         self.head(lane).loading = True
-        self.stage.load(lane)
+        self.connection.load(lane)
 
     @property
     def ending(self) -> bool:
         return self.deadline is not None
 
     def end_until(self, deadline: float) -> None:
-        """Turns that have begun may go on until then; those that only wait may not begin."""
+        """The connection ends: turns that have begun may run until the deadline, others may not begin."""
         if self.deadline is None:
             self.deadline = deadline
             begun = [self.head(turn.lane) for turn in self._beginning()]
@@ -432,17 +433,17 @@ class Peer:
             self.head(turn.lane).loading = True
 
     def _beginning(self) -> list[Turn]:
-        """Turns that have begun, and are no responses yet."""
-        return [*self.stage.loads, *self.stage.checks, *self.stage.weighs]
+        """Turns that have begun but have no response yet."""
+        return [*self.connection.loads, *self.connection.checks, *self.connection.weighs]
 
     def check(self, lane: str | None) -> None:
-        """Compile what a request defines."""
-        if self.head(lane).request.grammar == MEANINGLESS:
-            self.stage.fail(lane, InvalidRequest("It means nothing.", param=IN_GRAMMAR))
+        """Compile the grammar of a request, or refuse it."""
+        if self.head(lane).request.grammar == INVALID_GRAMMAR:
+            self.connection.fail(lane, InvalidRequest("Invalid grammar.", param=IN_GRAMMAR))
         else:
-            self.stage.check(lane)
+            self.connection.check(lane)
 
-    # Checking.
+    # Events, compared with the model.
 
     def _see(self, event: Json) -> None:
         lane, kind = event.get("stream_id"), event["type"]
@@ -478,48 +479,48 @@ class Peer:
         asked.response_id = response["id"]
         self.model.ids.append(response["id"])
 
-    def _see_item(self, item: Json, asked: Asked) -> None:
+    def _see_item(self, item: Json, asked: Pending) -> None:
         asked.output.append(item)
         if item["type"] == "compaction":
             self._see_compaction(item, asked)
         elif item["type"] == "function_call_output":
             self._see_appended(item, asked)
 
-    def _see_pause(self, event: Json, asked: Asked) -> None:
+    def _see_pause(self, event: Json, asked: Pending) -> None:
         assert not self.ending, "paused though the connection ends"
         asked.paused = True
         assert [stub["call_id"] for stub in event["required_input"]] == asked.open_calls
 
-    def _see_appended(self, item: Json, asked: Asked) -> None:
-        """It is part of the response from now on."""
+    def _see_appended(self, item: Json, asked: Pending) -> None:
+        """An append was committed."""
         self.appended.remove(item["output"])
         first = asked.held[0]
-        sent = first.pop(0)
-        assert (sent["call_id"], sent["output"]) == (item["call_id"], item["output"])
+        output = first.pop(0)
+        assert (output["call_id"], output["output"]) == (item["call_id"], item["output"])
         if not first:
             asked.held.pop(0)
         asked.spoken = False
 
     def _see_append_failed(self, event: Json, lane: str | None) -> None:
-        """It was refused, or accepted before, and the response is over."""
+        """An append was refused, or it was held and the response has ended."""
         outputs = {item["output"] for item in event["input"]}
         queue = self.queues[lane]
         if queue and event["input"] in queue[0].held and outputs <= self.appended:
             self.appended -= outputs
             queue[0].held.remove(event["input"])
         else:
-            self.given_back.append(event)
+            self.refused_appends.append(event)
 
-    def _see_compaction(self, item: Json, asked: Asked) -> None:
-        """What is left begins anew, and still holds what the client has just said."""
-        meant = self.stage.world.means.seal.open(self.tenant, item["encrypted_content"])
-        asked.left = [json.loads(each.raw) for each in meant]
+    def _see_compaction(self, item: Json, asked: Pending) -> None:
+        """The context is replaced by items that include the newest input."""
+        content = self.connection.server.ports.seal.open(self.tenant, item["encrypted_content"])
+        asked.left = [json.loads(each.raw) for each in content]
         assert asked.input[-1] in asked.left
 
     def _see_terminal(self, response: Json, lane: str | None) -> None:
         asked = self.queues[lane].popleft()
         assert response["id"] == asked.response_id
-        assert not asked.held, "neither in the response nor given back"
+        assert not asked.held, "neither committed nor returned"
         asked.paused = False
         if response["status"] == "failed":
             self._check_eviction(asked)
@@ -528,20 +529,20 @@ class Peer:
                 self.owed.update(self.waiting[asked.previous or ""])
         else:
             assert response["output"] == asked.output
-            self._check_memory(response["id"], lane)
+            self._check_cached(response["id"], lane)
             self.model.finish(self, asked, response["status"], stored=response["store"])
             if asked.steers:
                 self._expect_successor(asked, response["id"])
 
     # Steers.
 
-    def _expect_successor(self, asked: Asked, response_id: str) -> None:
+    def _expect_successor(self, asked: Pending, response_id: str) -> None:
         if self.ending:
             self.owed.update(asked.steers)
         elif self.model.made[response_id].open_calls:
             self.waiting[response_id] = asked.steers
         else:
-            successor = Asked(
+            successor = Pending(
                 serial=asked.serial,
                 lane=asked.lane,
                 previous=response_id,
@@ -552,53 +553,53 @@ class Peer:
             )
             self.queues[asked.lane].appendleft(successor)
 
-    def _waits_for(self, asked: Asked) -> bool:
-        """Whether steers wait for a create like this one."""
+    def _waits_for(self, asked: Pending) -> bool:
+        """Whether steers wait for this create."""
         return asked.previous in self.waiting and self.model.made[asked.previous].lane == asked.lane
 
     def _settle(self, steers: Iterable[str]) -> None:
-        assert self.settled.isdisjoint(steers), "committed or given back twice"
+        assert self.settled.isdisjoint(steers), "committed or returned twice"
         self.settled.update(steers)
 
     def _see_steer(self, kind: str, event: Json, lane: str | None) -> None:
         if kind == "response.steer.pending":
             self._see_pending(event)
         elif kind == "response.steer.failed" and "id" in event["steer"]:
-            self._see_given_back(event["steer"], lane)
+            self._see_steer_failed(event["steer"], lane)
 
     def _see_pending(self, event: Json) -> None:
         target, steer = event["steer"]["previous_response_id"], event["steer"]["id"]
         assert steer in self.waiting[target]
-        assert steer not in self.pending, "said twice"
+        assert steer not in self.pending, "sent twice"
         self.pending.add(steer)
         required = [stub["call_id"] for stub in event["required_input"]]
         assert required == self.model.made[target].open_calls
 
-    def _see_given_back(self, steer: Json, lane: str | None) -> None:
+    def _see_steer_failed(self, steer: Json, lane: str | None) -> None:
         target, steer_id = steer["previous_response_id"], steer["id"]
         self._settle([steer_id])
         queue = self.queues[lane]
         if steer_id in self.waiting.get(target, {}):
             assert self.waiting[target].pop(steer_id) == steer["input"]
-            if UNBEARABLE in steer["input"]:
-                self.unbearable.add(target)
+            if TOO_LONG_STEER in steer["input"]:
+                self.too_long.add(target)
             if not self.waiting[target]:
                 del self.waiting[target]
         elif queue and steer_id in queue[0].follows:
-            # A successor that cannot be: nobody has asked for it, and nobody is told of it.
+            # A successor that is refused: the client did not request it and gets no error.
             assert queue[0].follows.pop(steer_id) == steer["input"]
-            assert UNBEARABLE in str(queue[0].input)
+            assert TOO_LONG_STEER in str(queue[0].input)
             if not queue[0].follows:
                 queue.popleft()
         else:
             assert steer_id in self.owed
         self.owed.discard(steer_id)
 
-    def _check_memory(self, response_id: str, lane: str | None) -> None:
-        """A finished response is remembered, unless a bound or the next create already took it away."""
-        was_forgotten = self.evictions > self.evictions_before
+    def _check_cached(self, response_id: str, lane: str | None) -> None:
+        """A finished response is cached, unless a limit or the next create evicted it."""
+        was_evicted = self.evictions > self.evictions_before
         is_claimed = any(asked.previous == response_id for asked in self.queues[lane])
-        assert response_id in self.stage.cache or was_forgotten or is_claimed
+        assert response_id in self.connection.cache or was_evicted or is_claimed
 
     def _see_error(self, event: Json, lane: str | None) -> None:
         code = event["error"]["code"]
@@ -613,87 +614,87 @@ class Peer:
             assert asked.response_id is None, "an error after response.created"
             self._check_refusal(asked, event["status"], event["error"])
             self._check_eviction(asked)
-            assert not self._waits_for(asked), "kept though their response is forgotten"
+            assert not self._waits_for(asked), "kept though their response is evicted"
 
-    def _check_refusal(self, asked: Asked, status: int, error: Json) -> None:
+    def _check_refusal(self, asked: Pending, status: int, error: Json) -> None:
         if error["code"] in REFUSED_AT_THE_END:
             assert self.ending
             assert not asked.loading
         elif status == 500:
             assert asked.loading
-        elif error["param"] != "input" or asked.previous not in self.unbearable:
+        elif error["param"] != "input" or asked.previous not in self.too_long:
             assert {error["param"], error["message"]} & self.model.outcomes(self, asked)
 
-    def _check_eviction(self, asked: Asked) -> None:
+    def _check_eviction(self, asked: Pending) -> None:
         parent = self.model.made.get(asked.previous or "")
         if asked.previous is None or parent is None:
             return
         if parent.peer is self and parent.lane == asked.lane:
-            assert asked.previous not in self.stage.cache
+            assert asked.previous not in self.connection.cache
             self.evictable.add(asked.previous)
 
     def _check_job(self, start: Start) -> None:
         job, asked = start.job, self.head(start.turn.lane)
         assert (job.response_id, job.tenant) == (asked.response_id, self.tenant)
         assert job.generate is asked.request.generate
-        goes_on = asked.request.rollout and bool(asked.output)
-        parent = asked.response_id if goes_on else asked.previous if asked.left is None else None
+        continues = asked.request.rollout and bool(asked.output)
+        parent = asked.response_id if continues else asked.previous if asked.left is None else None
         assert (job.parent.id if job.parent else None) == parent
         context, expected = context_of(job), self.model.context(asked)
         if job.offer.forbidden:
-            context.pop()  # the question for a summary
-            # Before it, something stands for the answer to each call that was cut off.
+            context.pop()  # the request for a summary
+            # Before it, there is a placeholder output for each truncated call.
             assert {item["type"] for item in context[len(expected) :]} <= {"function_call_output"}
             context = context[: len(expected)]
         assert context == expected
 
 
 class Connections(RuleBasedStateMachine):
-    """Rules pick among what there is by number, so that every step does something."""
+    """Rules pick existing objects by number, so that every step does something."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(**LIMITS)
+        self.server = Server(**LIMITS)
         self.model = Model()
-        self.peers = [Peer(self.model, self.world, tenant) for tenant in ("alice", "alice", "bob")]
-        self.gone: list[Peer] = []
+        self.peers = [Peer(self.model, self.server, tenant) for tenant in ("alice", "alice", "bob")]
+        self.disconnected: list[Peer] = []
         self.asked = 0
-        self.calm = 0
-        """Steps since the last misfortune: too many of them, and nothing ever gets finished."""
+        self.quiet_steps = 0
+        """Steps since the last failure or disconnect; bounds their rate so that responses finish."""
 
-    # What clients do.
+    # Clients.
 
-    @rule(place=st.sampled_from(PLACES), previous=st.integers(0, 7), request=st.sampled_from(REQUESTS))
+    @rule(place=st.sampled_from(ENDPOINTS), previous=st.integers(0, 7), request=st.sampled_from(REQUESTS))
     def create(self, place, previous, request):
-        """Anything at all: of the last few ids, whoever they belong to, or an unknown one, or none."""
+        """Continue any of the latest responses, an unknown one, or none."""
         ids = [None, None, *reversed(self.model.ids[-5:]), "resp_unknown"]
         self._ask(place, ids[previous % len(ids)], request)
 
-    @rule(place=st.sampled_from(PLACES), request=st.sampled_from(GOOD_REQUESTS))
+    @rule(place=st.sampled_from(ENDPOINTS), request=st.sampled_from(GOOD_REQUESTS))
     def flood(self, place, request):
-        """More than one lane can take at once, and twice that is more than a connection can."""
+        """Send four creates: more than a lane runs at once, and repeated, more than a connection queues."""
         own = self._own(place[0])
         for _ in range(4):
             self._ask(place, own[-1] if own else None, request)
 
     @precondition(lambda self: self.model.made)
-    @rule(place=st.sampled_from(PLACES), pick=st.integers(0, 4), request=st.sampled_from(GOOD_REQUESTS))
-    def go_on(self, place, pick, request):
-        """A client with good manners: continue or fork something of its own, with all that is needed."""
+    @rule(place=st.sampled_from(ENDPOINTS), pick=st.integers(0, 4), request=st.sampled_from(GOOD_REQUESTS))
+    def continue_own(self, place, pick, request):
+        """Continue or fork a reachable response, with all required outputs."""
         own = self._own(place[0])
         self._ask(place, own[-1 - pick % len(own)] if own else None, request)
 
     def _own(self, who: int) -> list[str]:
-        """The responses that a client could continue from, the newest last."""
+        """The responses that a client may continue, newest last."""
         made = self.model.made.items()
-        return [response_id for response_id, response in made if response.is_for(self.peers[who])]
+        return [response_id for response_id, response in made if response.is_reachable_by(self.peers[who])]
 
     def _ask(self, place: tuple[int, str | None], previous: str | None, request: Request) -> None:
         who, lane = place
         peer = self._peer(who)
         self.asked += 1
-        self.calm += 1
-        asked = Asked(
+        self.quiet_steps += 1
+        asked = Pending(
             serial=str(self.asked),
             lane=lane,
             previous=previous,
@@ -705,46 +706,46 @@ class Connections(RuleBasedStateMachine):
 
     def _outputs(self, previous: str | None, which: str) -> list[Json]:
         if which == "orphan":
-            return [call_output("call_nobody_made")]
+            return [call_output("call_unknown")]
         made = self.model.made.get(previous or "")
         return [call_output(call) for call in made.open_calls] if made and which == "all" else []
 
     def _is_certain(self, peer: Peer, lane: str | None, previous: str | None) -> bool:
-        """Whether the parent is remembered, and is either pinned by a fork or looked up at once."""
-        if previous is None or previous not in peer.stage.cache:
+        """Whether the parent is cached, and is pinned by a fork or bound at once."""
+        if previous is None or previous not in peer.connection.cache:
             return False
         return peer.begins_at_once(lane) or self.model.made[previous].lane != lane
 
-    @rule(who=st.integers(0, 2), pick=st.integers(0, 3), text=st.sampled_from(["", "", "", UNBEARABLE]))
+    @rule(who=st.integers(0, 2), pick=st.integers(0, 3), text=st.sampled_from(["", "", "", TOO_LONG_STEER]))
     def steer(self, who, pick, text):
-        """Anything that anybody has seen lately: being made, over, somebody else's, unknown."""
+        """Steer any of the latest responses, running or not, or an unknown one."""
         ids = [*reversed(self.model.ids[-3:]), "resp_unknown"]
         self._steer(self._peer(who), ids[pick % len(ids)], text)
 
     @precondition(lambda self: any(self._at_work()))
-    @rule(pick=st.integers(0, 8), times=st.integers(1, 4), text=st.sampled_from(["", "", UNBEARABLE]))
-    def steer_what_is_being_made(self, pick, times, text):
+    @rule(pick=st.integers(0, 8), times=st.integers(1, 4), text=st.sampled_from(["", "", TOO_LONG_STEER]))
+    def steer_a_running_response(self, pick, times, text):
         peer, lane = self._pick(pick)
         for _ in range(times):
             if (response_id := peer.head(lane).response_id) is not None:
                 self._steer(peer, response_id, text)
 
     @precondition(lambda self: any(self._at_work()))
-    @rule(pick=st.integers(0, 8), text=st.sampled_from(["", "", UNBEARABLE]))
-    def steer_what_calls_a_tool(self, pick, text):
-        """It is over, and what was added has to wait."""
+    @rule(pick=st.integers(0, 8), text=st.sampled_from(["", "", TOO_LONG_STEER]))
+    def steer_a_response_with_a_call(self, pick, text):
+        """Steer a response, then end it with a call: the steers wait."""
         peer, lane = self._pick(pick)
         asked = peer.head(lane)
         if peer.is_at("starts", lane) and asked.request.generate and not asked.request.managed:
             assert asked.response_id is not None
             self._steer(peer, asked.response_id, text)
-            peer.stage.finish(*CALL, lane=lane)
+            peer.connection.finish(*CALL, lane=lane)
             if peer.is_at("saves", lane):
-                peer.stage.save(lane)
+                peer.connection.save(lane)
 
     @precondition(lambda self: any(peer.waiting for peer in self.peers))
     @rule(pick=st.integers(0, 8), request=st.sampled_from([*GOOD_REQUESTS, *ODD_REQUESTS]))
-    def go_on_from_what_waits(self, pick, request):
+    def continue_with_waiting_steers(self, pick, request):
         waiting = [(who, target) for who, peer in enumerate(self.peers) for target in peer.waiting]
         who, target = waiting[pick % len(waiting)]
         self._ask((who, self.model.made[target].lane), target, request)
@@ -752,7 +753,7 @@ class Connections(RuleBasedStateMachine):
     @rule(who=st.integers(0, 2), pick=st.integers(0, 3), kind=st.sampled_from(["append", "inject"]))
     def append_to_anything(self, who, pick, kind):
         ids = [*reversed(self.model.ids[-3:]), "resp_unknown"]
-        self._append(self._peer(who), ids[pick % len(ids)], ["call_nobody_made"], kind)
+        self._append(self._peer(who), ids[pick % len(ids)], ["call_unknown"], kind)
 
     @precondition(lambda self: any(self._rollouts()))
     @rule(
@@ -761,41 +762,41 @@ class Connections(RuleBasedStateMachine):
         kind=st.sampled_from(["append", "append", "inject"]),
     )
     def append(self, pick, which, kind):
-        """What a rollout waits for, or will wait for, or will never take."""
+        """Append outputs that a rollout waits for, or that are invalid."""
         found = list(self._rollouts())
         peer, asked = found[pick % len(found)]
         assert asked.response_id is not None
         owed = asked.open_calls
         calls = {"all": owed, "one": owed[:1], "last": owed[-1:], "twice": owed[:1] * 2, "orphan": []}[which]
-        self._append(peer, asked.response_id, calls or ["call_nobody_made"], kind)
+        self._append(peer, asked.response_id, calls or ["call_unknown"], kind)
 
-    @rule(place=st.sampled_from(PLACES), request=st.sampled_from(ROLLOUTS), calls=st.integers(1, 3))
-    def roll_out(self, place, request, calls):
-        """Get a rollout so far that it waits, if nothing is in its way."""
+    @rule(place=st.sampled_from(ENDPOINTS), request=st.sampled_from(ROLLOUTS), calls=st.integers(1, 3))
+    def start_rollout(self, place, request, calls):
+        """Start a rollout and pause it, if its lane is free."""
         who, lane = place
         self._ask(place, None, request)
         peer = self.peers[who]
         if peer.is_at("starts", lane) and peer.head(lane).request.rollout:
-            peer.stage.finish(*(calls * CALL), lane=lane)
+            peer.connection.finish(*(calls * CALL), lane=lane)
 
     @precondition(lambda self: any(self._rollouts()))
     @rule(pick=st.integers(0, 8), kind=st.sampled_from(["append", "inject"]), cut=st.booleans())
-    def answer_early(self, pick, kind, cut):
-        """While the model is still calling. It may end before it is silent."""
+    def append_early(self, pick, kind, cut):
+        """Append while a step runs, and optionally truncate the step."""
         found = [(peer, asked) for peer, asked in self._rollouts() if peer.is_at("starts", asked.lane)]
         if not found:
             return
         peer, asked = found[pick % len(found)]
         assert asked.response_id is not None
         asked.spoken = True
-        peer.stage.say(*CALL, *CALL, lane=asked.lane)
+        peer.connection.generate(*CALL, *CALL, lane=asked.lane)
         self._append(peer, asked.response_id, asked.open_calls[:1], kind)
         if cut:
-            peer.stage.finish(lane=asked.lane, reason="max_output_tokens")
+            peer.connection.finish(lane=asked.lane, reason="max_output_tokens")
 
-    def _rollouts(self) -> Iterator[tuple[Peer, Asked]]:
+    def _rollouts(self) -> Iterator[tuple[Peer, Pending]]:
         for peer in self.peers:
-            if peer.stage.close is None:
+            if peer.connection.close is None:
                 heads = (asked for asked in peer._heads() if asked.request.rollout and asked.response_id)
                 yield from ((peer, asked) for asked in heads)
 
@@ -807,127 +808,127 @@ class Connections(RuleBasedStateMachine):
         peer.append(target, items, kind)
 
     def _answer(self, peer: Peer, lane: str | None) -> None:
-        """Give a rollout that is paused all that it waits for."""
+        """Append all outputs that a paused rollout waits for."""
         asked = peer.head(lane)
         assert asked.response_id is not None
         self._append(peer, asked.response_id, asked.open_calls, "append")
 
     def _steer(self, peer: Peer, target: str, text: str) -> None:
         self.asked += 1
-        self.calm += 1
+        self.quiet_steps += 1
         peer.steer(target, f"steer {self.asked} {text}")
 
-    # What engines and stores do.
+    # Engines and stores.
 
     @precondition(lambda self: any(self._at_work()))
-    @rule(pick=st.integers(0, 8), words=st.sampled_from(SPEECH))
+    @rule(pick=st.integers(0, 8), words=st.sampled_from(ANSWERS))
     def work(self, pick, words):
-        """Take one running turn one step further, whatever it waits for."""
+        """Do the next piece of work of one turn."""
         peer, lane = self._pick(pick)
-        self.calm += 1
+        self.quiet_steps += 1
         if lane in peer.paused:
             self._answer(peer, lane)
         elif peer.is_at("loads", lane):
             peer.load(lane)
         elif peer.is_at("checks", lane):
-            with peer.forgetting_only_evictable():
+            with peer.evicting_only_evictable():
                 peer.check(lane)
         elif peer.is_at("weighs", lane):
-            peer.stage.weigh(1000 * (pick % 3), lane)
+            peer.connection.weigh(1000 * (pick % 3), lane)
         elif peer.is_at("saves", lane):
-            peer.stage.save(lane)
-        elif peer.stage.job(lane).offer.forbidden:
-            peer.stage.finish(*words, Text("in short"), lane=lane)
-        elif peer.stage.job(lane).generate and not peer.head(lane).spoken:
+            peer.connection.save(lane)
+        elif peer.connection.job(lane).offer.forbidden:
+            peer.connection.finish(*words, Text("in short"), lane=lane)
+        elif peer.connection.job(lane).generate and not peer.head(lane).spoken:
             peer.head(lane).spoken = True
-            peer.stage.say(*words, *words, lane=lane)
+            peer.connection.generate(*words, *words, lane=lane)
         else:
-            peer.stage.finish(lane=lane)
+            peer.connection.finish(lane=lane)
 
     @precondition(lambda self: any(self._at_work()))
     @rule(pick=st.integers(0, 8))
-    def cut_short(self, pick):
+    def truncate(self, pick):
         peer, lane = self._pick(pick)
-        if peer.is_at("starts", lane) and peer.stage.job(lane).generate:
-            steered = peer.stage.job(lane).stop.asked
-            said = [] if steered else [Text("half")]
-            peer.stage.finish(*said, lane=lane, reason="steered" if steered else "max_output_tokens")
+        if peer.is_at("starts", lane) and peer.connection.job(lane).generate:
+            steered = peer.connection.job(lane).stop.asked
+            deltas = [] if steered else [Text("half")]
+            peer.connection.finish(*deltas, lane=lane, reason="steered" if steered else "max_output_tokens")
 
     @rule(who=st.integers(0, 2))
-    def work_off(self, who):
-        """Do all that one connection waits for."""
+    def drain_one(self, who):
+        """Do all work of one connection."""
         self._drain(self.peers[who])
 
-    @precondition(lambda self: self.calm > 3 and any(self._at_work()))
+    @precondition(lambda self: self.quiet_steps > 3 and any(self._at_work()))
     @rule(pick=st.integers(0, 8))
     def fail(self, pick):
         peer, lane = self._pick(pick)
         if lane in peer.paused:
-            return  # nobody works on it who could fail
-        self.calm = 0
+            return  # no work is in progress that could fail
+        self.quiet_steps = 0
         peer.head(lane).loading = any(peer.is_at(work, lane) for work in ("loads", "checks", "weighs"))
-        with peer.forgetting_only_evictable():
-            peer.stage.fail(lane)
+        with peer.evicting_only_evictable():
+            peer.connection.fail(lane)
 
-    # How connections end.
+    # The end of connections.
 
-    @precondition(lambda self: self.calm > 8)
+    @precondition(lambda self: self.quiet_steps > 8)
     @rule(who=st.integers(0, 2))
     def disconnect(self, who):
-        self.calm = 0
+        self.quiet_steps = 0
         self._replace(who)
 
-    @precondition(lambda self: any(peer.stage.saves for peer in self.gone))
+    @precondition(lambda self: any(peer.connection.saves for peer in self.disconnected))
     @rule()
-    def save_for_one_who_is_gone(self):
-        """What was being saved when the client left is saved, and can be continued elsewhere."""
-        peer = next(peer for peer in self.gone if peer.stage.saves)
-        turn = next(iter(peer.stage.saves))
+    def save_after_a_disconnect(self):
+        """A save in progress at a disconnect finishes; other connections can continue the response."""
+        peer = next(peer for peer in self.disconnected if peer.connection.saves)
+        turn = next(iter(peer.connection.saves))
         assert turn.response is not None
-        said = len(peer.stage.events)
-        peer.stage.save(turn.lane)
-        assert len(peer.stage.events) == said
+        before = len(peer.connection.events)
+        peer.connection.save(turn.lane)
+        assert len(peer.connection.events) == before
         asked = peer.queues[turn.lane].popleft()
         asked.output = [json.loads(bytes(item)) for item in turn.response.output]
         self.model.finish(peer, asked, turn.response.status, stored=True)
 
-    @precondition(lambda self: self.calm > 8)
+    @precondition(lambda self: self.quiet_steps > 8)
     @rule(who=st.integers(0, 2))
     def wind_down(self, who):
-        self.calm = 0
+        self.quiet_steps = 0
         peer = self._peer(who)
-        peer.end_until(self.world.now + 20.0)
-        peer.stage.end(Unavailable("The server is shutting down."), grace_s=20.0)
+        peer.end_until(self.server.now + 20.0)
+        peer.connection.end(Unavailable("The server is shutting down."), grace_s=20.0)
 
-    @precondition(lambda self: self.calm > 4)
+    @precondition(lambda self: self.quiet_steps > 4)
     @rule(seconds=st.sampled_from([15, 15, 600]))
     def tick(self, seconds):
-        self.world.now += seconds
+        self.server.now += seconds
         for peer in self.peers:
-            if self.world.now - peer.opened_at >= LIMITS["max_age_s"]:
-                peer.end_until(self.world.now + LIMITS["age_grace_s"])
-            peer.stage.tick()
-            assert seconds < LIMITS["rollout_wait_s"] or not peer.paused, "waits forever"
-            in_time = peer.deadline is None or self.world.now < peer.deadline
-            at_work = peer.stage.starts or peer._beginning()
-            assert in_time or not at_work, "the grace is over"
+            if self.server.now - peer.opened_at >= LIMITS["max_age_s"]:
+                peer.end_until(self.server.now + LIMITS["age_grace_s"])
+            peer.connection.tick()
+            assert seconds < LIMITS["rollout_wait_s"] or not peer.paused, "a rollout waits forever"
+            in_time = peer.deadline is None or self.server.now < peer.deadline
+            at_work = peer.connection.starts or peer._beginning()
+            assert in_time or not at_work, "a turn runs after the grace period"
 
-    # Always.
+    # Invariants.
 
     @invariant()
-    def connections_stay_within_their_bounds(self):
+    def connections_stay_within_their_limits(self):
         for peer in self.peers:
-            session = peer.stage.session
+            session = peer.connection.session
             assert session.in_flight == len(peer.busy) <= LIMITS["max_in_flight"]
             assert len(set(peer.busy)) == len(peer.busy), "two responses on one lane"
             assert session.waiting == peer.unanswered - session.in_flight
             assert session.waiting <= LIMITS["max_queued"]
 
     @invariant()
-    def memory_is_what_the_books_say_and_within_its_bounds(self):
+    def cached_bytes_are_counted_and_within_their_limits(self):
         totals = {"alice": 0, "bob": 0}
         for peer in self.peers:
-            cache = peer.stage.cache
+            cache = peer.connection.cache
             states = [cache._entries[response_id].state for response_id in cache._entries]
             held = {node for state in states for node in state.chain()}
             assert cache.used_bytes == sum(node.size_bytes for node in held)
@@ -935,96 +936,98 @@ class Connections(RuleBasedStateMachine):
             totals[peer.tenant] += cache.used_bytes
             peer.evictions_before = peer.evictions
         for tenant, total in totals.items():
-            scope, process = self.world.scopes.of(tenant)
+            scope, process = self.server.scopes.of(tenant)
             assert scope.used_bytes == total <= LIMITS["tenant_cache_bytes"]
         assert process.used_bytes == sum(totals.values()) <= LIMITS["process_cache_bytes"]
 
     @invariant()
-    def the_bytes_of_requests_are_counted_while_they_wait_or_run(self):
+    def request_bytes_count_while_requests_wait_or_run(self):
         totals = {"alice": 0, "bob": 0}
         for peer in self.peers:
-            session = peer.stage.session
+            session = peer.connection.session
             held = session._charges._held
-            turns = [*session._lanes.running(), *session._lanes.queued()] if peer.stage.close is None else []
+            turns = (
+                [*session._lanes.running(), *session._lanes.queued()] if peer.connection.close is None else []
+            )
             for turn in turns:
                 taken = turn.size_bytes if not turn.follows or turn.steered_by is None else 0
                 assert held.get(turn, 0) >= taken, "a request is not counted"
             steers = [each for turn in turns for each in (turn.steers, turn.steered_by) if each is not None]
-            steers += session._succession._waiting.values()
+            steers += session._successors._waiting.values()
             assert {each: each.size_bytes for each in steers} == {
                 holder: size for holder, size in held.items() if isinstance(holder, Steers)
             }
-            assert held.keys() <= {*turns, *steers}, "a request is counted that is over"
+            assert held.keys() <= {*turns, *steers}, "a request is counted after its end"
             totals[peer.tenant] += sum(held.values())
-        assert {tenant: self.world.requests.used_by(tenant) for tenant in totals} == totals
-        assert self.world.requests.used_bytes == sum(totals.values())
+        assert {tenant: self.server.requests.used_by(tenant) for tenant in totals} == totals
+        assert self.server.requests.used_bytes == sum(totals.values())
 
     @invariant()
-    def nobody_remembers_what_another_connection_made(self):
+    def caches_hold_responses_of_their_own_connection(self):
         for peer in self.peers:
-            for response_id in peer.remembered():
+            for response_id in peer.cached():
                 assert self.model.made[response_id].peer is peer
 
     @invariant()
-    def nothing_is_owed(self):
+    def no_steer_is_lost(self):
         for peer in self.peers:
             assert not peer.owed, "a steer was lost"
             for target, steers in peer.waiting.items():
-                assert peer.pending >= steers.keys(), f"nobody was told what {target} waits for"
+                assert peer.pending >= steers.keys(), f"no pending event for {target}"
 
-    # In the end.
+    # The end.
 
     def teardown(self):
         for peer in self.peers:
             self._drain(peer)
-            self.connections_stay_within_their_bounds()
+            self.connections_stay_within_their_limits()
             assert not peer.unanswered, "a create was never answered"
-            self.nothing_is_owed()
-            peer.stage.order.finish()
-        self.memory_is_what_the_books_say_and_within_its_bounds()
-        for peer in self.gone:
-            peer.stage.order.finish(abandoned=True)
-            assert peer.stage.cache.used_bytes == 0
-        self.the_bytes_of_requests_are_counted_while_they_wait_or_run()
+            self.no_steer_is_lost()
+            peer.connection.order.finish()
+        self.cached_bytes_are_counted_and_within_their_limits()
+        for peer in self.disconnected:
+            peer.connection.order.finish(abandoned=True)
+            assert peer.connection.cache.used_bytes == 0
+        self.request_bytes_count_while_requests_wait_or_run()
         for peer in self.peers:
-            peer.stage.session.closed()
-        assert self.world.requests.used_bytes == 0, "all is over"
+            peer.connection.session.closed()
+        assert self.server.requests.used_bytes == 0, "bytes are left at the end"
 
     def _drain(self, peer: Peer) -> None:
-        stage = peer.stage
+        connection = peer.connection
         while peer.busy:
             for lane in peer.paused:
                 self._answer(peer, lane)
-            for turn in list(stage.loads):
+            for turn in list(connection.loads):
                 peer.load(turn.lane)
-            for turn in list(stage.checks):
+            for turn in list(connection.checks):
                 peer.check(turn.lane)
-            for turn in list(stage.weighs):
-                stage.weigh(1000, turn.lane)
-            for turn in list(stage.starts):
-                stage.finish(lane=turn.lane)
-            for turn in list(stage.saves):
-                stage.save(turn.lane)
+            for turn in list(connection.weighs):
+                connection.weigh(1000, turn.lane)
+            for turn in list(connection.starts):
+                connection.finish(lane=turn.lane)
+            for turn in list(connection.saves):
+                connection.save(turn.lane)
 
-    # Within.
+    # Implementation.
 
     def _peer(self, who: int) -> Peer:
-        if self.peers[who].stage.close is not None:
+        if self.peers[who].connection.close is not None:
             self._replace(who)
         return self.peers[who]
 
     def _replace(self, who: int) -> None:
         peer = self.peers[who]
-        saving = {turn.lane for turn in peer.stage.saves}
+        saving = {turn.lane for turn in peer.connection.saves}
         kept = [asked for asked in peer._heads() if asked.request.rollout and asked.request.store]
-        # Where nothing was appended, there is nothing to keep but what waits for an answer.
+        # Rollouts without a finished step are dropped.
         saving |= {asked.lane for asked in kept if asked.paused or asked.has_steps}
-        peer.stage.hang_up()
-        assert not peer.stage.starts
+        peer.connection.hang_up()
+        assert not peer.connection.starts
         assert not peer._beginning()
-        assert {turn.lane for turn in peer.stage.saves} == saving
-        self.gone.append(peer)
-        self.peers[who] = Peer(self.model, self.world, peer.tenant)
+        assert {turn.lane for turn in peer.connection.saves} == saving
+        self.disconnected.append(peer)
+        self.peers[who] = Peer(self.model, self.server, peer.tenant)
 
     def _pick(self, pick: int) -> tuple[Peer, str | None]:
         found = list(self._at_work())

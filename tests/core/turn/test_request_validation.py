@@ -1,9 +1,9 @@
-"""Which requests are honoured: everything else is refused by name, and never dropped in silence."""
+"""Requests are honoured, or refused with the name of the unsupported field."""
 
 import pytest
 
 from slipring.core.turn.request_validation import INCLUDABLE
-from tests.core.stage import Stage, message, only_error
+from tests.core.connection import Connection, message, only_error
 
 UNSUPPORTED = {
     "prompt": {"prompt": {"id": "pmpt_1"}},
@@ -20,12 +20,12 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize(("param", "fields"), UNSUPPORTED.items(), ids=UNSUPPORTED)
-def test_what_cannot_be_honoured_is_refused_by_name(param, fields):
-    stage = Stage()
-    told = only_error(stage.create(**fields))
-    assert told["status"] == 400
-    assert (told["error"]["code"], told["error"]["param"]) == ("unsupported_parameter", param)
-    assert stage.respond()["status"] == "completed"
+def test_unsupported_fields_are_refused_by_name(param, fields):
+    connection = Connection()
+    sent = only_error(connection.create(**fields))
+    assert sent["status"] == 400
+    assert (sent["error"]["code"], sent["error"]["param"]) == ("unsupported_parameter", param)
+    assert connection.respond()["status"] == "completed"
 
 
 @pytest.mark.parametrize(
@@ -42,26 +42,26 @@ def test_what_cannot_be_honoured_is_refused_by_name(param, fields):
         {"multi_agent": None, "access_programs": None, "image": None, "prompt_cache_options": None},
     ],
 )
-def test_what_asks_for_nothing_is_let_through(fields):
-    assert Stage().respond(**fields)["status"] == "completed"
+def test_fields_with_neutral_values_pass(fields):
+    assert Connection().respond(**fields)["status"] == "completed"
 
 
 def test_a_conversation_and_a_previous_response_exclude_each_other():
-    stage = Stage()
-    first = stage.respond()
-    told = only_error(stage.create("b", previous=first["id"], conversation="conv_1"))
-    assert told["error"]["param"] == "previous_response_id"
-    assert "cannot be used together" in told["error"]["message"]
+    connection = Connection()
+    first = connection.respond()
+    sent = only_error(connection.create("b", previous=first["id"], conversation="conv_1"))
+    assert sent["error"]["param"] == "previous_response_id"
+    assert "cannot be used together" in sent["error"]["message"]
 
 
 @pytest.mark.parametrize("value", sorted(INCLUDABLE))
-def test_everything_that_can_be_included_is_taken(value):
-    assert Stage().respond(model="able", include=[value])["status"] == "completed"
+def test_every_include_value_of_the_api_is_accepted(value):
+    assert Connection().respond(model="able", include=[value])["status"] == "completed"
 
 
-def test_what_cannot_be_included_is_named_by_its_place():
-    told = only_error(Stage().create(include=["reasoning.encrypted_content", "everything"]))
-    assert told["error"]["param"] == "include[1]"
+def test_an_error_names_the_index_of_an_unknown_include_value():
+    sent = only_error(Connection().create(include=["reasoning.encrypted_content", "everything"]))
+    assert sent["error"]["param"] == "include[1]"
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,16 @@ def test_what_cannot_be_included_is_named_by_its_place():
         ({"include": ["message.output_text.logprobs"]}, True, 0),
     ],
 )
-def test_logprobs_are_asked_of_a_model_that_has_them(fields, logprobs, top):
-    stage = Stage()
-    stage.create(model="able", **fields)
-    settings = stage.job().settings
+def test_logprobs_need_a_model_that_returns_them(fields, logprobs, top):
+    connection = Connection()
+    connection.create(model="able", **fields)
+    settings = connection.job().settings
     assert (settings.logprobs, settings.top_logprobs) == (logprobs, top)
 
 
-def test_settings_reach_the_engine_as_they_were_asked():
-    stage = Stage()
-    stage.create(
+def test_settings_are_passed_to_the_engine():
+    connection = Connection()
+    connection.create(
         temperature=0.5,
         top_p=0.9,
         presence_penalty=1.5,
@@ -93,7 +93,7 @@ def test_settings_reach_the_engine_as_they_were_asked():
         text={"format": {"type": "json_object"}},
         truncation="auto",
     )
-    settings = stage.job().settings
+    settings = connection.job().settings
     assert (settings.temperature, settings.top_p, settings.seed) == (0.5, 0.9, 7)
     assert (settings.presence_penalty, settings.frequency_penalty) == (1.5, -1.5)
     assert (settings.max_output_tokens, settings.parallel_tool_calls) == (99, False)
@@ -101,23 +101,23 @@ def test_settings_reach_the_engine_as_they_were_asked():
     assert settings.format.kind == "json_object"
 
 
-def test_settings_that_were_not_asked_are_left_to_the_engine():
-    stage = Stage()
-    stage.create()
-    settings = stage.job().settings
+def test_absent_settings_are_left_to_the_engine():
+    connection = Connection()
+    connection.create()
+    settings = connection.job().settings
     assert (settings.temperature, settings.top_p, settings.seed, settings.effort) == (None,) * 4
     assert (settings.format.kind, settings.parallel_tool_calls) == ("text", True)
 
 
 def test_settings_are_not_inherited():
-    stage = Stage()
-    first = stage.respond(temperature=0.5, reasoning={"effort": "high"}, max_output_tokens=5)
-    stage.create(previous=first["id"])
-    settings = stage.job().settings
+    connection = Connection()
+    first = connection.respond(temperature=0.5, reasoning={"effort": "high"}, max_output_tokens=5)
+    connection.create(previous=first["id"])
+    settings = connection.job().settings
     assert (settings.temperature, settings.effort, settings.max_output_tokens) == (None, None, None)
 
 
-# Content that a model cannot see.
+# Unsupported content.
 
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "auto"}
 FILE = {"type": "input_file", "file_id": "file_1"}
@@ -125,26 +125,26 @@ TEXT = {"type": "input_text", "text": "see"}
 
 
 @pytest.mark.parametrize("part", [IMAGE, FILE])
-def test_images_and_files_are_refused_by_their_place(part):
-    told = only_error(Stage().create(input=[message("hi"), {"role": "user", "content": [TEXT, part]}]))
-    assert (told["error"]["code"], told["error"]["param"]) == ("unsupported_parameter", "input[1].content[1]")
+def test_an_error_names_the_index_of_an_unsupported_image_or_file(part):
+    sent = only_error(Connection().create(input=[message("hi"), {"role": "user", "content": [TEXT, part]}]))
+    assert (sent["error"]["code"], sent["error"]["param"]) == ("unsupported_parameter", "input[1].content[1]")
 
 
 @pytest.mark.parametrize("part", [IMAGE, FILE])
-def test_images_and_files_in_a_tool_output_are_refused_by_their_place(part):
+def test_an_error_names_the_index_of_an_unsupported_image_or_file_in_a_tool_output(part):
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": [part]}
-    told = only_error(Stage().create(input=[call, output]))
-    assert told["error"]["param"] == "input[1].output[0]"
+    sent = only_error(Connection().create(input=[call, output]))
+    assert sent["error"]["param"] == "input[1].output[0]"
 
 
-def test_a_model_that_sees_gets_to_see():
-    stage = Stage()
-    stage.create(model="able", input=[{"role": "user", "content": [TEXT, IMAGE, FILE]}])
-    content = stage.job().input[0].body().content
+def test_a_capable_model_receives_images_and_files():
+    connection = Connection()
+    connection.create(model="able", input=[{"role": "user", "content": [TEXT, IMAGE, FILE]}])
+    content = connection.job().input[0].body().content
     assert isinstance(content, list)
     assert len(content) == 3
 
 
-def test_text_that_speaks_of_images_is_only_text():
-    assert Stage().respond(input='The type is "input_image".')["status"] == "completed"
+def test_text_that_mentions_input_image_is_only_text():
+    assert Connection().respond(input='The type is "input_image".')["status"] == "completed"

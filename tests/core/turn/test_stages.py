@@ -1,37 +1,37 @@
-"""Where a turn's time goes, and who is told."""
+"""The stages of a turn, its report and its timing event."""
 
 from typing import Any
 
-from slipring.core.betas import Betas
 from slipring.core.generation import Accepted, Begun, Finished, Prefilled, Text
+from slipring.core.ports import Betas
 from slipring.errors import ContextLengthExceeded, ServerError
-from tests.core.stage import Json, Stage, only_error, types
+from tests.core.connection import Connection, Json, only_error, types
 from tests.wire import TIMING
 
 DONE = Finished(reason="stop", input_tokens=9, cached_tokens=4, output_tokens=2)
 
 
 def stages_of(report: Json) -> list[str]:
-    return [stage["name"] for stage in report["stages"]]
+    return [each["name"] for each in report["stages"]]
 
 
-def slow_turn(stage: Stage, **fields: Any) -> list[Json]:
-    """A turn each of whose steps takes some seconds."""
-    world = stage.world
-    events = stage.create(**fields)
-    turn = next(iter(stage.starts))
+def slow_turn(connection: Connection, **fields: Any) -> list[Json]:
+    """Complete a turn whose stages each take some seconds; returns its events."""
+    server = connection.server
+    events = connection.create(**fields)
+    turn = next(iter(connection.starts))
     for seconds, deltas in ((1, [Accepted(5, "why")]), (2, [Begun()]), (4, [Text("a")]), (8, [Text("b")])):
-        world.now += seconds
-        events += stage.say(*deltas)
-    world.now += 16
-    stage.say(DONE)
-    del stage.starts[turn]
-    return events + stage._run(stage.session.finished(turn, world.now))
+        server.now += seconds
+        events += connection.generate(*deltas)
+    server.now += 16
+    connection.generate(DONE)
+    del connection.starts[turn]
+    return events + connection._run(connection.session.finished(turn, server.now))
 
 
-def test_every_stage_has_its_own_time():
-    stage = Stage(accepts=lambda job: False, betas=Betas(timing=True))
-    *_, terminal, timing = slow_turn(stage)
+def test_every_stage_is_timed():
+    connection = Connection(accepts=lambda job: False, betas=Betas(timing=True))
+    *_, terminal, timing = slow_turn(connection)
     assert terminal["type"] == "response.completed"
     assert timing["type"] == TIMING
     report = timing["timing"]
@@ -51,143 +51,145 @@ def test_every_stage_has_its_own_time():
     assert (report["status"], report["total_ms"], report["input_items"]) == ("completed", 31_000, 1)
 
 
-def test_reading_the_context_ends_with_the_first_token_though_it_says_nothing():
-    stage = Stage(betas=Betas(timing=True))
-    stage.create()
-    stage.world.now += 2
-    assert stage.say(Prefilled()) == []
-    stage.world.now += 3
-    *_, timing = stage.finish(Text("a"))
+def test_prefill_ends_with_the_first_token_even_without_text():
+    connection = Connection(betas=Betas(timing=True))
+    connection.create()
+    connection.server.now += 2
+    assert connection.generate(Prefilled()) == []
+    connection.server.now += 3
+    *_, timing = connection.finish(Text("a"))
     took = {each["name"]: each["duration_ms"] for each in timing["timing"]["stages"]}
     assert (took["prefill"], took["generate"]) == (2000, 3000)
 
 
 def test_waiting_in_a_lane_is_a_stage():
-    stage = Stage()
-    stage.create()
-    stage.create()
-    stage.world.now += 3
-    stage.complete()
-    stage.complete()
-    queued = [lap.duration_ms for each in stage.reports for lap in each.report.stages if lap.name == "queue"]
+    connection = Connection()
+    connection.create()
+    connection.create()
+    connection.server.now += 3
+    connection.complete()
+    connection.complete()
+    queued = [
+        lap.duration_ms for each in connection.reports for lap in each.report.stages if lap.name == "queue"
+    ]
     assert queued == [0, 3000]
 
 
-def test_making_a_response_durable_is_a_stage_of_those_that_are_stored():
-    stage = Stage(betas=Betas(timing=True))
-    stage.create(store=True)
-    stage.finish(Text("a"))
-    stage.world.now += 2
-    *_, timing = stage.save()
+def test_saving_is_a_stage_of_stored_responses():
+    connection = Connection(betas=Betas(timing=True))
+    connection.create(store=True)
+    connection.finish(Text("a"))
+    connection.server.now += 2
+    *_, timing = connection.save()
     took = {each["name"]: each["duration_ms"] for each in timing["timing"]["stages"]}
     assert took["store"] == 2000
 
 
-def test_nobody_is_told_who_did_not_ask():
-    stage = Stage()
-    stage.respond()
-    assert TIMING not in types(stage.events)
-    (record,) = stage.reports
+def test_timing_events_need_their_beta():
+    connection = Connection()
+    connection.respond()
+    assert TIMING not in types(connection.events)
+    (record,) = connection.reports
     assert record.report.status == "completed"
 
 
 def test_a_warmup_is_prefilled_and_generates_nothing():
-    stage = Stage(betas=Betas(timing=True))
-    stage.create(generate=False)
-    *_, timing = stage.finish()
+    connection = Connection(betas=Betas(timing=True))
+    connection.create(generate=False)
+    *_, timing = connection.finish()
     assert stages_of(timing["timing"])[-3:] == ["prefill", "generate", "terminal"]
 
 
-def test_a_turn_that_fails_is_told_with_its_code():
-    stage = Stage(betas=Betas(timing=True))
-    stage.create("a")
-    *_, failed, timing = stage.fail("a", ServerError())
+def test_the_report_of_a_failed_turn_has_the_error_code():
+    connection = Connection(betas=Betas(timing=True))
+    connection.create("a")
+    *_, failed, timing = connection.fail("a", ServerError())
     assert failed["type"] == "response.failed"
     assert (timing["timing"]["status"], timing["timing"]["error_code"]) == ("failed", "server_error")
     assert timing["stream_id"] == "a"
 
 
-def test_a_turn_that_is_refused_leaves_a_report_and_no_event():
-    stage = Stage(betas=Betas(timing=True))
-    only_error(stage.create(previous="resp_9", store=False) + stage.load())
-    (record,) = stage.reports
+def test_a_refused_turn_is_recorded_without_a_timing_event():
+    connection = Connection(betas=Betas(timing=True))
+    only_error(connection.create(previous="resp_9", store=False) + connection.load())
+    (record,) = connection.reports
     assert (record.report.status, record.report.error_code) == ("refused", "previous_response_not_found")
     assert record.report.previous_response_id == "resp_9"
 
 
-# An engine that may refuse
+# Engines that may refuse a job.
 
 
 def test_a_response_exists_only_once_the_engine_accepts():
-    stage = Stage(accepts=lambda job: False)
-    assert stage.create() == []
-    assert types(stage.say(Accepted())) == ["created", "in_progress"]
-    assert stage.say(Begun()) == []
-    assert types(stage.say(Text("a")))[0] == "output_item.added"
+    connection = Connection(accepts=lambda job: False)
+    assert connection.create() == []
+    assert types(connection.generate(Accepted())) == ["created", "in_progress"]
+    assert connection.generate(Begun()) == []
+    assert types(connection.generate(Text("a")))[0] == "output_item.added"
 
 
-def test_the_first_delta_accepts_where_the_engine_says_nothing_before():
-    stage = Stage(accepts=lambda job: False)
-    stage.create()
-    assert types(stage.say(Text("a")))[:3] == ["created", "in_progress", "output_item.added"]
-    stage = Stage(accepts=lambda job: False)
-    stage.create()
-    assert types(stage.say()) == ["created", "in_progress"]
+def test_the_first_delta_accepts_the_job():
+    connection = Connection(accepts=lambda job: False)
+    connection.create()
+    assert types(connection.generate(Text("a")))[:3] == ["created", "in_progress", "output_item.added"]
+    connection = Connection(accepts=lambda job: False)
+    connection.create()
+    assert types(connection.generate()) == ["created", "in_progress"]
 
 
-def test_a_job_that_the_engine_refuses_is_an_error_and_no_response():
-    stage = Stage()
-    first = stage.respond("a")
-    stage._accepts = lambda job: False
-    stage.create("a", previous=first["id"])
-    error = only_error(stage.fail("a", ContextLengthExceeded(9000, 8192)))
+def test_a_job_that_the_engine_refuses_is_an_error_without_a_response():
+    connection = Connection()
+    first = connection.respond("a")
+    connection._accepts = lambda job: False
+    connection.create("a", previous=first["id"])
+    error = only_error(connection.fail("a", ContextLengthExceeded(9000, 8192)))
     assert (error["status"], error["error"]["code"]) == (400, "context_length_exceeded")
     assert (error["error"]["param"], error["stream_id"]) == ("input", "a")
-    assert first["id"] not in stage.cache, "as after every failed continuation on its lane"
-    assert stage.session.in_flight == 0
+    assert first["id"] not in connection.cache, "as after every failed continuation on its lane"
+    assert connection.session.in_flight == 0
 
 
-def test_the_next_in_the_lane_comes_after_a_refusal():
-    stage = Stage(accepts=lambda job: False)
-    stage.create(metadata={"n": "1"})
-    stage.create(metadata={"n": "2"})
-    told = stage.fail(None, ContextLengthExceeded(2, 1))
-    only_error(told)
-    assert types(stage.say(Accepted()))[0] == "created"
-    assert stage.events[-1]["response"]["metadata"] == {"n": "2"}
+def test_the_next_turn_of_the_lane_begins_after_a_refusal():
+    connection = Connection(accepts=lambda job: False)
+    connection.create(metadata={"n": "1"})
+    connection.create(metadata={"n": "2"})
+    sent = connection.fail(None, ContextLengthExceeded(2, 1))
+    only_error(sent)
+    assert types(connection.generate(Accepted()))[0] == "created"
+    assert connection.events[-1]["response"]["metadata"] == {"n": "2"}
 
 
-def test_a_connection_that_ends_while_the_engine_reads_refuses_the_job():
-    stage = Stage(accepts=lambda job: False)
-    stage.create()
-    stage.end(ServerError(), grace_s=5)
-    told = stage.tick(6)
-    assert types(told) == ["error", "error"]
-    assert len(stage.cancelled) == 1
-    assert stage.close is not None
+def test_the_end_of_the_connection_refuses_a_job_that_is_not_accepted_yet():
+    connection = Connection(accepts=lambda job: False)
+    connection.create()
+    connection.end(ServerError(), grace_s=5)
+    sent = connection.tick(6)
+    assert types(sent) == ["error", "error"]
+    assert len(connection.cancelled) == 1
+    assert connection.close is not None
 
 
-def test_a_client_that_leaves_while_the_engine_reads_cancels_the_job():
-    stage = Stage(accepts=lambda job: False)
-    stage.create()
-    assert stage.hang_up() == []
-    assert len(stage.cancelled) == 1
+def test_a_client_that_disconnects_cancels_a_job_that_is_not_accepted_yet():
+    connection = Connection(accepts=lambda job: False)
+    connection.create()
+    assert connection.hang_up() == []
+    assert len(connection.cancelled) == 1
 
 
-def test_what_an_engine_keeps_is_charged_once_along_a_chain():
+def test_an_engines_position_counts_once_along_a_chain():
     class Kept:
         size_bytes = 1000
 
     class KeptMore:
         size_bytes = 1500
 
-    stage = Stage()
+    connection = Connection()
     sizes = []
     previous = None
     for position in (None, None, Kept(), KeptMore()):
-        before = stage.cache.used_bytes
-        stage.create(previous=previous)
-        stage.finish(Text("ok"), position=position)
-        previous = stage.order.responses[-1]["id"]
-        sizes.append(stage.cache.used_bytes - before)
+        before = connection.cache.used_bytes
+        connection.create(previous=previous)
+        connection.finish(Text("ok"), position=position)
+        previous = connection.order.responses[-1]["id"]
+        sizes.append(connection.cache.used_bytes - before)
     assert (sizes[2] - sizes[1], sizes[3] - sizes[1]) == (1000, 500)

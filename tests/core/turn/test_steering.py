@@ -1,24 +1,34 @@
-"""Steering: what is accepted, where an answer ends for it, and what follows."""
+"""Steering: which steers are accepted, where the answer ends, and the response that follows."""
 
 import json
 from typing import Any
 
 import pytest
 
-from slipring.core.betas import Betas
 from slipring.core.generation import CallArguments, CallStarted, Delta, Refused, Text, Thought, ThoughtSummary
+from slipring.core.ports import Betas
 from slipring.errors import InvalidRequest, ModelNotFound, ServerError, Unavailable
-from tests.core.stage import Json, Stage, World, call_output, context_of, function, message, only_error, types
+from tests.core.connection import (
+    Connection,
+    Json,
+    Server,
+    call_output,
+    context_of,
+    function,
+    message,
+    only_error,
+    types,
+)
 
 CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
 CUSTOM: list[Delta] = [CallStarted(kind="custom", name="g"), CallArguments("x")]
 
 
-def running(lane: str | None = None, world: World | None = None, **fields: Any) -> Stage:
-    """A connection on which `resp_1` is being made."""
-    stage = Stage(world)
-    stage.create(lane, **fields)
-    return stage
+def running(lane: str | None = None, server: Server | None = None, **fields: Any) -> Connection:
+    """A connection on which `resp_1` runs."""
+    connection = Connection(server)
+    connection.create(lane, **fields)
+    return connection
 
 
 def failure(event: Json) -> str:
@@ -28,8 +38,8 @@ def failure(event: Json) -> str:
     return code
 
 
-def asked_to_stop(stage: Stage, lane: str | None = None) -> bool:
-    return stage.job(lane).stop.asked
+def asked_to_stop(connection: Connection, lane: str | None = None) -> bool:
+    return connection.job(lane).stop.asked
 
 
 # Acceptance.
@@ -45,8 +55,8 @@ def asked_to_stop(stage: Stage, lane: str | None = None) -> bool:
     ],
 )
 def test_a_steer_is_accepted_with_an_id_and_a_number_of_its_response(input):
-    stage = running()
-    answer = stage.steer("resp_1", input)
+    connection = running()
+    answer = connection.steer("resp_1", input)
     assert answer == {
         "type": "response.steer.accepted",
         "sequence_number": 2,
@@ -55,12 +65,12 @@ def test_a_steer_is_accepted_with_an_id_and_a_number_of_its_response(input):
 
 
 def test_a_steer_is_answered_on_the_lane_of_its_response():
-    stage = running("a")
-    assert stage.steer("resp_1")["stream_id"] == "a"
-    assert stage.steer("resp_1", 5)["stream_id"] == "a"
+    connection = running("a")
+    assert connection.steer("resp_1")["stream_id"] == "a"
+    assert connection.steer("resp_1", 5)["stream_id"] == "a"
 
 
-def test_images_are_for_models_that_see_them():
+def test_images_in_a_steer_need_a_capable_model():
     picture = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
     assert failure(running().steer("resp_1", picture)) == "invalid_input"
     assert running(model="able").steer("resp_1", picture)["type"] == "response.steer.accepted"
@@ -88,64 +98,64 @@ INVALID = {
 
 
 @pytest.mark.parametrize("fields", INVALID.values(), ids=INVALID)
-def test_what_is_not_valid_is_given_back_and_changes_nothing(fields):
-    stage = running()
-    answer = stage.steer("resp_1", **fields)
+def test_an_invalid_steer_is_returned_and_changes_nothing(fields):
+    connection = running()
+    answer = connection.steer("resp_1", **fields)
     assert failure(answer) == "invalid_input"
     assert answer["steer"] == {"previous_response_id": "resp_1", "input": fields.get("input", "wait")}
     assert answer["sequence_number"] == 2
-    assert stage.complete()["status"] == "completed"
-    assert not stage.starts
+    assert connection.complete()["status"] == "completed"
+    assert not connection.starts
 
 
 @pytest.mark.parametrize("fields", [{}, {"previous_response_id": None}, {"previous_response_id": 5}])
-def test_a_steer_without_a_target_is_not_valid(fields):
-    stage = running()
-    (answer,) = stage.receive(json.dumps({"type": "response.steer", "input": "wait", **fields}))
+def test_a_steer_without_a_target_is_invalid(fields):
+    connection = running()
+    (answer,) = connection.receive(json.dumps({"type": "response.steer", "input": "wait", **fields}))
     assert failure(answer) == "invalid_input"
     assert answer["steer"] == {"previous_response_id": "", "input": "wait"}
 
 
-def test_a_steer_without_input_gives_nothing_back():
-    stage = running()
-    (answer,) = stage.receive('{"type": "response.steer", "previous_response_id": "resp_1"}')
+def test_a_steer_without_input_returns_an_empty_input():
+    connection = running()
+    (answer,) = connection.receive('{"type": "response.steer", "previous_response_id": "resp_1"}')
     assert (failure(answer), answer["steer"]["input"]) == ("invalid_input", "")
 
 
-def test_a_steer_that_is_no_text_is_an_error():
-    stage = running()
+def test_a_steer_that_is_not_utf8_is_an_error():
+    connection = running()
     frame = b'{"type": "response.steer", "previous_response_id": "resp_1", "input": "\xff"}'
-    assert only_error(stage.receive(frame))["error"]["code"] == "invalid_json"
+    assert only_error(connection.receive(frame))["error"]["code"] == "invalid_json"
 
 
-def test_a_response_that_nobody_knows_is_not_found():
-    assert failure(Stage().steer("resp_1")) == "response_not_found"
+def test_an_unknown_response_cannot_be_steered():
+    assert failure(Connection().steer("resp_1")) == "response_not_found"
 
 
-def test_a_response_is_not_known_before_it_exists():
-    stage = Stage(accepts=lambda job: False)
-    stage.create()
-    assert failure(stage.steer(stage.job().response_id)) == "response_not_found"
+def test_a_response_cannot_be_steered_before_it_is_created():
+    connection = Connection(accepts=lambda job: False)
+    connection.create()
+    assert failure(connection.steer(connection.job().response_id)) == "response_not_found"
 
 
-@pytest.mark.parametrize("tenant", ["tenant", "somebody else"])
-def test_a_response_of_another_connection_is_not_found(tenant):
-    world = World()
-    running(world=world)
-    assert failure(world.connect(tenant).steer("resp_1")) == "response_not_found"
+@pytest.mark.parametrize("tenant", ["tenant", "another tenant"])
+def test_a_response_of_another_connection_cannot_be_steered(tenant):
+    server = Server()
+    running(server=server)
+    assert failure(server.connect(tenant).steer("resp_1")) == "response_not_found"
 
 
-def test_a_response_that_is_over_cannot_be_steered():
-    stage = running("a")
-    stage.complete("a")
-    answer = stage.steer("resp_1")
+def test_an_ended_response_cannot_be_steered():
+    connection = running("a")
+    connection.complete("a")
+    answer = connection.steer("resp_1")
     assert (failure(answer), answer["stream_id"]) == ("response_already_completed", "a")
-    stage.create("a")
-    stage.finish(Text("half"), lane="a", reason="max_output_tokens")
-    assert failure(stage.steer("resp_2")) == "response_not_active"
-    stage.create("a")
-    stage.fail("a")
-    assert failure(stage.steer("resp_3")) == "response_not_found"
+    connection.create("a")
+    connection.finish(Text("half"), lane="a", reason="max_output_tokens")
+    assert failure(connection.steer("resp_2")) == "response_not_active"
+    connection.create("a")
+    connection.fail("a")
+    assert failure(connection.steer("resp_3")) == "response_not_found"
 
 
 UNSUPPORTED = {
@@ -156,49 +166,49 @@ UNSUPPORTED = {
 
 @pytest.mark.parametrize("fields", UNSUPPORTED.values(), ids=UNSUPPORTED)
 def test_some_responses_cannot_be_steered(fields):
-    stage = running(**fields)
-    assert failure(stage.steer("resp_1")) == "steering_not_supported"
+    connection = running(**fields)
+    assert failure(connection.steer("resp_1")) == "steering_not_supported"
 
 
-def test_a_compaction_that_was_asked_for_cannot_be_steered():
-    stage = running(model="able", input=[message("hi"), {"type": "compaction_trigger"}])
-    assert failure(stage.steer("resp_1")) == "steering_not_supported"
+def test_a_requested_compaction_cannot_be_steered():
+    connection = running(model="able", input=[message("hi"), {"type": "compaction_trigger"}])
+    assert failure(connection.steer("resp_1")) == "steering_not_supported"
 
 
-def test_so_many_steers_may_wait_for_a_response_and_no_more():
-    stage = running(world=World(max_steers=2))
-    stage.create("a")
-    assert stage.steer("resp_1")["type"] == "response.steer.accepted"
-    assert stage.steer("resp_1")["type"] == "response.steer.accepted"
-    assert failure(stage.steer("resp_1")) == "too_many_pending_steers"
-    assert stage.steer("resp_2")["type"] == "response.steer.accepted"
-    stage.finish(Text("ok"))
-    assert stage.steer("resp_3")["type"] == "response.steer.accepted"
+def test_the_number_of_steers_per_response_is_limited():
+    connection = running(server=Server(max_steers=2))
+    connection.create("a")
+    assert connection.steer("resp_1")["type"] == "response.steer.accepted"
+    assert connection.steer("resp_1")["type"] == "response.steer.accepted"
+    assert failure(connection.steer("resp_1")) == "too_many_pending_steers"
+    assert connection.steer("resp_2")["type"] == "response.steer.accepted"
+    connection.finish(Text("ok"))
+    assert connection.steer("resp_3")["type"] == "response.steer.accepted"
 
 
-def test_so_many_bytes_of_steers_may_wait_on_a_connection_and_no_more():
-    stage = running(world=World(max_queued_bytes=300))
-    assert stage.steer("resp_1", "x" * 100)["type"] == "response.steer.accepted"
-    assert failure(stage.steer("resp_1", "x" * 100)) == "too_many_pending_steers"
-    stage.finish(Text("ok"))
-    assert stage.steer("resp_2", "x" * 100)["type"] == "response.steer.accepted"
-    stage.fail()
-    stage.create()
-    assert stage.steer("resp_3", "x" * 100)["type"] == "response.steer.accepted"
+def test_the_bytes_of_steers_per_connection_are_limited():
+    connection = running(server=Server(max_queued_bytes=300))
+    assert connection.steer("resp_1", "x" * 100)["type"] == "response.steer.accepted"
+    assert failure(connection.steer("resp_1", "x" * 100)) == "too_many_pending_steers"
+    connection.finish(Text("ok"))
+    assert connection.steer("resp_2", "x" * 100)["type"] == "response.steer.accepted"
+    connection.fail()
+    connection.create()
+    assert connection.steer("resp_3", "x" * 100)["type"] == "response.steer.accepted"
 
 
 # Where an answer ends.
 
 
-def test_an_answer_that_has_said_nothing_ends_at_once():
-    stage = running()
-    assert not asked_to_stop(stage)
-    stage.steer("resp_1")
-    assert asked_to_stop(stage)
+def test_an_answer_without_text_ends_at_once():
+    connection = running()
+    assert not asked_to_stop(connection)
+    connection.steer("resp_1")
+    assert asked_to_stop(connection)
 
 
 @pytest.mark.parametrize(
-    ("said", "ends"),
+    ("text", "ends"),
     [
         ("One two", False),
         ("One two.", True),
@@ -211,72 +221,72 @@ def test_an_answer_that_has_said_nothing_ends_at_once():
         ("e.g. this", False),
     ],
 )
-def test_an_answer_ends_with_its_sentence(said, ends):
-    stage = running()
-    for piece in (said[:-2], said[-2:-1], said[-1:]):
-        stage.say(Text(piece))
-    stage.steer("resp_1")
-    assert asked_to_stop(stage) is ends
+def test_an_answer_ends_after_its_sentence(text, ends):
+    connection = running()
+    for piece in (text[:-2], text[-2:-1], text[-1:]):
+        connection.generate(Text(piece))
+    connection.steer("resp_1")
+    assert asked_to_stop(connection) is ends
 
 
-def test_an_answer_without_sentences_ends_after_so_many_pieces():
-    stage = running(world=World(steer_after_tokens=3))
-    stage.say(*[Text("so ")] * 10)
-    stage.steer("resp_1")
-    stage.say(Text("much "), Text("and "))
-    assert not asked_to_stop(stage)
-    stage.say(Refused("more "))
-    assert asked_to_stop(stage)
+def test_an_answer_without_sentences_ends_after_the_limit_of_pieces():
+    connection = running(server=Server(steer_after_tokens=3))
+    connection.generate(*[Text("so ")] * 10)
+    connection.steer("resp_1")
+    connection.generate(Text("much "), Text("and "))
+    assert not asked_to_stop(connection)
+    connection.generate(Refused("more "))
+    assert asked_to_stop(connection)
 
 
-def test_a_sentence_that_goes_on_takes_the_wish_back():
-    stage = running()
-    stage.say(Text("Yes."))
-    stage.steer("resp_1")
-    stage.say(Text(" But"))
-    assert not asked_to_stop(stage)
+def test_a_continued_sentence_resets_the_stop():
+    connection = running()
+    connection.generate(Text("Yes."))
+    connection.steer("resp_1")
+    connection.generate(Text(" But"))
+    assert not asked_to_stop(connection)
 
 
 @pytest.mark.parametrize("thought", [Thought("hm"), ThoughtSummary("hm")])
-def test_a_thought_is_finished(thought):
-    stage = running()
-    stage.say(thought)
-    stage.steer("resp_1")
-    assert asked_to_stop(stage)
-    stage.finish(reason="steered")
-    (item,) = stage.order.responses[0]["output"]
+def test_reasoning_is_completed_before_the_answer_ends(thought):
+    connection = running()
+    connection.generate(thought)
+    connection.steer("resp_1")
+    assert asked_to_stop(connection)
+    connection.finish(reason="steered")
+    (item,) = connection.order.responses[0]["output"]
     assert (item["type"], item["status"]) == ("reasoning", "completed")
 
 
-def test_an_answer_that_calls_a_tool_is_not_ended():
-    stage = running(tools=[function("f")])
-    stage.say(Text("Yes."))
-    stage.steer("resp_1")
-    assert asked_to_stop(stage)
-    stage.say(*CALL)
-    assert not asked_to_stop(stage)
-    stage.say(Text("Done."))
-    assert not asked_to_stop(stage)
-    stage.finish(reason="steered")  # an engine that could not be held back
-    assert stage.order.responses[0]["status"] == "completed"
+def test_an_answer_with_a_tool_call_is_not_ended():
+    connection = running(tools=[function("f")])
+    connection.generate(Text("Yes."))
+    connection.steer("resp_1")
+    assert asked_to_stop(connection)
+    connection.generate(*CALL)
+    assert not asked_to_stop(connection)
+    connection.generate(Text("Done."))
+    assert not asked_to_stop(connection)
+    connection.finish(reason="steered")  # an engine that does not stop
+    assert connection.order.responses[0]["status"] == "completed"
 
 
-def test_an_answer_that_was_ended_is_incomplete_and_says_why():
-    stage = running(store=True)
-    stage.say(Text("One."))
-    stage.steer("resp_1")
-    stage.finish(reason="steered")
-    stage.save()
-    response = stage.order.responses[0]
+def test_an_answer_that_was_ended_is_incomplete_with_its_reason():
+    connection = running(store=True)
+    connection.generate(Text("One."))
+    connection.steer("resp_1")
+    connection.finish(reason="steered")
+    connection.save()
+    response = connection.order.responses[0]
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "steered"})
     assert [item["status"] for item in response["output"]] == ["incomplete"]
-    assert stage.world.store["tenant", "resp_1"].response.status == "incomplete"
+    assert connection.server.store["tenant", "resp_1"].response.status == "incomplete"
 
 
-# What follows.
+# Successors.
 
 
-def test_a_successor_follows_with_all_that_was_added_and_the_settings_of_its_target():
+def test_a_successor_has_all_steers_as_input_and_the_settings_of_its_target():
     settings: Json = {
         "instructions": "Be brief.",
         "tools": [function("f")],
@@ -287,118 +297,118 @@ def test_a_successor_follows_with_all_that_was_added_and_the_settings_of_its_tar
         "reasoning": {"effort": "low"},
         "prompt_cache_key": "key",
     }
-    stage = running(**settings)
-    target = stage.job()
-    stage.say(Text("One."))
-    stage.steer("resp_1", "first")
-    stage.steer("resp_1", [message("second"), message("third")])
-    told = stage.finish(reason="steered", position=None)
+    connection = running(**settings)
+    target = connection.job()
+    connection.generate(Text("One."))
+    connection.steer("resp_1", "first")
+    connection.steer("resp_1", [message("second"), message("third")])
+    sent = connection.finish(reason="steered", position=None)
     expected = ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
-    assert types(told) == [*expected, "created", "in_progress"]
-    successor = told[-1]["response"]
+    assert types(sent) == [*expected, "created", "in_progress"]
+    successor = sent[-1]["response"]
     assert successor["previous_response_id"] == "resp_1"
     for key in ("instructions", "temperature", "max_output_tokens", "metadata", "prompt_cache_key", "store"):
-        assert successor[key] == told[3]["response"][key]
-    job = stage.job()
+        assert successor[key] == sent[3]["response"][key]
+    job = connection.job()
     assert (job.settings, job.head, job.fork) == (target.settings, target.head, False)
     assert job.parent is not None
     assert job.parent.id == "resp_1"
-    said = [item["content"] for item in context_of(job)]
-    assert said[0] == "hi"
-    assert said[2:] == ["first", "second", "third"]
-    assert not asked_to_stop(stage)
-    assert stage.complete()["status"] == "completed"
-    assert stage.respond(previous="resp_2")["status"] == "completed"
+    contents = [item["content"] for item in context_of(job)]
+    assert contents[0] == "hi"
+    assert contents[2:] == ["first", "second", "third"]
+    assert not asked_to_stop(connection)
+    assert connection.complete()["status"] == "completed"
+    assert connection.respond(previous="resp_2")["status"] == "completed"
 
 
 @pytest.mark.parametrize("reason", ["stop", "max_output_tokens", "content_filter"])
-def test_a_successor_follows_however_an_answer_ends_by_itself(reason):
-    stage = running()
-    stage.steer("resp_1")
-    stage.finish(Text("all of it"), reason=reason)
+def test_a_successor_follows_whatever_ended_the_answer(reason):
+    connection = running()
+    connection.steer("resp_1")
+    connection.finish(Text("all of it"), reason=reason)
     expected = None if reason == "stop" else {"reason": reason}
-    assert stage.order.responses[0]["incomplete_details"] == expected
-    assert [item["content"] for item in context_of(stage.job())][-1] == "wait"
+    assert connection.order.responses[0]["incomplete_details"] == expected
+    assert [item["content"] for item in context_of(connection.job())][-1] == "wait"
 
 
 def test_a_successor_can_be_steered_by_its_own_id():
-    stage = running("a")
-    stage.steer("resp_1", "first")
-    stage.finish(Text("one"), lane="a")
-    assert failure(stage.steer("resp_1")) == "response_already_completed"
-    assert stage.steer("resp_2", "second")["sequence_number"] == 2
-    stage.finish(Text("two"), lane="a")
-    assert [item["content"] for item in context_of(stage.job("a"))][-1] == "second"
-    assert stage.complete("a")["id"] == "resp_3"
+    connection = running("a")
+    connection.steer("resp_1", "first")
+    connection.finish(Text("one"), lane="a")
+    assert failure(connection.steer("resp_1")) == "response_already_completed"
+    assert connection.steer("resp_2", "second")["sequence_number"] == 2
+    connection.finish(Text("two"), lane="a")
+    assert [item["content"] for item in context_of(connection.job("a"))][-1] == "second"
+    assert connection.complete("a")["id"] == "resp_3"
 
 
-def test_a_successor_goes_before_all_that_waits_for_its_lane():
-    stage = running()
-    stage.create(previous="resp_1", input="later")
-    stage.steer("resp_1")
-    stage.finish(Text("one"))
-    assert stage.job().input[0].raw == b'{"type":"message","role":"user","content":"wait"}'
-    stage.finish(Text("two"))
-    assert [item["content"] for item in context_of(stage.job())][-1] == "later"
-    assert stage.complete()["previous_response_id"] == "resp_1"
+def test_a_successor_runs_before_turns_that_wait_in_its_lane():
+    connection = running()
+    connection.create(previous="resp_1", input="later")
+    connection.steer("resp_1")
+    connection.finish(Text("one"))
+    assert connection.job().input[0].raw == b'{"type":"message","role":"user","content":"wait"}'
+    connection.finish(Text("two"))
+    assert [item["content"] for item in context_of(connection.job())][-1] == "later"
+    assert connection.complete()["previous_response_id"] == "resp_1"
 
 
-def test_a_successor_needs_no_place_of_its_own():
-    stage = running("a", World(max_in_flight=1))
-    stage.create("b")
-    stage.steer("resp_1")
-    stage.finish(Text("one"), lane="a")
-    assert stage.session.in_flight == 1
-    assert [turn.lane for turn in stage.starts] == ["a"]
-    stage.complete("a")
-    stage.complete("b")
+def test_a_successor_takes_over_the_slot_of_its_target():
+    connection = running("a", Server(max_in_flight=1))
+    connection.create("b")
+    connection.steer("resp_1")
+    connection.finish(Text("one"), lane="a")
+    assert connection.session.in_flight == 1
+    assert [turn.lane for turn in connection.starts] == ["a"]
+    connection.complete("a")
+    connection.complete("b")
 
 
-def test_a_steer_is_accepted_while_its_response_is_saved():
-    stage = running(store=True)
-    stage.finish(Text("one"))
-    assert stage.steer("resp_1")["type"] == "response.steer.accepted"
-    assert types(stage.save()) == ["completed", "created", "in_progress"]
+def test_a_steer_is_accepted_while_its_response_is_being_saved():
+    connection = running(store=True)
+    connection.finish(Text("one"))
+    assert connection.steer("resp_1")["type"] == "response.steer.accepted"
+    assert types(connection.save()) == ["completed", "created", "in_progress"]
 
 
-def test_a_successor_is_asked_for_like_any_other_turn():
-    stage = running()
-    stage.session.asks_each_turn = True
-    stage.steer("resp_1")
-    stage.finish(Text("one"))
-    assert len(stage.loads) == 1
-    assert types(stage.load()) == ["created", "in_progress"]
-    assert [item["content"] for item in context_of(stage.job())][-1] == "wait"
+def test_with_asks_each_turn_a_load_precedes_a_successor():
+    connection = running()
+    connection.session.asks_each_turn = True
+    connection.steer("resp_1")
+    connection.finish(Text("one"))
+    assert len(connection.loads) == 1
+    assert types(connection.load()) == ["created", "in_progress"]
+    assert [item["content"] for item in context_of(connection.job())][-1] == "wait"
 
 
-def test_timings_come_before_what_is_put_off():
-    stage = Stage(betas=Betas(timing=True))
-    stage.create(tools=[function("f")])
-    stage.steer("resp_1")
-    stage.say(*CALL)
-    assert types(stage.finish())[-3:] == ["completed", "slipring.timing", "steer.pending"]
+def test_timing_events_precede_pending_events():
+    connection = Connection(betas=Betas(timing=True))
+    connection.create(tools=[function("f")])
+    connection.steer("resp_1")
+    connection.generate(*CALL)
+    assert types(connection.finish())[-3:] == ["completed", "slipring.timing", "steer.pending"]
 
 
-# Calls that the client has to answer.
+# Required outputs.
 
 
-def pending(stage: Stage, *steers: str, lane: str | None = None) -> list[Json]:
-    """`resp_1` calls two tools and is over, with steers that wait."""
-    stage.create(lane, tools=[function("f"), {"type": "custom", "name": "g"}])
+def pending(connection: Connection, *steers: str, lane: str | None = None) -> list[Json]:
+    """End `resp_1` with two open calls and waiting steers."""
+    connection.create(lane, tools=[function("f"), {"type": "custom", "name": "g"}])
     for input in steers:
-        stage.steer("resp_1", input)
-    stage.say(*CALL, *CUSTOM, lane=lane)
-    told = stage.finish(lane=lane)
-    assert not stage.starts
-    return told
+        connection.steer("resp_1", input)
+    connection.generate(*CALL, *CUSTOM, lane=lane)
+    sent = connection.finish(lane=lane)
+    assert not connection.starts
+    return sent
 
 
 OUTPUTS = [call_output("call_1"), call_output("call_2", kind="custom_tool_call_output")]
 
 
-def test_steers_wait_for_what_the_client_owes():
-    stage = Stage()
-    first, second = pending(stage, "first", "second")[-2:]
+def test_steers_wait_for_required_outputs():
+    connection = Connection()
+    first, second = pending(connection, "first", "second")[-2:]
     assert types([first, second]) == ["steer.pending", "steer.pending"]
     assert [first["steer"]["id"], second["steer"]["id"]] == ["steer_1", "steer_2"]
     assert first["reason"] == "waiting_for_required_input"
@@ -409,38 +419,38 @@ def test_steers_wait_for_what_the_client_owes():
     ]
 
 
-def test_what_waits_comes_before_the_input_of_the_continuation():
-    stage = Stage()
-    pending(stage, "first", "second")
-    stage.create(previous="resp_1", input=[*OUTPUTS, message("third")], temperature=0.25)
-    said = context_of(stage.job())[-5:]
-    assert [item.get("content") for item in said] == ["first", "second", None, None, "third"]
-    assert stage.job().settings.temperature == 0.25
-    assert stage.complete()["status"] == "completed"
-    # Once, and not again.
-    stage.create(previous="resp_1", input=[*OUTPUTS, message("third")])
-    assert "first" not in [item.get("content") for item in context_of(stage.job())]
+def test_waiting_steers_precede_the_input_of_the_continuation():
+    connection = Connection()
+    pending(connection, "first", "second")
+    connection.create(previous="resp_1", input=[*OUTPUTS, message("third")], temperature=0.25)
+    items = context_of(connection.job())[-5:]
+    assert [item.get("content") for item in items] == ["first", "second", None, None, "third"]
+    assert connection.job().settings.temperature == 0.25
+    assert connection.complete()["status"] == "completed"
+    # Each steer is used once.
+    connection.create(previous="resp_1", input=[*OUTPUTS, message("third")])
+    assert "first" not in [item.get("content") for item in context_of(connection.job())]
 
 
-def test_a_continuation_that_waits_already_takes_them():
-    stage = Stage()
-    stage.create(tools=[function("f")])
-    stage.create(previous="resp_1", input=[call_output("call_1")])
-    stage.steer("resp_1")
-    stage.say(*CALL)
-    stage.finish()
-    assert [item.get("content") for item in context_of(stage.job())][-2:] == ["wait", None]
+def test_a_queued_continuation_takes_the_steers():
+    connection = Connection()
+    connection.create(tools=[function("f")])
+    connection.create(previous="resp_1", input=[call_output("call_1")])
+    connection.steer("resp_1")
+    connection.generate(*CALL)
+    connection.finish()
+    assert [item.get("content") for item in context_of(connection.job())][-2:] == ["wait", None]
 
 
-def test_warmups_forks_and_others_leave_them_where_they_are():
-    stage = Stage()
-    pending(stage, "first", lane="a")
-    stage.respond("a", "resp_1", generate=False, input=[])
-    stage.respond("b", "resp_1", input=OUTPUTS)
-    stage.respond("a")
-    assert all("first" not in str(response["output"]) for response in stage.order.responses)
-    stage.create("a", "resp_1", input=OUTPUTS)
-    assert "first" in [item.get("content") for item in context_of(stage.job("a"))]
+def test_warmups_forks_and_other_chains_leave_steers_waiting():
+    connection = Connection()
+    pending(connection, "first", lane="a")
+    connection.respond("a", "resp_1", generate=False, input=[])
+    connection.respond("b", "resp_1", input=OUTPUTS)
+    connection.respond("a")
+    assert all("first" not in str(response["output"]) for response in connection.order.responses)
+    connection.create("a", "resp_1", input=OUTPUTS)
+    assert "first" in [item.get("content") for item in context_of(connection.job("a"))]
 
 
 @pytest.mark.parametrize(
@@ -449,121 +459,123 @@ def test_warmups_forks_and_others_leave_them_where_they_are():
         {"input": [message("no outputs")]},
         {"input": 5},
         {"temperature": "hot"},
-        {"input": OUTPUTS, "model": "nobody"},
-        {"generate": False, "model": "nobody"},
+        {"input": OUTPUTS, "model": "unknown"},
+        {"generate": False, "model": "unknown"},
     ],
 )
-def test_a_continuation_that_is_refused_gives_them_back(fields):
-    stage = Stage()
-    pending(stage, "first", "second")
-    told = stage.create(previous="resp_1", **fields)
-    assert types(told) == ["steer.failed", "steer.failed", "error"]
-    assert {failure(event) for event in told[:2]} == {"successor_creation_failed"}
-    assert [event["steer"]["input"] for event in told[:2]] == ["first", "second"]
-    assert [event["steer"]["id"] for event in told[:2]] == ["steer_1", "steer_2"]
+def test_a_refused_continuation_returns_the_steers(fields):
+    connection = Connection()
+    pending(connection, "first", "second")
+    sent = connection.create(previous="resp_1", **fields)
+    assert types(sent) == ["steer.failed", "steer.failed", "error"]
+    assert {failure(event) for event in sent[:2]} == {"successor_creation_failed"}
+    assert [event["steer"]["input"] for event in sent[:2]] == ["first", "second"]
+    assert [event["steer"]["id"] for event in sent[:2]] == ["steer_1", "steer_2"]
 
 
-def test_a_continuation_that_the_engine_refuses_gives_them_back():
-    stage = Stage(refuses=lambda job: InvalidRequest("No.") if job.parent is not None else None)
-    pending(stage, "first")
-    told = stage.create(previous="resp_1", input=OUTPUTS)
-    assert types(told) == ["steer.failed", "error"]
+def test_a_continuation_that_the_engine_refuses_returns_the_steers():
+    connection = Connection(refuses=lambda job: InvalidRequest("No.") if job.parent is not None else None)
+    pending(connection, "first")
+    sent = connection.create(previous="resp_1", input=OUTPUTS)
+    assert types(sent) == ["steer.failed", "error"]
 
 
-def test_a_continuation_that_fails_after_it_exists_has_them():
-    stage = Stage()
-    pending(stage, "first")
-    stage.create(previous="resp_1", input=OUTPUTS)
-    assert types(stage.fail()) == ["failed"]
+def test_a_continuation_that_fails_after_created_has_consumed_the_steers():
+    connection = Connection()
+    pending(connection, "first")
+    connection.create(previous="resp_1", input=OUTPUTS)
+    assert types(connection.fail()) == ["failed"]
 
 
-def test_a_warmup_that_fails_gives_them_back_with_its_parent():
-    stage = Stage()
-    pending(stage, "first")
-    stage.create(previous="resp_1", generate=False, input=[])
-    assert types(stage.fail()) == ["failed", "steer.failed"]
+def test_a_failed_warmup_returns_the_steers_of_its_parent():
+    connection = Connection()
+    pending(connection, "first")
+    connection.create(previous="resp_1", generate=False, input=[])
+    assert types(connection.fail()) == ["failed", "steer.failed"]
 
 
-def test_errors_name_places_in_the_input_as_it_was_sent():
-    stage = Stage()
-    pending(stage, "first", "second")
-    told = stage.create(previous="resp_1", input=[*OUTPUTS, call_output("call_9")])
-    assert told[-1]["error"]["param"] == "input[2].call_id"
+def test_errors_name_the_index_in_the_clients_own_input():
+    connection = Connection()
+    pending(connection, "first", "second")
+    sent = connection.create(previous="resp_1", input=[*OUTPUTS, call_output("call_9")])
+    assert sent[-1]["error"]["param"] == "input[2].call_id"
 
 
-def test_an_error_about_what_was_added_names_no_place_of_the_input():
-    stage = Stage()
-    stage.create(model="able", tools=[function("f")])
+def test_an_error_about_a_steer_names_no_index_of_the_input():
+    connection = Connection()
+    connection.create(model="able", tools=[function("f")])
     picture = [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]
-    stage.steer("resp_1", picture)
-    stage.say(*CALL)
-    stage.finish()
-    told = stage.create(previous="resp_1", input=[call_output("call_1")])  # the model m sees no images
-    assert types(told) == ["steer.failed", "error"]
-    assert told[1]["error"]["param"] == "previous_response_id"
+    connection.steer("resp_1", picture)
+    connection.generate(*CALL)
+    connection.finish()
+    sent = connection.create(
+        previous="resp_1", input=[call_output("call_1")]
+    )  # model "m" does not support images
+    assert types(sent) == ["steer.failed", "error"]
+    assert sent[1]["error"]["param"] == "previous_response_id"
 
 
-# What cannot be.
+# Failures.
 
 
 @pytest.mark.parametrize("work", ["engine", "store"])
-def test_a_response_that_fails_gives_them_back(work):
-    stage = running(store=True)
-    stage.steer("resp_1", "first")
-    stage.say(Text("one"))
+def test_a_failed_response_returns_its_steers(work):
+    connection = running(store=True)
+    connection.steer("resp_1", "first")
+    connection.generate(Text("one"))
     if work == "store":
-        stage.finish()
-    told = stage.fail()
-    assert types(told)[-2:] == ["failed", "steer.failed"]
-    assert failure(told[-1]) == "response_not_active"
-    assert told[-1]["steer"] == {"id": "steer_1", "previous_response_id": "resp_1", "input": "first"}
-    assert not stage.starts
+        connection.finish()
+    sent = connection.fail()
+    assert types(sent)[-2:] == ["failed", "steer.failed"]
+    assert failure(sent[-1]) == "response_not_active"
+    assert sent[-1]["steer"] == {"id": "steer_1", "previous_response_id": "resp_1", "input": "first"}
+    assert not connection.starts
 
 
-def test_a_successor_that_the_engine_refuses_gives_them_back_and_is_no_error():
-    stage = Stage(refuses=lambda job: ServerError() if job.parent is not None else None)
-    stage.create("a")
-    stage.create("a", input="later")
-    stage.steer("resp_1", "first")
-    told = stage.finish(Text("one"), lane="a")
-    assert types(told)[-3:] == ["steer.failed", "created", "in_progress"]
-    assert failure(told[-3]) == "successor_creation_failed"
-    assert told[-3]["stream_id"] == "a"
-    assert "resp_1" in stage.cache  # its client may well go on from it
+def test_a_successor_that_the_engine_refuses_returns_the_steers_without_an_error_event():
+    connection = Connection(refuses=lambda job: ServerError() if job.parent is not None else None)
+    connection.create("a")
+    connection.create("a", input="later")
+    connection.steer("resp_1", "first")
+    sent = connection.finish(Text("one"), lane="a")
+    assert types(sent)[-3:] == ["steer.failed", "created", "in_progress"]
+    assert failure(sent[-3]) == "successor_creation_failed"
+    assert sent[-3]["stream_id"] == "a"
+    assert "resp_1" in connection.cache  # the client may continue it
 
 
-def test_a_successor_without_a_model_gives_them_back(monkeypatch):
-    stage = running()
-    stage.steer("resp_1")
+def test_a_successor_without_a_model_returns_the_steers(monkeypatch):
+    connection = running()
+    connection.steer("resp_1")
 
     def find(name: str | None) -> Any:
         raise ModelNotFound("m", [])
 
-    monkeypatch.setattr(stage.world.models, "find", find)
-    told = stage.finish(Text("one"))
-    assert failure(told[-1]) == "successor_creation_failed"
-    assert stage.session.in_flight == 0
+    monkeypatch.setattr(connection.server.models, "find", find)
+    sent = connection.finish(Text("one"))
+    assert failure(sent[-1]) == "successor_creation_failed"
+    assert connection.session.in_flight == 0
 
 
-def test_a_connection_that_ends_gives_them_back():
-    stage = running("a")
-    stage.create("b", tools=[function("f")])
-    stage.steer("resp_1", "first")
-    stage.steer("resp_2", "second")
-    stage.say(*CALL, lane="b")
-    stage.finish(lane="b")
-    told = stage.end(Unavailable("Enough."))
-    assert types(told) == ["steer.failed"]
-    assert (failure(told[0]), told[0]["steer"]["input"]) == ("successor_creation_failed", "second")
-    assert failure(stage.steer("resp_1")) == "response_not_active"
-    assert only_error(stage.create("b", "resp_2"))["error"]["code"] == "service_unavailable"
-    told = stage.finish(Text("one"), lane="a")
-    assert types(told)[-3:] == ["completed", "steer.failed", "error"]
-    assert stage.close is not None
+def test_an_ending_connection_returns_the_steers():
+    connection = running("a")
+    connection.create("b", tools=[function("f")])
+    connection.steer("resp_1", "first")
+    connection.steer("resp_2", "second")
+    connection.generate(*CALL, lane="b")
+    connection.finish(lane="b")
+    sent = connection.end(Unavailable("Enough."))
+    assert types(sent) == ["steer.failed"]
+    assert (failure(sent[0]), sent[0]["steer"]["input"]) == ("successor_creation_failed", "second")
+    assert failure(connection.steer("resp_1")) == "response_not_active"
+    assert only_error(connection.create("b", "resp_2"))["error"]["code"] == "service_unavailable"
+    sent = connection.finish(Text("one"), lane="a")
+    assert types(sent)[-3:] == ["completed", "steer.failed", "error"]
+    assert connection.close is not None
 
 
-def test_a_client_that_leaves_takes_them_along():
-    stage = running()
-    stage.steer("resp_1")
-    assert stage.hang_up() == []
-    assert len(stage.cancelled) == 1
+def test_steers_are_dropped_when_the_client_disconnects():
+    connection = running()
+    connection.steer("resp_1")
+    assert connection.hang_up() == []
+    assert len(connection.cancelled) == 1

@@ -1,4 +1,4 @@
-"""A turn: what the engine is asked, and how the response object changes."""
+"""A turn: its job, and the changes of the response object."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import pytest
 
 from slipring.core.generation import Accepted, Finished, Text
 from slipring.core.limits import Limits
-from slipring.core.session.turn_setup import intake_of
+from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
 from slipring.errors import ServerError
 from slipring.protocol.items import user_message
 from slipring.protocol.requests import CreateRequest
-from tests.core.stage import PLAIN, Stage, World, types
+from tests.core.connection import PLAIN, Connection, Server, types
 
 DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
 
@@ -20,19 +20,19 @@ DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
 def turn_on(lane: str | None = None, **fields: Any) -> Turn:
     stages = Stages(lambda: 0.0)
     return Turn(
-        CreateRequest(**fields), tenant="t", lane=lane, size_bytes=0, means=World().means, stages=stages
+        CreateRequest(**fields), tenant="t", lane=lane, size_bytes=0, ports=Server().ports, stages=stages
     )
 
 
 def begun(**fields: Any) -> Turn:
     turn = turn_on(**fields)
-    turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, intake_of(Limits()))
+    turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, new_definitions(Limits()))
     return turn
 
 
-def test_a_job_says_who_asks_for_what():
+def test_a_job_has_its_response_id_tenant_and_model():
     turn = turn_on("a")
-    job = turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, intake_of(Limits()))
+    job = turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, new_definitions(Limits()))
     assert (job.response_id, job.tenant, job.model) == ("resp_1", "t", PLAIN)
     assert (job.parent, job.generate) == (None, True)
     assert turn.response is not None
@@ -57,8 +57,8 @@ def test_a_warmup_opens_with_created_alone():
     assert len(begun(generate=False).accept([Accepted()])) == 1
 
 
-def test_an_event_that_was_said_does_not_change_later():
-    """Frames may be encoded after the turn has moved on."""
+def test_an_event_does_not_change_after_it_was_returned():
+    """Events may be encoded after the turn has progressed."""
     turn = begun()
     opening: list[Any] = turn.accept([Accepted()])
     created, in_progress = opening
@@ -68,7 +68,7 @@ def test_an_event_that_was_said_does_not_change_later():
     assert created.response.output == []
 
 
-def test_finishing_closes_what_is_open_before_the_terminal_event():
+def test_open_items_are_closed_before_the_terminal_event():
     turn = begun()
     turn.accept([Accepted()])
     turn.feed([Text("hi"), DONE])
@@ -83,21 +83,21 @@ def test_finishing_closes_what_is_open_before_the_terminal_event():
     assert terminal.response is state.response
 
 
-def test_finished_may_come_in_a_batch_of_its_own():
-    stage = Stage()
-    stage.create()
-    stage.say(Text("x"))
-    assert types(stage.finish())[-1] == "completed"
+def test_finished_may_arrive_in_a_separate_batch():
+    connection = Connection()
+    connection.create()
+    connection.generate(Text("x"))
+    assert types(connection.finish())[-1] == "completed"
 
 
-def test_an_empty_batch_says_nothing():
-    stage = Stage()
-    stage.create()
-    assert stage.say() == []
-    assert stage.complete()["status"] == "completed"
+def test_an_empty_batch_yields_no_events():
+    connection = Connection()
+    connection.create()
+    assert connection.generate() == []
+    assert connection.complete()["status"] == "completed"
 
 
-def test_a_response_that_was_never_finished_cannot_be():
+def test_finish_raises_without_a_finished_delta():
     turn = begun()
     turn.feed([Text("x")])
     with pytest.raises(RuntimeError):
@@ -110,7 +110,7 @@ def test_storing_is_the_default(store):
     assert not begun(store=False).stores
 
 
-def test_a_failure_keeps_what_was_said():
+def test_a_failure_keeps_the_output_so_far():
     turn = begun()
     turn.accept([Accepted()])
     turn.feed([Text("half")])
@@ -121,12 +121,12 @@ def test_a_failure_keeps_what_was_said():
     assert b"half" in bytes(response.output[0])
 
 
-def test_reasoning_is_echoed_as_asked():
-    stage = Stage()
+def test_reasoning_is_repeated_in_the_response():
+    connection = Connection()
     asked = {"effort": "low", "summary": "concise", "context": "all_turns", "mode": "standard"}
-    assert stage.respond(reasoning=asked)["reasoning"] == asked
-    assert stage.respond()["reasoning"] == {"effort": None, "summary": None}
-    assert stage.respond(reasoning={"generate_summary": "auto"})["reasoning"]["summary"] == "auto"
+    assert connection.respond(reasoning=asked)["reasoning"] == asked
+    assert connection.respond()["reasoning"] == {"effort": None, "summary": None}
+    assert connection.respond(reasoning={"generate_summary": "auto"})["reasoning"]["summary"] == "auto"
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,45 @@ def test_reasoning_is_echoed_as_asked():
         {"type": "json_schema", "name": "n", "schema": {"a": [1]}, "strict": True, "description": "d"},
     ],
 )
-def test_the_format_is_echoed_as_asked(text_format):
-    response = Stage().respond(text={"format": text_format})
+def test_the_format_is_repeated_in_the_response(text_format):
+    response = Connection().respond(text={"format": text_format})
     assert response["text"] == {"format": text_format, "verbosity": "medium"}
+
+
+# The offer and the settings of a job.
+
+LOOK = {"type": "function", "name": "look", "description": "old", "parameters": {"type": "object"}}
+NEWER = {**LOOK, "description": "new"}
+
+
+def test_an_added_tool_replaces_one_of_the_same_name_in_the_head() -> None:
+    connection = Connection()
+    connection.create(
+        tools=[LOOK],
+        input=[
+            {"type": "additional_tools", "role": "developer", "tools": [NEWER]},
+            {"role": "user", "content": "hi"},
+        ],
+    )
+    (tool,) = connection.job().offer.tools
+    assert tool.definition.description == "new"
+
+
+def test_optional_keys_of_a_tool_may_be_null() -> None:
+    connection = Connection()
+    tool = {**LOOK, "allowed_callers": None, "defer_loading": None, "strict": None, "async": None}
+    custom = {"type": "custom", "name": "run", "description": None, "format": None}
+    connection.create(tools=[tool, custom])
+    assert [tool.name for tool in connection.job().offer.tools] == ["look", "run"]
+
+
+def test_an_effort_from_the_carry_is_repeated_in_the_response() -> None:
+    connection = Connection()
+    update = {"type": "configuration_update", "reasoning": {"effort": "high"}}
+    first = connection.respond(input=[update, {"role": "user", "content": "hi"}])
+    assert first["reasoning"]["effort"] == "high"
+    second = connection.respond(previous=first["id"])
+    assert second["reasoning"]["effort"] == "high"
+    assert (
+        connection.respond(previous=second["id"], reasoning={"effort": "low"})["reasoning"]["effort"] == "low"
+    )

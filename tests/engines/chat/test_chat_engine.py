@@ -1,6 +1,5 @@
-"""The chat engine: items as messages and back, and whatever Chat Completions servers are known to send."""
+"""The chat engine: items as messages and back, and the forms of Chat Completions that servers send."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,21 +28,20 @@ from slipring.core.generation import (
 )
 from slipring.engines.catalog import open_engine
 from slipring.engines.chat import ChatEngine
-from slipring.engines.chat.answer import Answer
+from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.chat.chunks import Chunk
 from slipring.engines.chat.messages import Writer
-from slipring.engines.chat.options import Options, read_options
+from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import Request, Written, write_request
 from slipring.engines.chat.tools import EMPTY, toolbox
 from slipring.engines.remote.admission import Retryable
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 from slipring.prompts.templates.chat_messages import short_id
-from slipring.protocol.append import ANSWERS
-from slipring.protocol.items import Item
+from slipring.protocol.items import CALL_OF_OUTPUT, Item
 from slipring.protocol.tools import Offer, Toolset
-from tests.core.stage import PLAIN
-from tests.engines.chat_partner import ChatPartner, Send
-from tests.engines.partner import Call, HangUp, Refuse, Say, Stop, Think
+from tests.core.connection import PLAIN
+from tests.engines.fakes.chat import FakeChatServer, Send
+from tests.engines.fakes.server import Call, HangUp, Refuse, Say, Stop, Think, started
 from tests.harness import WEATHER, Running, serve
 from tests.prompts.test_rendering import ITEMS, after
 from tests.prompts.vocabulary import call, item, message, output
@@ -54,7 +52,7 @@ ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "des
 GRAMMAR = {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"}
 SHELL = {"type": "custom", "name": "shell", "description": "Runs", "format": GRAMMAR}
 FILES = {"type": "namespace", "name": "files", "tools": [ADD, SHELL]}
-OPTIONS = Options(url="http://127.0.0.1:9/v1", model="m")
+OPTIONS = ChatOptions(url="http://127.0.0.1:9/v1", model="m")
 WRITER = Writer()
 IMAGE = "data:image/png;base64,AAAA"
 
@@ -79,7 +77,7 @@ def job(*items: Item, parent: ResponseState | None = None, **fields: Any) -> Job
 
 
 def written(job: Job, writer: Writer = WRITER, **options: Any) -> Request:
-    return write_request(job, Options(url=OPTIONS.url, model="m", **options), writer)
+    return write_request(job, ChatOptions(url=OPTIONS.url, model="m", **options), writer)
 
 
 def body_of(job: Job, writer: Writer = WRITER, **options: Any) -> Json:
@@ -97,7 +95,7 @@ def tool_call(name: str, arguments: str, call_id: str = "c") -> Json:
     return {"id": short_id(call_id), "function": function, "type": "function"}
 
 
-def test_everybody_speaks_in_their_role() -> None:
+def test_messages_keep_their_roles() -> None:
     items = [message(role, role) for role in ("system", "developer", "user", "assistant", "user")]
     assert messages_of(*items, head=Head("Be kind.")) == [
         {"role": "system", "content": "Be kind."},
@@ -109,7 +107,7 @@ def test_everybody_speaks_in_their_role() -> None:
     ]
 
 
-def test_what_is_said_and_called_together_is_one_message_and_outputs_follow() -> None:
+def test_text_and_calls_of_an_exchange_are_one_message_and_outputs_follow() -> None:
     items = [
         message("user", "Rome and Oslo?"),
         item("reasoning", summary=[], content=[{"type": "reasoning_text", "text": "hm"}]),
@@ -131,12 +129,12 @@ def test_what_is_said_and_called_together_is_one_message_and_outputs_follow() ->
     assert messages_of(*items, writer=Writer(send_reasoning=True))[1]["reasoning_content"] == "hm"
 
 
-def test_a_call_without_words_has_no_content() -> None:
+def test_a_call_without_text_has_null_content() -> None:
     first = messages_of(call("f", ""), output("x"))[0]
     assert first == {"role": "assistant", "content": None, "tool_calls": [tool_call("f", "{}")]}
 
 
-def test_calls_that_nobody_answered_are_left_out_and_late_outputs_are_told() -> None:
+def test_calls_without_outputs_are_left_out_and_late_outputs_are_user_messages() -> None:
     cut_off = call("f", '{"a', status="incomplete")
     assert messages_of(message("user", "a"), cut_off, message("user", "b"), output("late")) == [
         {"role": "user", "content": "a"},
@@ -145,7 +143,7 @@ def test_calls_that_nobody_answered_are_left_out_and_late_outputs_are_told() -> 
     ]
 
 
-def test_items_that_are_not_for_models_are_not_told() -> None:
+def test_items_that_are_not_for_models_are_not_sent() -> None:
     silent = [
         item("configuration_update", reasoning={"effort": "low"}),
         item("additional_tools", tools=[ADD]),
@@ -155,7 +153,7 @@ def test_items_that_are_not_for_models_are_not_told() -> None:
     assert messages_of(call("f"), *silent, call("f"), output("x")) == messages_of(call("f"), output("x"))
 
 
-def test_images_are_shown_in_their_place() -> None:
+def test_images_are_sent_at_their_place_in_a_message() -> None:
     parts = [
         {"type": "input_text", "text": "What is this?"},
         {"type": "input_image", "image_url": IMAGE, "detail": "low"},
@@ -172,9 +170,9 @@ def test_images_that_a_tool_returns_follow_its_outputs() -> None:
     shown = item("function_call_output", call_id="c", output=[{"type": "input_image", "image_url": IMAGE}])
     second = item("function_call", call_id="d", name="f", arguments="{}")
     text = item("function_call_output", call_id="d", output="text")
-    told = messages_of(call("f"), second, shown, text)
-    assert [each["role"] for each in told] == ["assistant", "tool", "tool", "user"]
-    assert told[-1]["content"][1] == {"type": "image_url", "image_url": {"url": IMAGE}}
+    emitted = messages_of(call("f"), second, shown, text)
+    assert [each["role"] for each in emitted] == ["assistant", "tool", "tool", "user"]
+    assert emitted[-1]["content"][1] == {"type": "image_url", "image_url": {"url": IMAGE}}
 
 
 @pytest.mark.parametrize(
@@ -187,7 +185,7 @@ def test_images_that_a_tool_returns_follow_its_outputs() -> None:
         ({"type": "input_file", "file_id": "file-1"}, "user", True),
     ],
 )
-def test_what_cannot_be_shown_is_refused_by_name(part: Json, role: str, images: bool) -> None:
+def test_parts_that_cannot_be_sent_are_refused_by_name(part: Json, role: str, images: bool) -> None:
     shown = item("message", role=role, content=[{"type": "input_text", "text": "a"}, part])
     with pytest.raises(InvalidRequest) as refused:
         body_of(job(message("user", "a"), shown), images=images)
@@ -198,19 +196,19 @@ def test_what_cannot_be_shown_is_refused_by_name(part: Json, role: str, images: 
     assert refused.value.param == "previous_response_id"
 
 
-WORDS = ITEMS.filter(lambda item: item.type not in ANSWERS)
-"""What a model says: results of tools are its client's."""
+WORDS = ITEMS.filter(lambda item: item.type not in CALL_OF_OUTPUT)
+"""Items of a model's answer, as opposed to the client's."""
 STEPS = st.lists(st.tuples(st.lists(ITEMS, max_size=4), st.lists(WORDS, max_size=3)), min_size=1, max_size=5)
 
 
 @given(STEPS, st.sampled_from([None, "Be kind."]), st.booleans())
-def test_spliced_bodies_are_those_of_the_whole(
+def test_spliced_bodies_equal_bodies_encoded_at_once(
     steps: list[tuple[list[Item], list[Item]]], instructions: str | None, forgets: bool
 ) -> None:
     head = Head(instructions, tools_of(WEATHER, FILES))
     parent: ResponseState | None = None
     whole: list[Item] = []
-    for asked, said in steps:
+    for asked, answered in steps:
         whole += asked
         turn = job(*asked, parent=parent, head=head, offer=Offer(tools=head.tools.callables))
         request = written(turn)
@@ -218,8 +216,8 @@ def test_spliced_bodies_are_those_of_the_whole(
         at_once = written(job(*whole, head=head, offer=turn.offer))
         # Tools that items bring are the core's to carry, and there is no core here.
         assert messages(request) == messages(at_once)
-        whole += said
-        parent = after(turn, request.position, output=tuple(said))
+        whole += answered
+        parent = after(turn, request.position, output=tuple(answered))
         assert parent.size_bytes > 0
     again = after(job(head=head), None)
     if forgets:
@@ -228,7 +226,7 @@ def test_spliced_bodies_are_those_of_the_whole(
         assert messages(request) == messages(written(job(*whole, head=head)))
 
 
-def test_only_what_is_new_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_items_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     units: list[int] = []
     write = Writer._write
 
@@ -256,7 +254,7 @@ def test_a_changed_head_changes_the_system_message_and_the_tools_alone() -> None
     assert [tool["function"]["name"] for tool in body["tools"]] == ["get_weather"]
 
 
-def test_tools_that_stay_the_same_are_written_once() -> None:
+def test_tools_that_stay_the_same_are_encoded_once() -> None:
     head = Head(None, tools_of(ADD))
     first = job(message("user", "a"), head=head)
     position = written(first).position
@@ -265,7 +263,7 @@ def test_tools_that_stay_the_same_are_written_once() -> None:
     assert again.size_bytes > position.size_bytes
 
 
-def test_what_another_engine_wrote_is_written_again() -> None:
+def test_a_position_of_another_engine_is_encoded_again() -> None:
     first = job(message("user", "a"))
     parent = after(first, written(first, Writer(send_reasoning=True)).position)
     request = written(job(message("user", "b"), parent=parent))
@@ -277,7 +275,7 @@ def messages(request: Request) -> bytes:
     return request.pieces[1]
 
 
-def test_every_kind_of_tool_is_a_function() -> None:
+def test_every_kind_of_tool_is_sent_as_a_function() -> None:
     head = Head(None, tools_of(WEATHER, FILES))
     weather, add, shell = (
         tool["function"] for tool in body_of(job(message("user", "a"), head=head))["tools"]
@@ -289,7 +287,7 @@ def test_every_kind_of_tool_is_a_function() -> None:
     assert "format" in shell["description"]
 
 
-def test_names_that_cannot_be_told_apart_are_refused() -> None:
+def test_tools_whose_flat_names_are_equal_are_refused() -> None:
     twin = {**ADD, "name": "files__add"}
     with pytest.raises(InvalidRequest) as refused:
         body_of(job(message("user", "a"), head=Head(None, tools_of(FILES, twin))))
@@ -324,7 +322,7 @@ def test_added_tools_are_sent_with_the_others() -> None:
     assert [tool["function"]["name"] for tool in body["tools"]] == ["add", "get_weather"]
 
 
-def test_only_what_was_asked_for_is_sent() -> None:
+def test_only_settings_of_the_client_are_sent() -> None:
     assert body_of(job(message("user", "a"))) == {
         "model": PLAIN.name,
         "messages": [{"role": "user", "content": "a"}],
@@ -366,7 +364,7 @@ def test_a_cache_key_is_never_the_clients_own() -> None:
     assert salt == body_of(job(), send_cache_salt=True)["cache_salt"] != key
 
 
-def test_items_that_do_not_fit_cannot_be_dropped() -> None:
+def test_truncation_is_refused() -> None:
     with pytest.raises(InvalidRequest) as refused:
         body_of(job(message("user", "a"), settings={"truncation": "auto"}))
     assert (refused.value.param, refused.value.code) == ("truncation", "unsupported_parameter")
@@ -380,7 +378,7 @@ def test_items_that_do_not_fit_cannot_be_dropped() -> None:
         ("https://openrouter.ai/api/v1/", "https://openrouter.ai/api/v1"),
     ],
 )
-def test_the_address_has_a_version(text: str, url: str) -> None:
+def test_an_address_without_a_path_gets_v1(text: str, url: str) -> None:
     assert read_options(f"{text},model=m").url == url
 
 
@@ -394,39 +392,42 @@ def test_the_address_has_a_version(text: str, url: str) -> None:
         ("http://a,what=1", "unknown option 'what'"),
     ],
 )
-def test_what_cannot_be_used_is_told_in_one_line(text: str, complaint: str) -> None:
+def test_unusable_options_fail_with_one_line(text: str, complaint: str) -> None:
     with pytest.raises(StartupError, match=complaint):
         read_options(text)
 
 
-async def test_models_are_named_or_asked_for() -> None:
+async def test_models_are_named_or_listed_by_the_server() -> None:
     engine = open_engine("chat:http://127.0.0.1:9,model=a;b/c:7b,images=true")
     assert [model.name for model in engine.models()] == ["a", "b/c:7b"]
     assert engine.models()[0].capabilities.images
-    partner = ChatPartner()
-    partner.models = ["one", "two"]
-    await partner.start()
+    fake = FakeChatServer()
+    fake.models = ["one", "two"]
+    await fake.start()
     try:
-        asked = await asyncio.to_thread(open_engine, f"chat:{partner.url}")
-        assert [model.name for model in asked.models()] == ["one", "two"]
-        partner.models = []
+        async with started(open_engine(f"chat:{fake.url}")) as asked:
+            assert [model.name for model in asked.models()] == ["one", "two"]
+        fake.models = []
         with pytest.raises(StartupError, match="lists no models"):
-            await asyncio.to_thread(open_engine, f"chat:{partner.url}")
-        with pytest.raises(StartupError, match="answers with 404"):
-            await asyncio.to_thread(open_engine, f"chat:{partner.url}/v2")
+            async with started(open_engine(f"chat:{fake.url}")):
+                pass
+        with pytest.raises(StartupError, match="answers with 404 Not Found"):
+            async with started(open_engine(f"chat:{fake.url}/v2")):
+                pass
     finally:
-        await partner.close()
-    with pytest.raises(StartupError, match="cannot reach"):
-        ChatEngine(Options(url="http://127.0.0.1:9/v1"))
+        await fake.close()
+    with pytest.raises(StartupError, match=r"cannot reach http://127.0.0.1:9/v1: Connection refused$"):
+        async with started(ChatEngine(ChatOptions(url="http://127.0.0.1:9/v1"))):
+            pass
 
 
 HEAD = Head(None, tools_of(WEATHER, FILES, {**SHELL, "name": "run"}))
 BOX = toolbox(HEAD.tools.callables, EMPTY)
 
 
-def hear(*payloads: Any, reason: str | None = "stop", think_tags: bool = False) -> list[Delta]:
+def deltas_of(*payloads: Any, reason: str | None = "stop", think_tags: bool = False) -> list[Delta]:
     """The deltas that payloads give, text and arguments joined."""
-    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX), think_tags=think_tags)
+    answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX), think_tags=think_tags)
     ending = [delta_of(finish_reason=reason)] if reason else []
     deltas: list[Delta] = []
     for payload in (*payloads, *ending):
@@ -456,9 +457,9 @@ def pieces_of(*calls: Json) -> Chunk:
     return delta_of(tool_calls=list(calls))
 
 
-def said(*payloads: Any, **options: Any) -> list[Delta]:
-    """Without the end."""
-    *deltas, finished = hear(*payloads, **options)
+def content_of(*payloads: Any, **options: Any) -> list[Delta]:
+    """The deltas of payloads without ``Finished``."""
+    *deltas, finished = deltas_of(*payloads, **options)
     assert isinstance(finished, Finished)
     return deltas
 
@@ -478,7 +479,7 @@ WRITTEN = st.tuples(
 
 @st.composite
 def streams(draw: st.DrawFn) -> tuple[list[tuple[str, str]], list[Json]]:
-    """Calls, and one of the many ways to send them: cut anywhere, interleaved anyhow."""
+    """Calls, and chunks that send them: cut anywhere, interleaved in any order."""
     calls = draw(st.lists(WRITTEN, min_size=1, max_size=4))
     queues: list[list[Json]] = []
     for index, (name, text) in enumerate(calls):
@@ -510,14 +511,14 @@ def cut(draw: st.DrawFn, text: str) -> list[str]:
 
 
 @given(streams(), st.integers(1, 4))
-def test_however_calls_are_cut_and_mixed_they_are_the_same(
+def test_calls_are_assembled_however_their_pieces_are_cut_and_mixed(
     stream: tuple[list[tuple[str, str]], list[Json]], at_once: int
 ) -> None:
     calls, sent = stream
     chunks = [pieces_of(*sent[at : at + at_once]) for at in range(0, len(sent), at_once)]
-    told = said(*chunks, reason="tool_calls")
-    assert told[::2] == [EXPECTED[name] for name, _ in calls]
-    for (name, text), arguments in zip(calls, told[1::2], strict=True):
+    emitted = content_of(*chunks, reason="tool_calls")
+    assert emitted[::2] == [EXPECTED[name] for name, _ in calls]
+    for (name, text), arguments in zip(calls, emitted[1::2], strict=True):
         assert isinstance(arguments, CallArguments)
         if EXPECTED[name].kind == "custom":
             assert arguments.text == text
@@ -525,8 +526,8 @@ def test_however_calls_are_cut_and_mixed_they_are_the_same(
             assert json.loads(arguments.text) == {"input": text}
 
 
-def test_arguments_are_told_as_they_come_and_the_next_call_ends_them() -> None:
-    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX))
+def test_arguments_are_emitted_as_they_come_and_the_next_call_ends_them() -> None:
+    answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
     answer.take(pieces_of({"index": 0, "id": "a", "function": {"name": "get_weather", "arguments": ""}}))
     started = answer.take(pieces_of({"index": 0, "function": {"arguments": '{"city":'}}))
     assert started == [CallStarted("function", "get_weather"), CallArguments('{"city":')]
@@ -544,37 +545,40 @@ def test_a_call_may_come_whole(marks: Json, arguments: Any) -> None:
     second = {**first, **({"index": 1} if marks.get("index") == 0 else {})}
     if marks.get("id"):
         second["id"] = "y"
-    started, text, *again = said(pieces_of(first), pieces_of(second))
+    started, text, *again = content_of(pieces_of(first), pieces_of(second))
     assert started == EXPECTED["get_weather"]
     assert json.loads(text.text) == {"city": "Rome"}
     assert again == [started, text]
 
 
-def test_calls_that_share_an_index_are_told_apart_by_name_and_id() -> None:
+def test_calls_that_share_an_index_are_separated_by_name_and_id() -> None:
     one = {"index": 0, "id": "x", "function": {"name": "get_weather", "arguments": "{}"}}
-    assert len(said(pieces_of(one), pieces_of({**one, "id": "y"}))) == 4
+    assert len(content_of(pieces_of(one), pieces_of({**one, "id": "y"}))) == 4
 
 
-def test_an_id_that_changes_and_a_name_that_is_repeated_make_no_call() -> None:
+def test_a_changed_id_or_a_repeated_name_begins_no_other_call() -> None:
     first = {"index": 0, "id": "x", "function": {"name": "get_weather", "arguments": ""}}
     rest = [
         {**first, "id": "y"},
         {"index": 0, "id": "z", "function": {"arguments": "{"}},
         {"index": 0, "id": "x", "function": {"name": "get_weather", "arguments": "}"}},
     ]
-    assert said(pieces_of(first), *map(pieces_of, rest)) == [EXPECTED["get_weather"], CallArguments("{}")]
+    assert content_of(pieces_of(first), *map(pieces_of, rest)) == [
+        EXPECTED["get_weather"],
+        CallArguments("{}"),
+    ]
 
 
 def test_a_call_without_arguments_has_an_empty_object() -> None:
     named = {"index": 0, "id": "x", "function": {"name": "get_weather"}}
-    assert said(pieces_of(named)) == [EXPECTED["get_weather"], CallArguments("{}")]
-    assert said(pieces_of(named), reason="length") == [EXPECTED["get_weather"]]
+    assert content_of(pieces_of(named)) == [EXPECTED["get_weather"], CallArguments("{}")]
+    assert content_of(pieces_of(named), reason="length") == [EXPECTED["get_weather"]]
 
 
-def test_input_of_a_custom_tool_is_what_it_holds() -> None:
+def test_the_input_of_a_custom_tool_is_taken_out_of_its_object() -> None:
     def shell(arguments: str, reason: str = "stop") -> Delta:
         function = {"name": "run", "arguments": arguments}
-        return said(pieces_of({"index": 0, "function": function}), reason=reason)[1]
+        return content_of(pieces_of({"index": 0, "function": function}), reason=reason)[1]
 
     assert shell('{"input": "ls"}') == CallArguments("ls")
     assert shell('"ls"') == CallArguments("ls")
@@ -582,21 +586,23 @@ def test_input_of_a_custom_tool_is_what_it_holds() -> None:
     assert shell('{"input": "ls -', "length") == CallArguments("ls -")
 
 
-def test_words_within_a_call_come_after_it() -> None:
+def test_text_within_a_call_is_emitted_after_it() -> None:
     half = [
         {"index": 0, "function": {"name": "get_weather", "arguments": "{"}},
         {"index": 0, "function": {"arguments": "}"}},
     ]
-    told = said(pieces_of(half[0]), delta_of(content="well"), pieces_of(half[1]), delta_of(content=" yes"))
-    assert told == [EXPECTED["get_weather"], CallArguments("{}"), Text("well yes")]
+    emitted = content_of(
+        pieces_of(half[0]), delta_of(content="well"), pieces_of(half[1]), delta_of(content=" yes")
+    )
+    assert emitted == [EXPECTED["get_weather"], CallArguments("{}"), Text("well yes")]
 
 
-def test_words_between_calls_stay_there() -> None:
+def test_text_between_calls_stays_between_them() -> None:
     whole = {"index": 0, "function": {"name": "get_weather", "arguments": "{}"}}
-    told = said(
+    emitted = content_of(
         delta_of(content="a"), pieces_of(whole), delta_of(content="b"), pieces_of({**whole, "index": 1})
     )
-    assert [type(delta) for delta in told] == [
+    assert [type(delta) for delta in emitted] == [
         Text,
         CallStarted,
         CallArguments,
@@ -606,10 +612,10 @@ def test_words_between_calls_stay_there() -> None:
     ]
 
 
-def test_a_call_of_nothing_fails() -> None:
+def test_a_call_without_a_name_fails() -> None:
     with pytest.raises(ServerError):
-        hear(pieces_of({"index": 0, "function": {"arguments": "{}"}}))
-    assert said(pieces_of({"index": 0, "id": "x"}), reason="length") == []
+        deltas_of(pieces_of({"index": 0, "function": {"arguments": "{}"}}))
+    assert content_of(pieces_of({"index": 0, "id": "x"}), reason="length") == []
 
 
 @pytest.mark.parametrize(
@@ -623,25 +629,25 @@ def test_a_call_of_nothing_fails() -> None:
         {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]},
     ],
 )
-def test_reasoning_has_many_names(fields: Json) -> None:
-    assert said(delta_of(**fields), delta_of(content="yes")) == [Thought("hm"), Text("yes")]
+def test_reasoning_is_found_under_all_its_names(fields: Json) -> None:
+    assert content_of(delta_of(**fields), delta_of(content="yes")) == [Thought("hm"), Text("yes")]
 
 
 def test_content_may_come_in_parts() -> None:
-    assert said(delta_of(content=[{"type": "text", "text": "yes"}])) == [Text("yes")]
+    assert content_of(delta_of(content=[{"type": "text", "text": "yes"}])) == [Text("yes")]
 
 
-def test_refusals_are_refusals() -> None:
-    assert said(delta_of(refusal="I can"), delta_of(refusal="not")) == [Refused("I cannot")]
+def test_refusals_become_refusal_deltas() -> None:
+    assert content_of(delta_of(refusal="I can"), delta_of(refusal="not")) == [Refused("I cannot")]
 
 
-def test_think_tags_are_read_where_they_are_asked_for() -> None:
+def test_think_tags_are_parsed_if_the_option_is_set() -> None:
     chunks = [delta_of(content=piece) for piece in ("<th", "ink>\nhm", "</think>", "\n\nyes")]
-    assert said(*chunks, think_tags=True) == [Thought("hm"), Text("yes")]
-    assert said(*chunks) == [Text("<think>\nhm</think>\n\nyes")]
+    assert content_of(*chunks, think_tags=True) == [Thought("hm"), Text("yes")]
+    assert content_of(*chunks) == [Text("<think>\nhm</think>\n\nyes")]
     call = {"index": 0, "function": {"name": "get_weather", "arguments": "{}"}}
-    told = said(delta_of(content="yes\n"), pieces_of(call), think_tags=True)
-    assert told == [Text("yes"), EXPECTED["get_weather"], CallArguments("{}")]
+    emitted = content_of(delta_of(content="yes\n"), pieces_of(call), think_tags=True)
+    assert emitted == [Text("yes"), EXPECTED["get_weather"], CallArguments("{}")]
 
 
 @pytest.mark.parametrize(
@@ -655,32 +661,32 @@ def test_think_tags_are_read_where_they_are_asked_for() -> None:
         ("content_filter", "content_filter"),
     ],
 )
-def test_the_end_has_its_reason(reason: str, meaning: str) -> None:
-    finished = hear(reason=reason)[-1]
+def test_finish_reasons_are_translated(reason: str, meaning: str) -> None:
+    finished = deltas_of(reason=reason)[-1]
     assert isinstance(finished, Finished)
     assert finished.reason == meaning
 
 
-def test_an_end_that_is_none_fails() -> None:
-    with pytest.raises(ServerError, match="without saying so"):
-        hear(delta_of(content="a"), reason=None)
+def test_an_answer_without_a_finish_reason_fails() -> None:
+    with pytest.raises(ServerError, match="without a finish reason"):
+        deltas_of(delta_of(content="a"), reason=None)
     with pytest.raises(ServerError, match="failed"):
-        hear(reason="error")
+        deltas_of(reason="error")
 
 
-def test_counts_are_as_told_or_zero() -> None:
+def test_counts_are_the_servers_or_zero() -> None:
     usage = {
         "prompt_tokens": 10,
         "completion_tokens": 5,
         "prompt_tokens_details": {"cached_tokens": 12},
         "completion_tokens_details": {"reasoning_tokens": 2},
     }
-    finished = hear(delta_of(content="a"), delta_of("stop"), {"choices": [], "usage": usage})[-1]
+    finished = deltas_of(delta_of(content="a"), delta_of("stop"), {"choices": [], "usage": usage})[-1]
     assert isinstance(finished, Finished)
     assert (finished.input_tokens, finished.cached_tokens) == (10, 10)
     assert (finished.output_tokens, finished.reasoning_tokens) == (5, 2)
     assert finished.position is not None
-    finished = hear(delta_of(content="a"))[-1]
+    finished = deltas_of(delta_of(content="a"))[-1]
     assert isinstance(finished, Finished)
     assert (finished.input_tokens, finished.cached_tokens, finished.output_tokens) == (0, 0, 0)
     nulls = {
@@ -688,13 +694,13 @@ def test_counts_are_as_told_or_zero() -> None:
         "completion_tokens": None,
         "prompt_tokens_details": {"cached_tokens": None},
     }
-    finished = hear(delta_of("stop"), {"usage": nulls})[-1]
+    finished = deltas_of(delta_of("stop"), {"usage": nulls})[-1]
     assert isinstance(finished, Finished)
     assert (finished.input_tokens, finished.cached_tokens) == (3, 0)
 
 
-def test_logprobs_come_with_their_words() -> None:
-    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX), logprobs=True)
+def test_logprobs_come_with_their_text() -> None:
+    answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX), logprobs=True)
     token = {"token": "yes", "logprob": -0.5, "bytes": None, "top_logprobs": []}
     half = {**token, "token": "\\xf0", "top_logprobs": [{"token": "no", "logprob": -1.0, "bytes": [110]}]}
     silent = {"delta": {"content": ""}, "logprobs": {"content": [half]}}
@@ -709,17 +715,17 @@ def test_logprobs_come_with_their_words() -> None:
     assert text.logprobs[0].top_logprobs[0].bytes == [110]
 
 
-def test_other_choices_are_not_heard() -> None:
+def test_choices_other_than_the_first_are_ignored() -> None:
     other = {"choices": [{"index": 1, "delta": {"content": "b"}}]}
-    assert said(delta_of(content="a"), other) == [Text("a")]
+    assert content_of(delta_of(content="a"), other) == [Text("a")]
 
 
 def read(*payloads: bytes) -> list[Delta]:
-    answer = Answer(Written(WRITER, WRITER.extend(None, ()), BOX))
+    answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
     return [delta for payload in payloads for delta in answer.read(payload)]
 
 
-def test_chunks_that_say_nothing_are_no_first_token() -> None:
+def test_empty_chunks_are_no_first_token() -> None:
     role = b'{"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}'
     assert read(role, b"{}", b'{"choices":[],"usage":null}') == []
 
@@ -737,34 +743,32 @@ def test_chunks_that_say_nothing_are_no_first_token() -> None:
         ({"message": "long", "type": "BadRequestError", "code": 400}, InvalidRequest),
     ],
 )
-def test_an_error_in_the_stream_is_what_it_would_be_without(error: Any, kind: type[ApiError]) -> None:
+def test_an_error_in_the_stream_means_the_same_as_its_http_status(error: Any, kind: type[ApiError]) -> None:
     with pytest.raises(kind):
         read(json.dumps({"error": error}).encode())
 
 
 @pytest.mark.parametrize("payload", [b"", b"[]", b"<html>", b'{"choices": 1}', b'{"choices":[{"delta":5}]}'])
-def test_what_is_no_chunk_fails(payload: bytes) -> None:
+def test_a_malformed_chunk_fails(payload: bytes) -> None:
     with pytest.raises(ServerError):
         read(payload)
 
 
 @asynccontextmanager
-async def playing(**options: Any) -> AsyncIterator[tuple[ChatPartner, Running]]:
-    partner = ChatPartner()
-    await partner.start()
+async def running(**options: Any) -> AsyncIterator[tuple[FakeChatServer, Running]]:
+    fake = FakeChatServer()
+    await fake.start()
     try:
         quick = {"first_token_timeout_s": 10.0, "idle_timeout_s": 10.0, "retries": 0}
-        async with serve(partner.engine(**{**quick, **options})) as server:
-            yield partner, server
+        async with serve(fake.engine(**{**quick, **options})) as server:
+            yield fake, server
     finally:
-        await partner.close()
+        await fake.close()
 
 
 async def test_a_chain_of_calls_is_sent_as_one_conversation() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
-        partner.script(
-            Think(("hm",)), Call("files__add", "{}"), Call("files__shell", '{"input":"ls"}'), Stop()
-        )
+    async with running() as (fake, server), server.connect() as socket:
+        fake.script(Think(("hm",)), Call("files__add", "{}"), Call("files__shell", '{"input":"ls"}'), Stop())
         asked = {"tools": [FILES], "instructions": "Be kind.", "store": False}
         first = await socket.response(input="go", **asked)
         reasoning, add, shell = first["output"]
@@ -775,7 +779,7 @@ async def test_a_chain_of_calls_is_sent_as_one_conversation() -> None:
             {"type": f"{each['type']}_output", "call_id": each["call_id"], "output": each["name"]}
             for each in (add, shell)
         ]
-        partner.script(Say(("Done.",)), Stop())
+        fake.script(Say(("Done.",)), Stop())
         second = await socket.response(input=outputs, previous_response_id=first["id"], **asked)
         await socket.response(input="more", previous_response_id=second["id"], **asked)
         calls = [
@@ -791,35 +795,35 @@ async def test_a_chain_of_calls_is_sent_as_one_conversation() -> None:
             {"role": "assistant", "content": "Done."},
             {"role": "user", "content": "more"},
         ]
-        assert partner.requests[2]["messages"] == conversation
+        assert fake.requests[2]["messages"] == conversation
         # Who sends everything again sends the same bytes.
         whole = [{"role": "user", "content": "go"}, *first["output"], *outputs, *second["output"]]
         await socket.response(input=[*whole, {"role": "user", "content": "more"}], **asked)
-        assert partner.bodies[3] == partner.bodies[2]
+        assert fake.bodies[3] == fake.bodies[2]
 
 
-async def test_forks_go_on_from_the_same_words() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_forks_continue_the_same_history() -> None:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         for lane in ("a", "b"):
             await socket.response(input=lane, previous_response_id=first["id"], stream_id=lane, store=False)
-        assert [each["messages"][-1]["content"] for each in partner.requests] == ["hello", "a", "b"]
-        assert [len(each["messages"]) for each in partner.requests] == [1, 3, 3]
+        assert [each["messages"][-1]["content"] for each in fake.requests] == ["hello", "a", "b"]
+        assert [len(each["messages"]) for each in fake.requests] == [1, 3, 3]
 
 
-async def test_formats_are_asked_for() -> None:
+async def test_formats_are_sent_as_response_format() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     named = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         await socket.response(**ASK, text={"format": named})
         await socket.response(**ASK, text={"format": {"type": "json_object"}})
         inner = {"name": "n", "schema": schema, "strict": True}
-        assert partner.requests[0]["response_format"] == {"type": "json_schema", "json_schema": inner}
-        assert partner.requests[1]["response_format"] == {"type": "json_object"}
+        assert fake.requests[0]["response_format"] == {"type": "json_schema", "json_schema": inner}
+        assert fake.requests[1]["response_format"] == {"type": "json_object"}
 
 
-async def test_refusals_come_before_the_response_does() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_unsupported_requests_are_refused_before_a_response_exists() -> None:
+    async with running() as (fake, server), server.connect() as socket:
         refused = await socket.error(**ASK, truncation="auto")
         assert (refused["status"], refused["error"]["param"]) == (400, "truncation")
         image = {"type": "input_image", "image_url": IMAGE}
@@ -827,59 +831,59 @@ async def test_refusals_come_before_the_response_does() -> None:
         assert refused["error"]["param"] == "input[0].content[0]"
         refused = await socket.error(**ASK, top_logprobs=1)
         assert refused["error"]["param"] == "top_logprobs"
-        assert partner.requests == []
+        assert fake.requests == []
 
 
-async def test_a_warmup_asks_for_nothing_unless_it_is_to() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_a_warmup_sends_nothing_unless_the_option_is_set() -> None:
+    async with running() as (fake, server), server.connect() as socket:
         warm = await socket.response(**ASK, generate=False)
-        assert (warm["usage"]["input_tokens"], warm["output"], partner.requests) == (0, [], [])
+        assert (warm["usage"]["input_tokens"], warm["output"], fake.requests) == (0, [], [])
         await socket.response(input="more", previous_response_id=warm["id"], store=False)
-        assert [each["content"] for each in partner.requests[0]["messages"]] == ["hello", "more"]
-    async with playing(warmup=True) as (partner, server), server.connect() as socket:
-        partner.script(Say(("thrown away",)), Stop("length", input_tokens=9, cached_tokens=2))
+        assert [each["content"] for each in fake.requests[0]["messages"]] == ["hello", "more"]
+    async with running(warmup=True) as (fake, server), server.connect() as socket:
+        fake.script(Say(("thrown away",)), Stop("length", input_tokens=9, cached_tokens=2))
         warm = await socket.response(**ASK, generate=False)
-        assert partner.requests[0]["max_tokens"] == 1
+        assert fake.requests[0]["max_tokens"] == 1
         assert (warm["status"], warm["output"]) == ("completed", [])
         assert (warm["usage"]["input_tokens"], warm["usage"]["output_tokens"]) == (9, 0)
         await socket.response(generate=False, store=False)
-        assert len(partner.requests) == 1
+        assert len(fake.requests) == 1
 
 
-async def test_a_connection_cut_after_the_role_alone_is_tried_again() -> None:
-    async with playing(retries=1) as (partner, server), server.connect() as socket:
-        partner.script(Say(()), HangUp())
-        partner.script(Say(("there",)), Stop())
+async def test_a_connection_cut_after_the_role_is_retried() -> None:
+    async with running(retries=1) as (fake, server), server.connect() as socket:
+        fake.script(Say(()), HangUp())
+        fake.script(Say(("there",)), Stop())
         response = await socket.response(**ASK)
         assert response["status"] == "completed"
-        assert len(partner.requests) == 2
+        assert len(fake.requests) == 2
 
 
 async def test_an_error_in_the_middle_fails_the_response() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         error = {"error": {"message": "too long", "type": "invalid_request_error", "code": None}}
-        partner.script(Say(("one",)), Send(b": keep-alive\n\n", error))  # type: ignore[arg-type]
+        fake.script(Say(("one",)), Send(b": keep-alive\n\n", error))  # type: ignore[arg-type]
         response = await socket.response(**ASK)
         assert (response["status"], response["error"]["code"]) == ("failed", "invalid_prompt")
         assert "too long" in response["error"]["message"]
 
 
-async def test_a_server_that_does_not_count_is_heard_all_the_same() -> None:
-    async with playing(stream_usage=False) as (_partner, server), server.connect() as socket:
+async def test_a_server_without_counts_is_supported() -> None:
+    async with running(stream_usage=False) as (_fake, server), server.connect() as socket:
         response = await socket.response(**ASK)
         assert (response["status"], response["usage"]["total_tokens"]) == ("completed", 0)
 
 
-async def test_a_server_that_lists_no_models_is_there_all_the_same() -> None:
-    engine = ChatEngine(Options(url="http://127.0.0.1:9/v1/nowhere", model="m"))
+async def test_a_server_that_lists_no_models_passes_the_probe() -> None:
+    engine = ChatEngine(ChatOptions(url="http://127.0.0.1:9/v1/nowhere", model="m"))
     await engine.start()
     try:
         with pytest.raises(Retryable):
             await engine._probe()
     finally:
         await engine.close()
-    async with playing() as (partner, _server):
-        engine = ChatEngine(Options(url=f"{partner.url}/nowhere", model="m"))
+    async with running() as (fake, _server):
+        engine = ChatEngine(ChatOptions(url=f"{fake.url}/nowhere", model="m"))
         await engine.start()
         try:
             await engine._probe()
@@ -887,48 +891,48 @@ async def test_a_server_that_lists_no_models_is_there_all_the_same() -> None:
             await engine.close()
 
 
-async def test_a_key_goes_with_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_key_is_sent_with_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPRING_TEST_CHAT_KEY", "sk-1")
-    async with playing(key_env="SLIPRING_TEST_CHAT_KEY") as (partner, server), server.connect() as socket:
-        partner.script(Refuse(401, "bad key sk-1"))
+    async with running(key_env="SLIPRING_TEST_CHAT_KEY") as (fake, server), server.connect() as socket:
+        fake.script(Refuse(401, "bad key sk-1"))
         assert "sk-1" not in json.dumps(await socket.response(**ASK))
-        assert partner.headers[0]["authorization"] == "Bearer sk-1"
+        assert fake.headers[0]["authorization"] == "Bearer sk-1"
 
 
 async def test_models_can_change_along_a_chain() -> None:
-    async with playing(model="a;b") as (partner, server), server.connect() as socket:
+    async with running(model="a;b") as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await socket.response(input="more", previous_response_id=first["id"], model="b", store=False)
-        assert [each["model"] for each in partner.requests] == ["a", "b"]
-        assert [each["content"] for each in partner.requests[1]["messages"]] == ["hello", "ok", "more"]
+        assert [each["model"] for each in fake.requests] == ["a", "b"]
+        assert [each["content"] for each in fake.requests[1]["messages"]] == ["hello", "ok", "more"]
 
 
-async def test_an_error_instead_of_the_first_token_is_tried_again() -> None:
-    async with playing(retries=1) as (partner, server), server.connect() as socket:
-        partner.script(Send({"error": {"message": "Provider returned error", "code": 502}}))  # type: ignore[arg-type]
+async def test_an_error_instead_of_the_first_token_is_retried() -> None:
+    async with running(retries=1) as (fake, server), server.connect() as socket:
+        fake.script(Send({"error": {"message": "Provider returned error", "code": 502}}))  # type: ignore[arg-type]
         response = await socket.response(**ASK)
-        assert (response["status"], len(partner.requests)) == ("completed", 2)
+        assert (response["status"], len(fake.requests)) == ("completed", 2)
 
 
-async def test_images_go_along_a_chain() -> None:
+async def test_images_are_sent_again_along_a_chain() -> None:
     shown = [{"type": "input_text", "text": "Look."}, {"type": "input_image", "image_url": IMAGE}]
-    async with playing(images=True) as (partner, server), server.connect() as socket:
+    async with running(images=True) as (fake, server), server.connect() as socket:
         first = await socket.response(input=[{"role": "user", "content": shown}], store=False)
         await socket.response(input="And?", previous_response_id=first["id"], store=False)
-        assert partner.requests[1]["messages"][0] == partner.requests[0]["messages"][0]
-        assert partner.requests[1]["messages"][0]["content"][1]["image_url"] == {"url": IMAGE}
+        assert fake.requests[1]["messages"][0] == fake.requests[0]["messages"][0]
+        assert fake.requests[1]["messages"][0]["content"][1]["image_url"] == {"url": IMAGE}
 
 
-async def test_added_tools_and_updates_hold_for_the_turns_that_follow() -> None:
+async def test_added_tools_and_updates_apply_to_later_turns() -> None:
     added = [
         {"type": "additional_tools", "role": "developer", "tools": [ADD]},
         {"type": "configuration_update", "reasoning": {"effort": "high"}},
         {"role": "user", "content": "go"},
     ]
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(input=added, tools=[WEATHER], store=False)
         await socket.response(input="on", tools=[WEATHER], previous_response_id=first["id"], store=False)
-        for sent in partner.requests:
+        for sent in fake.requests:
             assert [tool["function"]["name"] for tool in sent["tools"]] == ["get_weather", "add"]
             assert sent["reasoning_effort"] == "high"
-        assert [each["content"] for each in partner.requests[1]["messages"]] == ["go", "ok", "on"]
+        assert [each["content"] for each in fake.requests[1]["messages"]] == ["go", "ok", "on"]

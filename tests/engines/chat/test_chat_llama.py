@@ -16,7 +16,8 @@ from msgspec import structs
 
 from slipring.engines.chat import ChatEngine
 from slipring.engines.chat.options import read_options
-from slipring.engines.llama.models import embedded_model
+from slipring.engines.llama.models import locate
+from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.process import ChildSettings
 from tests.engines.llama.test_llama import ASK, GREEDY, cached, text_of
 from tests.harness import WEATHER, Running, serve
@@ -49,8 +50,9 @@ child.main()
 
 @asynccontextmanager
 async def in_front(monkeypatch: pytest.MonkeyPatch, more: str = "") -> AsyncIterator[Running]:
-    """A server whose engine asks a llama-server that nobody here looks after."""
-    settings = ChildSettings(embedded_model(), context=1024, slots=1, threads=2)
+    """A server in front of a llama-server that slipring did not start."""
+    path, _ = locate(LlamaOptions())
+    settings = ChildSettings(path, context=1024, slots=1, threads=2)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CHILD, HERMES),
         stdin=PIPE,
@@ -66,7 +68,7 @@ async def in_front(monkeypatch: pytest.MonkeyPatch, more: str = "") -> AsyncIter
         await until_ready(url)
         monkeypatch.setenv(KEY, "sk-1")
         options = read_options(f"{url},key_env={KEY},logprobs=true{more}")
-        async with serve(await asyncio.to_thread(ChatEngine, options)) as server:
+        async with serve(ChatEngine(options)) as server:
             yield server
     finally:
         process.stdin.close()
@@ -106,8 +108,10 @@ async def test_turns_calls_formats_and_logprobs_with_a_real_server(monkeypatch: 
         assert (call["type"], call["name"]) == ("function_call", "get_weather")
         jsonschema.validate(json.loads(call["arguments"]), WEATHER["parameters"])
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
-        told = await socket.response(input=[output], tools=tools, previous_response_id=called["id"], **GREEDY)
-        assert told["status"] in ("completed", "incomplete")
+        answered = await socket.response(
+            input=[output], tools=tools, previous_response_id=called["id"], **GREEDY
+        )
+        assert answered["status"] in ("completed", "incomplete")
 
         schema = {
             "type": "object",

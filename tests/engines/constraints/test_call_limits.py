@@ -24,9 +24,9 @@ from slipring.engines.catalog import open_engine
 from slipring.engines.constraints import call_limits
 from slipring.engines.simulated.drafts import draft_input
 from slipring.errors import ServerError
-from slipring.protocol.grammars import Grammar
+from slipring.protocol.definitions import Grammar
 from slipring.protocol.tools import Offer, Toolset
-from tests.core.stage import PLAIN
+from tests.core.connection import PLAIN
 from tests.engines.fitting import STATES, fits
 from tests.harness import serve
 

@@ -23,7 +23,7 @@ from slipring.prompts.parsing.parser import CallFormat
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
 from slipring.protocol.tools import Offer, Toolset
-from tests.core.stage import PLAIN
+from tests.core.connection import PLAIN
 from tests.prompts.vocabulary import renderer, small_metadata
 
 CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -13,7 +13,7 @@ from slipring.engines.constraints.lark.gbnf import gbnf_rules
 from slipring.engines.constraints.lark.patterns import read_pattern
 from slipring.engines.constraints.lark.strings import string_rules
 from slipring.engines.constraints.lark.trees import Unknown, is_nullable, not_empty
-from slipring.protocol.grammars import Grammar
+from slipring.protocol.definitions import Grammar
 from tests.engines.fitting import fits
 
 ARITHMETIC = r"""

@@ -1,6 +1,6 @@
 """Lark grammars with the real embedded model, which knows nothing of them and cannot leave them."""
 
-from slipring.protocol.grammars import Grammar
+from slipring.protocol.definitions import Grammar
 from tests.engines.constraints.test_lark import PATCH, SQL
 from tests.engines.fitting import fits
 from tests.model import ServeModel

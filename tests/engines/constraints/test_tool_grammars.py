@@ -5,8 +5,7 @@ import pytest
 from slipring.engines.constraints.compiler import Compiler
 from slipring.engines.constraints.tool_grammars import check_grammar
 from slipring.errors import InvalidRequest
-from slipring.protocol.grammars import Grammar
-from slipring.protocol.intake import Compilable
+from slipring.protocol.definitions import Compilable, Grammar
 from slipring.sandbox.sandbox import InThread
 from tests.engines.fitting import STATES, fits, proof
 

@@ -19,7 +19,7 @@ from slipring.core.generation import Settings
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.api import Chunk
 from slipring.engines.llama.models import read_file
-from slipring.engines.llama.options import Options, read_options
+from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.request_body import completion_body
 from slipring.engines.tokens.renderers import Manner, make_renderer
 from slipring.errors import StartupError
@@ -41,7 +41,7 @@ LONG = "Tell me about the weather, in short words, as if I were five years old. 
 @asynccontextmanager
 async def own_child(**options: Any) -> AsyncIterator[Running]:
     """A server whose engine starts its own llama.cpp, for tests of that child."""
-    async with serve(LlamaEngine(Options(**options))) as server:
+    async with serve(LlamaEngine(LlamaOptions(**options))) as server:
         yield server
 
 
@@ -214,7 +214,7 @@ async def test_what_is_saved_is_bounded_and_may_be_nothing(tiny_model: SharedMod
 
 
 async def test_nothing_of_what_was_saved_is_left_behind(tiny_path: str) -> None:
-    engine = LlamaEngine(Options(model=tiny_path, slots=1, context=512))
+    engine = LlamaEngine(LlamaOptions(model=tiny_path, slots=1, context=512))
     process: Any = engine._host
     directory = process._directory
     async with serve(engine) as server, server.connect() as socket:
@@ -292,7 +292,7 @@ async def test_truncation_drops_the_oldest_items_and_keeps_the_head(tiny: ServeM
 
 
 async def test_a_client_that_leaves_during_a_prefill_loses_one_chunk_at_most() -> None:
-    engine = LlamaEngine(Options(slots=1, context=1024, chunk=32))
+    engine = LlamaEngine(LlamaOptions(slots=1, context=1024, chunk=32))
     words = "one two three four five six seven " * 25
     async with serve(engine) as server:
         async with server.connect(abandoned=True) as socket:
@@ -417,11 +417,11 @@ def test_options_that_cannot_be_used_are_named(text: str, complaint: str) -> Non
 
 
 def test_options_follow_a_path_or_stand_alone() -> None:
-    assert read_options("/m.gguf,slots=3") == Options(model="/m.gguf", slots=3)
-    assert read_options("slots=3,context=99") == Options(slots=3, context=99)
-    assert read_options("") == Options()
+    assert read_options("/m.gguf,slots=3") == LlamaOptions(model="/m.gguf", slots=3)
+    assert read_options("slots=3,context=99") == LlamaOptions(slots=3, context=99)
+    assert read_options("") == LlamaOptions()
     elsewhere = read_options("http://127.0.0.1:8080/v1,key_env=KEY")
-    assert elsewhere == Options(model="http://127.0.0.1:8080", key_env="KEY")
+    assert elsewhere == LlamaOptions(model="http://127.0.0.1:8080", key_env="KEY")
     assert elsewhere.is_elsewhere
 
 

@@ -5,11 +5,13 @@ import asyncio
 import pytest
 
 from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import Options
+from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.remote import RemoteVocabulary
+from slipring.engines.remote.http_client import HttpClient
 from slipring.errors import StartupError, Unavailable
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
+from tests.engines.fakes.server import started
 from tests.engines.llama.test_llama import ASK, GREEDY, LONG, cached, text_of
 from tests.harness import WEATHER, serve
 from tests.model import SharedModel
@@ -36,12 +38,17 @@ async def test_chains_forks_and_constraints_work_there_too(elsewhere: LlamaEngin
         assert call["output"][0]["name"] == "get_weather"
 
 
-def test_text_is_text_whoever_tokenizes_it(elsewhere: LlamaEngine) -> None:
-    ours = LlamaEngine(Options()).renderer
-    theirs = elsewhere.renderer
-    texts = [*CORPUS[:60], "<tool_call>{}</tool_call> <|im_end|> <think>"]
-    assert [text for text in texts if not same(ours, theirs, text)] == []
-    assert theirs.stop_ids() == ours.stop_ids()
+async def test_text_is_text_whoever_tokenizes_it(elsewhere: LlamaEngine) -> None:
+    async with started(elsewhere) as engine:
+        ours = LlamaEngine(LlamaOptions()).renderer
+        theirs = engine.renderer
+
+        def differing() -> list[str]:
+            texts = [*CORPUS[:60], "<tool_call>{}</tool_call> <|im_end|> <think>"]
+            return [text for text in texts if not same(ours, theirs, text)]
+
+        assert await asyncio.to_thread(differing) == []
+        assert await asyncio.to_thread(theirs.stop_ids) == ours.stop_ids()
 
 
 def same(ours: Renderer, theirs: Renderer, text: str) -> bool:
@@ -74,21 +81,24 @@ async def test_a_vocabulary_that_cannot_be_built_is_asked_for(
         assert more["usage"]["input_tokens"] > emoji["usage"]["input_tokens"]
 
 
-def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
+async def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
     with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):
-        LlamaEngine(Options(model="http://127.0.0.1:9"))
+        async with started(LlamaEngine(LlamaOptions(model="http://127.0.0.1:9"))):
+            pass
     with pytest.raises(StartupError, match="the variable NO_SUCH_KEY"):
-        LlamaEngine(Options(model="http://127.0.0.1:9", key_env="NO_SUCH_KEY"))
+        LlamaEngine(LlamaOptions(model="http://127.0.0.1:9", key_env="NO_SUCH_KEY"))
 
 
 async def test_a_server_that_is_no_llama_server_is_told_in_one_line() -> None:
     async with serve() as other:
         url = other.url.removesuffix("/v1")
         with pytest.raises(StartupError, match="answers with 404"):
-            await asyncio.to_thread(LlamaEngine, Options(model=url))
+            async with started(LlamaEngine(LlamaOptions(model=url))):
+                pass
 
 
-def test_a_tokenizer_that_has_gone_is_unavailable() -> None:
-    vocabulary = RemoteVocabulary(lambda: ("http://127.0.0.1:9", ""), "gone")
-    with pytest.raises(Unavailable):
-        vocabulary.encode("hello")
+async def test_a_tokenizer_that_has_gone_is_unavailable() -> None:
+    async with HttpClient("http://127.0.0.1:9", {}) as client:
+        vocabulary = RemoteVocabulary(client.query_from_thread, "gone")
+        with pytest.raises(Unavailable):
+            await asyncio.to_thread(vocabulary.encode, "hello")

@@ -21,7 +21,7 @@ from slipring.engines.llama.api import Api, Chunk, Progress, Unsupported
 from slipring.engines.llama.remote import External
 from slipring.engines.llama.shelf import LEAST_TOKENS, Shelf
 from slipring.engines.llama.slots import Slot, Slots, Wish
-from slipring.engines.remote.admission import Places
+from slipring.engines.remote.admission import JobQueue
 from slipring.errors import ApiError, Unavailable
 from slipring.prompts.rendering import Preface, Rendered, Step, empty
 from slipring.protocol.requests import TEXT
@@ -531,7 +531,7 @@ async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_te
     engine.model = SimpleNamespace(context=999, llguidance=False)  # type: ignore[assignment]
     engine._api = Completes(External("", ""))
     engine._slots = Slots(range(1), Shelf(FakeEngine(1), 0))
-    engine._places = Places(1, 8)
+    engine._queue = JobQueue(1, 8)
     end, begun, gone = Chunk(stop=True), Chunk(prompt_progress=Progress(0)), Unavailable("gone")
     told: list[tuple[str, list[Chunk | ApiError], bool]] = [
         ("a", [end], False),

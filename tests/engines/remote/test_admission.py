@@ -1,19 +1,19 @@
-"""The way to an engine: places, turns, attempts, and when it is closed."""
+"""Admission to an engine: the job queue, retries, and when jobs are refused."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pytest
 
-from slipring.engines.remote.admission import Gate, Policy, Retryable, Stumbled
+from slipring.engines.remote.admission import BegunStream, Gate, Policy, RequestFailed, Retryable
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 
 QUICK = {"probe_interval_s": 0.001, "first_token_timeout_s": 5.0}
 Attempt = Callable[[], AsyncGenerator[str, None]]
 
 
-class Partner:
-    """What an engine does, attempt by attempt: words, or an error to fail with."""
+class ScriptedEngine:
+    """A scripted engine. Each attempt is a list of words to yield, or errors to raise."""
 
     def __init__(self, *attempts: Sequence[str | Exception]) -> None:
         self.attempts = list(attempts)
@@ -35,15 +35,19 @@ class Partner:
     async def probe(self) -> None:
         self.probed.set()
         if not self.answers.is_set():
-            raise OSError("nobody there")
+            raise OSError("connection refused")
 
 
-def gate_to(partner: Partner, **policy: float) -> Gate:
-    return Gate("the engine", Policy(**{**QUICK, **policy}), partner.probe)  # type: ignore[arg-type]
+def gate_to(engine: ScriptedEngine, **policy: float) -> Gate:
+    return Gate("the engine", Policy(**{**QUICK, **policy}), engine.probe)  # type: ignore[arg-type]
 
 
-async def hear(gate: Gate, partner: Partner) -> list[str]:
-    return [word async for word in gate.stream(partner.attempt)]
+async def begin(gate: Gate, attempt: Attempt) -> BegunStream[str]:
+    return await gate.begin(lambda: BegunStream.begin(attempt()))
+
+
+async def read_all(gate: Gate, engine: ScriptedEngine) -> list[str]:
+    return [word async for word in await begin(gate, engine.attempt)]
 
 
 @pytest.fixture(autouse=True)
@@ -51,61 +55,61 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipring.engines.remote.admission._jittered", lambda seconds: 0.0)
 
 
-async def test_an_attempt_that_fails_before_its_first_word_is_repeated() -> None:
-    partner = Partner([Retryable("gone")], [Retryable("gone")], ["a", "b"])
-    assert await hear(gate_to(partner), partner) == ["a", "b"]
-    assert partner.closed == 3
+async def test_an_attempt_that_fails_before_its_first_item_is_repeated() -> None:
+    engine = ScriptedEngine([Retryable("gone")], [Retryable("gone")], ["a", "b"])
+    assert await read_all(gate_to(engine), engine) == ["a", "b"]
+    assert engine.closed == 3
 
 
 async def test_attempts_are_bounded() -> None:
-    partner = Partner(*[[Retryable("gone")] for _ in range(4)])
+    engine = ScriptedEngine(*[[Retryable("gone")] for _ in range(4)])
     with pytest.raises(Unavailable, match="gone"):
-        await hear(gate_to(partner), partner)
-    assert partner.made == 3
+        await read_all(gate_to(engine), engine)
+    assert engine.made == 3
 
 
-async def test_nothing_is_repeated_after_the_first_word() -> None:
-    partner = Partner(["a", Retryable("gone")], ["never"])
-    words = gate_to(partner).stream(partner.attempt)
+async def test_nothing_is_repeated_after_the_first_item() -> None:
+    engine = ScriptedEngine(["a", Retryable("gone")], ["never"])
+    words = await begin(gate_to(engine), engine.attempt)
     assert await anext(words) == "a"
     with pytest.raises(Unavailable):
         await anext(words)
-    assert partner.made == 1
+    assert engine.made == 1
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("no"), RateLimited("later"), ServerError()])
 async def test_a_refusal_is_not_repeated_and_is_no_failure_of_the_engine(error: ApiError) -> None:
-    partner = Partner(*[[error] for _ in range(9)])
-    gate = gate_to(partner)
+    engine = ScriptedEngine(*[[error] for _ in range(9)])
+    gate = gate_to(engine)
     for _ in range(9):
         with pytest.raises(type(error)):
-            await hear(gate, partner)
-    assert partner.made == 9
+            await read_all(gate, engine)
+    assert engine.made == 9
     assert gate.trouble is None
 
 
-async def test_an_answer_that_does_not_begin_is_given_up() -> None:
-    gate = gate_to(Partner(), first_token_timeout_s=0.01)
+async def test_an_answer_that_does_not_begin_in_time_fails() -> None:
+    gate = gate_to(ScriptedEngine(), first_token_timeout_s=0.01)
 
     async def silent() -> AsyncGenerator[str, None]:
         await asyncio.Event().wait()
         yield "never"
 
     with pytest.raises(ServerError, match="did not begin"):
-        [word async for word in gate.stream(silent)]
+        await begin(gate, silent)
 
 
-async def test_an_engine_that_keeps_failing_is_closed_until_a_probe_succeeds() -> None:
-    partner = Partner(*[[Retryable("gone")] for _ in range(3)])
-    gate = gate_to(partner, failures_to_close=3)
+async def test_the_gate_closes_after_failures_until_a_probe_succeeds() -> None:
+    engine = ScriptedEngine(*[[Retryable("gone")] for _ in range(3)])
+    gate = gate_to(engine, failures_to_close=3)
     with pytest.raises(Unavailable):
-        await hear(gate, partner)
+        await read_all(gate, engine)
     assert gate.trouble == "the engine does not answer"
     with pytest.raises(Unavailable) as refused, gate.ticket("t"):
         pass
     assert refused.value.retry_after_s is not None
-    await partner.probed.wait()
-    partner.answers.set()
+    await engine.probed.wait()
+    engine.answers.set()
     assert gate._probing is not None
     await gate._probing
     assert gate.trouble is None
@@ -114,35 +118,37 @@ async def test_an_engine_that_keeps_failing_is_closed_until_a_probe_succeeds() -
     await gate.close()
 
 
-async def test_an_engine_that_stumbles_over_one_request_is_not_closed_for_others() -> None:
-    partner = Partner(*[[Stumbled("over this one")] for _ in range(9)], ["a"])
-    gate = gate_to(partner, failures_to_close=2)
+async def test_a_request_that_fails_by_itself_does_not_close_the_gate() -> None:
+    engine = ScriptedEngine(*[[RequestFailed("over this one")] for _ in range(9)], ["a"])
+    gate = gate_to(engine, failures_to_close=2)
     for _ in range(3):
         with pytest.raises(Unavailable):
-            await hear(gate, partner)
+            await read_all(gate, engine)
     assert gate.trouble is None
-    assert await hear(gate, partner) == ["a"]
+    assert await read_all(gate, engine) == ["a"]
 
 
-async def test_a_success_ends_a_row_of_failures() -> None:
-    partner = Partner([Retryable("gone")], ["a"], [Retryable("gone")], ["b"], [Retryable("gone")], ["c"])
-    gate = gate_to(partner, failures_to_close=2)
-    assert [await hear(gate, partner) for _ in range(3)] == [["a"], ["b"], ["c"]]
+async def test_a_success_resets_the_count_of_failures() -> None:
+    engine = ScriptedEngine(
+        [Retryable("gone")], ["a"], [Retryable("gone")], ["b"], [Retryable("gone")], ["c"]
+    )
+    gate = gate_to(engine, failures_to_close=2)
+    assert [await read_all(gate, engine) for _ in range(3)] == [["a"], ["b"], ["c"]]
 
 
-async def test_a_closed_gate_forgets_its_probes() -> None:
-    partner = Partner([Retryable("gone")])
-    gate = gate_to(partner, failures_to_close=1, retries=0)
+async def test_closing_a_gate_cancels_its_probes() -> None:
+    engine = ScriptedEngine([Retryable("gone")])
+    gate = gate_to(engine, failures_to_close=1, retries=0)
     with pytest.raises(Unavailable):
-        await hear(gate, partner)
+        await read_all(gate, engine)
     await gate.close()
 
 
-# Places
+# The job queue.
 
 
 async def test_tenants_take_turns_and_each_keeps_its_own_order() -> None:
-    gate = gate_to(Partner(), max_jobs=1)
+    gate = gate_to(ScriptedEngine(), max_jobs=1)
     order: list[str] = []
 
     async def job(name: str) -> None:
@@ -156,18 +162,18 @@ async def test_tenants_take_turns_and_each_keeps_its_own_order() -> None:
     assert order == ["a1", "a2", "b1", "c1", "a3", "b2"]
 
 
-async def test_past_the_bound_jobs_are_refused_at_once() -> None:
-    gate = gate_to(Partner(), max_jobs=1, max_waiting=1)
+async def test_jobs_past_max_waiting_are_refused_at_once() -> None:
+    gate = gate_to(ScriptedEngine(), max_jobs=1, max_waiting=1)
     with gate.ticket("a"):
         with gate.ticket("a"), pytest.raises(RateLimited) as refused, gate.ticket("b"):
             pass
         assert refused.value.retry_after_s == 1.0
         with gate.ticket("a"):
-            pass  # the place in the queue has been given back
+            pass  # the queue has room again
 
 
-async def test_whoever_leaves_the_queue_or_its_place_lets_the_next_one_in() -> None:
-    gate = gate_to(Partner(), max_jobs=1)
+async def test_a_cancelled_job_lets_the_next_one_run() -> None:
+    gate = gate_to(ScriptedEngine(), max_jobs=1)
     entered = asyncio.Event()
 
     async def wait() -> None:
@@ -182,7 +188,7 @@ async def test_whoever_leaves_the_queue_or_its_place_lets_the_next_one_in() -> N
         await asyncio.sleep(0)
     await asyncio.wait_for(stays, 60)
     assert entered.is_set()
-    # Called and cancelled at once: the place is passed on.
+    # Admitted and cancelled at once: the next one runs.
     with gate.ticket("t"):
         called, after = asyncio.create_task(wait()), asyncio.create_task(wait())
         await asyncio.sleep(0)

@@ -1,22 +1,30 @@
-"""Servers elsewhere: what their refusals mean, how their streams are read, and with which key."""
+"""Servers that are reached over HTTP: keys, what failures mean to API clients, and what to operators."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from slipring.engines.remote.admission import Retryable
-from slipring.engines.remote.upstream import Upstream, UpstreamOptions, _Payloads, read_key, refusal
+from slipring.engines.remote.http_client import BadStatus, TimedOut, Unreachable, Unreadable
+from slipring.engines.remote.upstream import (
+    Upstream,
+    UpstreamOptions,
+    read_each,
+    read_key,
+    refusal,
+    startup_errors,
+)
 from slipring.errors import InvalidRequest, RateLimited, ServerError, StartupError
+from tests.engines.remote.test_http_client import serving
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b'{"error": {"message": "too hot", "code": 7}}', "too hot"),
         (b'{"error": "too hot"}', "too hot"),
@@ -28,14 +36,14 @@ from slipring.errors import InvalidRequest, RateLimited, ServerError, StartupErr
         (b"[]", "422"),
     ],
 )
-def test_a_refusal_keeps_its_words_and_status(body: bytes, said: str) -> None:
+def test_a_refusal_keeps_its_message_and_status(body: bytes, message: str) -> None:
     error = refusal(422, body, {})
     assert isinstance(error, InvalidRequest)
     assert (error.status, error.code) == (422, "engine_refused")
-    assert said in error.message
+    assert message in error.message
 
 
-def test_refusals_that_are_not_the_clients_fault_are_told_as_such() -> None:
+def test_refusals_that_are_not_the_clients_fault_are_no_invalid_requests() -> None:
     busy = refusal(429, b'{"error": {"message": "slow down"}}', {"Retry-After": "7"})
     assert isinstance(busy, RateLimited)
     assert (busy.retry_after_s, busy.message) == (7.0, "slow down")
@@ -61,127 +69,21 @@ def test_keys_come_from_variables_and_files(monkeypatch: pytest.MonkeyPatch, tmp
         read_key("chat", UpstreamOptions(key_file=str(tmp_path / "none")))
 
 
-@asynccontextmanager
-async def answering(*pieces: bytes) -> AsyncIterator[tuple[Upstream, set[object]]]:
-    """A server that streams these pieces, and the connections that it has seen."""
-    seen: set[object] = set()
+async def test_failures_of_the_connection_are_errors_of_the_engine() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=422, body=b'{"error": "too hot"}')
 
-    async def answer(request: web.Request) -> web.StreamResponse:
-        seen.add(request.transport)
-        stream = web.StreamResponse()
-        await stream.prepare(request)
-        for piece in pieces:
-            await stream.write(piece)
-            await asyncio.sleep(0)
-        await stream.write_eof()
-        return stream
-
-    async with serving(answer) as url:
-        upstream = Upstream("chat", UpstreamOptions(url=url))
-        await upstream.start()
-        try:
-            yield upstream, seen
-        finally:
-            await upstream.close()
+    async with serving(answer) as url, connected(url) as upstream:
+        for ask in (upstream.get("/x"), upstream.post("/x", [b"{}"]), first_batch(upstream)):
+            with pytest.raises(InvalidRequest, match="too hot"):
+                await ask
+    async with connected("http://127.0.0.1:9") as upstream:
+        for ask in (upstream.get("/x"), first_batch(upstream)):
+            with pytest.raises(Retryable, match="cannot be reached"):
+                await ask
 
 
-@asynccontextmanager
-async def serving(answer: Handler) -> AsyncIterator[str]:
-    app = web.Application()
-    app.router.add_post("/x", answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
-async def payloads(upstream: Upstream) -> list[bytes]:
-    found = [payload async for batch in upstream.events("/x", [b"{", b"}"], {}) for payload in batch]
-    await drained(upstream)
-    return found
-
-
-async def drained(upstream: Upstream) -> None:
-    """Wait until the last bytes of answers have been read."""
-    if upstream._draining:
-        await asyncio.wait(upstream._draining)
-
-
-async def test_events_are_read_however_they_are_cut_and_connections_are_used_again() -> None:
-    pieces = [b": hello\n\nda", b"ta: 1\n", b"\ndata:2\r\n\r\nevent: x\ndata: ", b"3\n\ndata: [DONE]\n\n"]
-    async with answering(*pieces) as (upstream, seen):
-        for _ in range(3):
-            assert await payloads(upstream) == [b"1", b"2", b"3"]
-        assert len(seen) == 1
-
-
-async def test_what_one_read_brings_comes_at_once() -> None:
-    async with answering(b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\ndata: 3\n\n") as (upstream, _):
-        assert [batch async for batch in upstream.events("/x", [b"{}"], {})] == [[b"1", b"2"]]
-
-
-async def test_an_answer_that_is_over_leaves_its_connection_to_the_next() -> None:
-    async with answering(b"data: 1\n\n", b"data: last\n\n", b"data: more\n\n") as (upstream, seen):
-        for _ in range(3):
-            heard: list[bytes] = []
-            events = upstream.events("/x", [b"{}"], {}, is_over=partial(heard.__contains__, b"last"))
-            async for batch in events:
-                heard += batch
-            assert heard[:2] == [b"1", b"last"]
-            await drained(upstream)
-        assert len(seen) == 1
-
-
-async def test_nobody_waits_for_the_last_bytes_of_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipring.engines.remote.upstream._LAST_BYTES_S", 3600.0)
-    released = asyncio.Event()
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        stream = web.StreamResponse()
-        await stream.prepare(request)
-        await stream.write(b"data: 1\n\ndata: [DONE]\n\n")
-        await released.wait()
-        return stream
-
-    async with serving(answer) as url:
-        upstream = Upstream("chat", UpstreamOptions(url=url))
-        await upstream.start()
-        async with asyncio.timeout(60):
-            assert [batch async for batch in upstream.events("/x", [b"{}"], {})] == [[b"1"]]
-        assert upstream._draining
-        async with asyncio.timeout(60):
-            await upstream.close()
-        assert not upstream._draining
-        released.set()
-
-
-async def test_a_line_may_be_longer_than_any_buffer_and_the_last_need_not_end() -> None:
-    long = b"x" * 3_000_000
-    async with answering(b"data: " + long, b"\ndata: end") as (upstream, _):
-        assert await payloads(upstream) == [long, b"end"]
-
-
-async def test_a_complete_answer_stays_complete_however_its_connection_ends() -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        body = b"data: 1\n\ndata: [DONE]\n\n"
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-        writer.write(f"{len(body):x}\r\n".encode() + body + b"\r\n")
-        writer.close()  # without the last chunk
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    upstream = Upstream("chat", UpstreamOptions(url=f"http://127.0.0.1:{port}"))
-    await upstream.start()
-    assert await payloads(upstream) == [b"1"]
-    await upstream.close()
-    server.close()
-
-
-async def test_silence_is_ended_and_slow_readers_are_not() -> None:
+async def test_silence_is_the_engines_failure() -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         stream = web.StreamResponse()
         await stream.prepare(request)
@@ -189,25 +91,71 @@ async def test_silence_is_ended_and_slow_readers_are_not() -> None:
         await asyncio.Event().wait()
         return stream
 
-    async with serving(answer) as url:
-        upstream = Upstream("chat", UpstreamOptions(url=url, idle_timeout_s=0.05))
-        await upstream.start()
-        events = upstream.events("/x", [b"{}"], {})
-        assert await anext(events) == [b"1"]
+    async with serving(answer) as url, connected(url, idle_timeout_s=0.05) as upstream:
         with pytest.raises(ServerError, match="nothing for too long"):
-            await anext(events)
-        patient = upstream.events("/x", [b"{}"], {}, idle_s=lambda: None)
-        assert await anext(patient) == [b"1"]
-        waiting = asyncio.ensure_future(anext(patient))
-        done, _ = await asyncio.wait([waiting], timeout=0.2)
-        assert not done, "no limit, no end"
-        waiting.cancel()
-        await asyncio.wait([waiting])
+            await all_batches(upstream)
+
+
+@asynccontextmanager
+async def connected(url: str, **options: Any) -> AsyncIterator[Upstream]:
+    upstream = Upstream("chat", UpstreamOptions(url=url, **options))
+    await upstream.start()
+    try:
+        yield upstream
+    finally:
         await upstream.close()
 
 
-def test_an_event_that_says_nothing_is_passed_over() -> None:
-    payloads = _Payloads()
-    assert payloads.take(b"data:\n\ndata: \r\n\ndata: {}\n\n") == [b"{}"]
-    assert payloads.take(b"data: [DONE]\n\n") == []
-    assert payloads.ended
+async def all_batches(upstream: Upstream) -> list[list[bytes]]:
+    async with upstream.events("/x", [b"{}"], {}) as stream:
+        return [batch async for batch in stream]
+
+
+async def first_batch(upstream: Upstream) -> list[bytes]:
+    async with upstream.events("/x", [b"{}"], {}) as stream:
+        return await anext(stream)
+
+
+# Failures at start.
+
+
+@pytest.mark.parametrize(
+    ("failure", "line"),
+    [
+        (BadStatus(404, "Not Found", b"", {}), "http://h answers with 404 Not Found"),
+        (Unreachable("Connection refused"), "cannot reach http://h: Connection refused"),
+        (TimedOut("timed out"), "cannot reach http://h: timed out"),
+        (Unreadable("no JSON"), "http://h does not answer like a server"),
+        (KeyError("data"), "http://h does not answer like a server"),
+    ],
+)
+def test_failures_at_start_are_one_line_for_the_operator(failure: Exception, line: str) -> None:
+    with pytest.raises(StartupError) as raised, startup_errors("chat", "http://h", "a server"):
+        raise failure
+    assert str(raised.value) == f"--engine chat: {line}"
+
+
+# Batches.
+
+
+def read_number(item: int) -> str:
+    if item < 0:
+        raise ServerError(str(item))
+    return str(item)
+
+
+@pytest.mark.parametrize(
+    ("items", "read", "fault"),
+    [
+        ([], [], None),
+        ([1, 0, 2], ["1", "0", "2"], None),
+        ([-1, 1], [], "-1"),
+        ([1, -2, 1, -3], ["1"], "-2"),
+    ],
+)
+def test_a_batch_is_read_up_to_its_first_failure(
+    items: list[int], read: list[str], fault: str | None
+) -> None:
+    results, error = read_each(read_number, items)
+    assert results == read
+    assert (error.message if error is not None else None) == fault

@@ -1,4 +1,4 @@
-"""From an upstream's events to deltas, for upstreams of all habits."""
+"""Translation of events into deltas, for upstreams that differ in what they send."""
 
 import json
 from typing import Any
@@ -23,8 +23,9 @@ from slipring.core.generation import (
     ThoughtSummary,
 )
 from slipring.engines.remote.admission import Retryable
-from slipring.engines.responses.answer import Answer
-from slipring.engines.responses.faults import Lost, NoLanes
+from slipring.engines.responses.answer import ResponsesAnswer
+from slipring.engines.responses.events import decode_event
+from slipring.engines.responses.faults import ContextLost, LanesUnsupported
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError
 from slipring.protocol.responses import Logprob, TopLogprob
 from slipring.protocol.tools import Offer
@@ -33,15 +34,15 @@ MESSAGE = {"type": "message", "id": "m"}
 DONE = Finished("stop", input_tokens=0, cached_tokens=0, output_tokens=0)
 
 
-def answer() -> Answer:
+def answer() -> ResponsesAnswer:
     model = Model(name="m", owner="o", capabilities=Capabilities())
-    return Answer(Job("r", "t", model, Head(), None, (), Offer(), Settings()))
+    return ResponsesAnswer(Job("r", "t", model, Head(), None, (), Offer(), Settings()))
 
 
-def hear(to: Answer, *events: dict[str, Any]) -> list[Delta]:
+def deltas_of(answer: ResponsesAnswer, *events: dict[str, Any]) -> list[Delta]:
     deltas: list[Delta] = []
     for event in events:
-        deltas += to.take(event["type"], json.dumps(event))
+        deltas += answer.take(decode_event(json.dumps(event)))
     return deltas
 
 
@@ -54,25 +55,25 @@ def call(index: int, name: str, **fields: Any) -> dict[str, Any]:
     return {"output_index": index, "item": item}
 
 
-def test_items_that_grow_side_by_side_are_told_one_after_the_other() -> None:
-    heard = answer()
-    assert hear(
-        heard,
+def test_items_streamed_in_parallel_are_emitted_one_after_the_other() -> None:
+    answered = answer()
+    assert deltas_of(
+        answered,
         event("output_item.added", **call(0, "a")),
         event("output_item.added", **call(1, "b")),
         event("function_call_arguments.delta", output_index=1, delta="{1"),
         event("function_call_arguments.delta", output_index=0, delta="{0"),
     ) == [CallStarted("function", "a"), CallArguments("{0")]
-    assert hear(
-        heard,
+    assert deltas_of(
+        answered,
         event("function_call_arguments.delta", output_index=1, delta="}"),
         event("output_item.done", **call(0, "a", arguments="{0")),
     ) == [CallStarted("function", "b"), CallArguments("{1"), CallArguments("}")]
-    assert hear(heard, event("completed", response={"id": "up"})) == [DONE]
-    assert (heard.call_ids, heard.upstream_id) == (["c0", "c1"], "up")
+    assert deltas_of(answered, event("completed", response={"id": "up"})) == [DONE]
+    assert (answered.call_ids, answered.upstream_id) == (["c0", "c1"], "up")
 
 
-def test_what_only_the_done_events_say_is_told_then() -> None:
+def test_parts_that_come_only_in_done_events_are_emitted_then() -> None:
     parts = [{"type": "output_text", "text": "hi"}, {"type": "refusal", "refusal": "no"}]
     custom = {
         "type": "custom_tool_call",
@@ -86,7 +87,7 @@ def test_what_only_the_done_events_say_is_told_then() -> None:
         **{"type": "reasoning", "id": "r", "content": [{"type": "reasoning_text", "text": "hm"}]},
         "summary": [{"type": "summary_text", "text": "s"}],
     }
-    assert hear(
+    assert deltas_of(
         answer(),
         event("output_item.done", output_index=0, item=thought),
         event("output_item.done", output_index=1, item={**MESSAGE, "content": parts}),
@@ -106,9 +107,9 @@ def test_what_only_the_done_events_say_is_told_then() -> None:
     ]
 
 
-def test_texts_that_come_whole_are_told_once() -> None:
+def test_texts_without_deltas_are_emitted_once() -> None:
     place = {"output_index": 0, "content_index": 0}
-    assert hear(
+    assert deltas_of(
         answer(),
         event("output_item.added", output_index=0, item=MESSAGE),
         event("output_text.done", **place, text="hi"),
@@ -121,14 +122,14 @@ def test_texts_that_come_whole_are_told_once() -> None:
     ) == [Text("hi"), DONE]
 
 
-def test_an_upstream_that_says_everything_at_the_end_is_heard() -> None:
+def test_items_that_come_only_in_the_last_event_are_emitted() -> None:
     item = {**MESSAGE, "content": [{"type": "output_text", "text": "hi"}]}
-    assert hear(answer(), event("completed", response={"output": [item]})) == [Text("hi"), DONE]
+    assert deltas_of(answer(), event("completed", response={"output": [item]})) == [Text("hi"), DONE]
 
 
-def test_upstreams_without_indexes_are_followed_by_ids() -> None:
+def test_events_without_indexes_are_matched_by_item_id() -> None:
     first, second = call(0, "a")["item"], call(1, "b")["item"]
-    assert hear(
+    assert deltas_of(
         answer(),
         event("output_item.added", item=MESSAGE),
         event("output_text.delta", item_id="m", delta="hi"),
@@ -148,48 +149,48 @@ def test_upstreams_without_indexes_are_followed_by_ids() -> None:
     ]
 
 
-def test_summaries_of_one_reasoning_after_another_are_parts_of_one() -> None:
+def test_summaries_of_consecutive_reasoning_items_are_parts_of_one_item() -> None:
     def reasoning(index: int, *texts: str) -> list[dict[str, Any]]:
         item = {"type": "reasoning", "id": f"r{index}", "summary": []}
-        said = [
+        streamed = [
             event("reasoning_summary_text.delta", output_index=index, summary_index=part, delta=text)
             for part, text in enumerate(texts)
         ]
         added = event("output_item.added", output_index=index, item=item)
-        return [added, *said, event("output_item.done", output_index=index, item=item)]
+        return [added, *streamed, event("output_item.done", output_index=index, item=item)]
 
-    assert hear(answer(), *reasoning(0, "a", "b"), *reasoning(1, "c")) == [
+    assert deltas_of(answer(), *reasoning(0, "a", "b"), *reasoning(1, "c")) == [
         ThoughtSummary("a", 0),
         ThoughtSummary("b", 1),
         ThoughtSummary("c", 2),
     ]
 
 
-def test_logprobs_have_bytes_though_deltas_leave_them_out() -> None:
+def test_logprobs_without_bytes_get_those_of_their_text() -> None:
     likely = {"token": "é", "logprob": -0.5, "top_logprobs": [{"token": "a", "logprob": -1}]}
     place = {"output_index": 0, "item_id": "m", "content_index": 0}
-    assert hear(answer(), event("output_text.delta", **place, delta="é", logprobs=[likely])) == [
+    assert deltas_of(answer(), event("output_text.delta", **place, delta="é", logprobs=[likely])) == [
         Text("é", [Logprob("é", -0.5, [195, 169], [TopLogprob("a", -1.0, [97])])])
     ]
 
 
-def test_usage_and_reasons() -> None:
+def test_usage_and_finish_reasons_are_translated() -> None:
     usage = {
         **{"input_tokens": 9, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 6},
         **{"output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 15},
     }
-    for reason, told in {
+    for reason, expected in {
         "max_output_tokens": "max_output_tokens",
         "content_filter": "content_filter",
         "steered": "max_output_tokens",
     }.items():
         response = {"id": "u", "usage": usage, "incomplete_details": {"reason": reason}}
-        assert hear(answer(), event("incomplete", response=response)) == [Finished(told, 9, 4, 6, 2)]  # type: ignore[arg-type]
+        assert deltas_of(answer(), event("incomplete", response=response)) == [Finished(expected, 9, 4, 6, 2)]  # type: ignore[arg-type]
 
 
-def test_what_has_no_delta_is_passed_over_but_never_a_call_for_the_client() -> None:
+def test_items_without_a_delta_are_skipped_except_calls_for_the_client() -> None:
     search = {"type": "web_search_call", "id": "ws"}
-    assert not hear(
+    assert not deltas_of(
         answer(),
         event("output_item.added", output_index=0, item=search),
         event("web_search_call.searching", output_index=0, item_id="ws"),
@@ -198,16 +199,28 @@ def test_what_has_no_delta_is_passed_over_but_never_a_call_for_the_client() -> N
         {"type": ""},
     )
     with pytest.raises(ServerError, match="computer_call"):
-        hear(answer(), event("output_item.added", output_index=0, item={"type": "computer_call"}))
+        deltas_of(answer(), event("output_item.added", output_index=0, item={"type": "computer_call"}))
 
 
 @pytest.mark.parametrize(
-    ("said", "fault", "status"),
+    ("reported", "fault", "status"),
     [
-        ({"type": "error", "status": 400, "error": {"code": "previous_response_not_found"}}, Lost, 503),
-        ({"type": "error", "error": {"code": "websocket_connection_limit_reached"}}, Lost, 503),
-        ({"type": "error", "status": 400, "error": {"code": "websocket_stream_limit_reached"}}, Lost, 503),
-        ({"type": "error", "status": 400, "error": {"code": "x", "param": "stream_id"}}, NoLanes, 503),
+        (
+            {"type": "error", "status": 400, "error": {"code": "previous_response_not_found"}},
+            ContextLost,
+            503,
+        ),
+        ({"type": "error", "error": {"code": "websocket_connection_limit_reached"}}, ContextLost, 503),
+        (
+            {"type": "error", "status": 400, "error": {"code": "websocket_stream_limit_reached"}},
+            ContextLost,
+            503,
+        ),
+        (
+            {"type": "error", "status": 400, "error": {"code": "x", "param": "stream_id"}},
+            LanesUnsupported,
+            503,
+        ),
         ({"type": "error", "status": 400, "error": {"code": "x", "message": "bad"}}, InvalidRequest, 400),
         ({"type": "error", "status": 422, "error": {"message": "bad"}}, InvalidRequest, 422),
         ({"type": "error", "status": 503, "error": {"code": None}}, Retryable, 503),
@@ -227,32 +240,34 @@ def test_what_has_no_delta_is_passed_over_but_never_a_call_for_the_client() -> N
         ({"type": "error", "error": 7}, ServerError, 500),
     ],
 )
-def test_failures(said: dict[str, Any], fault: type[ApiError], status: int) -> None:
+def test_reported_failures_become_errors_for_clients(
+    reported: dict[str, Any], fault: type[ApiError], status: int
+) -> None:
     with pytest.raises(ApiError) as raised:
-        hear(answer(), said)
+        deltas_of(answer(), reported)
     assert isinstance(raised.value, fault)
     assert isinstance(raised.value, Retryable) is issubclass(fault, Retryable)
     assert raised.value.status == status
 
 
 @pytest.mark.parametrize("place", ["event", "error"])
-def test_a_busy_upstream_says_when_to_come_back(place: str) -> None:
+def test_a_busy_upstreams_retry_after_is_kept(place: str) -> None:
     headers = {"headers": {"retry-after": 7}}
     error = {"code": "rate_limit_exceeded", "message": "slow", **(headers if place == "error" else {})}
-    said = {"type": "error", "status": 429, "error": error, **(headers if place == "event" else {})}
+    reported = {"type": "error", "status": 429, "error": error, **(headers if place == "event" else {})}
     with pytest.raises(RateLimited) as raised:
-        hear(answer(), said)
+        deltas_of(answer(), reported)
     assert (raised.value.retry_after_s, raised.value.message) == (7.0, "slow")
 
 
 @pytest.mark.parametrize("indexes", [[1, 1], [1, 2]])
-def test_indexes_that_count_on_from_item_to_item_make_nobody_say_things_twice(indexes: list[int]) -> None:
+def test_indexes_that_do_not_restart_per_item_duplicate_nothing(indexes: list[int]) -> None:
     place = {"output_index": 1, "item_id": "m"}
     pieces = [
         event("output_text.delta", **place, content_index=index, delta=delta)
         for index, delta in zip(indexes, ("Hel", "lo"), strict=True)
     ]
-    heard = hear(
+    answered = deltas_of(
         answer(),
         event("output_item.added", output_index=0, item={"type": "reasoning", "id": "r"}),
         event("reasoning_text.delta", output_index=0, item_id="r", content_index=0, delta="hm"),
@@ -266,23 +281,23 @@ def test_indexes_that_count_on_from_item_to_item_make_nobody_say_things_twice(in
             item={**MESSAGE, "content": [{"type": "output_text", "text": "Hello"}]},
         ),
     )
-    assert "".join(delta.text for delta in heard if isinstance(delta, Text)) == "Hello"
+    assert "".join(delta.text for delta in answered if isinstance(delta, Text)) == "Hello"
 
 
-def test_the_last_word_on_a_calls_id_counts() -> None:
-    heard = answer()
+def test_the_call_id_of_the_done_event_is_final() -> None:
+    answered = answer()
     added, done = call(0, "f"), call(0, "f", arguments="{}")
     del added["item"]["call_id"]
     done["item"]["call_id"] = "c9"
-    hear(heard, event("output_item.added", **added), event("output_item.done", **done))
-    assert heard.call_ids == ["c9"]
+    deltas_of(answered, event("output_item.added", **added), event("output_item.done", **done))
+    assert answered.call_ids == ["c9"]
 
 
-def test_reasoning_between_two_pieces_of_one_message_stands_before_it() -> None:
-    heard = answer()
+def test_reasoning_between_two_joined_messages_is_placed_before_them() -> None:
+    answered = answer()
     text = {"content": [{"type": "output_text", "text": "a"}]}
-    hear(
-        heard,
+    deltas_of(
+        answered,
         event("output_item.done", output_index=0, item={**MESSAGE, **text}),
         event(
             "output_item.done",
@@ -291,27 +306,33 @@ def test_reasoning_between_two_pieces_of_one_message_stands_before_it() -> None:
         ),
         event("output_item.done", output_index=2, item={**MESSAGE, "id": "m2", **text}),
     )
-    assert [place for place, _ in heard.thoughts] == [0]
+    assert [place for place, _ in answered.thoughts] == [0]
 
 
 def test_a_search_for_tools_is_a_call_whose_arguments_come_at_once() -> None:
     item = {"type": "tool_search_call", "id": "ts", "call_id": "c", "execution": "client", "arguments": {}}
-    heard = answer()
-    assert hear(
-        heard,
+    answered = answer()
+    assert deltas_of(
+        answered,
         event("output_item.added", output_index=0, item=item),
         event("output_item.done", output_index=0, item={**item, "arguments": {"query": "x"}}),
     ) == [CallStarted("tool_search", "tool_search"), CallArguments('{"query":"x"}')]
-    assert heard.call_ids == ["c"]
+    assert answered.call_ids == ["c"]
 
 
-def test_a_search_that_the_upstream_makes_itself_is_its_own_affair() -> None:
-    item = {"type": "tool_search_call", "id": "ts", "call_id": None, "execution": "server", "arguments": {}}
+def test_a_search_that_the_upstream_runs_is_skipped() -> None:
+    item: dict[str, Any] = {
+        "type": "tool_search_call",
+        "id": "ts",
+        "call_id": None,
+        "execution": "server",
+        "arguments": {},
+    }
     found = {"type": "tool_search_output", "id": "to", "execution": "server", "tools": []}
-    heard = answer()
+    answered = answer()
     assert (
-        hear(
-            heard,
+        deltas_of(
+            answered,
             event("output_item.done", output_index=0, item=item),
             event("output_item.done", output_index=1, item=found),
         )
@@ -319,11 +340,11 @@ def test_a_search_that_the_upstream_makes_itself_is_its_own_affair() -> None:
     )
 
 
-def test_annotations_are_told_once_with_or_without_events() -> None:
+def test_annotations_are_emitted_once_with_or_without_events() -> None:
     source = {"type": "url_citation", "url": "https://a.example", "title": "A"}
     other = {"type": "file_citation", "file_id": "f"}
     part = {"type": "output_text", "text": "hi", "annotations": [source, other]}
-    deltas = hear(
+    deltas = deltas_of(
         answer(),
         event("output_item.added", output_index=0, item=MESSAGE),
         event("output_text.delta", output_index=0, delta="hi"),
@@ -331,9 +352,9 @@ def test_annotations_are_told_once_with_or_without_events() -> None:
         event("output_item.done", output_index=0, item={**MESSAGE, "content": [part]}),
     )
     assert deltas[0] == Text("hi")
-    told = [delta.annotation for delta in deltas[1:] if isinstance(delta, Annotated)]
-    assert [json.loads(bytes(Raw(raw))) for raw in told] == [source, other]
+    emitted = [delta.annotation for delta in deltas[1:] if isinstance(delta, Annotated)]
+    assert [json.loads(bytes(Raw(raw))) for raw in emitted] == [source, other]
 
 
-def test_an_annotation_of_nothing_is_passed_over() -> None:
-    assert hear(answer(), event("output_text.annotation.added", item_id="m", annotation={})) == []
+def test_an_annotation_without_an_item_is_skipped() -> None:
+    assert deltas_of(answer(), event("output_text.annotation.added", item_id="m", annotation={})) == []

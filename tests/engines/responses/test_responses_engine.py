@@ -1,4 +1,4 @@
-"""The responses engine on its wire: what is sent where, and what a client never notices."""
+"""The responses engine in front of a fake server: what is sent on which socket, and what clients see."""
 
 import asyncio
 import json
@@ -7,21 +7,20 @@ from typing import Any
 
 import aiohttp
 import pytest
-from msgspec import structs
 
 from slipring.config import Config
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings, Text
 from slipring.engines.base import Engine
-from slipring.engines.catalog import Catalog
+from slipring.engines.catalog import Catalog, Entry
 from slipring.engines.responses import ResponsesEngine
-from slipring.engines.responses.options import Options, read_options
+from slipring.engines.responses.options import ResponsesOptions, read_options
 from slipring.errors import StartupError
 from slipring.protocol.items import user_message
 from slipring.protocol.tools import Offer
 from slipring.server.process.server import Server
-from tests.engines.partner import Call, HangUp, Refuse, Say, Stall, Stop, Think, played
-from tests.engines.responses_partner import ResponsesPartner, settle
+from tests.engines.fakes.responses import FakeResponsesServer, settle
+from tests.engines.fakes.server import Call, HangUp, Refuse, Say, Stall, Stop, Think, in_front_of, started
 from tests.harness import WEATHER, Running, Socket, serve
 
 ASK = {"input": "hello", "store": False}
@@ -33,10 +32,10 @@ WORDS = (
 )
 
 
-def playing(
+def running(
     transport: str = "websocket", **options: Any
-) -> AbstractAsyncContextManager[tuple[ResponsesPartner, Running]]:
-    return played(ResponsesPartner(transport), **options)
+) -> AbstractAsyncContextManager[tuple[FakeResponsesServer, Running]]:
+    return in_front_of(FakeResponsesServer(transport), **options)
 
 
 def job_for(engine: Engine, **fields: Any) -> Job:
@@ -67,13 +66,13 @@ async def go_on(
 # What is sent.
 
 
-async def test_a_continuation_sends_what_is_new_on_the_same_socket() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_a_continuation_sends_new_items_on_the_same_socket() -> None:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await go_on(socket, first)
-        assert len(partner.peers) == 1
-        (upstream_id, _) = partner.peers[0].memory
-        assert partner.raw == [
+        assert len(fake.peers) == 1
+        (upstream_id, _) = fake.peers[0].memory
+        assert fake.raw == [
             b'{"type":"response.create","model":"up","store":false,"input":[' + HELLO + b"]}",
             b'{"type":"response.create","model":"up","store":false,"previous_response_id":"'
             + upstream_id.encode()
@@ -83,27 +82,27 @@ async def test_a_continuation_sends_what_is_new_on_the_same_socket() -> None:
         ]
 
 
-async def test_without_sockets_everything_is_sent_without_our_ids() -> None:
-    async with playing("sse") as (partner, server), server.connect() as socket:
+async def test_without_sockets_the_whole_context_is_sent_without_our_ids() -> None:
+    async with running("sse") as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await go_on(socket, first)
-        assert partner.raw[1] == (
+        assert fake.raw[1] == (
             b'{"stream":true,"model":"up","store":false,"input":[' + b",".join([HELLO, WORDS, MORE]) + b"]}"
         )
 
 
-async def test_a_server_that_stores_is_sent_what_is_new_by_post_too() -> None:
-    async with playing("sse", chain=True) as (partner, server), server.connect() as socket:
+async def test_a_server_that_stores_gets_only_new_items_by_post_too() -> None:
+    async with running("sse", chain=True) as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         second = await go_on(socket, first)
-        assert partner.requests[1]["previous_response_id"] in partner.stored
-        assert (partner.requests[1]["store"], len(partner.requests[1]["input"])) == (True, 1)
-        partner.stored.clear()
+        assert fake.requests[1]["previous_response_id"] in fake.stored
+        assert (fake.requests[1]["store"], len(fake.requests[1]["input"])) == (True, 1)
+        fake.stored.clear()
         await go_on(socket, second)
-        assert [len(request["input"]) for request in partner.requests[2:]] == [1, 5]
+        assert [len(request["input"]) for request in fake.requests[2:]] == [1, 5]
 
 
-async def test_a_request_says_what_the_client_said() -> None:
+async def test_a_request_carries_the_clients_settings() -> None:
     custom = {"type": "custom", "name": "shell"}
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     asked = {
@@ -113,11 +112,11 @@ async def test_a_request_says_what_the_client_said() -> None:
         **{"presence_penalty": 0.1, "frequency_penalty": 0.2, "seed": 3},
     }
     async with (
-        playing(summary="auto", reasoning="encrypted") as (partner, server),
+        running(summary="auto", reasoning="encrypted") as (fake, server),
         server.connect() as socket,
     ):
         await socket.response(**ASK, **asked)
-        (sent,) = partner.requests
+        (sent,) = fake.requests
         assert {name: sent[name] for name in asked} == {
             **asked,
             "reasoning": {"effort": "low", "summary": "auto"},
@@ -138,42 +137,42 @@ async def test_a_request_says_what_the_client_said() -> None:
         ),
     ],
 )
-async def test_tool_choices_arrive_as_they_were_meant(choice: Any, sent: Any) -> None:
+async def test_tool_choices_are_translated(choice: Any, sent: Any) -> None:
     tools = [WEATHER, {"type": "custom", "name": "shell"}]
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         await socket.response(**ASK, tools=tools, tool_choice=choice)
-        assert partner.requests[0].get("tool_choice") == sent
+        assert fake.requests[0].get("tool_choice") == sent
 
 
-async def test_tools_that_items_bring_count_too() -> None:
+async def test_tools_from_items_are_available() -> None:
     more = {"type": "additional_tools", "role": "developer", "tools": [{"type": "custom", "name": "shell"}]}
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         asked = {"tools": [WEATHER], "tool_choice": {"type": "custom", "name": "shell"}, "store": False}
         await socket.response(input=[more, {"role": "user", "content": "ls"}], **asked)
-        assert partner.requests[0]["tool_choice"] == {"type": "custom", "name": "shell"}
-        assert partner.requests[0]["input"][0] == more
+        assert fake.requests[0]["tool_choice"] == {"type": "custom", "name": "shell"}
+        assert fake.requests[0]["input"][0] == more
 
 
 async def test_warmups_are_passed_on_to_sockets() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         warm = await socket.response(**ASK, generate=False)
         assert (warm["output"], warm["usage"]["input_tokens"]) == ([], 7)
-        assert partner.requests[0]["generate"] is False
+        assert fake.requests[0]["generate"] is False
         await go_on(socket, warm)
-        assert len(partner.requests[1]["input"]) == 1
-    async with playing("sse") as (partner, server), server.connect() as socket:
+        assert len(fake.requests[1]["input"]) == 1
+    async with running("sse") as (fake, server), server.connect() as socket:
         warm = await socket.response(**ASK, generate=False)
-        assert partner.requests == []
+        assert fake.requests == []
         await go_on(socket, warm)
-        assert len(partner.requests[0]["input"]) == 2
+        assert len(fake.requests[0]["input"]) == 2
 
 
 # Ids.
 
 
-async def test_outputs_go_back_under_the_ids_of_the_upstream_and_none_of_them_leaks() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
-        partner.script(Say(("looking",)), Call("get_weather", "{}"), Call("get_weather", "{}"), Stop())
+async def test_outputs_carry_the_upstreams_call_ids_and_none_leaks() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        fake.script(Say(("looking",)), Call("get_weather", "{}"), Call("get_weather", "{}"), Stop())
         events = await socket.turn(**ASK, tools=[WEATHER])
         assert "upstream" not in json.dumps(events)
         first = events[-1]["response"]
@@ -183,40 +182,40 @@ async def test_outputs_go_back_under_the_ids_of_the_upstream_and_none_of_them_le
             for number, call_id in enumerate(calls)
         ]
         second = await go_on(socket, first, outputs[::-1], tools=[WEATHER])  # type: ignore[arg-type]
-        assert [item["output"] for item in partner.requests[1]["input"]] == ["1", "0"]
-        assert not set(calls) & {item["call_id"] for item in partner.requests[1]["input"]}
+        assert [item["output"] for item in fake.requests[1]["input"]] == ["1", "0"]
+        assert not set(calls) & {item["call_id"] for item in fake.requests[1]["input"]}
         # The same chain again, on a new socket: there everything has our ids.
-        await partner.peers[0].ws.close()
+        await fake.peers[0].ws.close()
         await go_on(socket, second, tools=[WEATHER])
-        assert {item["call_id"] for item in partner.requests[-1]["input"] if "call_id" in item} == set(calls)
-        assert "id" not in {name for item in partner.requests[-1]["input"] for name in item}
+        assert {item["call_id"] for item in fake.requests[-1]["input"] if "call_id" in item} == set(calls)
+        assert "id" not in {name for item in fake.requests[-1]["input"] for name in item}
 
 
-async def test_outputs_find_their_calls_further_up_the_chain_and_across_sockets() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
-        partner.is_strict = False
+async def test_outputs_of_older_calls_carry_their_ids_across_sockets() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        fake.is_strict = False
         responses: list[dict[str, Any]] = []
         for _ in range(3):
             # A call that was cut off may be answered at any time.
-            partner.script(Call("get_weather", "{"), Stop("length"))
+            fake.script(Call("get_weather", "{"), Stop("length"))
             previous = {"previous_response_id": responses[-1]["id"]} if responses else {}
             responses.append(await socket.response(**ASK, **previous, tools=[WEATHER]))
             if len(responses) == 2:
-                await partner.peers[0].ws.close()
+                await fake.peers[0].ws.close()
                 await settle()
         calls = [response["output"][0]["call_id"] for response in responses]
         outputs = [{"type": "function_call_output", "call_id": call_id, "output": "x"} for call_id in calls]
         await go_on(socket, responses[2], outputs, tools=[WEATHER])  # type: ignore[arg-type]
-        assert [len(peer.creates) for peer in partner.peers] == [2, 2]
-        sent = [item["call_id"] for item in partner.requests[-1]["input"]]
-        # The third was made on this socket; of the others it was told, whole, with our ids.
+        assert [len(peer.creates) for peer in fake.peers] == [2, 2]
+        sent = [item["call_id"] for item in fake.requests[-1]["input"]]
+        # The third was made on this socket; the others were sent in the whole context, with our ids.
         assert sent[:2] == calls[:2]
         assert "upstream" in sent[2]
 
 
-async def test_words_of_a_refusal_name_nothing_of_the_upstreams() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
-        partner.script(Refuse(400, "No tool call found for call_upstream0000000007."))
+async def test_error_messages_name_no_ids_of_the_upstream() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        fake.script(Refuse(400, "No tool call found for call_upstream0000000007."))
         events = await socket.turn(**ASK)
         assert "upstream" not in json.dumps(events)
 
@@ -224,83 +223,88 @@ async def test_words_of_a_refusal_name_nothing_of_the_upstreams() -> None:
 async def test_calls_of_clients_keep_their_ids() -> None:
     call = {"type": "function_call", "call_id": "mine", "name": "get_weather", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "mine", "output": "sun"}
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await go_on(socket, first, [call, output])  # type: ignore[arg-type]
-        assert partner.requests[1]["input"] == [call, output]
+        assert fake.requests[1]["input"] == [call, output]
 
 
-async def test_items_that_a_client_sends_back_lose_their_ids_and_nothing_else() -> None:
-    said = {"id": "msg_1", "content": [{"type": "output_text", "text": "é😀 "}], "role": "assistant", "x": 1}
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_items_from_clients_lose_their_ids_and_nothing_else() -> None:
+    answer = {
+        "id": "msg_1",
+        "content": [{"type": "output_text", "text": "é😀 "}],
+        "role": "assistant",
+        "x": 1,
+    }
+    async with running() as (fake, server), server.connect() as socket:
         await socket.response(
-            input=[{"type": "message", **said}, {"role": "user", "content": "a"}], store=False
+            input=[{"type": "message", **answer}, {"role": "user", "content": "a"}], store=False
         )
-        assert partner.requests[0]["input"][0] == {
+        assert fake.requests[0]["input"][0] == {
             "type": "message",
-            **{k: said[k] for k in said if k != "id"},
+            **{k: answer[k] for k in answer if k != "id"},
         }
 
 
 # Forks.
 
 
-async def test_forks_run_side_by_side_on_lanes_of_one_socket() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_forks_run_in_parallel_on_lanes_of_one_socket() -> None:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         asked = {"previous_response_id": first["id"], "input": "more", "store": False}
-        partner.script(Say(("left",)), Stop())
-        partner.script(Say(("right",)), Stop())
+        fake.script(Say(("left",)), Stop())
+        fake.script(Say(("right",)), Stop())
         await socket.create(**asked, stream_id="a")
         await socket.create(**asked, stream_id="b")
-        ends = []
+        ends: list[Any] = []
         while len(ends) < 2:
             event = await socket.receive()
             if event["type"] == "response.completed":
                 ends.append(event["response"])
         assert sorted(text_of(end) for end in ends) == ["left", "right"]
         await go_on(socket, first)
-        assert len(partner.peers) == 1
-        lanes = [request.get("stream_id") for request in partner.requests]
+        assert len(fake.peers) == 1
+        lanes = [request.get("stream_id") for request in fake.requests]
         assert (lanes[0], lanes[3], len(set(lanes))) == (None, None, 3)
-        assert {request.get("previous_response_id") for request in partner.requests[1:]} == {
-            next(iter(partner.peers[0].memory))
+        assert {request.get("previous_response_id") for request in fake.requests[1:]} == {
+            next(iter(fake.peers[0].memory))
         }
         await go_on(socket, ends[0], stream_id="a")
-        assert partner.requests[-1]["stream_id"] in lanes[1:3]
+        assert fake.requests[-1]["stream_id"] in lanes[1:3]
 
 
-async def test_a_chain_that_has_moved_on_is_forked_from_its_past() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_an_earlier_response_of_a_chain_can_be_forked() -> None:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await go_on(socket, first)
         await go_on(socket, first, "again")
-        assert [request.get("stream_id") for request in partner.requests] == [None, None, "fork-1"]
-        assert len(partner.requests[2]["input"]) == 1
+        assert [request.get("stream_id") for request in fake.requests] == [None, None, "fork-1"]
+        assert len(fake.requests[2]["input"]) == 1
 
 
-async def test_a_fork_that_the_upstream_cannot_place_gets_a_socket_of_its_own() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_a_fork_that_the_upstream_refuses_gets_its_own_socket() -> None:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
-        partner.script(Refuse(400, "Unsupported parameter: stream_id"))
+        fake.script(Refuse(400, "Unsupported parameter: stream_id"))
         await go_on(socket, first, stream_id="a")
-        assert [len(peer.creates) for peer in partner.peers] == [2, 1]
-        assert len(partner.requests[-1]["input"]) == 3
-    async with playing(lanes=False) as (partner, server), server.connect() as socket:
+        assert [len(peer.creates) for peer in fake.peers] == [2, 1]
+        assert len(fake.requests[-1]["input"]) == 3
+    async with running(lanes=False) as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await go_on(socket, first, stream_id="a")
-        assert [len(peer.creates) for peer in partner.peers] == [1, 1]
+        assert [len(peer.creates) for peer in fake.peers] == [1, 1]
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-async def test_an_upstream_that_ignores_lanes_is_noticed_at_once(refuses: bool) -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_an_upstream_that_ignores_lanes_is_detected(refuses: bool) -> None:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
-        partner.names_lanes = False
+        fake.names_lanes = False
         if refuses:
-            partner.script(Refuse(400, "no idea what that is"))
+            fake.script(Refuse(400, "no idea what that is"))
         await go_on(socket, first, stream_id="a")
-        assert [len(peer.creates) for peer in partner.peers] == [2, 1]
+        assert [len(peer.creates) for peer in fake.peers] == [2, 1]
         second = await go_on(socket, first)
         await go_on(socket, second, stream_id="b")
 
@@ -308,56 +312,56 @@ async def test_an_upstream_that_ignores_lanes_is_noticed_at_once(refuses: bool) 
 # What is lost.
 
 
-async def test_a_socket_that_dies_between_turns_is_not_noticed() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_a_socket_lost_between_turns_is_replaced() -> None:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
-        await partner.peers[0].ws.close()
+        await fake.peers[0].ws.close()
         await settle()
         second = await go_on(socket, first)
-        assert [len(request["input"]) for request in partner.requests] == [1, 3]
+        assert [len(request["input"]) for request in fake.requests] == [1, 3]
         await go_on(socket, second)
-        assert [len(peer.creates) for peer in partner.peers] == [1, 2]
+        assert [len(peer.creates) for peer in fake.peers] == [1, 2]
 
 
-async def test_a_socket_that_dies_at_the_next_turn_is_not_noticed() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_a_socket_lost_at_the_next_turn_is_replaced() -> None:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
-        partner.script(HangUp())
+        fake.script(HangUp())
         await go_on(socket, first)
-        assert [len(request["input"]) for request in partner.requests] == [1, 1, 3]
+        assert [len(request["input"]) for request in fake.requests] == [1, 1, 3]
 
 
-async def test_a_response_that_the_upstream_has_forgotten_is_sent_again_whole() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_a_lost_response_is_replaced_by_the_whole_context() -> None:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
-        partner.peers[0].memory.clear()
+        fake.peers[0].memory.clear()
         await go_on(socket, first)
-        assert partner.raw[-1] == (
+        assert fake.raw[-1] == (
             b'{"type":"response.create","model":"up","store":false,"input":['
             + b",".join([HELLO, WORDS, MORE])
             + b"]}"
         )
 
 
-async def test_it_is_sent_again_once_and_not_for_other_refusals() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_the_whole_context_is_sent_once_and_not_after_other_refusals() -> None:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
-        partner.script(HangUp())
-        partner.script(HangUp())
+        fake.script(HangUp())
+        fake.script(HangUp())
         failed = await socket.response(input="more", previous_response_id=first["id"], store=False)
-        assert (failed["status"], len(partner.requests)) == ("failed", 3)
+        assert (failed["status"], len(fake.requests)) == ("failed", 3)
         other = await socket.response(**ASK)
-        partner.script(Refuse(400, "too hot"))
+        fake.script(Refuse(400, "too hot"))
         failed = await socket.response(input="more", previous_response_id=other["id"], store=False)
-        assert (failed["error"]["code"], len(partner.requests)) == ("invalid_prompt", 5)
+        assert (failed["error"]["code"], len(fake.requests)) == ("invalid_prompt", 5)
 
 
-async def test_nothing_is_sent_again_after_the_first_word() -> None:
-    async with playing(retries=2) as (partner, server), server.connect() as socket:
+async def test_nothing_is_sent_again_after_the_first_delta() -> None:
+    async with running(retries=2) as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
-        partner.script(Say(("one",)), HangUp())
+        fake.script(Say(("one",)), HangUp())
         failed = await socket.response(input="more", previous_response_id=first["id"], store=False)
-        assert (failed["status"], text_of(failed), len(partner.requests)) == ("failed", "one", 2)
+        assert (failed["status"], text_of(failed), len(fake.requests)) == ("failed", "one", 2)
 
 
 LIMIT = {
@@ -371,216 +375,216 @@ LIMIT = {
 }
 
 
-async def test_a_socket_at_its_limit_is_left_before_or_at_the_next_turn() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+async def test_a_socket_at_its_limit_is_replaced() -> None:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
-        await partner.peers[0].ws.send_str(json.dumps(LIMIT))
+        await fake.peers[0].ws.send_str(json.dumps(LIMIT))
         await settle()
         second = await go_on(socket, first)
-        assert [len(peer.creates) for peer in partner.peers] == [1, 1]
-        assert len(partner.requests[-1]["input"]) == 3
-        partner.script(Stall())
+        assert [len(peer.creates) for peer in fake.peers] == [1, 1]
+        assert len(fake.requests[-1]["input"]) == 3
+        fake.script(Stall())
         turn = asyncio.create_task(go_on(socket, second))
-        await asyncio.wait_for(partner.stalled.wait(), 60)
+        await asyncio.wait_for(fake.stalled.wait(), 60)
         # The response has begun, so this is about the connection; it ends with it.
-        await partner.peers[1].ws.send_str(json.dumps(LIMIT))
-        await partner.peers[1].ws.close()
+        await fake.peers[1].ws.send_str(json.dumps(LIMIT))
+        await fake.peers[1].ws.close()
         assert (await turn)["status"] == "completed"
-        assert len(partner.requests[-1]["input"]) == 5
+        assert len(fake.requests[-1]["input"]) == 5
 
 
 async def test_old_sockets_take_no_more_turns() -> None:
-    async with playing(socket_max_age_s=0.05) as (partner, server), server.connect() as socket:
+    async with running(socket_max_age_s=0.05) as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         await asyncio.sleep(0.06)
         await go_on(socket, first)
-        assert [len(peer.creates) for peer in partner.peers] == [1, 1]
+        assert [len(peer.creates) for peer in fake.peers] == [1, 1]
 
 
-async def test_sockets_are_bounded_and_the_one_idle_longest_makes_room() -> None:
-    async with playing(max_sockets=2, max_jobs=2) as (partner, server), server.connect() as socket:
+async def test_at_max_sockets_the_one_idle_longest_is_closed() -> None:
+    async with running(max_sockets=2, max_jobs=2) as (fake, server), server.connect() as socket:
         chains = [await socket.response(**ASK, stream_id=name) for name in ("a", "b")]
         chains[0] = await go_on(socket, chains[0], stream_id="a")
         await socket.response(**ASK, stream_id="c")
-        await asyncio.wait_for(partner.peers[1].is_closed.wait(), 60)
-        assert not partner.peers[0].is_closed.is_set()
+        await asyncio.wait_for(fake.peers[1].is_closed.wait(), 60)
+        assert not fake.peers[0].is_closed.is_set()
         await go_on(socket, chains[0], stream_id="a")
         await go_on(socket, chains[1], stream_id="b")
-        assert [len(peer.creates) for peer in partner.peers] == [3, 1, 1, 1]
+        assert [len(peer.creates) for peer in fake.peers] == [3, 1, 1, 1]
 
 
 async def test_idle_sockets_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipring.engines.responses.pool._TICK_S", 0.01)
-    async with playing(socket_idle_s=0.05) as (partner, server), server.connect() as socket:
+    async with running(socket_idle_s=0.05) as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
-        await asyncio.wait_for(partner.peers[0].is_closed.wait(), 60)
+        await asyncio.wait_for(fake.peers[0].is_closed.wait(), 60)
         await go_on(socket, first)
 
 
-async def test_sockets_that_nobody_can_go_on_with_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sockets_without_a_response_to_continue_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipring.engines.responses.pool._TICK_S", 0.01)
-    async with playing() as (partner, server):
+    async with running() as (fake, server):
         async with server.connect() as socket:
             await socket.response(**ASK)
-        await asyncio.wait_for(partner.peers[0].is_closed.wait(), 60)
+        await asyncio.wait_for(fake.peers[0].is_closed.wait(), 60)
 
 
 async def test_silent_sockets_are_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipring.engines.responses.pool._TICK_S", 0.01)
     monkeypatch.setattr("slipring.engines.responses.pool._SILENCE_S", 0.3)
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         for _ in range(3):
-            await asyncio.wait_for(partner.peers[0].pings.get(), 30)
+            await asyncio.wait_for(fake.peers[0].pings.get(), 30)
         await go_on(socket, first)
-        assert len(partner.peers) == 1
+        assert len(fake.peers) == 1
 
 
 async def test_sockets_that_do_not_answer_pings_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipring.engines.responses.pool._TICK_S", 0.01)
     monkeypatch.setattr("slipring.engines.responses.pool._SILENCE_S", 0.05)
-    async with playing() as (partner, server), server.connect() as socket:
-        partner.is_deaf = True
+    async with running() as (fake, server), server.connect() as socket:
+        fake.is_deaf = True
         first = await socket.response(**ASK)
-        await asyncio.wait_for(partner.peers[0].is_closed.wait(), 30)
+        await asyncio.wait_for(fake.peers[0].is_closed.wait(), 30)
         await go_on(socket, first)
-        assert len(partner.peers) == 2
+        assert len(fake.peers) == 2
 
 
-async def test_what_is_too_large_for_a_frame_is_posted(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with playing("auto") as (partner, server), server.connect() as socket:
+async def test_a_context_too_large_for_a_frame_is_posted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running("auto") as (fake, server), server.connect() as socket:
         monkeypatch.setattr("slipring.engines.responses.MOST_FRAME_BYTES", 64 * 1024 + 100)
         first = await socket.response(**ASK)
-        await partner.peers[0].ws.close()
+        await fake.peers[0].ws.close()
         await settle()
         second = await go_on(socket, first, "x" * 200)
-        assert (partner.upgrades, partner.requests[-1]["stream"]) == (1, True)
+        assert (fake.upgrades, fake.requests[-1]["stream"]) == (1, True)
         await go_on(socket, second)
-        assert (partner.upgrades, len(partner.requests[-1]["input"])) == (1, 5)
+        assert (fake.upgrades, len(fake.requests[-1]["input"])) == (1, 5)
 
 
 # Cancelling and holding back.
 
 
-async def test_a_client_that_leaves_closes_the_socket_of_its_chain_alone() -> None:
-    async with playing() as (partner, server), server.connect() as other:
+async def test_a_client_that_leaves_closes_only_the_socket_of_its_chain() -> None:
+    async with running() as (fake, server), server.connect() as other:
         first = await other.response(**ASK)
-        partner.script(Say(("one",)), Stall())
+        fake.script(Say(("one",)), Stall())
         async with server.connect(abandoned=True) as socket:
             await socket.create(**ASK)
             await socket.until("response.output_text.delta")
-        await asyncio.wait_for(partner.peers[1].is_closed.wait(), 60)
+        await asyncio.wait_for(fake.peers[1].is_closed.wait(), 60)
         await go_on(other, first)
-        assert len(partner.peers) == 2
+        assert len(fake.peers) == 2
 
 
-async def test_an_answer_that_nobody_wants_is_read_to_its_end_beside_others() -> None:
-    async with playing(idle_timeout_s=0.2) as (partner, server), server.connect() as socket:
+async def test_a_cancelled_answer_is_read_to_its_end_if_its_socket_is_in_use() -> None:
+    async with running(idle_timeout_s=0.2) as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         asked = {"previous_response_id": first["id"], "input": "more", "store": False}
-        partner.script(Say(("kept",)), Stall())
+        fake.script(Say(("kept",)), Stall())
         await socket.create(**asked, stream_id="a")
         await socket.until("response.output_text.delta", lane="a")
-        partner.script(Say(("gone",)), Stall())
+        fake.script(Say(("gone",)), Stall())
         await socket.create(**asked, stream_id="b")
         failed = (await socket.until("response.failed", lane="a"))[-1]["response"]
         assert text_of(failed) == "kept"
-        # The socket stayed, because somebody still waited on it.
+        # The socket stayed open, because another job used it.
         failed = (await socket.until("response.failed", lane="b"))[-1]["response"]
         assert text_of(failed) == "gone"
-        await asyncio.wait_for(partner.peers[0].is_closed.wait(), 60)
+        await asyncio.wait_for(fake.peers[0].is_closed.wait(), 60)
 
 
-async def test_a_reader_that_does_not_read_holds_the_upstream_back() -> None:
+async def test_a_slow_reader_slows_the_upstream_down() -> None:
     words = tuple(f"{number} " + "x" * 20_000 for number in range(800))
-    partner = ResponsesPartner("websocket")
-    await partner.start()
-    engine = partner.engine()
+    fake = FakeResponsesServer("websocket")
+    await fake.start()
+    engine = fake.engine()
     await engine.start()
     try:
-        partner.script(Say(words), Stop())
+        fake.script(Say(words), Stop())
         batches = engine.generate(job_for(engine))
         while not (deltas := await anext(batches)) or not isinstance(deltas[0], Text):
             pass
-        heard = [delta.text for delta in deltas if isinstance(delta, Text)]
+        received = [delta.text for delta in deltas if isinstance(delta, Text)]
         before = -1
-        while before != partner.pulled:
-            before = partner.pulled
+        while before != fake.pulled:
+            before = fake.pulled
             await asyncio.sleep(0.2)
-        assert partner.pulled < len(words)
+        assert fake.pulled < len(words)
         async for deltas in batches:
-            heard += [delta.text for delta in deltas if isinstance(delta, Text)]
-        assert tuple(heard) == words
+            received += [delta.text for delta in deltas if isinstance(delta, Text)]
+        assert tuple(received) == words
     finally:
         await engine.close()
-        await partner.close()
+        await fake.close()
 
 
 async def test_pings_of_the_upstream_are_answered() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         first = await socket.response(**ASK)
         for _ in range(3):
-            await partner.peers[0].ws.ping()
+            await fake.peers[0].ws.ping()
         await settle()
         await go_on(socket, first)
-        assert len(partner.peers) == 1
+        assert len(fake.peers) == 1
 
 
 # Which transport.
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 405, 426])
-async def test_where_the_upgrade_is_refused_requests_are_posted_from_then_on(status: int) -> None:
-    async with playing("auto") as (partner, server), server.connect() as socket:
-        partner.refuses_upgrade = status
+async def test_after_a_refused_upgrade_all_requests_are_posted(status: int) -> None:
+    async with running("auto") as (fake, server), server.connect() as socket:
+        fake.refuses_upgrade = status
         first = await socket.response(**ASK)
         await go_on(socket, first)
-        assert (partner.upgrades, len(partner.requests[1]["input"])) == (1, 3)
+        assert (fake.upgrades, len(fake.requests[1]["input"])) == (1, 3)
 
 
-async def test_a_transport_that_is_asked_for_is_not_exchanged() -> None:
-    async with playing() as (partner, server), server.connect() as socket:
-        partner.refuses_upgrade = 404
+async def test_a_named_transport_is_never_replaced() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        fake.refuses_upgrade = 404
         assert (await socket.response(**ASK))["status"] == "failed"
-        assert partner.requests == []
+        assert fake.requests == []
 
 
-async def test_an_upstream_that_is_busy_is_asked_for_a_socket_again() -> None:
-    async with playing("auto", retries=1) as (partner, server), server.connect() as socket:
-        partner.refuses_upgrade = 503
+async def test_a_busy_upstream_is_asked_for_a_socket_again() -> None:
+    async with running("auto", retries=1) as (fake, server), server.connect() as socket:
+        fake.refuses_upgrade = 503
         assert (await socket.response(**ASK))["status"] == "failed"
-        partner.refuses_upgrade = None
+        fake.refuses_upgrade = None
         assert (await socket.response(**ASK))["status"] == "completed"
-        assert (partner.upgrades, len(partner.peers)) == (3, 1)
+        assert (fake.upgrades, len(fake.peers)) == (3, 1)
 
 
 async def test_the_upgrade_carries_key_beta_and_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UP_KEY", "sk-up")
     async with (
-        playing(key_env="UP_KEY", key_header="api-key") as (partner, server),
+        running(key_env="UP_KEY", key_header="api-key") as (fake, server),
         server.connect() as socket,
     ):
         await socket.response(**ASK)
-        headers = partner.headers[0]
+        headers = fake.headers[0]
         assert (headers["api-key"], headers["openai-beta"]) == ("sk-up", "responses_websockets=2026-02-06")
         assert "authorization" not in headers
         assert "x-session-id" in headers
-    async with playing("sse", key_env="UP_KEY") as (partner, server), server.connect() as socket:
+    async with running("sse", key_env="UP_KEY") as (fake, server), server.connect() as socket:
         await socket.response(**ASK)
-        assert partner.headers[0]["authorization"] == "Bearer sk-up"
+        assert fake.headers[0]["authorization"] == "Bearer sk-up"
 
 
 # Reasoning.
 
 
-async def test_reasoning_that_only_the_upstream_can_read_goes_back_in_its_place() -> None:
-    async with playing("sse", reasoning="encrypted") as (partner, server), server.connect() as socket:
-        partner.script(Think(("hm",)), Say(("a",)), Think(("ah",)), Call("get_weather", "{}"), Stop())
+async def test_encrypted_reasoning_is_sent_back_at_its_place() -> None:
+    async with running("sse", reasoning="encrypted") as (fake, server), server.connect() as socket:
+        fake.script(Think(("hm",)), Say(("a",)), Think(("ah",)), Call("get_weather", "{}"), Stop())
         first = await socket.response(**ASK, tools=[WEATHER])
         assert "c2VjcmV0" not in json.dumps(first)
         output = {"type": "function_call_output", "call_id": first["output"][3]["call_id"], "output": "sun"}
         await go_on(socket, first, [output], tools=[WEATHER])  # type: ignore[arg-type]
-        sent = partner.requests[1]["input"]
+        sent = fake.requests[1]["input"]
         kinds = ["message", "reasoning", "message", "reasoning", "function_call", "function_call_output"]
         assert [item["type"] for item in sent] == kinds
         assert (sent[1]["encrypted_content"], "id" in sent[1]) == ("c2VjcmV0", False)
@@ -588,14 +592,14 @@ async def test_reasoning_that_only_the_upstream_can_read_goes_back_in_its_place(
 
 @pytest.mark.parametrize(("option", "kinds"), [("drop", ["message"] * 3), ("text", None)])
 async def test_reasoning_is_dropped_or_sent_as_text(option: str, kinds: list[str] | None) -> None:
-    async with playing("sse", reasoning=option) as (partner, server), server.connect() as socket:
-        partner.script(Think(("hm",)), Say(("a",)), Stop())
+    async with running("sse", reasoning=option) as (fake, server), server.connect() as socket:
+        fake.script(Think(("hm",)), Say(("a",)), Stop())
         await go_on(socket, await socket.response(**ASK))
-        sent = [item["type"] for item in partner.requests[1]["input"]]
+        sent = [item["type"] for item in fake.requests[1]["input"]]
         assert sent == (kinds or ["message", "reasoning", "message", "message"])
 
 
-# Options.
+# ResponsesOptions.
 
 
 def test_addresses() -> None:
@@ -615,29 +619,29 @@ def test_addresses() -> None:
         ("http://h,nonsense=1", "unknown option 'nonsense'"),
     ],
 )
-def test_what_cannot_be_used_is_told_in_one_line(text: str, complaint: str) -> None:
+def test_unusable_options_fail_with_one_line(text: str, complaint: str) -> None:
     with pytest.raises(StartupError, match=complaint):
         read_options(text)
 
 
-async def test_models_are_those_of_the_upstream() -> None:
-    async with serve("simulated:tokens_per_s=0", model=("one", "two")) as other:
-        engine = await asyncio.to_thread(ResponsesEngine, Options(url=other.url))
+async def test_models_are_listed_by_the_upstream() -> None:
+    async with (
+        serve("simulated:tokens_per_s=0", model=("one", "two")) as other,
+        started(ResponsesEngine(ResponsesOptions(url=other.url))) as engine,
+    ):
         assert [model.name for model in engine.models()] == ["one", "two"]
     with pytest.raises(StartupError, match="cannot reach"):
-        await asyncio.to_thread(ResponsesEngine, Options(url="http://127.0.0.1:9/v1"))
+        async with started(ResponsesEngine(ResponsesOptions(url="http://127.0.0.1:9/v1"))):
+            pass
 
 
 async def test_ids_and_thoughts_of_one_upstream_never_reach_another() -> None:
-    one, other = ResponsesPartner("websocket"), ResponsesPartner("websocket")
+    one, other = FakeResponsesServer("websocket"), FakeResponsesServer("websocket")
     await one.start()
     await other.start()
-    engines = [partner.engine(reasoning="encrypted") for partner in (one, other)]
-    models = [
-        structs.replace(engine.models()[0], name=name) for engine, name in zip(engines, "ab", strict=True)
-    ]
-    server = Server(Config(port=0), engine=engines[0])
-    server.catalog = server.service.catalog = Catalog(zip(models, engines, strict=True))
+    engines = {name: fake.engine(reasoning="encrypted") for name, fake in (("a", one), ("b", other))}
+    server = Server(Config(port=0), engine=engines["a"])
+    server.catalog = server.service.catalog = Catalog(engines, [Entry("a", "a"), Entry("b", "b")])
     await server.start()
     try:
         async with aiohttp.ClientSession() as http, Running(server, http).connect() as socket:

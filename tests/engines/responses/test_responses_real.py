@@ -12,7 +12,7 @@ from slipring.core.generation import CallArguments, CallStarted, ThoughtSummary
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine
 from slipring.engines.responses import ResponsesEngine
-from slipring.engines.responses.options import Options
+from slipring.engines.responses.options import ResponsesOptions
 from tests.harness import WEATHER, PuppetEngine, Running, Socket, serve
 from tests.model import SharedModel
 
@@ -26,9 +26,7 @@ async def two(
 ) -> AsyncIterator[tuple[Running, Running]]:
     """A server in front of another one."""
     async with serve(engine, limits=limits) as behind:
-        front = await asyncio.to_thread(
-            ResponsesEngine, Options(**{"url": behind.url, "retries": 0, **options})
-        )
+        front = ResponsesEngine(ResponsesOptions(**{"url": behind.url, "retries": 0, **options}))
         async with serve(front) as before:
             yield before, behind
 
@@ -40,7 +38,7 @@ def text_of(response: dict[str, Any]) -> str:
 
 
 async def converse(socket: Socket) -> list[str]:
-    """Three turns of a chain and a fork; what was said."""
+    """Three turns of a chain and a fork; the texts of their answers."""
     first = await socket.response(input="Name a river in Italy.", instructions="Be brief.", **GREEDY)
     asked = {"instructions": "Be brief.", **GREEDY}
     second = await socket.response(input="And one in France?", previous_response_id=first["id"], **asked)
@@ -52,7 +50,7 @@ async def converse(socket: Socket) -> list[str]:
 
 
 @pytest.mark.parametrize("transport", ["websocket", "sse"])
-async def test_a_model_says_the_same_through_another_slipring(
+async def test_a_model_gives_the_same_answer_through_another_slipring(
     real_model: SharedModel, transport: str
 ) -> None:
     engine = real_model.engine(slots=3, context=512)
@@ -87,7 +85,7 @@ async def test_an_agent_loop_through_another_slipring() -> None:
         assert behind.service.sockets == 1
 
 
-async def test_every_kind_of_delta_comes_through() -> None:
+async def test_every_kind_of_delta_is_passed_on() -> None:
     puppet = PuppetEngine()
     async with two(puppet, transport="websocket") as (before, _), before.connect() as socket:
         await socket.create(input="hello", tools=[WEATHER, {"type": "custom", "name": "sh"}], store=False)
@@ -117,7 +115,7 @@ async def test_every_kind_of_delta_comes_through() -> None:
         await socket.until("response.completed")
 
 
-async def test_leaving_stops_the_model_behind_both() -> None:
+async def test_a_client_that_leaves_stops_the_model_behind_both() -> None:
     puppet = PuppetEngine()
     async with two(puppet) as (before, _):
         async with before.connect(abandoned=True) as socket:
@@ -128,7 +126,7 @@ async def test_leaving_stops_the_model_behind_both() -> None:
         await asyncio.wait_for(performance.stopped.wait(), 60)
 
 
-async def test_the_age_limit_of_the_server_behind_is_not_noticed() -> None:
+async def test_the_age_limit_of_the_server_behind_is_hidden_from_clients() -> None:
     limits = Limits(max_age_s=0.5, age_grace_s=0.2)
     engine = "simulated:tokens_per_s=0,output_tokens=3"
     async with two(engine, limits=limits) as (before, _), before.connect() as socket:
@@ -160,8 +158,7 @@ async def test_llama_server_is_served_by_its_own_responses_api(
     real_model: SharedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(KEY, real_model.key)
-    options = Options(url=f"{real_model.url}/v1", key_env=KEY)
-    engine = await asyncio.to_thread(ResponsesEngine, options)
+    engine = ResponsesEngine(ResponsesOptions(url=f"{real_model.url}/v1", key_env=KEY))
     async with serve(engine) as server, server.connect() as socket:
         first = await socket.response(input="Name a river in Italy.", **GREEDY)
         assert (first["status"], bool(text_of(first))) == ("completed", True)

@@ -259,7 +259,7 @@ async def test_parameters_without_a_value_are_refused(socket: Socket) -> None:
 
 @options("tool_calls=1")
 async def test_unsupported_keywords_of_a_tool_that_is_not_strict_are_ignored(socket: Socket) -> None:
-    tool = {**ADD, "parameters": {**ADD["parameters"], "not": {"required": ["c"]}}}  # type: ignore[dict-item]
+    tool = {**ADD, "parameters": {**ADD["parameters"], "not": {"required": ["c"]}}}
     (call,) = calls(await socket.response(input="go", tools=[tool]))
     assert json.loads(call["arguments"]) == {"a": 1, "b": 10}
 
@@ -534,4 +534,4 @@ async def test_a_waiting_answer_stops_when_its_client_disconnects() -> None:
         async with server.connect(abandoned=True) as socket:
             await socket.create(input="hello")
             await socket.until("response.in_progress")
-        await asyncio.wait_for(server.service.quiet(), 60)
+        await asyncio.wait_for(server.service.wait_until_idle(), 60)

@@ -15,8 +15,7 @@ from jsonschema import Draft202012Validator
 
 from slipring.engines.simulated.drafts import Draft, draft_document
 from slipring.errors import InvalidRequest
-from slipring.sandbox.compile_limits import Bounds
-from slipring.sandbox.sandbox import Sandbox
+from slipring.sandbox.sandbox import Sandbox, SandboxLimits
 from tests.engines.fitting import STATES
 
 Json = dict[str, Any]
@@ -440,7 +439,7 @@ def test_values_and_filled_documents_are_valid(name: str) -> None:
 
 async def test_another_process_makes_the_same_values() -> None:
     """The hash seed of a process, and what it did before, change nothing."""
-    sandbox = Sandbox(Bounds())
+    sandbox = Sandbox(SandboxLimits())
     try:
         for name, schema in reversed(SCHEMAS.items()):
             fields = await sandbox.run("t", "draft_document", encoded(schema), True, STATES)
@@ -701,7 +700,7 @@ HOSTILE: dict[str, bytes] = {
 
 
 async def test_hostile_schemas_are_refused_and_the_sandbox_serves_on() -> None:
-    sandbox = Sandbox(Bounds(timeout_s=0.5))
+    sandbox = Sandbox(SandboxLimits(timeout_s=0.5))
     try:
         for schema in HOSTILE.values():
             with pytest.raises(InvalidRequest, match=r"\w"):
@@ -715,8 +714,8 @@ async def test_hostile_schemas_are_refused_and_the_sandbox_serves_on() -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        obj(**{f"p{n}": obj(a=STRING, b=arr(INTEGER), c=MAYBE_STRING) for n in range(200)}),
-        obj(**{f"p{n}": STRING for n in range(1000)}),
+        obj(None, **{f"p{n}": obj(a=STRING, b=arr(INTEGER), c=MAYBE_STRING) for n in range(200)}),
+        obj(None, **{f"p{n}": STRING for n in range(1000)}),
         {"type": "object", "properties": {f"p{n}": STRING for n in range(300)}},
         {"anyOf": [obj(kind={"const": n}, value=STRING) for n in range(500)]},
         {"enum": list(range(10**4))},

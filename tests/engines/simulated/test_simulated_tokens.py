@@ -21,7 +21,7 @@ from slipring.errors import StartupError
 from slipring.prompts.rendering import Rendered
 from slipring.protocol.items import read_item, user_message
 from slipring.protocol.tools import Offer
-from tests.engines.token_partner import tokenizer_directory
+from tests.engines.fakes.tokens import tokenizer_directory
 from tests.harness import WEATHER, Running, Socket, serve
 from tests.prompts.vocabulary import found
 

@@ -6,7 +6,7 @@ import pytest
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Capabilities, Delta, Finished, Job, Model, Settings, Text
-from slipring.engines.llama.answer import Answer
+from slipring.engines.llama.answer import LlamaAnswer
 from slipring.engines.llama.api import Chunk, Probability, Progress, Timings
 from slipring.errors import ServerError
 from slipring.prompts.dialects.chatml import ChatMl
@@ -50,7 +50,7 @@ class Stream:
             generate=generate,
         )
         self.rendering = by.render(job)
-        self.answer = Answer(job, self.rendering, by, limit, trusted=False)
+        self.answer = LlamaAnswer(job, self.rendering, by, limit, trusted=False)
         self.said = 0
         self.deltas: list[Delta] = []
 
@@ -207,5 +207,5 @@ def test_a_vocabulary_elsewhere_leaves_the_words_to_the_engine() -> None:
 
 def test_an_answer_without_an_end_is_a_failure() -> None:
     stream = Stream().say("hello")
-    with pytest.raises(ServerError, match="without saying so"):
+    with pytest.raises(ServerError, match="without a finish reason"):
         stream.answer.finish()

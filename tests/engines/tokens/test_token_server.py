@@ -4,7 +4,6 @@
 in ``http://127.0.0.1:8000,tokenizer=/models/qwen2.5-0.5b``. Run by ``make test-vllm``, ``make test-sglang``.
 """
 
-import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
@@ -15,7 +14,7 @@ import pytest
 
 from slipring.engines.catalog import open_engine
 from slipring.engines.tokens.token_server import TokenServer
-from slipring.protocol.grammars import Grammar
+from slipring.protocol.definitions import Grammar
 from tests.engines.fitting import fits
 from tests.engines.test_contract import text_of
 from tests.harness import WEATHER, Running, serve
@@ -30,13 +29,12 @@ LONG = "Remember these words: " + " ".join(f"word{number}" for number in range(3
 
 
 @asynccontextmanager
-async def playing(kind: str, **settings: Any) -> AsyncIterator[Running]:
+async def running(kind: str, **settings: Any) -> AsyncIterator[Running]:
     variable = f"SLIPRING_TEST_{kind.upper()}"
     where = os.environ.get(variable)
     if not where:
         pytest.fail(f"{variable} is not set: it names a server, as in http://127.0.0.1:8000", pytrace=False)
-    engine = await asyncio.to_thread(open_engine, f"{kind}:{where}")
-    async with serve(engine, **settings) as server:
+    async with serve(open_engine(f"{kind}:{where}"), **settings) as server:
         yield server
 
 
@@ -47,7 +45,7 @@ def cached(response: dict[str, Any]) -> int:
 
 @EVERY
 async def test_text_is_streamed_and_counted(kind: str) -> None:
-    async with playing(kind) as server, server.connect() as socket:
+    async with running(kind) as server, server.connect() as socket:
         events = await socket.turn(input="Tell a very long story.", **GREEDY)
         deltas = [event for event in events if event["type"] == "response.output_text.delta"]
         assert len(deltas) > 5
@@ -57,7 +55,7 @@ async def test_text_is_streamed_and_counted(kind: str) -> None:
 
 @EVERY
 async def test_a_continuation_is_found_in_the_servers_cache(kind: str) -> None:
-    async with playing(kind) as server, server.connect() as socket:
+    async with running(kind) as server, server.connect() as socket:
         first = await socket.response(input=LONG, **GREEDY)
         second = await socket.response(input="Go on.", previous_response_id=first["id"], **GREEDY)
         # Caches go by whole blocks; the last is not full.
@@ -66,7 +64,7 @@ async def test_a_continuation_is_found_in_the_servers_cache(kind: str) -> None:
 
 @EVERY
 async def test_a_warmup_fills_the_cache(kind: str) -> None:
-    async with playing(kind) as server, server.connect() as socket:
+    async with running(kind) as server, server.connect() as socket:
         said = f"{os.urandom(8).hex()} {LONG}"
         warm = await socket.response(input=said, generate=False, store=False)
         assert (warm["output"], cached(warm) < BLOCK) == ([], True)
@@ -76,7 +74,7 @@ async def test_a_warmup_fills_the_cache(kind: str) -> None:
 
 @EVERY
 async def test_no_tenant_finds_what_another_has_sent(kind: str) -> None:
-    async with playing(kind, api_key=("one:k1", "two:k2")) as server:
+    async with running(kind, api_key=("one:k1", "two:k2")) as server:
         said = f"{os.urandom(8).hex()} {LONG}"
         _, first = await server.post(key="k1", input=said, **GREEDY)
         _, again = await server.post(key="k1", input=said, **GREEDY)
@@ -88,7 +86,7 @@ async def test_no_tenant_finds_what_another_has_sent(kind: str) -> None:
 
 @EVERY
 async def test_a_required_call_is_made_and_its_output_goes_back(kind: str) -> None:
-    async with playing(kind) as server, server.connect() as socket:
+    async with running(kind) as server, server.connect() as socket:
         asked = {**GREEDY, "max_output_tokens": 200, "tools": [WEATHER]}
         first = await socket.response(input="The weather in Rome?", tool_choice="required", **asked)
         (call,) = (item for item in first["output"] if item["type"] == "function_call")
@@ -104,7 +102,7 @@ async def test_a_lark_grammar_is_kept(kind: str) -> None:
     definition = 'start: (DATE ": " /[a-z ]{1,20}/ "\\n"){1,2}\nDATE: /\\d{4}-\\d{2}/'
     format = {"type": "grammar", "syntax": "lark", "definition": definition}
     tool = {"type": "custom", "name": "diary", "format": format}
-    async with playing(kind) as server, server.connect() as socket:
+    async with running(kind) as server, server.connect() as socket:
         asked = {**GREEDY, "max_output_tokens": 200, "tools": [tool], "tool_choice": "required"}
         response = await socket.response(input="Write into the diary.", **asked)
         (call,) = response["output"]
@@ -120,7 +118,7 @@ async def test_a_format_is_kept(kind: str) -> None:
         "additionalProperties": False,
     }
     format = {"type": "json_schema", "name": "person", "schema": schema, "strict": True}
-    async with playing(kind) as server, server.connect() as socket:
+    async with running(kind) as server, server.connect() as socket:
         asked = {**GREEDY, "max_output_tokens": 100, "text": {"format": format}}
         response = await socket.response(input="Ada is 36 years old.", **asked)
         assert isinstance(json.loads(text_of(response))["age"], int)
@@ -128,7 +126,7 @@ async def test_a_format_is_kept(kind: str) -> None:
 
 @EVERY
 async def test_the_longest_prompt_is_taken_and_none_that_is_longer(kind: str) -> None:
-    async with playing(kind) as server, server.connect() as socket:
+    async with running(kind) as server, server.connect() as socket:
         (engine,) = server.service.catalog.engines
         assert isinstance(engine, TokenServer)
         longest = engine.served.context - engine.spared - 1
@@ -144,7 +142,7 @@ async def test_the_longest_prompt_is_taken_and_none_that_is_longer(kind: str) ->
 
 @EVERY
 async def test_logprobs_say_what_was_said(kind: str) -> None:
-    async with playing(kind) as server, server.connect() as socket:
+    async with running(kind) as server, server.connect() as socket:
         include = ["message.output_text.logprobs"]
         response = await socket.response(input="Say hello.", include=include, top_logprobs=2, **GREEDY)
         part = response["output"][-1]["content"][0]
@@ -155,7 +153,7 @@ async def test_logprobs_say_what_was_said(kind: str) -> None:
 
 @EVERY
 async def test_characters_of_several_tokens_come_whole(kind: str) -> None:
-    async with playing(kind) as server, server.connect() as socket:
+    async with running(kind) as server, server.connect() as socket:
         response = await socket.response(input="Repeat exactly: 👩‍👩‍👧 東京 🦉🦉", **GREEDY)
         # The last one may have been cut off.
         assert "\ufffd" not in text_of(response).rstrip("\ufffd")
@@ -163,7 +161,7 @@ async def test_characters_of_several_tokens_come_whole(kind: str) -> None:
 
 @EVERY
 async def test_a_client_that_leaves_leaves_nothing_behind(kind: str) -> None:
-    async with playing(kind) as server:
+    async with running(kind) as server:
         async with server.connect(abandoned=True) as socket:
             await socket.create(input="Tell a very long story.", store=False)
             await socket.until("response.output_text.delta")

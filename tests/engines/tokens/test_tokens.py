@@ -21,7 +21,7 @@ from slipring.core.generation import (
     Text,
     Thought,
 )
-from slipring.engines.tokens.token_answer import Answer, Piece
+from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
 from slipring.prompts.rendering import Rendered
@@ -61,7 +61,7 @@ def played(
     asked: Job, *pieces: Piece, by: FoldingRenderer | None = None, constrained: bool = False
 ) -> list[Delta]:
     renderer = by or FoldingRenderer(ChatMl(), VOCABULARY)
-    answer = Answer(asked, renderer.render(asked), renderer, constrained=constrained)
+    answer = TokenAnswer(asked, renderer.render(asked), renderer, constrained=constrained)
     return [*(delta for piece in pieces for delta in answer.take(piece)), *answer.finish()]
 
 
@@ -92,7 +92,7 @@ def test_an_answer_that_is_nothing_is_an_answer() -> None:
 
 def test_an_answer_begins_with_its_first_id_and_ends_when_that_is_said() -> None:
     renderer = FoldingRenderer(ChatMl(), VOCABULARY)
-    answer = Answer(job(), renderer.render(job()), renderer)
+    answer = TokenAnswer(job(), renderer.render(job()), renderer)
     seen = []
     for piece in (Piece(cached_tokens=3), said("hello"), Piece(), ENDED):
         answer.take(piece)
@@ -120,7 +120,7 @@ def test_what_one_read_brings_says_the_same_as_piece_by_piece(
     pieces = [Piece(ids[a:b], logprobs=told[a:b]) for a, b in pairwise([0, *cuts, len(ids)]) if a <= b]
     pieces += [ENDED, Piece(cached_tokens=7)]
     renderer = FoldingRenderer(ChatMl(), VOCABULARY)
-    answer = Answer(asked, renderer.render(asked), renderer)
+    answer = TokenAnswer(asked, renderer.render(asked), renderer)
     batches = [pieces[a:b] for a, b in pairwise([0, *reads, len(pieces)])]
     deltas = [*(delta for batch in batches for delta in answer.take_all(batch)), *answer.finish()]
     assert condensed(deltas) == condensed(played(asked, *pieces, by=renderer))

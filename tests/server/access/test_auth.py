@@ -1,4 +1,4 @@
-"""Who is let in: keys, tenants, origins, and the addresses that are served."""
+"""Configured keys, tenants, origins, and the addresses that are served."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ async def get(server: Running, path: str = "/models", **headers: str) -> tuple[i
 
 
 async def upgrade(server: Running, **headers: str) -> int:
-    """Try to open a socket; 101, or the status that refuses it."""
+    """Try to open a socket; 101, or the status of the error."""
     try:
         async with server.http.ws_connect(f"{server.url}/responses", headers=headers):
             return 101
@@ -66,7 +66,7 @@ async def test_a_configured_key_is_accepted(headers: dict[str, str]) -> None:
         bearer("ключ"),
     ],
 )
-async def test_a_missing_or_wrong_key_is_refused_on_every_door(headers: dict[str, str]) -> None:
+async def test_a_missing_or_wrong_key_is_rejected_by_every_endpoint(headers: dict[str, str]) -> None:
     async with serve(api_key=KEYS) as server:
         for path in ("/models", "/models/simulated", "/responses"):
             status, body = await get(server, path, **headers)
@@ -80,7 +80,7 @@ async def test_a_missing_or_wrong_key_is_refused_on_every_door(headers: dict[str
         assert server.service.sockets == 0
 
 
-async def test_a_refusal_does_not_repeat_the_key() -> None:
+async def test_an_error_does_not_repeat_the_key() -> None:
     async with serve(api_key=KEYS) as server:
         _, body = await get(server, **bearer("sk-mistyped"))
         assert "sk-mistyped" not in str(body)
@@ -93,7 +93,7 @@ async def test_health_needs_no_key() -> None:
             assert answer.status == 200
 
 
-async def test_two_keys_of_one_tenant_share_what_is_stored() -> None:
+async def test_two_keys_of_one_tenant_share_stored_responses() -> None:
     async with serve(api_key=("team:first", "team:second", "unnamed", "also-unnamed")) as server:
         for here, there in [("first", "second"), ("unnamed", "also-unnamed")]:
             _, stored = await server.post(key=here, input="hello")
@@ -104,7 +104,7 @@ async def test_two_keys_of_one_tenant_share_what_is_stored() -> None:
 
 
 @pytest.mark.parametrize("origin", [PAGE, "http://localhost:3000", "null", ""])
-async def test_a_web_page_is_kept_out(origin: str) -> None:
+async def test_an_unlisted_origin_is_rejected(origin: str) -> None:
     async with serve() as server:
         status, body = await get(server, Origin=origin)
         assert status == 403
@@ -117,7 +117,7 @@ async def test_a_web_page_is_kept_out(origin: str) -> None:
 
 
 @pytest.mark.parametrize("origin", [PAGE, f"{PAGE}/", PAGE.upper()])
-async def test_a_listed_web_page_is_let_in(origin: str) -> None:
+async def test_a_listed_origin_is_accepted(origin: str) -> None:
     async with serve(allow_origin=(f"{PAGE}/", "http://localhost:3000")) as server:
         assert (await get(server, Origin=origin))[0] == 200
         assert await upgrade(server, Origin=origin) == 101
@@ -126,12 +126,12 @@ async def test_a_listed_web_page_is_let_in(origin: str) -> None:
 
 
 @pytest.mark.parametrize("origin", ["https://app.example.evil", "http://app.example", f"{PAGE}:8443"])
-async def test_a_page_that_only_looks_like_a_listed_one_is_kept_out(origin: str) -> None:
+async def test_an_origin_that_resembles_a_listed_one_is_rejected(origin: str) -> None:
     async with serve(allow_origin=(PAGE,)) as server:
         assert await upgrade(server, Origin=origin) == 403
 
 
-async def test_a_listed_page_needs_a_key_all_the_same() -> None:
+async def test_a_listed_origin_still_needs_a_key() -> None:
     async with serve(allow_origin=(PAGE,), api_key=KEYS) as server:
         assert await upgrade(server, Origin=PAGE) == 401
         assert await upgrade(server, Origin=PAGE, **bearer("plain-key")) == 101
@@ -140,16 +140,18 @@ async def test_a_listed_page_needs_a_key_all_the_same() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.invalid"])
 async def test_other_addresses_are_not_served_without_keys(host: str) -> None:
     server = Server(Config(host=host, port=0, engine="simulated"))
-    with pytest.raises(StartupError) as refused:
+    with pytest.raises(StartupError) as caught:
         await server.start()
-    assert str(refused.value) == (
+    assert str(caught.value) == (
         f"refusing to serve on {host} without API keys: configure one with --api-key or"
-        " SLIPRING_API_KEYS, make one in the store with slipring keys create, or say --insecure-no-auth"
+        " SLIPRING_API_KEYS, create one with slipring keys create, or set --insecure-no-auth"
     )
 
 
 @pytest.mark.parametrize("settings", [{"api_key": ("key",)}, {"insecure_no_auth": True}])
-async def test_other_addresses_are_served_with_keys_or_on_request(settings: dict[str, Any]) -> None:
+async def test_other_addresses_are_served_with_keys_or_with_insecure_no_auth(
+    settings: dict[str, Any],
+) -> None:
     server = Server(Config(host="0.0.0.0", port=0, engine="simulated", **settings))
     await server.start()
     await server.stop()
@@ -163,13 +165,13 @@ async def test_the_loopback_is_served_without_keys(host: str) -> None:
     await server.stop()
 
 
-async def test_an_address_that_is_not_ours_is_one_line() -> None:
+async def test_an_address_of_another_machine_is_reported_in_one_line() -> None:
     server = Server(Config(host="192.0.2.1", port=0, engine="simulated", insecure_no_auth=True))
     with pytest.raises(StartupError, match=r"^cannot listen on 192\.0\.2\.1:0: [^\n]+$"):
         await server.start()
 
 
-async def test_a_port_that_is_taken_is_one_line() -> None:
+async def test_a_port_in_use_is_reported_in_one_line() -> None:
     async with serve() as running:
         server = Server(Config(port=running.server.port, engine="simulated"))
         with pytest.raises(
@@ -184,7 +186,7 @@ async def test_one_key_cannot_belong_to_two_tenants() -> None:
             pass
 
 
-async def test_no_tenant_learns_from_cached_tokens_what_another_has_sent() -> None:
+async def test_cached_tokens_do_not_reveal_what_another_tenant_has_sent() -> None:
     text = "a long and very secret text " * 50
     async with serve(api_key=("a:key-a", "b:key-b")) as server:
         for key in ("key-a", "key-b"):

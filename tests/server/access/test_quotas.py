@@ -1,4 +1,4 @@
-"""How much a key may use, on one server and on several that share a store."""
+"""Quotas of keys, on one server and on several that share a store."""
 
 from pathlib import Path
 from typing import Any
@@ -15,25 +15,25 @@ COST: dict[str, Any] = {"input_tokens": 30, "output_tokens": 12}
 
 
 async def post(server: Running, key: str, **body: Any) -> tuple[int, str | None]:
-    """The status of a request, and when to come back."""
+    """The status of a request, and its Retry-After."""
     url = f"{server.url}/responses"
     async with server.http.post(url, json={"input": "hello", **body}, headers=bearer(key)) as answer:
         return answer.status, answer.headers.get("Retry-After")
 
 
-def later(server: Running, seconds: float) -> None:
+def advance_clock(server: Running, seconds: float) -> None:
     server.service.quotas.now = lambda: NOW + seconds
 
 
-async def played(socket: Socket, engine: PuppetEngine, **fields: Any) -> str:
-    """A turn that costs ``COST``; the type of its last event."""
+async def finish_turn(socket: Socket, engine: PuppetEngine, **fields: Any) -> str:
+    """Make a turn that costs ``COST``; returns the type of its last event."""
     await socket.create(input="hello", **fields)
     (await engine.next()).finish(**COST)
     return str((await socket.until("response.completed"))[-1]["type"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_requests_up_to_the_bound_are_served_over_http(tmp_path: Path, stream: bool) -> None:
+async def test_requests_up_to_the_limit_are_served_over_http(tmp_path: Path, stream: bool) -> None:
     async with serve_stored(tmp_path) as server:
         key, other = await issue(server, requests_per_minute=3), await issue(server, requests_per_minute=3)
         for _ in range(3):
@@ -41,13 +41,13 @@ async def test_requests_up_to_the_bound_are_served_over_http(tmp_path: Path, str
         for _ in range(2):
             assert await post(server, key, stream=stream) == (429, MINUTE_LEFT)
         assert await post(server, other, stream=stream) == (200, None)
-        later(server, 44.5)
+        advance_clock(server, 44.5)
         assert await post(server, key, stream=stream) == (429, "1")
-        later(server, 45)
+        advance_clock(server, 45)
         assert await post(server, key, stream=stream) == (200, None)
 
 
-async def test_requests_up_to_the_bound_are_served_on_a_socket(tmp_path: Path) -> None:
+async def test_requests_up_to_the_limit_are_served_on_a_socket(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as server:
         key = await issue(server, requests_per_minute=2)
         async with server.connect(key=key) as socket:
@@ -58,11 +58,11 @@ async def test_requests_up_to_the_bound_are_served_on_a_socket(tmp_path: Path) -
             assert error["error"]["type"] == "rate_limit_error"
             assert error["error"]["headers"] == {"retry-after": MINUTE_LEFT}
             assert error["error"]["message"] == "Rate limit reached for this API key: 2 requests per minute."
-            later(server, 60)
+            advance_clock(server, 60)
             await socket.response(input="more", previous_response_id=first["id"])
 
 
-async def test_turns_that_begin_at_the_same_time_are_all_counted(tmp_path: Path) -> None:
+async def test_concurrent_turns_are_all_counted(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as server:
         key = await issue(server, requests_per_minute=3)
         async with server.connect(key=key) as socket:
@@ -77,7 +77,7 @@ async def test_turns_that_begin_at_the_same_time_are_all_counted(tmp_path: Path)
             assert ends.count("response.completed") == 3
 
 
-async def test_what_never_becomes_a_turn_is_not_counted(tmp_path: Path) -> None:
+async def test_requests_that_are_rejected_at_once_are_not_counted(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as server:
         key = await issue(server, requests_per_minute=1)
         async with server.connect(key=key) as socket:
@@ -90,28 +90,28 @@ async def test_what_never_becomes_a_turn_is_not_counted(tmp_path: Path) -> None:
             assert (await socket.error(input="hello"))["status"] == 429
 
 
-async def test_tokens_are_counted_in_and_out_when_a_response_is_finished(tmp_path: Path) -> None:
+async def test_input_and_output_tokens_are_counted_when_a_response_is_finished(tmp_path: Path) -> None:
     engine = PuppetEngine()
     async with serve_stored(tmp_path, engine) as server:
         key = await issue(server, tokens_per_day=84)
         async with server.connect(key=key) as socket:
-            await played(socket, engine)
-            await played(socket, engine, store=False)
+            await finish_turn(socket, engine)
+            await finish_turn(socket, engine, store=False)
             error = await socket.error(input="hello")
             assert (error["status"], error["error"]["headers"]) == (429, {"retry-after": DAY_LEFT})
             assert error["error"]["message"] == "Rate limit reached for this API key: 84 tokens per day."
             assert await post(server, key) == (429, DAY_LEFT)
-            later(server, 24 * 60 * 60)
-            await played(socket, engine)
+            advance_clock(server, 24 * 60 * 60)
+            await finish_turn(socket, engine)
 
 
-async def test_a_bound_that_is_not_reached_lets_a_turn_exceed_it(tmp_path: Path) -> None:
+async def test_a_turn_may_exceed_a_limit_that_was_not_reached_before(tmp_path: Path) -> None:
     engine = PuppetEngine()
     async with serve_stored(tmp_path, engine) as server:
         key = await issue(server, tokens_per_day=43, requests_per_minute=100)
         async with server.connect(key=key) as socket:
-            await played(socket, engine)
-            await played(socket, engine)
+            await finish_turn(socket, engine)
+            await finish_turn(socket, engine)
             assert (await socket.error(input="hello"))["status"] == 429
 
 
@@ -121,7 +121,9 @@ async def test_servers_on_one_store_share_a_quota(tmp_path: Path) -> None:
         for _ in range(2):
             assert (await post(one, key))[0] == 200
         await one.service.quotas.exchange()
-        assert (await post(two, key))[0] == 200  # it has met the key for the first time, and asks the store
+        assert (await post(two, key))[
+            0
+        ] == 200  # the first request with this key reads the totals from the store
         await two.service.quotas.exchange()
         await one.service.quotas.exchange()
         assert (await post(one, key))[0] == 200
@@ -131,7 +133,7 @@ async def test_servers_on_one_store_share_a_quota(tmp_path: Path) -> None:
         assert (await post(two, key))[0] == 429
 
 
-async def test_what_a_server_heard_long_ago_is_looked_up_again(tmp_path: Path) -> None:
+async def test_a_stale_total_is_read_again(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as one, serve_stored(tmp_path) as two:
         key = await issue(one, requests_per_minute=3)
         for server in (one, two):
@@ -139,21 +141,21 @@ async def test_what_a_server_heard_long_ago_is_looked_up_again(tmp_path: Path) -
             await server.service.quotas.exchange()
         assert (await post(two, key))[0] == 200
         await two.service.quotas.exchange()
-        later(one, 2)
+        advance_clock(one, 2)
         assert (await post(one, key))[0] == 429
 
 
-async def test_tokens_are_shared_too_and_survive_a_stop(tmp_path: Path) -> None:
+async def test_token_counts_survive_a_stop(tmp_path: Path) -> None:
     engine = PuppetEngine()
     async with serve_stored(tmp_path, engine) as server:
         key = await issue(server, tokens_per_day=42)
         async with server.connect(key=key) as socket:
-            await played(socket, engine)
+            await finish_turn(socket, engine)
     async with serve_stored(tmp_path) as again:
         assert await post(again, key) == (429, DAY_LEFT)
 
 
-async def test_between_exchanges_a_quota_may_be_overshot(tmp_path: Path) -> None:
+async def test_a_quota_may_be_exceeded_between_exchanges(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as one, serve_stored(tmp_path) as two:
         key = await issue(one, requests_per_minute=1)
         for server in (one, two):
@@ -163,7 +165,7 @@ async def test_between_exchanges_a_quota_may_be_overshot(tmp_path: Path) -> None
             assert (await post(server, key))[0] == 429
 
 
-async def test_without_the_store_a_quota_goes_on_with_what_is_known_here(
+async def test_without_the_store_quotas_use_the_last_known_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def spend(spent: object, *, expires_at: float) -> None:
@@ -177,10 +179,10 @@ async def test_without_the_store_a_quota_goes_on_with_what_is_known_here(
             for status in (200, 200, 429):
                 await server.service.quotas.exchange()
                 assert (await post(server, key))[0] == status
-            unmet = await issue(server, requests_per_minute=1)
-            assert [(await post(server, unmet))[0] for _ in range(2)] == [200, 429]
+            unseen = await issue(server, requests_per_minute=1)
+            assert [(await post(server, unseen))[0] for _ in range(2)] == [200, 429]
         warnings = [record.message for record in caplog.records if "quotas" in record.message]
-        assert warnings == ["quotas go on with what is known here: The store cannot be reached."]
+        assert warnings == ["quotas use the last known counts: The store cannot be reached."]
         await server.service.quotas.exchange()
         async with serve_stored(tmp_path) as other:
             assert (await post(other, key))[0] == 429

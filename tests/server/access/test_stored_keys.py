@@ -1,4 +1,4 @@
-"""Keys that live in the store: who they let in, for how long, and to which models."""
+"""Keys in the store: authentication, revocation, permitted models."""
 
 import asyncio
 import hmac
@@ -14,7 +14,7 @@ from slipring.errors import StartupError, Unavailable
 from slipring.keys.token import Token
 from slipring.models import ModelEntry
 from slipring.server.access import auth
-from slipring.server.cluster import maintenance
+from slipring.server.cluster import store_maintenance
 from slipring.server.process.server import Server
 from tests import wire
 from tests.harness import FAST, TERMINAL, PuppetEngine, Running, serve
@@ -39,14 +39,14 @@ async def upgrade(server: Running, key: str) -> int:
     try:
         async with server.http.ws_connect(f"{server.url}/responses", headers=bearer(key)):
             return 101
-    except aiohttp.WSServerHandshakeError as refusal:
-        return refusal.status
+    except aiohttp.WSServerHandshakeError as error:
+        return error.status
 
 
-# Coming in.
+# Authentication.
 
 
-async def test_tenants_see_nothing_of_each_other(tmp_path: Path) -> None:
+async def test_tenants_do_not_find_responses_of_each_other(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as server:
         own, also_own = await issue(server, "a"), await issue(server, "a")
         other = await issue(server, "b")
@@ -93,10 +93,10 @@ async def test_configured_and_stored_keys_are_accepted_side_by_side(tmp_path: Pa
         f"sk-slip-{'0' * 5000}.{SECRET}",
     ],
 )
-async def test_a_malformed_or_unknown_key_is_refused(tmp_path: Path, key: str) -> None:
+async def test_a_malformed_or_unknown_key_is_rejected(tmp_path: Path, key: str) -> None:
     async with serve_stored(tmp_path) as server:
         await issue(server)
-        await server.service.compare_notes()
+        await server.service.sync_keys()
         status, body = await models(server, key)
         assert status == 401
         assert wire.check_http_error(body)["error"]["code"] == "invalid_api_key"
@@ -104,10 +104,10 @@ async def test_a_malformed_or_unknown_key_is_refused(tmp_path: Path, key: str) -
         assert await upgrade(server, key) == 401
 
 
-async def test_variations_of_a_real_key_are_refused(tmp_path: Path) -> None:
+async def test_variations_of_a_real_key_are_rejected(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as server:
         key, other = await issue(server), await issue(server)
-        await server.service.compare_notes()
+        await server.service.sync_keys()
         last = "A" if key[-1] != "A" else "B"
         for wrong in (key[:-1], key[:-1] + last, key + "A", key.upper(), key[:24] + other[24:], key[8:]):
             assert (await models(server, wrong))[0] == 401
@@ -137,33 +137,33 @@ async def test_an_unknown_id_is_compared_like_a_known_one(
 
     async with serve_stored(tmp_path) as server:
         await issue(server)
-        await server.service.compare_notes()
+        await server.service.sync_keys()
         monkeypatch.setattr(auth.hmac, "compare_digest", spy)  # type: ignore[attr-defined]
         unknown = Token.generate()
         assert (await models(server, unknown.reveal()))[0] == 401
-        ((kept, presented),) = compared
+        ((stored_digest, presented),) = compared
         assert presented == unknown.digest
-        assert len(kept) == len(presented)
+        assert len(stored_digest) == len(presented)
 
 
-# The door: open until there is a first key.
+# Guests: keys are required once there is a first key.
 
 
-async def test_without_keys_everybody_is_a_guest_until_there_is_one(tmp_path: Path) -> None:
+async def test_guests_are_served_until_there_is_a_key(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as server, server.connect(key="any") as guest:
         assert (await models(server, Token.generate().reveal()))[0] == 200
         first = await guest.response(input="hello")
         key = await issue(server)
-        await server.service.compare_notes()
+        await server.service.sync_keys()
         assert (await models(server, "any"))[0] == 401
         error = await guest.error(input="more", stream_id="a", previous_response_id=first["id"])
         assert (error["status"], error["error"]["code"]) == (401, "invalid_api_key")
         await revoke(server, key)
-        await server.service.compare_notes()
+        await server.service.sync_keys()
         assert (await models(server, "any"))[0] == 401
 
 
-async def test_a_first_key_counts_before_it_was_noticed(tmp_path: Path) -> None:
+async def test_a_first_key_is_accepted_before_the_next_refresh(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as server:
         key = await issue(server, "team")
         _, response = await server.post(key=key, input="hello")
@@ -171,7 +171,7 @@ async def test_a_first_key_counts_before_it_was_noticed(tmp_path: Path) -> None:
         assert await server.service.store.responses.load("team", response["id"]) is not None
 
 
-async def test_a_key_in_the_store_is_enough_to_serve_other_addresses(tmp_path: Path) -> None:
+async def test_a_key_in_the_store_suffices_to_serve_other_addresses(tmp_path: Path) -> None:
     config = Config(host="0.0.0.0", port=0, engine="simulated")
     with pytest.raises(StartupError, match=r"^refusing to serve on 0\.0\.0\.0 without API keys"):
         await Server(config, store=stored(tmp_path)).start()
@@ -183,10 +183,10 @@ async def test_a_key_in_the_store_is_enough_to_serve_other_addresses(tmp_path: P
     await server.stop()
 
 
-# Every turn is checked.
+# Checks at every turn.
 
 
-async def test_a_revoked_key_ends_with_the_next_turn_and_hurts_nothing_that_runs(tmp_path: Path) -> None:
+async def test_a_revoked_key_fails_the_next_turn_and_no_running_one(tmp_path: Path) -> None:
     engine = PuppetEngine()
     async with serve_stored(tmp_path, engine) as server:
         key = await issue(server)
@@ -224,17 +224,17 @@ async def test_a_queued_turn_is_checked_when_it_starts(tmp_path: Path) -> None:
                 assert (await socket.receive())["status"] == 401
 
 
-async def test_one_key_of_a_tenant_is_revoked_and_the_other_goes_on(tmp_path: Path) -> None:
+async def test_revoking_one_key_of_a_tenant_does_not_affect_the_other(tmp_path: Path) -> None:
     async with serve_stored(tmp_path) as server:
-        lost, kept = await issue(server), await issue(server)
-        async with server.connect(key=lost) as loser, server.connect(key=kept) as keeper:
-            first = await loser.response(input="hello")
-            await revoke(server, lost)
-            assert (await loser.error(input="hello"))["status"] == 401
-            await keeper.response(input="more", previous_response_id=first["id"])
+        revoked, valid = await issue(server), await issue(server)
+        async with server.connect(key=revoked) as first_socket, server.connect(key=valid) as second_socket:
+            first = await first_socket.response(input="hello")
+            await revoke(server, revoked)
+            assert (await first_socket.error(input="hello"))["status"] == 401
+            await second_socket.response(input="more", previous_response_id=first["id"])
 
 
-async def test_a_check_that_cannot_be_made_fails_the_turn(
+async def test_a_turn_fails_if_its_key_cannot_be_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def find(key_id: str) -> None:
@@ -253,7 +253,7 @@ async def test_a_check_that_cannot_be_made_fails_the_turn(
             await socket.response(input="more", previous_response_id=first["id"], store=False)
 
 
-# Which models.
+# Permitted models.
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ async def test_a_key_sees_only_its_models(
                         )
 
 
-async def test_a_key_whose_models_are_served_elsewhere_can_do_nothing_here(tmp_path: Path) -> None:
+async def test_a_key_without_a_served_model_gets_404(tmp_path: Path) -> None:
     async with serve_stored(tmp_path, models=TABLE) as server:
         key = await issue(server, models=("elsewhere", "nowhere"))
         assert await models(server, key) == (200, [])
@@ -301,14 +301,14 @@ async def test_a_key_whose_models_are_served_elsewhere_can_do_nothing_here(tmp_p
             assert (status, answer["error"]["code"]) == (404, "model_not_found")
             assert answer["error"]["message"] == (
                 "The model 'elsewhere' does not exist here."
-                " This server serves: nothing that this key may use."
+                " This server serves: no model that this key may use."
             )
 
 
 # Secrets.
 
 
-async def test_no_secret_is_logged_or_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_secrets_are_neither_logged_nor_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with serve_stored(tmp_path) as server:
         key = await issue(server, requests_per_minute=1)
@@ -325,30 +325,30 @@ async def test_no_secret_is_logged_or_told(tmp_path: Path, caplog: pytest.LogCap
     assert token.secret not in caplog.text
 
 
-# Comparing notes.
+# The exchange with the store.
 
 
-async def test_a_server_compares_notes_by_itself_and_after_a_failure_again(
+async def test_the_exchange_is_repeated_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(maintenance, "_NOTES_S", 0.01)
+    monkeypatch.setattr(store_maintenance, "_EXCHANGE_INTERVAL_S", 0.01)
     async with serve(store=stored(tmp_path)) as server:
         await issue(server)
-        compared: asyncio.Queue[None] = asyncio.Queue()
+        exchanged: asyncio.Queue[None] = asyncio.Queue()
 
         async def exchange() -> None:
-            compared.put_nowait(None)
-            raise RuntimeError("no such luck")
+            exchanged.put_nowait(None)
+            raise RuntimeError("unexpected")
 
         with monkeypatch.context() as fault:
             fault.setattr(server.service.quotas, "exchange", exchange)
             for _ in range(2):
-                await asyncio.wait_for(compared.get(), 60)
+                await asyncio.wait_for(exchanged.get(), 60)
         assert (await models(server, "any"))[0] == 401
-    assert "notes about keys could not be compared" in caplog.text
+    assert "exchanging key usage with the store failed unexpectedly" in caplog.text
 
 
-async def test_a_store_that_is_lost_keeps_the_door_as_it_is(
+async def test_without_the_store_guests_stay_and_a_start_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def exist() -> bool:
@@ -356,7 +356,7 @@ async def test_a_store_that_is_lost_keeps_the_door_as_it_is(
 
     async with serve_stored(tmp_path) as server:
         monkeypatch.setattr(server.service.store.keys, "exist", exist)
-        await server.service.compare_notes()
+        await server.service.sync_keys()
         assert (await models(server, "any"))[0] == 200
     store = stored(tmp_path)
     monkeypatch.setattr(store.keys, "exist", exist)

@@ -1,4 +1,4 @@
-"""Responses that are made in the background: nobody waits for them, everybody may look."""
+"""Background responses: made without a connection, streamed and cancelled from any."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ async def running(**settings: Any) -> AsyncIterator[tuple[PuppetEngine, Api]]:
 
 
 async def written(api: Api, response_id: str, events: int) -> Run:
-    """The run, once so many of its events are in the store."""
+    """The run, once this many of its events are in the store."""
     store = api.server.service.store
     async with asyncio.timeout(60):
         while True:
@@ -38,7 +38,7 @@ async def written(api: Api, response_id: str, events: int) -> Run:
             await asyncio.sleep(0.01)
 
 
-async def test_it_is_made_though_nobody_waits() -> None:
+async def test_a_run_completes_without_a_connection() -> None:
     async with running() as (engine, api):
         begun = await api.begin(metadata={"a": "b"})
         performance = await engine.next()
@@ -49,7 +49,7 @@ async def test_it_is_made_though_nobody_waits() -> None:
         assert done["output"][0]["content"][0]["text"] == "to the end"
 
 
-async def test_it_can_be_continued_like_any_other() -> None:
+async def test_a_completed_run_can_be_continued() -> None:
     async with running() as (engine, api):
         begun = await api.begin()
         performance = await engine.next()
@@ -63,7 +63,7 @@ async def test_it_can_be_continued_like_any_other() -> None:
         assert (await answer)[0] == 200
 
 
-async def test_its_state_can_be_read_while_it_runs() -> None:
+async def test_a_run_can_be_retrieved_while_it_is_made() -> None:
     async with running() as (engine, api):
         begun = await api.begin()
         performance = await engine.next()
@@ -74,7 +74,7 @@ async def test_its_state_can_be_read_while_it_runs() -> None:
         assert (await api.ended(begun["id"]))["status"] == "completed"
 
 
-async def test_its_events_can_be_told_again_from_any_number_on() -> None:
+async def test_events_can_be_streamed_again_from_any_number() -> None:
     async with running() as (engine, api):
         begun = await api.begin()
         performance = await engine.next()
@@ -89,7 +89,7 @@ async def test_its_events_can_be_told_again_from_any_number_on() -> None:
             assert await api.events(begun["id"], starting_after=number) == events[number + 1 :]
 
 
-async def test_somebody_who_follows_is_told_as_it_goes() -> None:
+async def test_a_follower_gets_events_while_the_run_is_made() -> None:
     async with running() as (engine, api):
         begun = await api.begin()
         performance = await engine.next()
@@ -102,7 +102,7 @@ async def test_somebody_who_follows_is_told_as_it_goes() -> None:
         assert events[-1]["type"] == "response.completed"
 
 
-async def test_it_can_be_streamed_from_the_beginning() -> None:
+async def test_the_request_itself_can_stream_the_run() -> None:
     async with running() as (engine, api):
         streaming = asyncio.create_task(api.server.stream(input="hello", background=True))
         performance = await engine.next()
@@ -113,7 +113,7 @@ async def test_it_can_be_streamed_from_the_beginning() -> None:
         assert events[-1]["response"]["status"] == "completed"
 
 
-async def test_a_client_that_leaves_its_stream_does_not_end_it() -> None:
+async def test_a_run_continues_after_its_stream_disconnects() -> None:
     async with running() as (engine, api):
         body = {"input": "hello", "background": True, "stream": True}
         async with api.server.http.post(f"{api.server.url}/responses", json=body, headers=KEY) as answer:
@@ -128,7 +128,7 @@ async def test_a_client_that_leaves_its_stream_does_not_end_it() -> None:
         assert not performance.stopped.is_set()
 
 
-async def test_a_cancel_stops_the_engine_and_keeps_what_was_finished() -> None:
+async def test_a_cancel_stops_the_engine_and_keeps_finished_items() -> None:
     async with running() as (engine, api):
         begun = await api.begin()
         performance = await engine.next()
@@ -146,7 +146,7 @@ async def test_a_cancel_stops_the_engine_and_keeps_what_was_finished() -> None:
         assert (status, error["error"]["code"]) == (400, "previous_response_not_found")
 
 
-async def test_a_cancel_of_what_is_over_changes_nothing() -> None:
+async def test_a_cancel_of_a_completed_run_changes_nothing() -> None:
     async with running() as (engine, api):
         begun = await api.begin()
         (await engine.next()).finish()
@@ -164,7 +164,7 @@ async def test_only_background_responses_can_be_cancelled_or_streamed_again() ->
             assert "background" in error["error"]["message"]
 
 
-async def test_a_failure_of_the_engine_is_the_end_of_the_run() -> None:
+async def test_a_failure_of_the_engine_fails_the_run() -> None:
     async with running() as (engine, api):
         begun = await api.begin()
         performance = await engine.next()
@@ -176,8 +176,8 @@ async def test_a_failure_of_the_engine_is_the_end_of_the_run() -> None:
         assert (await api.events(begun["id"]))[-1]["type"] == "response.failed"
 
 
-async def test_what_the_engine_refuses_has_failed() -> None:
-    """The response was promised before the engine has seen it."""
+async def test_a_request_that_the_engine_rejects_fails_the_run() -> None:
+    """The response was accepted before the engine saw the request."""
     async with running() as (engine, api):
         engine.accepts = False
         begun = await api.begin()
@@ -188,7 +188,7 @@ async def test_what_the_engine_refuses_has_failed() -> None:
         assert kinds == ["response.created", "response.queued", "response.failed"]
 
 
-async def test_an_answer_that_is_cut_off_is_incomplete() -> None:
+async def test_a_truncated_answer_is_incomplete() -> None:
     async with running() as (engine, api):
         begun = await api.begin()
         performance = await engine.next()
@@ -205,10 +205,10 @@ async def test_an_answer_that_is_cut_off_is_incomplete() -> None:
         ({"generate": False}, "generate"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"input": 3}, "input"),
-        ({"model": "nobody"}, "model"),
+        ({"model": "unknown"}, "model"),
     ],
 )
-async def test_a_request_that_is_wrong_is_refused_at_once(fields: dict[str, Any], param: str) -> None:
+async def test_an_invalid_request_is_rejected_at_once(fields: dict[str, Any], param: str) -> None:
     async with serve() as server:
         status, error = await Api(server).call(
             "POST", "/responses", json={"input": "x", "background": True, **fields}
@@ -217,13 +217,13 @@ async def test_a_request_that_is_wrong_is_refused_at_once(fields: dict[str, Any]
         assert server.service.clients == set()
 
 
-async def test_it_is_not_to_be_had_on_a_socket() -> None:
+async def test_background_is_rejected_on_a_socket() -> None:
     async with serve() as server, server.connect() as socket:
         error = await socket.error(input="hello", background=True)
         assert (error["status"], error["error"]["param"]) == (400, "background")
 
 
-async def test_there_are_only_so_many_at_once() -> None:
+async def test_concurrent_runs_are_limited() -> None:
     async with running(limits=Limits(max_runs=1)) as (engine, api):
         begun = await api.begin()
         status, error = await api.call("POST", "/responses", json={"input": "x", "background": True})
@@ -235,7 +235,7 @@ async def test_there_are_only_so_many_at_once() -> None:
         (await engine.next()).finish()
 
 
-async def test_a_deleted_run_is_stopped_and_gone() -> None:
+async def test_a_deleted_run_is_stopped_and_not_found() -> None:
     async with running() as (engine, api):
         begun = await api.begin()
         performance = await engine.next()
@@ -259,7 +259,7 @@ async def test_a_server_that_stops_lets_runs_finish() -> None:
         assert begun["id"]
 
 
-async def test_runs_that_do_not_finish_in_time_have_failed(tmp_path: Any) -> None:
+async def test_runs_that_exceed_the_drain_deadline_fail(tmp_path: Any) -> None:
     file = f"sqlite:{tmp_path / 'slipring.db'}"
     async with running(store=file, limits=Limits(drain_timeout_s=0.01)) as (engine, api):
         begun = await api.begin()
@@ -270,8 +270,8 @@ async def test_runs_that_do_not_finish_in_time_have_failed(tmp_path: Any) -> Non
         assert (await Api(server).events(begun["id"]))[-1]["type"] == "response.failed"
 
 
-async def test_a_run_that_says_much_can_be_cancelled() -> None:
-    """Whoever ends it need not catch up with it."""
+async def test_a_run_that_produces_events_fast_can_be_cancelled() -> None:
+    """The cancel does not have to catch up with its events."""
     async with running() as (engine, api):
         begun = await api.begin()
         performance = await engine.next()
@@ -289,7 +289,7 @@ async def test_a_run_that_says_much_can_be_cancelled() -> None:
         await asyncio.wait_for(performance.stopped.wait(), 60)
 
 
-async def test_those_that_begin_count_too() -> None:
+async def test_runs_that_are_being_opened_count() -> None:
     async with running(limits=Limits(max_runs=3)) as (engine, api):
         body = {"input": "x", "background": True}
         answers = await asyncio.gather(*(api.call("POST", "/responses", json=body) for _ in range(10)))
@@ -298,7 +298,7 @@ async def test_those_that_begin_count_too() -> None:
             (await engine.next()).finish()
 
 
-async def test_what_begins_while_the_server_stops_is_not_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_that_is_opened_during_a_stop_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(limits=Limits(drain_timeout_s=0.01)) as (engine, api):
         server = api.server.server
         runs = api.server.service.store.runs
@@ -323,7 +323,7 @@ async def test_what_begins_while_the_server_stops_is_not_promised(monkeypatch: p
         assert not server.background._runs
 
 
-async def test_a_head_is_no_stream() -> None:
+async def test_a_head_request_does_not_stream() -> None:
     async with running() as (engine, api):
         begun = await api.begin()
         url = f"{api.server.url}/responses/{begun['id']}?stream=true"
@@ -333,8 +333,8 @@ async def test_a_head_is_no_stream() -> None:
         await api.ended(begun["id"])
 
 
-async def test_a_stream_whose_store_is_lost_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It can be asked for again from where it was; a second answer inside the first would help nobody."""
+async def test_a_stream_is_aborted_if_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error cannot be sent within a stream; the client can ask for the rest."""
     async with running() as (engine, api):
         begun = await api.begin()
         performance = await engine.next()
@@ -356,7 +356,7 @@ async def test_a_stream_whose_store_is_lost_is_cut_off(monkeypatch: pytest.Monke
         await api.ended(begun["id"])
 
 
-async def test_those_who_follow_are_let_go_when_the_server_stops() -> None:
+async def test_followers_are_disconnected_when_the_server_stops() -> None:
     async with running(limits=Limits(drain_timeout_s=0.05)) as (engine, api):
         begun = await api.begin()
         await engine.next()
@@ -367,3 +367,78 @@ async def test_those_who_follow_are_let_go_when_the_server_stops() -> None:
             with pytest.raises(aiohttp.ClientPayloadError):
                 await answer.read()
             await asyncio.wait_for(stopping, 60)
+
+
+async def test_the_engine_is_not_pulled_while_the_store_does_not_keep_up() -> None:
+    limits = Limits(send_buffer_bytes=1000)
+    async with running(limits=limits) as (engine, api):
+        begun = await api.begin()
+        runs = api.server.service.store.runs
+        really_append, is_away = runs.append, True
+
+        async def append(*given: Any, **more: Any) -> None:
+            if is_away:
+                raise Unavailable("gone")
+            await really_append(*given, **more)
+
+        runs.append = append
+        performance = await engine.next()
+        performance.say(*(["many words"] * 100))
+        performance.finish()
+        (live,) = api.server.server.background._runs.values()
+        await until(lambda: live._is_full)
+        left = performance.cues.qsize()
+        assert left > 50
+        is_away = False
+        done = await api.ended(begun["id"])
+        assert done["output"][0]["content"][0]["text"] == "many words" * 100
+
+
+async def test_concurrent_runs_of_a_tenant_are_limited() -> None:
+    keys = ("ours:our-key", "theirs:their-key")
+    async with running(limits=Limits(tenant_runs=2), api_key=keys) as (engine, api):
+        body = {"input": "x", "background": True}
+
+        async def begin(key: str) -> tuple[int, Any]:
+            url, headers = f"{api.server.url}/responses", {"Authorization": f"Bearer {key}"}
+            async with api.server.http.post(url, json=body, headers=headers) as answer:
+                return answer.status, await answer.json()
+
+        assert [(await begin("our-key"))[0] for _ in range(2)] == [200, 200]
+        status, refused = await begin("our-key")
+        assert (status, refused["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert "for this tenant" in refused["error"]["message"]
+        assert (await begin("their-key"))[0] == 200
+        for _ in range(3):
+            (await engine.next()).finish()
+        background = api.server.server.background
+        await until(lambda: not background._runs)
+        assert not background._running_of
+        assert (await begin("our-key"))[0] == 200
+        (await engine.next()).finish()
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 100_000])
+async def test_a_run_that_cannot_be_stored_ends(buffer_bytes: int) -> None:
+    async with running(limits=Limits(send_buffer_bytes=buffer_bytes)) as (engine, api):
+        runs = api.server.service.store.runs
+        finished = asyncio.Event()
+
+        async def open_never(*given: Any, **more: Any) -> None:
+            await finished.wait()
+            raise Unavailable("gone")
+
+        runs.open = open_never
+        body = {"input": "x", "background": True}
+        posting = asyncio.create_task(api.call("POST", "/responses", json=body))
+        performance = await engine.next()
+        performance.finish()
+        (exchange,) = api.server.service.clients
+        await until(lambda: exchange.driver.sink._is_full or performance.cues.empty())
+        finished.set()
+        status, error = await posting
+        assert (status, error["error"]["message"]) == (503, "gone")
+        await until(lambda: not api.server.service.clients)
+        await until(lambda: not api.server.server.background._running_of)
+        assert api.server.service.requests.used_bytes == 0
+        await until(lambda: not api.server.server.background._tasks)

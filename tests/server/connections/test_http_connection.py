@@ -1,4 +1,4 @@
-"""What is refused before an endpoint sees it: in the API's shape, and without a word of what was sent."""
+"""Requests refused before an endpoint is called: in the API's shape, without repeating the request."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ UPGRADE = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 1
 
 
 async def answer(raw: RawSocket) -> tuple[int, dict[str, str], str]:
-    """The status of an answer, its error, and all of it as text."""
+    """The status, the error and the full text of a response."""
     received = await raw.ended()
     head, _, body = received.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["error"], received.decode()
@@ -43,7 +43,7 @@ async def answer(raw: RawSocket) -> tuple[int, dict[str, str], str]:
         ),
     ],
 )
-async def test_what_the_library_refuses_is_not_repeated(request_text: str, status: int, code: str) -> None:
+async def test_errors_of_aiohttp_do_not_repeat_the_request(request_text: str, status: int, code: str) -> None:
     async with serve() as server, open_tcp(server) as raw:
         await raw.send(request_text.encode())
         found, error, text = await answer(raw)
@@ -53,19 +53,18 @@ async def test_what_the_library_refuses_is_not_repeated(request_text: str, statu
 
 
 async def test_the_rest_of_a_compressed_body_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be decompressed in order to be thrown away: a few bytes keep the server busy for seconds."""
+    """It would be decompressed only to be dropped: a few bytes could keep the server busy for seconds."""
     monkeypatch.setattr(serving, "_LINGERING_S", 3600.0)
     body = zlib.compress(b'{"input":"' + bytes(64 * 2**20) + b'"}')
     head = f"Content-Encoding: deflate\r\nContent-Length: {len(body) + 1}\r\n\r\n"
     async with serve() as server, open_tcp(server) as raw:
         await raw.send(f"POST /v1/responses HTTP/1.1\r\nHost: a\r\n{head}".encode() + body)
-        status, error, _ = await answer(
-            raw
-        )  # which ends with the connection, though a byte has not been sent
+        # The connection is closed, although a byte has not been sent.
+        status, error, _ = await answer(raw)
         assert (status, error["code"]) == (413, "request_too_large")
 
 
-async def test_who_leaves_during_a_handshake_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disconnect_during_the_handshake_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
     handshake = f"GET /v1/responses HTTP/1.1\r\nHost: a\r\n{UPGRADE}{key}\r\n\r\n"
     async with serve() as server:

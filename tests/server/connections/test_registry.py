@@ -1,4 +1,4 @@
-"""Open connections: how many there may be, and how long and with how much each may keep a server waiting."""
+"""Limits on connections: their number, their deadlines, and the bytes they may hold."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ KEY_OF_A, KEY_OF_B = "Authorization: Bearer key-of-a\r\n", "Authorization: Beare
 
 
 class Clock:
-    """The time that a server's connections see; it passes when a test says so."""
+    """The clock of a server's connections, advanced by the test."""
 
     def __init__(self, server: Running) -> None:
         stop_clock(server)
@@ -59,7 +59,7 @@ def request(method: str, path: str, more: str = "", body: bytes = b"", length: i
 
 
 async def store_large(server: Running, key: str, size: int) -> str:
-    """A stored response of about this size; its id."""
+    """Store a response of about this size; returns its id."""
     body = io.BytesIO(json.dumps({"input": "hello", "instructions": "x" * size}).encode())
     headers = {"Authorization": f"Bearer {key}"}
     async with server.http.post(f"{server.url}/responses", data=body, headers=headers) as answer:
@@ -67,13 +67,13 @@ async def store_large(server: Running, key: str, size: int) -> str:
 
 
 def narrow_all(server: Running) -> None:
-    """Give the server's end of all later connections a small buffer, whatever is usual on this machine."""
+    """Give all later connections of the server a small send buffer, whatever the system's default is."""
     (acceptor,) = server.server._acceptors
     acceptor._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
 
 
 async def ask_and_not_read(server: Running, raw: RawSocket, response_id: str, key: str) -> None:
-    """Send a GET whose answer is larger than all buffers, and wait until it is stuck."""
+    """Send a GET whose response is larger than all buffers, and wait until they are full."""
     unread = server.service.connections.unread
     before = unread.used_bytes
     await raw.send(request("GET", f"/v1/responses/{response_id}", key))
@@ -81,7 +81,7 @@ async def ask_and_not_read(server: Running, raw: RawSocket, response_id: str, ke
 
 
 async def cut(raw: RawSocket) -> bool:
-    """Whether a connection was closed by the server before all of its answer came."""
+    """Whether the server closed a connection before its whole response had arrived."""
     received = await raw.ended()
     head, _, body = received.partition(b"\r\n\r\n")
     length = next(int(line[16:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length: "))
@@ -89,7 +89,7 @@ async def cut(raw: RawSocket) -> bool:
 
 
 async def read_error(raw: RawSocket) -> tuple[int, str]:
-    """The status and the code of an answer that is an error; the connection may stay open."""
+    """The status and the code of an error response; the connection may stay open."""
     head = await raw.read_head()
     length = next(int(line[16:]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length: "))
     body = json.loads(await raw._read(length))
@@ -100,7 +100,7 @@ async def read_error(raw: RawSocket) -> tuple[int, str]:
 # Clients that do not read.
 
 
-async def test_a_client_that_begins_to_read_late_is_not_cut() -> None:
+async def test_a_client_that_begins_to_read_late_is_not_closed() -> None:
     async with serve() as server:
         clock = Clock(server)
         async with open_raw(server, small_buffers=True) as raw:
@@ -112,7 +112,7 @@ async def test_a_client_that_begins_to_read_late_is_not_cut() -> None:
                 assert (await raw.receive_event())["type"] == kind
 
 
-async def test_nor_over_sse() -> None:
+async def test_an_sse_client_that_begins_to_read_late_is_not_closed() -> None:
     async with serve() as server:
         clock = Clock(server)
         async with open_tcp(server, small_buffers=True) as raw:
@@ -124,7 +124,7 @@ async def test_nor_over_sse() -> None:
             assert b"data: [DONE]" in await raw.ended()
 
 
-async def test_a_plain_answer_that_nobody_reads_is_given_up() -> None:
+async def test_a_connection_whose_json_response_is_not_read_is_closed() -> None:
     async with serve() as server:
         response_id = await store_large(server, "any", 4 * MIB)
         clock = Clock(server)
@@ -137,7 +137,7 @@ async def test_a_plain_answer_that_nobody_reads_is_given_up() -> None:
             assert await cut(raw)
 
 
-async def test_a_client_that_reads_slowly_is_given_time() -> None:
+async def test_a_client_that_reads_slowly_gets_more_time() -> None:
     async with serve() as server:
         response_id = await store_large(server, "any", 4 * MIB)
         clock = Clock(server)
@@ -155,7 +155,7 @@ async def test_a_client_that_reads_slowly_is_given_time() -> None:
             assert unread.used_bytes
 
 
-async def test_an_answer_on_a_connection_that_is_closing_is_given_up_too() -> None:
+async def test_a_closing_connection_whose_response_is_not_read_is_aborted() -> None:
     """Closing a connection waits until everything has been sent."""
     async with serve() as server:
         response_id = await store_large(server, "any", 4 * MIB)
@@ -167,8 +167,8 @@ async def test_an_answer_on_a_connection_that_is_closing_is_given_up_too() -> No
             await until(lambda: server.service.connections.open <= 1)
 
 
-async def test_the_last_bytes_of_an_answer_are_given_up_too() -> None:
-    """They are too few to hold up whoever writes, and closing a connection waits for them."""
+async def test_a_connection_whose_last_bytes_are_not_read_is_aborted() -> None:
+    """They are too few to pause writing, and closing a connection waits for them."""
     async with serve() as server:
         clock = Clock(server)
         async with open_tcp(server, small_buffers=True) as raw:
@@ -184,9 +184,9 @@ async def test_the_last_bytes_of_an_answer_are_given_up_too() -> None:
 
 
 @pytest.mark.parametrize("bounds", [{"tenant_unread_bytes": 5 * MIB}, {"unread_bytes": 5 * MIB}])
-async def test_unread_answers_are_bounded(bounds: dict[str, int]) -> None:
-    """Past the bound, the client that has not read for longest is cut; another tenant's is not, where it has
-    less."""
+async def test_unread_bytes_are_limited(bounds: dict[str, int]) -> None:
+    """Above the limit, the connection that has been unread longest is closed, but not another tenant's that
+    holds less."""
     limits = Limits(**bounds)
     async with serve(limits=limits, api_key=KEYS) as server:
         large = await store_large(server, "key-of-a", 4 * MIB)
@@ -207,7 +207,7 @@ async def test_unread_answers_are_bounded(bounds: dict[str, int]) -> None:
             assert server.service.connections.unread.used_by("a") <= 5 * MIB
 
 
-async def test_events_that_wait_on_a_socket_count_as_unread() -> None:
+async def test_queued_events_of_a_socket_count_as_unread() -> None:
     engine = PuppetEngine()
     limits = Limits(tenant_unread_bytes=20 * MIB, send_buffer_bytes=64 * MIB)
     async with serve(engine, limits=limits) as server:
@@ -226,7 +226,7 @@ async def test_events_that_wait_on_a_socket_count_as_unread() -> None:
             assert not connections.unread.used_bytes
 
 
-# Requests that do not come.
+# Requests that do not arrive.
 
 
 async def test_a_silent_connection_is_closed() -> None:
@@ -241,7 +241,7 @@ async def test_a_silent_connection_is_closed() -> None:
             assert server.service.connections.open == 0
 
 
-async def test_a_head_that_comes_too_slowly_is_refused() -> None:
+async def test_a_request_head_that_arrives_too_slowly_is_refused() -> None:
     async with serve() as server:
         clock = Clock(server)
         async with open_tcp(server) as raw:
@@ -254,7 +254,7 @@ async def test_a_head_that_comes_too_slowly_is_refused() -> None:
             assert await raw.ended() == b""
 
 
-async def test_a_head_that_never_ends_is_refused() -> None:
+async def test_a_request_head_that_never_ends_is_refused() -> None:
     async with serve() as server, open_tcp(server) as raw:
         await raw.send(b"GET /v1/models HTTP/1.1\r\n")
         for number in range(100):
@@ -263,7 +263,7 @@ async def test_a_head_that_never_ends_is_refused() -> None:
         assert await read_error(raw) == (431, "headers_too_large")
 
 
-async def test_a_connection_that_is_kept_open_is_closed_when_nothing_follows() -> None:
+async def test_an_idle_connection_is_closed_after_the_keepalive_timeout() -> None:
     limits = Limits(keepalive_timeout_s=0.05)
     async with serve(limits=limits) as server, open_tcp(server) as raw:
         await raw.send(request("GET", "/v1/models"))
@@ -286,14 +286,14 @@ async def test_the_next_request_has_its_own_deadline() -> None:
             assert await read_error(raw) == (408, "request_timeout")
 
 
-async def test_a_body_that_does_not_come_is_refused() -> None:
+async def test_a_body_that_does_not_arrive_is_refused() -> None:
     async with serve(limits=Limits(body_timeout_s=0.05)) as server, open_tcp(server) as raw:
         await raw.send(request("POST", "/v1/responses", body=b'{"input":', length=100))
         assert await read_error(raw) == (408, "request_timeout")
         assert not server.service.requests.used_bytes
 
 
-async def test_bodies_under_way_are_bounded_per_tenant_and_in_all() -> None:
+async def test_bodies_being_received_are_limited_per_tenant_and_in_total() -> None:
     limits = Limits(tenant_request_bytes=300_000, request_bytes=500_000)
     half = b'"' + b"x" * 200_000
     async with serve(limits=limits, api_key=KEYS) as server:
@@ -312,23 +312,23 @@ async def test_bodies_under_way_are_bounded_per_tenant_and_in_all() -> None:
         assert (await server.post(key="key-of-a", input="hello"))[0] == 200
 
 
-async def test_a_body_past_the_bound_is_refused_before_it_comes() -> None:
+async def test_a_body_beyond_the_limit_is_refused_before_it_arrives() -> None:
     async with serve(limits=Limits(max_frame_bytes=1000)) as server, open_tcp(server) as raw:
         await raw.send(request("POST", "/v1/responses", length=1001))
         assert await read_error(raw) == (413, "request_too_large")
 
 
-async def test_a_body_that_says_no_length_is_refused_past_the_bound() -> None:
+async def test_a_body_without_a_length_is_refused_beyond_the_limit() -> None:
     async with serve(limits=Limits(max_frame_bytes=1000)) as server, open_tcp(server) as raw:
         chunk = b"3e9\r\n" + b"x" * 1001 + b"\r\n"
         await raw.send(request("POST", "/v1/responses", "Transfer-Encoding: chunked\r\n") + chunk)
         assert await read_error(raw) == (413, "request_too_large")
 
 
-# Messages that do not end.
+# Unfinished messages.
 
 
-async def test_a_message_that_does_not_go_on_closes_the_socket() -> None:
+async def test_an_unfinished_message_that_stops_closes_the_socket() -> None:
     async with serve() as server:
         clock = Clock(server)
         async with open_raw(server) as raw:
@@ -340,7 +340,7 @@ async def test_a_message_that_does_not_go_on_closes_the_socket() -> None:
             assert await raw.closed() == 1008
 
 
-async def test_a_message_that_goes_on_is_waited_for() -> None:
+async def test_an_unfinished_message_that_continues_is_waited_for() -> None:
     async with serve() as server:
         clock = Clock(server)
 
@@ -359,7 +359,7 @@ async def test_a_message_that_goes_on_is_waited_for() -> None:
             assert not server.service.connections._unfinished
 
 
-async def test_unfinished_messages_are_bounded() -> None:
+async def test_bytes_of_unfinished_messages_are_limited() -> None:
     limits = Limits(tenant_request_bytes=MIB)
     async with serve(limits=limits, api_key=KEYS) as server:
         requests = server.service.requests
@@ -374,12 +374,12 @@ async def test_unfinished_messages_are_bounded() -> None:
         await until(lambda: not requests.used_bytes)
 
 
-# How many.
+# Number of connections.
 
 
 @asynccontextmanager
 async def silent(server: Running, count: int) -> AsyncIterator[list[RawSocket]]:
-    """So many connections that send nothing, opened one after the other."""
+    """Connections that send nothing, opened one after the other."""
     async with contextlib.AsyncExitStack() as stack:
         raws = []
         for _ in range(count):
@@ -389,7 +389,7 @@ async def silent(server: Running, count: int) -> AsyncIterator[list[RawSocket]]:
         yield raws
 
 
-async def test_who_has_shown_no_key_makes_room_for_the_next() -> None:
+async def test_an_anonymous_connection_is_closed_to_make_room() -> None:
     limits = Limits(max_connections=100, anonymous_share=0.05)
     async with serve(limits=limits, api_key=KEYS) as server:
         clock, connections = Clock(server), server.service.connections
@@ -404,7 +404,7 @@ async def test_who_has_shown_no_key_makes_room_for_the_next() -> None:
                 assert (await sixth.read_head()).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_who_has_just_come_is_given_time_to_show_a_key() -> None:
+async def test_a_new_anonymous_connection_is_not_closed_at_once() -> None:
     """Others wait until then, and are served."""
     limits = Limits(max_connections=100, anonymous_share=0.01)
     async with serve(limits=limits, api_key=KEYS) as server:
@@ -416,21 +416,21 @@ async def test_who_has_just_come_is_given_time_to_show_a_key() -> None:
             assert (await second.read_head()).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_one_tenant_gets_its_share_of_the_connections() -> None:
+async def test_a_tenant_may_not_exceed_its_share_of_the_connections() -> None:
     limits = Limits(max_connections=4, tenant_share=0.5, anonymous_share=0.5)
     async with serve(limits=limits, api_key=KEYS) as server:
         async with open_raw(server, more=KEY_OF_A), open_raw(server, more=KEY_OF_A):
             async with open_tcp(server) as raw:
                 await raw.send(request("GET", "/v1/models", KEY_OF_A))
                 assert await read_error(raw) == (429, "rate_limit_exceeded")
-                assert await raw.ended() == b"", "it is not kept open"
+                assert await raw.ended() == b"", "the connection is not kept open"
             async with open_raw(server, more=KEY_OF_B) as other:
                 await other.create(input="hello")
                 assert (await other.receive_event())["type"] == "response.created"
         await until(lambda: not server.service.connections._by_tenant)
 
 
-async def test_a_tenant_makes_room_for_itself_where_it_can() -> None:
+async def test_an_idle_connection_of_the_same_tenant_is_closed_to_make_room() -> None:
     limits = Limits(max_connections=4, tenant_share=0.5, anonymous_share=0.5)
     async with serve(limits=limits, api_key=KEYS) as server, open_tcp(server) as idle:
         await idle.send(request("GET", "/v1/models", KEY_OF_A))
@@ -439,7 +439,7 @@ async def test_a_tenant_makes_room_for_itself_where_it_can() -> None:
             await idle.ended()
 
 
-async def test_where_no_keys_are_needed_one_tenant_may_have_all() -> None:
+async def test_without_keys_one_tenant_may_have_all_connections() -> None:
     limits = Limits(max_connections=2, anonymous_share=1.0)
     async with serve(limits=limits) as server, open_raw(server), open_raw(server) as second:
         await second.create(input="hello")
@@ -449,7 +449,7 @@ async def test_where_no_keys_are_needed_one_tenant_may_have_all() -> None:
             assert await read_error(raw) == (503, "service_unavailable")
 
 
-async def test_a_connection_that_is_only_kept_open_makes_room() -> None:
+async def test_an_idle_connection_is_closed_to_make_room() -> None:
     limits = Limits(max_connections=1, anonymous_share=1.0)
     async with serve(limits=limits) as server, open_tcp(server) as idle:
         await idle.send(request("GET", "/v1/models"))
@@ -463,7 +463,7 @@ async def test_a_connection_that_is_only_kept_open_makes_room() -> None:
 # File descriptors.
 
 
-def test_connections_do_not_get_all_descriptors() -> None:
+def test_some_file_descriptors_are_reserved() -> None:
     assert room_for_connections(None, 20_000) == 20_000
     assert room_for_connections(1_000_000, 20_000) == 20_000
     assert room_for_connections(20_000, 20_000) == 16_000
@@ -473,7 +473,7 @@ def test_connections_do_not_get_all_descriptors() -> None:
 
 @contextmanager
 def no_descriptor_left() -> Iterator[None]:
-    """Let this process have no free descriptor."""
+    """Use up all file descriptors of this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))
     taken: list[int] = []
@@ -490,16 +490,16 @@ def no_descriptor_left() -> Iterator[None]:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux tells them")
-async def test_running_out_of_descriptors_is_said_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+async def test_running_out_of_file_descriptors_is_logged_and_survived(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with serve(FAST) as server:
         loop = asyncio.get_running_loop()
         with socket.socket() as early:
             early.setblocking(False)
             with no_descriptor_left():
                 await loop.sock_connect(early, ("127.0.0.1", server.server.port))
-                assert await asyncio.wait_for(loop.sock_recv(early, 1), 60) == b"", (
-                    "turned away, not left waiting"
-                )
+                assert await asyncio.wait_for(loop.sock_recv(early, 1), 60) == b"", "closed, not left waiting"
         (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
         assert "out of file descriptors" in record.getMessage()
         async with server.http.get(server.url.removesuffix("/v1") + "/health") as answer:

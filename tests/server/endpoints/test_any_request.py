@@ -1,7 +1,7 @@
-"""Whatever is sent over HTTP: never a fault of ours, always an answer that the OpenAPI document describes.
+"""Any HTTP request gets an answer that the OpenAPI document describes, and never an internal error.
 
-Bodies are any JSON, bodies that would be served but for one change, and no JSON at all; ids are real ones and
-others. `make fuzz` does the same at length, with requests made from the document itself.
+Bodies are any JSON, valid bodies with one change, and bytes that are not JSON; ids are real ones and others.
+`make fuzz` does the same at length, with requests generated from the document itself.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ SERVED: dict[str, list[Any]] = {
 }
 
 REAL = {"response_id": "RESPONSE", "conversation_id": "CONVERSATION", "item_id": "ITEM", "model": "simulated"}
-"""What stands for an id in a request until it is sent."""
+"""Placeholder for an id in a request, replaced when it is sent."""
 
 texts = st.one_of(
     st.text(max_size=8),
@@ -94,7 +94,7 @@ values = st.recursive(
 
 
 def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The way to everything within a value."""
+    """The paths of all values within a value."""
     found = [path]
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
@@ -104,7 +104,7 @@ def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @st.composite
 def changed(draw: st.DrawFn, bodies: list[Any]) -> Any:
-    """A body that would be served, with one thing in it changed, added or taken away; or none."""
+    """A valid body with one value changed, added or removed; or no body."""
     body = json.loads(json.dumps(draw(st.sampled_from(bodies))))
     path = draw(st.sampled_from(places(body)))
     if not path:
@@ -139,7 +139,7 @@ def dumped(value: object) -> bytes:
 
 
 class Client:
-    """One connection, to be usable to the end; and things that its requests may be about."""
+    """One connection, which has to stay usable, and the ids of objects for its requests."""
 
     def __init__(self, server: Running) -> None:
         self._server = server

@@ -1,4 +1,4 @@
-"""Compaction on the wire: thresholds, triggers, windows, and what clients keep between servers."""
+"""Compaction over HTTP and sockets: thresholds, triggers, the endpoint, and encrypted content."""
 
 import asyncio
 import base64
@@ -29,16 +29,16 @@ def context_of(job: Job) -> list[Json]:
 
 
 def words(job: Job) -> list[str]:
-    """What a context says, message by message."""
-    said = []
+    """The texts of a context, message by message."""
+    texts = []
     for item in context_of(job):
         content = item.get("content", "")
-        said.append(content if isinstance(content, str) else "".join(part["text"] for part in content))
-    return said
+        texts.append(content if isinstance(content, str) else "".join(part["text"] for part in content))
+    return texts
 
 
 async def speak(engine: PuppetEngine, *texts: str) -> list[Job]:
-    """Do the next jobs, with one text each."""
+    """Answer the next jobs with one text each."""
     jobs = []
     for text in texts:
         performance = await engine.next()
@@ -49,7 +49,7 @@ async def speak(engine: PuppetEngine, *texts: str) -> list[Job]:
 
 
 async def played(engine: PuppetEngine, asking: Any, *texts: str) -> tuple[Any, list[Job]]:
-    """What comes of a request while its jobs are done."""
+    """The result of a request, and its jobs, answered with one text each."""
     answer, jobs = await asyncio.gather(asking, speak(engine, *texts))
     return answer, jobs
 
@@ -64,7 +64,7 @@ def long_engine(tokens: int = 5000) -> PuppetEngine:
 
 
 @pytest.mark.parametrize(("tokens", "texts"), [(999, ["hello"]), (1000, ["so far", "hello"])])
-async def test_over_sse(tokens: int, texts: list[str]) -> None:
+async def test_a_compaction_over_sse(tokens: int, texts: list[str]) -> None:
     engine = long_engine(tokens)
     async with serve(engine) as server:
         events, _ = await played(engine, server.stream(input="hi", context_management=MANAGED), *texts)
@@ -74,7 +74,7 @@ async def test_over_sse(tokens: int, texts: list[str]) -> None:
     assert events[-1]["response"]["usage"]["output_tokens"] == 2 * len(texts)
 
 
-async def test_over_plain_http() -> None:
+async def test_a_compaction_over_plain_http() -> None:
     engine = long_engine()
     async with serve(engine) as server:
         asking = server.post(input="hi", context_management=MANAGED)
@@ -85,7 +85,7 @@ async def test_over_plain_http() -> None:
     assert words(jobs[1])[0].endswith("so far")
 
 
-async def test_a_chain_goes_on_from_what_is_left_over_a_socket() -> None:
+async def test_a_chain_on_a_socket_continues_from_its_compaction() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         first, _ = await played(engine, socket.response(input="one", store=False), "two")
@@ -96,13 +96,13 @@ async def test_a_chain_goes_on_from_what_is_left_over_a_socket() -> None:
         assert second["previous_response_id"] == first["id"]
         asking = socket.response(input="five", store=False, previous_response_id=second["id"])
         _, jobs = await played(engine, asking, "six")
-    told = words(jobs[0])
-    assert told[0] == "one"
-    assert told[1].endswith("so far")
-    assert told[2:] == ["three", "four", "five"]
+    texts = words(jobs[0])
+    assert texts[0] == "one"
+    assert texts[1].endswith("so far")
+    assert texts[2:] == ["three", "four", "five"]
 
 
-async def test_a_stored_chain_goes_on_from_what_is_left_after_a_restart(tmp_path: Path) -> None:
+async def test_a_stored_chain_continues_from_its_compaction_after_a_restart(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path}/slipring.db"
     engine = long_engine()
     async with serve(engine, store=store) as server:
@@ -122,7 +122,7 @@ async def test_a_stored_chain_goes_on_from_what_is_left_after_a_restart(tmp_path
         assert words(jobs[0])[2:] == ["three", "four", "five"]
 
 
-async def test_in_the_background() -> None:
+async def test_a_compaction_in_the_background() -> None:
     engine = long_engine()
     async with serve(engine) as server:
         asking = server.stream(input="hi", background=True, context_management=MANAGED)
@@ -144,7 +144,7 @@ async def test_a_background_run_is_cancelled_while_it_compacts() -> None:
         await asyncio.wait_for(performance.stopped.wait(), 60)
 
 
-async def test_a_background_run_fails_where_nobody_can_count() -> None:
+async def test_a_background_run_fails_if_the_engine_cannot_count() -> None:
     class Clueless(PuppetEngine):
         async def count(self, job: Job, enough: int | None = None) -> int:
             raise ServerError("who knows")
@@ -157,7 +157,7 @@ async def test_a_background_run_fails_where_nobody_can_count() -> None:
     assert refused[0] == 500
 
 
-async def test_in_a_conversation() -> None:
+async def test_a_compaction_in_a_conversation() -> None:
     engine = long_engine()
     async with serve(engine) as server:
         made = await server.http.post(f"{server.url}/conversations", json={"items": [user("one")]})
@@ -172,7 +172,7 @@ async def test_in_a_conversation() -> None:
     assert kept == ["message", "message", "compaction", "message", "message", "message"]
 
 
-async def test_a_conversation_whose_last_response_is_gone_goes_on_from_its_compaction() -> None:
+async def test_a_conversation_whose_last_response_was_deleted_continues_from_its_compaction() -> None:
     engine = long_engine()
     async with serve(engine) as server:
         made = await server.http.post(f"{server.url}/conversations", json={"items": [user("one")]})
@@ -186,7 +186,7 @@ async def test_a_conversation_whose_last_response_is_gone_goes_on_from_its_compa
     assert sum("so far" in text for text in words(jobs[0])) == 1
 
 
-async def test_a_failure_while_it_compacts() -> None:
+async def test_a_failed_summary_fails_the_response() -> None:
     engine = long_engine()
     async with serve(engine) as server, server.connect() as socket:
         await socket.create(input="hi", store=False, context_management=MANAGED)
@@ -198,7 +198,7 @@ async def test_a_failure_while_it_compacts() -> None:
     assert events[-1]["response"]["output"] == []
 
 
-async def test_a_client_that_leaves_stops_the_summary() -> None:
+async def test_a_disconnect_stops_the_summary() -> None:
     engine = long_engine()
     async with serve(engine) as server:
         async with server.connect(abandoned=True) as socket:
@@ -217,11 +217,11 @@ async def test_a_trigger_over_every_transport() -> None:
         asked: dict[str, Any] = {"input": [user("one"), TRIGGER], "store": False}
         (_, posted), _ = await played(engine, server.post(**asked), "so far")
         streamed, _ = await played(engine, server.stream(**asked), "so far")
-        told, _ = await played(engine, socket.response(**asked), "so far")
-        for response in (posted, streamed[-1]["response"], told):
+        received, _ = await played(engine, socket.response(**asked), "so far")
+        for response in (posted, streamed[-1]["response"], received):
             assert [item["type"] for item in response["output"]] == ["compaction"]
         assert [event["type"] for event in streamed[2:]] == [*COMPACTED, "response.completed"]
-        asking = socket.response(input="two", store=False, previous_response_id=told["id"])
+        asking = socket.response(input="two", store=False, previous_response_id=received["id"])
         _, jobs = await played(engine, asking, "three")
     assert words(jobs[0])[1:] == ["one", "two"]
 
@@ -250,7 +250,7 @@ async def test_open_calls_outlive_a_compaction() -> None:
 # The endpoint.
 
 
-async def test_a_window_begins_a_new_chain() -> None:
+async def test_a_compacted_window_starts_a_new_chain() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         (_, first), _ = await played(engine, server.post(input="one"), "two")
@@ -263,13 +263,13 @@ async def test_a_window_begins_a_new_chain() -> None:
         asking = server.post(input=[*window["output"], user("four")], tools=[])
         (status, _), jobs = await played(engine, asking, "five")
         assert status == 200
-    told = words(jobs[0])
-    assert told[:2] == ["one", "three"]
-    assert told[2].endswith("so far")
-    assert told[3:] == ["four"]
+    texts = words(jobs[0])
+    assert texts[:2] == ["one", "three"]
+    assert texts[2].endswith("so far")
+    assert texts[3:] == ["four"]
 
 
-async def test_a_window_of_a_window_repeats_nothing() -> None:
+async def test_compacting_a_window_again_repeats_nothing() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         asking = server.compact(model="puppet", input="one", instructions="Be brief.")
@@ -279,10 +279,10 @@ async def test_a_window_of_a_window_repeats_nothing() -> None:
         (_, window), _ = await played(engine, asking, "second")
         asking = server.post(input=[*window["output"], user("three")])
         _, jobs = await played(engine, asking, "four")
-    told = words(jobs[0])
-    assert told[:2] == ["one", "two"]
-    assert told[2].endswith("second")
-    assert told[3:] == ["three"]
+    texts = words(jobs[0])
+    assert texts[:2] == ["one", "two"]
+    assert texts[2].endswith("second")
+    assert texts[3:] == ["three"]
 
 
 @pytest.mark.parametrize(
@@ -301,14 +301,14 @@ async def test_a_window_of_a_window_repeats_nothing() -> None:
         ),
     ],
 )
-async def test_a_window_that_cannot_be_made(body: Json, param: str, code: str) -> None:
+async def test_an_invalid_compact_request_is_refused(body: Json, param: str, code: str) -> None:
     async with serve() as server:
         status, refused = await server.compact(**body)
     assert status in (400, 404)
     assert (refused["error"]["param"], refused["error"]["code"]) == (param, code)
 
 
-async def test_a_window_that_fails() -> None:
+async def test_a_failed_compaction_is_an_http_error() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         (status, refused), _ = await played(engine, server.compact(model="puppet", input="one"), " ")
@@ -316,20 +316,20 @@ async def test_a_window_that_fails() -> None:
     assert "no summary" in refused["error"]["message"]
 
 
-async def test_a_window_is_nobodys_response() -> None:
+async def test_a_compacted_window_is_not_a_stored_response() -> None:
     async with serve() as server:
         _, window = await server.compact(model="simulated", input="one")
         status, _ = await server.post(input="two", previous_response_id=window["id"])
         assert status == 400
 
 
-async def test_the_openai_client_compacts_and_goes_on() -> None:
+async def test_the_openai_client_compacts_and_continues() -> None:
     async with serve() as server, AsyncOpenAI(base_url=server.url, api_key="any") as client:
         first = await client.responses.create(model="simulated", input="one")
         window = await client.responses.compact(model="simulated", previous_response_id=first.id)
         assert window.object == "response.compaction"
         assert window.output[-1].type == "compaction"
-        # The package takes every message of an output for an assistant's, and would warn.
+        # The package expects every output message to be an assistant's, and would warn.
         kept: Any = [item.to_dict(warnings=False) for item in window.output]
         again = await client.responses.create(model="simulated", input=[*kept, user("two")], tools=[])
         assert again.output_text
@@ -347,10 +347,10 @@ async def test_the_simulated_engine_compacts_by_its_own_count() -> None:
         assert third["usage"]["input_tokens"] < 1000
 
 
-# What clients keep.
+# Encrypted content.
 
 
-async def test_reasoning_comes_back_to_the_model_though_the_client_dropped_it() -> None:
+async def test_encrypted_reasoning_is_passed_to_the_model_again() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         asked = {"store": False, "include": ["reasoning.encrypted_content"]}
@@ -359,11 +359,11 @@ async def test_reasoning_comes_back_to_the_model_though_the_client_dropped_it() 
         performance.emit(Thought("six sevens"), Text("42"))
         performance.finish()
         events = await socket.until(*TERMINAL)
-        reasoning, said = events[-1]["response"]["output"]
+        reasoning, message = events[-1]["response"]["output"]
         done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
         assert done[0] == reasoning
         kept = {key: reasoning[key] for key in ("type", "id", "summary", "encrypted_content")}
-        asking = socket.response(input=[user("6*7"), kept, said, user("sure?")], **asked)
+        asking = socket.response(input=[user("6*7"), kept, message, user("sure?")], **asked)
         _, jobs = await played(engine, asking, "yes")
     assert words(jobs[0]) == ["6*7", "six sevens", "42", "sure?"]
 
@@ -413,14 +413,14 @@ async def test_servers_on_one_store_share_a_key(tmp_path: Path) -> None:
         assert await opens(other, item)
 
 
-async def test_a_blob_is_for_the_tenant_that_got_it() -> None:
+async def test_encrypted_content_can_be_opened_by_its_tenant_only() -> None:
     async with serve(api_key=("alice:a-key", "bob:b-key")) as server:
         item = await sealed(server, key="a-key")
         assert await opens(server, item, key="a-key")
         assert not await opens(server, item, key="b-key")
 
 
-async def test_a_conversation_takes_no_foreign_blob() -> None:
+async def test_a_conversation_refuses_encrypted_content_of_another_tenant() -> None:
     foreign = {"type": "compaction", "encrypted_content": "gAAAAA"}
     async with serve() as server:
         for item, param in ((foreign, "items[0].encrypted_content"), (TRIGGER, "items[0].type")):

@@ -1,4 +1,4 @@
-"""Conversations: items that outlive responses, and responses that take part."""
+"""Conversations: their items, and responses that read and extend them."""
 
 import asyncio
 import random
@@ -18,8 +18,8 @@ def texts(page: dict[str, Any]) -> list[str]:
     return [item["content"][0]["text"] for item in page["data"]]
 
 
-async def made(api: Api, *said: str, **fields: Any) -> str:
-    body = {"items": [message(text) for text in said], **fields}
+async def created(api: Api, *texts: str, **fields: Any) -> str:
+    body = {"items": [message(text) for text in texts], **fields}
     status, conversation = await api.call("POST", "/conversations", json=body)
     assert status == 200, conversation
     return str(conversation["id"])
@@ -32,7 +32,7 @@ async def listed(api: Api, conversation_id: str, **query: Any) -> dict[str, Any]
     return dict(page)
 
 
-async def test_a_conversation_lives_and_dies() -> None:
+async def test_a_conversation_is_created_updated_and_deleted() -> None:
     async with serve() as server:
         api = Api(server)
         status, made = await api.call("POST", "/conversations", json={"metadata": {"a": "b"}})
@@ -50,7 +50,7 @@ async def test_a_conversation_lives_and_dies() -> None:
         assert (await api.call("POST", path, json={"metadata": {}}))[0] == 404
 
 
-async def test_one_can_be_made_of_nothing() -> None:
+async def test_a_conversation_can_be_created_without_a_body() -> None:
     async with serve() as server:
         status, made = await Api(server).call("POST", "/conversations")
         assert (status, made["metadata"]) == (200, {})
@@ -59,7 +59,7 @@ async def test_one_can_be_made_of_nothing() -> None:
 async def test_items_are_listed_in_pages() -> None:
     async with serve() as server:
         api = Api(server)
-        conversation = await made(api, "a", "b", "c", "d", "e")
+        conversation = await created(api, "a", "b", "c", "d", "e")
         first = await listed(api, conversation, limit=2, order="asc")
         assert (texts(first), first["has_more"]) == (["a", "b"], True)
         second = await listed(api, conversation, limit=3, order="asc", after=first["last_id"])
@@ -74,7 +74,7 @@ async def test_items_are_listed_in_pages() -> None:
 async def test_items_are_added_read_and_deleted() -> None:
     async with serve() as server:
         api = Api(server)
-        conversation = await made(api, "a")
+        conversation = await created(api, "a")
         path = f"/conversations/{conversation}/items"
         status, added = await api.call(
             "POST", path, json={"items": [message("b"), message("c", "assistant")]}
@@ -103,7 +103,7 @@ async def test_items_are_added_read_and_deleted() -> None:
         ({"metadata": {"a" * 65: "b"}}, "metadata"),
     ],
 )
-async def test_what_cannot_be_kept_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+async def test_invalid_items_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     async with serve() as server:
         status, error = await Api(server).call("POST", "/conversations", json=body)
         assert (status, error["error"]["param"].split("[")[0]) == (400, param.split("[")[0])
@@ -113,18 +113,18 @@ async def test_what_cannot_be_kept_is_refused_by_name(body: dict[str, Any], para
 @pytest.mark.parametrize(
     "query", [{"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"limit": "0" * 8 + "1999"}, {"order": "up"}]
 )
-async def test_a_page_that_cannot_be_is_refused(query: dict[str, str]) -> None:
+async def test_an_invalid_page_is_refused(query: dict[str, str]) -> None:
     async with serve() as server:
         api = Api(server)
-        conversation = await made(api)
+        conversation = await created(api)
         status, error = await api.call("GET", f"/conversations/{conversation}/items", params=query)
         assert (status, error["error"]["param"]) == (400, next(iter(query)))
 
 
-async def test_an_id_that_is_taken_is_not_taken_again() -> None:
+async def test_an_id_cannot_be_reused_for_another_item() -> None:
     async with serve() as server:
         api = Api(server)
-        conversation = await made(api)
+        conversation = await created(api)
         path = f"/conversations/{conversation}/items"
         item = {**message("one"), "id": "msg_mine"}
         again = {"id": "msg_mine", "role": "user", "content": [{"type": "input_text", "text": "one"}]}
@@ -141,13 +141,13 @@ async def test_an_id_that_is_taken_is_not_taken_again() -> None:
         assert texts(await listed(api, conversation)) == ["one"]
 
 
-async def test_the_longest_id_can_be_kept(postgres_url: str) -> None:
-    """What an index takes is counted in bytes, and what a client may send in characters."""
+async def test_the_longest_id_can_be_stored(postgres_url: str) -> None:
+    """An index limits bytes, and the API limits characters."""
     drawn = random.Random(1)
     longest = "".join(chr(drawn.randrange(0x10000, 0x20000)) for _ in range(512))
     async with serve(store=postgres_url) as server:
         api = Api(server)
-        conversation = await made(api)
+        conversation = await created(api)
         item = {**message("x"), "id": longest}
         status, error = await server.post(input=[{**item, "id": longest + "x"}], conversation=conversation)
         assert (status, error["error"]["param"]) == (400, "input[0].id")
@@ -158,11 +158,11 @@ async def test_the_longest_id_can_be_kept(postgres_url: str) -> None:
         assert (await listed(api, conversation))["first_id"] == longest
 
 
-async def test_a_response_takes_part() -> None:
+async def test_a_response_adds_its_items_to_the_conversation() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         api = Api(server)
-        conversation = await made(api, "before")
+        conversation = await created(api, "before")
         answer = asyncio.create_task(server.post(input="hello", conversation=conversation))
         performance = await engine.next()
         assert len(list(performance.job.context())) == 2
@@ -173,11 +173,11 @@ async def test_a_response_takes_part() -> None:
         assert texts(await listed(api, conversation, order="asc")) == ["before", "hello", "hi"]
 
 
-async def test_the_next_response_goes_on_from_the_last() -> None:
+async def test_the_next_response_continues_from_the_last() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         api = Api(server)
-        conversation = await made(api)
+        conversation = await created(api)
         first = asyncio.create_task(server.post(input="one", conversation={"id": conversation}))
         performance = await engine.next()
         performance.say("1")
@@ -195,11 +195,11 @@ async def test_the_next_response_goes_on_from_the_last() -> None:
 
 
 @pytest.mark.parametrize("store", [True, False])
-async def test_on_a_socket_too(store: bool) -> None:
+async def test_conversations_on_a_socket(store: bool) -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         api = Api(server)
-        conversation = await made(api)
+        conversation = await created(api)
         for number in range(3):
             await socket.create(input=f"q{number}", conversation=conversation, store=store)
             performance = await engine.next()
@@ -211,11 +211,11 @@ async def test_on_a_socket_too(store: bool) -> None:
         assert texts(await listed(api, conversation, order="asc")) == ["q0", "a0", "q1", "a1", "q2", "a2"]
 
 
-async def test_what_was_deleted_is_not_told_to_the_model() -> None:
+async def test_deleted_items_are_not_passed_to_the_model() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         api = Api(server)
-        conversation = await made(api)
+        conversation = await created(api)
         first = asyncio.create_task(server.post(input="forget me", conversation=conversation))
         performance = await engine.next()
         performance.say("ok")
@@ -231,21 +231,21 @@ async def test_what_was_deleted_is_not_told_to_the_model() -> None:
         await second
 
 
-async def test_a_response_that_is_not_stored_still_takes_part() -> None:
+async def test_an_unstored_response_adds_its_items_too() -> None:
     async with serve() as server:
         api = Api(server)
-        conversation = await made(api)
+        conversation = await created(api)
         for _ in range(2):
             status, _ = await server.post(input="x", conversation=conversation, store=False)
             assert status == 200
         assert len((await listed(api, conversation))["data"]) == 4
 
 
-async def test_two_responses_at_once_lose_nothing() -> None:
+async def test_two_concurrent_responses_lose_no_items() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         api = Api(server)
-        conversation = await made(api)
+        conversation = await created(api)
         answers = []
         performances = []
         for text in ("a", "b"):
@@ -263,7 +263,7 @@ async def test_two_responses_at_once_lose_nothing() -> None:
         await third
 
 
-async def test_a_conversation_that_is_not_there() -> None:
+async def test_an_unknown_conversation_is_not_found() -> None:
     async with serve() as server, server.connect() as socket:
         status, error = await server.post(input="x", conversation="conv_nobody")
         assert (status, error["error"]["param"]) == (404, "conversation")
@@ -271,14 +271,16 @@ async def test_a_conversation_that_is_not_there() -> None:
         assert (await socket.response(input="x"))["status"] == "completed"
 
 
-async def test_it_excludes_a_previous_response() -> None:
+async def test_conversation_and_previous_response_exclude_each_other() -> None:
     async with serve() as server:
         status, error = await server.post(input="x", conversation="conv_1", previous_response_id="resp_1")
         assert (status, error["error"]["param"]) == (400, "previous_response_id")
 
 
-async def said(server: Running, engine: PuppetEngine, words: str, **fields: Any) -> tuple[list[bytes], str]:
-    """A turn over HTTP: what the engine was told, and the id of the response."""
+async def run_turn(
+    server: Running, engine: PuppetEngine, words: str, **fields: Any
+) -> tuple[list[bytes], str]:
+    """Run a turn over HTTP; returns the context that the engine got, and the id of the response."""
     answer = asyncio.create_task(server.post(**fields))
     performance = await engine.next()
     performance.say(words)
@@ -288,21 +290,21 @@ async def said(server: Running, engine: PuppetEngine, words: str, **fields: Any)
     return [item.raw for item in performance.job.context()], response["id"]
 
 
-async def test_names_that_clients_repeat_are_not_mixed_up() -> None:
+async def test_repeated_client_ids_are_not_confused() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         api = Api(server)
-        conversation = await made(api)
+        conversation = await created(api)
         named = {"type": "message", "id": "msg_u", "role": "user"}
         for text in ("first", "second"):
             fields = {"input": [{**named, "content": text}], "conversation": conversation}
-            _, tip = await said(server, engine, f"to {text}", **fields)
+            _, tip = await run_turn(server, engine, f"to {text}", **fields)
         assert texts(await listed(api, conversation, order="asc")) == [
             *("first", "to first"),
             *("second", "to second"),
         ]
         await api.call("DELETE", f"/responses/{tip}")
-        context, _ = await said(server, engine, "x", input="third", conversation=conversation)
+        context, _ = await run_turn(server, engine, "x", input="third", conversation=conversation)
         assert [b"second" in raw for raw in context] == [False, False, True, True, False]
 
 
@@ -311,7 +313,7 @@ async def test_a_listed_item_can_be_referred_to_in_the_same_conversation(store: 
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         api = Api(server)
-        conversation = await made(api)
+        conversation = await created(api)
         await socket.create(input="remember", conversation=conversation, store=store)
         (await engine.next()).finish()
         await socket.until("response.completed")
@@ -324,9 +326,9 @@ async def test_a_listed_item_can_be_referred_to_in_the_same_conversation(store: 
         await socket.until("response.completed")
 
 
-async def test_an_error_names_the_place_that_the_client_sent() -> None:
+async def test_an_error_names_the_position_in_the_clients_input() -> None:
     async with serve() as server:
-        conversation = await made(Api(server), "a", "b")
+        conversation = await created(Api(server), "a", "b")
         orphan = {"type": "function_call_output", "call_id": "call_x", "output": "1"}
         for item, param in (
             (orphan, "input[1].call_id"),
@@ -338,7 +340,7 @@ async def test_an_error_names_the_place_that_the_client_sent() -> None:
             assert "input[3]" not in error["error"]["message"]
 
 
-async def test_an_item_of_the_conversation_that_is_wrong_is_not_blamed_on_the_input() -> None:
+async def test_an_error_in_a_conversation_item_does_not_name_the_input() -> None:
     async with serve() as server:
         api = Api(server)
         orphan = {"type": "function_call_output", "call_id": "call_x", "output": "1"}

@@ -1,4 +1,4 @@
-"""How long a context would be, without an answer."""
+"""``POST /v1/responses/input_tokens``."""
 
 from openai import AsyncOpenAI
 
@@ -37,7 +37,7 @@ async def test_the_history_counts() -> None:
             assert counted["input_tokens"] == response["usage"]["input_tokens"]
 
 
-async def test_nothing_is_left_behind() -> None:
+async def test_a_count_stores_nothing() -> None:
     async with serve() as server:
         api = Api(server)
         _, conversation = await api.call("POST", "/conversations")
@@ -48,7 +48,7 @@ async def test_nothing_is_left_behind() -> None:
         assert server.service.clients == set()
 
 
-async def test_what_is_wrong_is_refused_as_a_create_would_be() -> None:
+async def test_invalid_requests_are_refused_like_creates() -> None:
     async with serve() as server:
         for fields, status, param in (
             ({"input": 3}, 400, "input"),
@@ -66,10 +66,20 @@ class FullEngine(PuppetEngine):
         raise ContextLengthExceeded(3, 2)
 
 
-async def test_an_engine_may_refuse() -> None:
+async def test_an_error_of_the_engine_is_returned() -> None:
     async with serve(FullEngine()) as server:
         status, error = await Api(server).call("POST", "/responses/input_tokens", json={"input": "x"})
         assert (status, error["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_context_to_be_compacted_counts_as_its_compaction_is_charged() -> None:
+    """The summary's own prompt is part of the count, and no threshold shortens it."""
+    items = [{"role": "user", "content": "word " * 50}, {"type": "compaction_trigger"}]
+    async with serve() as server:
+        status, counted = await Api(server).call("POST", "/responses/input_tokens", json={"input": items})
+        assert status == 200
+        _, response = await server.post(input=items)
+        assert counted["input_tokens"] == response["usage"]["input_tokens"]
 
 
 async def test_the_sdk_counts() -> None:

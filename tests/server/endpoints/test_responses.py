@@ -1,4 +1,4 @@
-"""What can be done with a stored response."""
+"""``/v1/responses/{response_id}``: retrieve, list input, delete."""
 
 import asyncio
 from typing import Any
@@ -10,19 +10,19 @@ from tests.api import Api
 from tests.harness import PuppetEngine, serve
 
 
-async def test_a_response_can_be_read_again() -> None:
+async def test_a_stored_response_can_be_retrieved() -> None:
     async with serve() as server:
         _, made = await server.post(input="hello", instructions="be brief", metadata={"a": "b"})
         assert await Api(server).call("GET", f"/responses/{made['id']}") == (200, made)
 
 
-async def test_what_a_socket_has_stored_can_be_read() -> None:
+async def test_a_response_stored_by_a_socket_can_be_retrieved() -> None:
     async with serve() as server, server.connect() as socket:
         made = await socket.response(input="hello", store=True)
         assert await Api(server).call("GET", f"/responses/{made['id']}") == (200, made)
 
 
-async def test_what_was_not_stored_never_was() -> None:
+async def test_an_unstored_response_is_not_found() -> None:
     async with serve() as server, server.connect() as socket:
         made = await socket.response(input="hello", store=False)
         for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
@@ -30,7 +30,7 @@ async def test_what_was_not_stored_never_was() -> None:
             assert (status, error["error"]["code"]) == (404, "not_found")
 
 
-async def test_a_deleted_response_is_gone_and_what_builds_on_it_is_not() -> None:
+async def test_deleting_a_response_keeps_its_continuations() -> None:
     async with serve() as server:
         api = Api(server)
         _, first = await server.post(input="one")
@@ -76,7 +76,7 @@ async def test_a_listed_item_can_be_referred_to() -> None:
         assert [item["id"] for item in listed["data"]] == [page["first_id"], first["output"][0]["id"]]
 
 
-async def test_an_item_that_was_sent_twice_is_listed_twice_and_pages_go_on() -> None:
+async def test_an_item_sent_twice_is_listed_twice_across_pages() -> None:
     async with serve() as server:
         api = Api(server)
         again = {"type": "message", "id": "msg_mine", "role": "user", "content": "again"}
@@ -107,14 +107,14 @@ async def test_an_item_that_was_sent_twice_is_listed_twice_and_pages_go_on() -> 
         ({"stream": "true", "starting_after": "-1"}, "starting_after"),
     ],
 )
-async def test_a_query_that_makes_no_sense_is_refused(query: dict[str, str], param: str) -> None:
+async def test_an_invalid_query_is_refused(query: dict[str, str], param: str) -> None:
     async with serve() as server:
         _, made = await server.post(input="hello")
         status, error = await Api(server).call("GET", f"/responses/{made['id']}", params=query)
         assert (status, error["error"]["param"]) == (400, param)
 
 
-async def test_includes_that_are_known_are_taken() -> None:
+async def test_known_includes_are_accepted() -> None:
     async with serve() as server:
         _, made = await server.post(input="hello")
         query: Any = [
@@ -125,8 +125,8 @@ async def test_includes_that_are_known_are_taken() -> None:
         assert status == 200
 
 
-async def test_reasoning_can_be_had_sealed_afterwards() -> None:
-    """It was not asked for when the response was made; the next server to see it opens it."""
+async def test_encrypted_reasoning_can_be_requested_on_retrieval() -> None:
+    """The create did not ask for it; another server can open it."""
     engine = PuppetEngine()
     async with serve(engine) as server:
         asking = asyncio.create_task(server.post(input="6*7"))

@@ -1,5 +1,5 @@
-"""Runs slipring with SIGHUP ignored, as nohup does; with ``--terminal FD`` as the process that a terminal was
-opened for, which gets a SIGHUP when it goes away."""
+"""Runs slipring with SIGHUP ignored, as nohup does; with ``--terminal FD`` as the session leader of that
+terminal, which gets SIGINT from Ctrl-C and SIGHUP when the terminal closes."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""How a server stops: nothing new, what runs may finish, everybody is told."""
+"""Graceful stop: no new work, running responses finish, clients get an error and a close."""
 
 import asyncio
 import json
@@ -16,21 +16,21 @@ from tests.server.raw import connection_of, open_raw, open_tcp, until
 
 @asynccontextmanager
 async def stopping(server: Running) -> AsyncIterator[asyncio.Task[None]]:
-    """A server that has begun to stop; it must have stopped by the end of the block."""
+    """Start to stop a server; it must have stopped by the end of the block."""
     task = asyncio.create_task(server.server.stop())
     await until(lambda: server.service.draining)
     yield task
     await asyncio.wait_for(task, 60)
 
 
-async def started(socket: Socket, engine: PuppetEngine, lane: str | None = None) -> Performance:
+async def start_response(socket: Socket, engine: PuppetEngine, lane: str | None = None) -> Performance:
     await socket.create(input="hello", stream_id=lane)
     performance = await engine.next()
     await socket.until("response.in_progress", lane=lane)
     return performance
 
 
-async def told_to_leave(socket: Socket) -> None:
+async def assert_closed_with_notice(socket: Socket) -> None:
     notice = await socket.receive()
     assert (notice["type"], notice["status"]) == ("error", 503)
     assert notice["error"]["code"] == "server_shutting_down"
@@ -38,12 +38,12 @@ async def told_to_leave(socket: Socket) -> None:
     assert await socket.closed() == 1001
 
 
-async def test_an_idle_socket_is_told_and_closed() -> None:
+async def test_an_idle_socket_gets_an_error_and_is_closed() -> None:
     async with serve() as server, server.connect() as one, server.connect() as two:
         await two.response(input="hello")
         async with stopping(server):
             for socket in (one, two):
-                await told_to_leave(socket)
+                await assert_closed_with_notice(socket)
         assert server.service.clients == set()
 
 
@@ -55,7 +55,7 @@ async def test_a_server_without_clients_stops_at_once() -> None:
 async def test_a_running_response_finishes_first() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
-        performance = await started(socket, engine)
+        performance = await start_response(socket, engine)
         async with stopping(server) as stop:
             performance.say("to the end")
             await socket.until("response.output_text.delta")
@@ -64,31 +64,31 @@ async def test_a_running_response_finishes_first() -> None:
             completed = (await socket.until(*TERMINAL))[-1]
             assert completed["type"] == "response.completed"
             assert completed["response"]["output"][0]["content"][0]["text"] == "to the end"
-            await told_to_leave(socket)
+            await assert_closed_with_notice(socket)
 
 
-async def test_what_waits_or_comes_late_is_refused_on_its_lane() -> None:
+async def test_waiting_and_late_turns_are_rejected_on_their_lanes() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
-        performance = await started(socket, engine, "a")
+        performance = await start_response(socket, engine, "a")
         await socket.create(input="waits", stream_id="a")
-        await socket.send(type="are you still reading?")
+        await socket.send(type="unknown, to get an error once the frames before were read")
         await socket.until("error")
         async with stopping(server):
-            await socket.create(input="comes late", stream_id="b")
+            await socket.create(input="late", stream_id="b")
             late = await socket.receive()
             assert (late["error"]["code"], late["stream_id"]) == ("server_shutting_down", "b")
             performance.finish()
             ended, waited = await socket.receive(), await socket.receive()
             assert (ended["type"], ended["stream_id"]) == ("response.completed", "a")
             assert (waited["error"]["code"], waited["stream_id"]) == ("server_shutting_down", "a")
-            await told_to_leave(socket)
+            await assert_closed_with_notice(socket)
 
 
-async def test_a_response_that_does_not_finish_in_time_fails() -> None:
+async def test_a_response_that_exceeds_the_deadline_fails() -> None:
     engine = PuppetEngine()
     async with serve(engine, limits=Limits(drain_timeout_s=0)) as server, server.connect() as socket:
-        performance = await started(socket, engine)
+        performance = await start_response(socket, engine)
         performance.say("half an ans")
         await socket.until("response.output_text.delta")
         async with stopping(server):
@@ -98,14 +98,14 @@ async def test_a_response_that_does_not_finish_in_time_fails() -> None:
             assert failed["type"] == "response.failed"
             assert failed["response"]["error"]["code"] == "server_error"
             assert failed["response"]["output"][0]["status"] == "incomplete"
-            await told_to_leave(socket)
+            await assert_closed_with_notice(socket)
             await asyncio.wait_for(performance.stopped.wait(), 60)
 
 
 async def test_new_connections_are_refused() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
-        performance = await started(socket, engine)
+        performance = await start_response(socket, engine)
         async with stopping(server):
             await until(lambda: not server.server._runner.sites)
             with pytest.raises(aiohttp.ClientConnectorError):
@@ -113,15 +113,15 @@ async def test_new_connections_are_refused() -> None:
                     pass
             performance.finish()
             await socket.until(*TERMINAL)
-            await told_to_leave(socket)
+            await assert_closed_with_notice(socket)
 
 
-async def test_an_open_http_connection_is_told_that_the_server_stops() -> None:
+async def test_a_request_on_an_open_http_connection_gets_a_503() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket, open_tcp(server) as raw:
         await raw.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await raw.read_head()).startswith(b"HTTP/1.1 200 ")
-        performance = await started(socket, engine)
+        performance = await start_response(socket, engine)
         async with stopping(server):
             await raw.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
             answer = b""
@@ -130,7 +130,7 @@ async def test_an_open_http_connection_is_told_that_the_server_stops() -> None:
             assert b"HTTP/1.1 503 " in answer
             performance.finish()
             await socket.until(*TERMINAL)
-            await told_to_leave(socket)
+            await assert_closed_with_notice(socket)
 
 
 async def test_a_post_in_flight_finishes() -> None:
@@ -158,7 +158,7 @@ async def test_a_stream_in_flight_finishes() -> None:
             assert (await stream)[-1]["type"] == "response.completed"
 
 
-async def test_a_request_that_does_not_finish_in_time_fails() -> None:
+async def test_a_request_that_exceeds_the_deadline_fails() -> None:
     engine = PuppetEngine()
     async with serve(engine, limits=Limits(drain_timeout_s=0)) as server:
         post = asyncio.create_task(server.post(input="hello"))
@@ -178,40 +178,40 @@ async def test_a_request_that_does_not_finish_in_time_fails() -> None:
                 await asyncio.wait_for(performance.stopped.wait(), 60)
 
 
-async def test_a_client_that_does_not_answer_the_close_does_not_hold_up_the_stop() -> None:
+async def test_a_client_that_does_not_answer_the_close_does_not_delay_the_stop() -> None:
     async with serve() as server, open_raw(server) as raw, open_raw(server), stopping(server):
         assert (await raw.receive_event())["error"]["code"] == "server_shutting_down"
 
 
-async def test_a_client_that_leaves_ends_the_wait() -> None:
+async def test_a_client_that_disconnects_ends_the_wait() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect(abandoned=True) as socket:
-        performance = await started(socket, engine)
+        performance = await start_response(socket, engine)
         async with stopping(server):
             await socket.ws.close()
             await asyncio.wait_for(performance.stopped.wait(), 60)
 
 
-async def test_engine_and_store_are_let_go_last() -> None:
+async def test_the_engine_is_closed_after_the_last_response() -> None:
     order = []
 
-    class Noting(PuppetEngine):
+    class RecordingEngine(PuppetEngine):
         async def close(self) -> None:
             order.append("closed")
 
-    engine = Noting()
+    engine = RecordingEngine()
     async with serve(engine) as server, server.connect() as socket:
-        performance = await started(socket, engine)
+        performance = await start_response(socket, engine)
         async with stopping(server):
             order.append("finished")
             performance.finish()
             await socket.until(*TERMINAL)
-            await told_to_leave(socket)
+            await assert_closed_with_notice(socket)
         assert order == ["finished", "closed"]
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_whose_body_arrives_after_the_server_began_to_stop_is_refused(stream: bool) -> None:
+async def test_a_request_whose_body_arrives_during_the_stop_is_rejected(stream: bool) -> None:
     body = json.dumps({"input": "hello", "stream": stream}).encode()
     head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     async with serve() as server, open_tcp(server) as raw:

@@ -1,4 +1,4 @@
-"""A server's life, from outside."""
+"""Start and stop of a server, and requests to stop."""
 
 import asyncio
 import os
@@ -6,22 +6,22 @@ import signal
 
 from slipring.config import Config
 from slipring.server.process.server import Server
-from slipring.server.process.shutdown import Stopping
+from slipring.server.process.shutdown import StopRequest
 from tests.harness import PuppetEngine
 
 
-async def test_a_signal_that_is_reported_twice_is_one_signal() -> None:
-    """As uvloop does when it comes together with another one."""
-    stopping = Stopping()
-    stopping.hang_up()
+async def test_a_signal_that_uvloop_reports_twice_counts_once() -> None:
+    """uvloop does so if another signal arrives with it."""
+    request = StopRequest()
+    request.hang_up()
     for _ in range(2):
-        stopping.ask()
-    assert stopping.asked.is_set()
-    assert not stopping.hurried.is_set()
+        request.signal()
+    assert request.requested.is_set()
+    assert not request.immediate.is_set()
 
 
-class Slow(PuppetEngine):
-    """Loads for as long as anybody waits."""
+class LoadingEngine(PuppetEngine):
+    """An engine that never finishes loading."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,8 +36,8 @@ class Slow(PuppetEngine):
         self.closed = True
 
 
-async def test_a_server_that_is_told_to_stop_while_its_engine_loads_stops() -> None:
-    engine = Slow()
+async def test_a_signal_stops_a_server_whose_engine_is_loading() -> None:
+    engine = LoadingEngine()
     server = Server(Config(port=0), engine=engine)
     serving = asyncio.create_task(server.serve(lambda server: None))
     await engine.loading.wait()

@@ -1,4 +1,4 @@
-"""Signals to real processes: which stop a server, which hurry it, which change nothing."""
+"""Signals to real processes: which start a graceful stop, which make it immediate, which are ignored."""
 
 import asyncio
 import contextlib
@@ -16,17 +16,20 @@ import pytest
 
 from slipring.config import Config
 from slipring.server.process.server import Server
-from tests.server.process.test_server import Slow
+from slipring.server.process.shutdown import DUPLICATE_S
+from tests.server.process.test_server import LoadingEngine
 from tests.server.process.test_workers import children_of, is_alive, pids_of, running_response, until, workers
-from tests.test_cli import FAST, Process, environment, launched
+from tests.test_cli import FAST, Process, environment, error_lines, launched
 
 SLOW = ("--engine", "simulated:tokens_per_s=50,output_tokens=100")
+ENDLESS = ("--engine", "simulated:tokens_per_s=1,output_tokens=10000", "--drain-timeout-s", "600")
+CTRL_C = b"\x03"
 NOHUP = (sys.executable, str(Path(__file__).with_name("ignoring.py")))
-"""Runs slipring as nohup would."""
+"""Runs slipring with SIGHUP ignored, as nohup does."""
 
 
-async def last_words(ws: aiohttp.ClientWebSocketResponse) -> list[dict[str, Any]]:
-    """The terminal event and the notice, of a server that drains."""
+async def last_events(ws: aiohttp.ClientWebSocketResponse) -> list[dict[str, Any]]:
+    """The terminal event and the error that announces the stop."""
     events: list[dict[str, Any]] = []
     while not events or events[-1]["type"] != "error":
         events.append(await ws.receive_json(timeout=60))
@@ -41,35 +44,44 @@ def assert_drained(events: list[dict[str, Any]]) -> None:
     assert notice["error"]["code"] == "server_shutting_down"
 
 
-async def test_a_hangup_drains_however_often_it_comes() -> None:
+async def first_complaint(server: Process) -> str:
+    """The first line on standard error that does not say that the start takes long."""
+    assert server.process.stderr is not None
+    async with asyncio.timeout(60):
+        while True:
+            line = await server.process.stderr.readline()
+            assert line, "standard error was closed"
+            if error_lines(line):
+                return error_lines(line)[0]
+
+
+async def test_repeated_hangups_stop_gracefully() -> None:
     async with launched(*SLOW) as server, aiohttp.ClientSession() as http:
         ws = await running_response(http, server)
         stopped = asyncio.create_task(server.stop(signal.SIGHUP))
         for _ in range(3):
             assert (await ws.receive_json(timeout=60))["type"].startswith("response.")
             server.process.send_signal(signal.SIGHUP)
-        assert_drained(await last_words(ws))
+        assert_drained(await last_events(ws))
         assert await stopped == 0
         assert await server.line() == "slipring: stopped"
 
 
-async def test_a_hangup_does_not_hurry_one_that_was_told_to_stop_and_is_not_the_first_of_two() -> None:
+async def test_a_hangup_before_or_after_a_sigterm_does_not_make_the_stop_immediate() -> None:
     async with launched(*SLOW) as server, aiohttp.ClientSession() as http:
         ws = await running_response(http, server)
         for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
             server.process.send_signal(number)
             assert (await ws.receive_json(timeout=60))["type"].startswith("response.")
-        assert_drained(await last_words(ws))
+        assert_drained(await last_events(ws))
         assert await asyncio.wait_for(server.process.wait(), 60) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-async def test_a_signal_without_a_meaning_is_logged_and_changes_nothing(number: signal.Signals) -> None:
+async def test_user_signals_are_logged_and_ignored(number: signal.Signals) -> None:
     async with launched(*FAST) as server, aiohttp.ClientSession() as http:
         server.process.send_signal(number)
-        assert server.process.stderr is not None
-        line = (await asyncio.wait_for(server.process.stderr.readline(), 60)).decode()
-        assert f"{number.name} is ignored" in line
+        assert f"{number.name} is ignored" in await first_complaint(server)
         async with http.post(f"{server.url}/responses", json={"input": "hello"}) as answer:
             assert (await answer.json())["status"] == "completed"
         assert await server.stop() == 0
@@ -78,19 +90,17 @@ async def test_a_signal_without_a_meaning_is_logged_and_changes_nothing(number: 
 async def test_a_hangup_that_was_ignored_when_the_process_started_stays_ignored() -> None:
     async with launched(*FAST, command=NOHUP) as server, aiohttp.ClientSession() as http:
         server.process.send_signal(signal.SIGHUP)
-        server.process.send_signal(
-            signal.SIGUSR1
-        )  # of two signals, the one with the higher number comes later
-        assert server.process.stderr is not None
-        await asyncio.wait_for(server.process.stderr.readline(), 60)
+        # Of two pending signals, the one with the higher number is delivered later.
+        server.process.send_signal(signal.SIGUSR1)
+        assert "SIGUSR1 is ignored" in await first_complaint(server)
         async with http.post(f"{server.url}/responses", json={"input": "hello"}) as answer:
             assert (await answer.json())["status"] == "completed"
         assert await server.stop() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
-async def test_a_server_whose_engine_loads_stops(number: int) -> None:
-    engine = Slow()
+async def test_a_signal_stops_a_server_whose_engine_is_loading(number: int) -> None:
+    engine = LoadingEngine()
     server = Server(Config(port=0), engine=engine)
     serving = asyncio.create_task(server.serve(lambda server: None))
     await engine.loading.wait()
@@ -103,30 +113,30 @@ async def test_a_server_whose_engine_loads_stops(number: int) -> None:
 # Several workers.
 
 
-async def test_a_hangup_at_the_terminal_drains_all_workers() -> None:
+async def test_a_hangup_of_all_processes_stops_all_workers_gracefully() -> None:
     async with workers(*SLOW) as server, aiohttp.ClientSession() as http:
         ws = await running_response(http, server)
         for pid in [*children_of(server.process.pid), server.process.pid]:
             os.kill(pid, signal.SIGHUP)
         server.process.send_signal(signal.SIGHUP)
-        assert_drained(await last_words(ws))
+        assert_drained(await last_events(ws))
         assert await asyncio.wait_for(server.process.wait(), 60) == 0
 
 
-async def test_workers_of_a_supervisor_that_survives_its_terminal_survive_it_too() -> None:
+async def test_workers_ignore_a_hangup_that_their_supervisor_ignores() -> None:
     async with launched("--workers", "2", *FAST, command=NOHUP) as server:
         pids = await pids_of(server.url)
         for pid in [*pids, server.process.pid]:
             os.kill(pid, signal.SIGHUP)
             os.kill(pid, signal.SIGUSR2)
-        assert await ignoring(server, 3) == {*pids, server.process.pid}
-        assert await pids_of(server.url) == pids, "nobody was replaced"
+        assert await pids_that_ignored(server, 3) == {*pids, server.process.pid}
+        assert await pids_of(server.url) == pids, "no worker was replaced"
         assert all(map(is_alive, pids))
         assert await server.stop() == 0
 
 
-async def ignoring(server: Process, count: int) -> set[int]:
-    """The processes that have logged a signal which they ignore, when there are so many."""
+async def pids_that_ignored(server: Process, count: int) -> set[int]:
+    """The first ``count`` processes that log an ignored signal."""
     assert server.process.stderr is not None
     pids: set[int] = set()
     async with asyncio.timeout(60):
@@ -138,12 +148,12 @@ async def ignoring(server: Process, count: int) -> set[int]:
     return pids
 
 
-# A terminal that goes away.
+# On a terminal.
 
 
 @asynccontextmanager
 async def at_terminal(*arguments: str) -> AsyncIterator[tuple[Process, int]]:
-    """A server that a terminal was opened for, and the terminal."""
+    """A server with a controlling terminal, and the terminal's other end."""
     master, slave = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, str(Path(__file__).with_name("ignoring.py")), "--terminal", str(slave)),
@@ -174,11 +184,85 @@ async def at_terminal(*arguments: str) -> AsyncIterator[tuple[Process, int]]:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--workers", "2")])
-async def test_a_server_whose_terminal_goes_away_drains(arguments: tuple[str, ...]) -> None:
+async def test_a_server_whose_terminal_closes_stops_gracefully(arguments: tuple[str, ...]) -> None:
     async with at_terminal(*SLOW, *arguments) as (server, master), aiohttp.ClientSession() as http:
         ws = await running_response(http, server)
         children = children_of(server.process.pid)
         os.close(master)
-        assert_drained(await last_words(ws))
+        assert_drained(await last_events(ws))
         assert await asyncio.wait_for(server.process.wait(), 60) == 0
         await until(lambda: not any(map(is_alive, children)))
+
+
+async def read_until(terminal: int, text: str) -> str:
+    """The output of a terminal, up to some text."""
+    loop = asyncio.get_running_loop()
+    os.set_blocking(terminal, False)
+    output = ""
+    async with asyncio.timeout(60):
+        while text not in output:
+            readable = asyncio.Event()
+            loop.add_reader(terminal, readable.set)
+            try:
+                await readable.wait()
+            finally:
+                loop.remove_reader(terminal)
+            output += os.read(terminal, 65536).decode()
+    return output
+
+
+@pytest.mark.parametrize("arguments", [(), ("--workers", "2")])
+async def test_ctrl_c_prints_what_the_server_waits_for_and_a_second_one_stops_it(
+    arguments: tuple[str, ...],
+) -> None:
+    async with at_terminal(*ENDLESS, *arguments) as (server, master), aiohttp.ClientSession() as http:
+        sockets = [await running_response(http, server) for _ in range(2)]
+        os.write(master, CTRL_C)
+        output = await read_until(master, "at once")
+        assert output.splitlines()[-1].endswith(
+            "slipring: waiting for 2 running responses, up to 600 s; press Ctrl-C again to stop at once"
+        )
+        await asyncio.sleep(2 * DUPLICATE_S)  # an earlier signal would count as the same one
+        os.write(master, CTRL_C)
+        assert await asyncio.wait_for(server.process.wait(), 60) == 0
+        assert await server.line() == "slipring: stopped"
+        for ws in sockets:
+            await ws.close()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--workers", "2")])
+async def test_without_a_terminal_the_same_line_is_printed_to_standard_error(
+    arguments: tuple[str, ...],
+) -> None:
+    async with launched(*ENDLESS, *arguments) as server, aiohttp.ClientSession() as http:
+        ws = await running_response(http, server)
+        server.process.send_signal(signal.SIGTERM)
+        assert await first_complaint(server) == (
+            "slipring: waiting for 1 running response, up to 600 s; send SIGTERM again to stop at once"
+        )
+        await asyncio.sleep(2 * DUPLICATE_S)
+        assert await server.stop() == 0
+        await ws.close()
+
+
+@pytest.mark.parametrize("arguments", [(), ("--workers", "2")])
+async def test_a_server_without_running_responses_stops_without_a_line(arguments: tuple[str, ...]) -> None:
+    async with launched(*FAST, *arguments) as server, aiohttp.ClientSession() as http:
+        ws = await http.ws_connect(f"{server.url}/responses")
+        assert await server.stop(signal.SIGINT) == 0
+        assert await server.errors() == ""
+        await ws.close()
+
+
+async def test_further_signals_do_not_disturb_the_stop() -> None:
+    """As from an operator who keeps pressing Ctrl-C."""
+    async with launched(*ENDLESS) as server, aiohttp.ClientSession() as http:
+        ws = await running_response(http, server)
+        async with asyncio.timeout(60):
+            while server.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(server.process.pid, signal.SIGINT)  # send_signal would reap the process itself
+                await asyncio.sleep(0.002)
+        assert server.process.returncode == 0
+        assert "Traceback" not in await server.errors()
+        await ws.close()

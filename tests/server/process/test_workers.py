@@ -1,4 +1,4 @@
-"""Several workers on one port, in processes of their own: they serve, are replaced and end together."""
+"""Supervisor and worker processes: they serve one port, replace dead workers and stop together."""
 
 import asyncio
 import dataclasses
@@ -17,11 +17,11 @@ from slipring.config import Config
 from slipring.core.limits import Limits
 from slipring.engines.sharing import Share
 from slipring.models import ModelEntry
-from slipring.server.cluster.ids import node_of
+from slipring.server.id_minting import node_of
 from slipring.server.process import worker_messages
 from slipring.server.process.listener import reserve
 from slipring.server.process.supervisor import Supervisor
-from slipring.server.process.worker_slot import Post
+from slipring.server.process.worker_slot import WorkerSlot
 from tests.test_cli import FAST, Process, launched, refused
 
 PATIENCE_S = 60.0
@@ -34,14 +34,14 @@ async def workers(*arguments: str, count: int = 2, **variables: Any) -> AsyncIte
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Look again and again, from outside: processes set no events."""
+    """Poll: other processes cannot set an event here."""
     async with asyncio.timeout(PATIENCE_S):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
 
 async def health(url: str) -> dict[str, Any]:
-    """What the worker says that a new connection comes to."""
+    """``/health`` of the worker that the kernel picks for a new connection."""
     async with (
         aiohttp.ClientSession() as http,
         http.get(url.removesuffix("/v1") + "/health") as answer,
@@ -51,22 +51,24 @@ async def health(url: str) -> dict[str, Any]:
         return body
 
 
-async def look(url: str, holds: Callable[[dict[int, dict[str, Any]]], bool]) -> dict[int, dict[str, Any]]:
-    """Ask until what the workers last said, by pid, is as expected. One may die while it is asked."""
-    said: dict[int, dict[str, Any]] = {}
+async def health_by_pid(
+    url: str, holds: Callable[[dict[int, dict[str, Any]]], bool]
+) -> dict[int, dict[str, Any]]:
+    """Poll ``/health`` until the latest answers by pid satisfy a condition. A worker may die meanwhile."""
+    answers: dict[int, dict[str, Any]] = {}
     async with asyncio.timeout(PATIENCE_S):
-        while not holds(said):
+        while not holds(answers):
             try:
                 body = await health(url)
             except aiohttp.ClientError:
                 continue
-            said[body["pid"]] = body
-    return said
+            answers[body["pid"]] = body
+    return answers
 
 
 async def pids_of(url: str) -> set[int]:
-    """Both workers."""
-    return set(await look(url, lambda said: len(said) == 2))
+    """The process ids of both workers."""
+    return set(await health_by_pid(url, lambda answers: len(answers) == 2))
 
 
 def children_of(pid: int) -> list[int]:
@@ -106,9 +108,9 @@ async def test_a_worker_that_ends_is_replaced(number: int) -> None:
         first, _ = await pids_of(server.url)
         os.kill(first, number)
         await until(lambda: not is_alive(first))
-        assert (await health(server.url))["pid"] != first, "the port is served all the time"
-        said = await look(server.url, lambda said: len(said) == 2)
-        assert first not in said
+        assert (await health(server.url))["pid"] != first, "the other worker serves the port meanwhile"
+        answers = await health_by_pid(server.url, lambda answers: len(answers) == 2)
+        assert first not in answers
         assert await server.stop() == 0
 
 
@@ -121,7 +123,7 @@ async def running_response(http: aiohttp.ClientSession, server: Process) -> aioh
 
 @pytest.mark.parametrize("at_terminal", [False, True])
 async def test_running_responses_are_finished_on_every_worker(at_terminal: bool) -> None:
-    """``at_terminal``: all processes get the signal, as from Ctrl-C or a service manager."""
+    """``at_terminal``: all processes get the signals, as from Ctrl-C or a service manager."""
     async with (
         workers("--engine", "simulated:tokens_per_s=50,output_tokens=100") as server,
         aiohttp.ClientSession() as http,
@@ -145,12 +147,12 @@ async def test_running_responses_are_finished_on_every_worker(at_terminal: bool)
 
 
 async def connected(server: Process) -> list[int]:
-    """The workers that have a socket."""
-    said = await look(server.url, lambda said: len(said) == 2)
-    return [pid for pid, body in said.items() if body["connections"]]
+    """The process ids of workers that have a socket."""
+    answers = await health_by_pid(server.url, lambda answers: len(answers) == 2)
+    return [pid for pid, body in answers.items() if body["connections"]]
 
 
-async def test_a_second_signal_waits_for_nobody() -> None:
+async def test_a_second_signal_stops_all_workers_at_once() -> None:
     async with (
         workers("--engine", "simulated:tokens_per_s=1,output_tokens=10000") as server,
         aiohttp.ClientSession() as http,
@@ -158,14 +160,14 @@ async def test_a_second_signal_waits_for_nobody() -> None:
         ws = await running_response(http, server)
         pids = await pids_of(server.url)
         server.process.send_signal(signal.SIGTERM)
-        # The worker without a running response has gone, so the first signal was heeded.
+        # The worker without a running response has exited, so the first signal was handled.
         await until(lambda: sum(map(is_alive, pids)) == 1)
-        assert await server.stop() == 0, "long before the deadline of the response"
+        assert await server.stop() == 0, "long before the response ends"
         assert not any(map(is_alive, pids))
         await ws.close()
 
 
-async def test_no_worker_outlives_a_supervisor_that_was_killed() -> None:
+async def test_workers_exit_when_their_supervisor_is_killed() -> None:
     async with workers(*FAST) as server:
         pids = await pids_of(server.url)
         server.process.kill()
@@ -173,7 +175,7 @@ async def test_no_worker_outlives_a_supervisor_that_was_killed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "reason"),
     [
         (["--engine", "magic"], "unknown engine 'magic'"),
         (["--engine", "simulated:script=/no/such/file"], "/no/such/file"),
@@ -182,22 +184,22 @@ async def test_no_worker_outlives_a_supervisor_that_was_killed() -> None:
         (["--host", "0.0.0.0"], "refusing to serve on 0.0.0.0 without API keys"),
     ],
 )
-async def test_what_cannot_be_started_is_told_in_one_line(arguments: list[str], said: str) -> None:
+async def test_a_failure_to_start_is_reported_in_one_line(arguments: list[str], reason: str) -> None:
     code, line = await refused("--workers", "2", "--port", "0", *arguments)
     assert code == 3
     assert line.startswith("slipring: ")
-    assert said in line
+    assert reason in line
 
 
-async def test_a_port_that_other_workers_serve_is_told_in_one_line() -> None:
+async def test_a_port_that_other_workers_serve_is_reported_in_one_line() -> None:
     async with workers(*FAST) as server:
         port = server.url.removesuffix("/v1").rpartition(":")[2]
         code, line = await refused("--workers", "2", "--port", port)
     assert code == 3
-    assert line == f"slipring: cannot listen on 127.0.0.1:{port}: Address already in use"
+    assert line.startswith(f"slipring: cannot listen on 127.0.0.1:{port}: the port is in use")
 
 
-async def test_a_worker_that_cannot_be_replaced_is_tried_until_it_can(
+async def test_a_worker_that_fails_to_start_is_started_again_until_it_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("slipring.server.process.worker_slot._FIRST_PAUSE_S", 0.01)
@@ -211,20 +213,20 @@ async def test_a_worker_that_cannot_be_replaced_is_tried_until_it_can(
             assigned.append(next(engines, good))
             return worker_messages.Assignment(dataclasses.replace(config, engine=assigned[-1]), {})
 
-        post = Post(assign, lambda suspicion: None)
-        post.start()
-        assert (await asyncio.wait_for(post.serving, PATIENCE_S)).models == ("simulated",)
-        assert post._process is not None
-        post._process.kill()
+        slot = WorkerSlot(assign, lambda suspicion: None)
+        slot.start()
+        assert (await asyncio.wait_for(slot.serving, PATIENCE_S)).models == ("simulated",)
+        assert slot._process is not None
+        slot._process.kill()
         url = f"http://127.0.0.1:{config.port}/v1"
-        await look(url, lambda said: len(assigned) == 4 and len(said) == 1)
+        await health_by_pid(url, lambda answers: len(assigned) == 4 and len(answers) == 1)
         assert assigned == [good, bad, bad, good]
-        post.dismiss(worker_messages.Stop())
-        await asyncio.wait_for(post.gone, PATIENCE_S)
+        slot.dismiss(worker_messages.Stop())
+        await asyncio.wait_for(slot.ended, PATIENCE_S)
 
 
-async def test_a_worker_that_does_not_listen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipring.server.process.supervisor._PATIENCE_S", 0.2)
+async def test_a_worker_that_does_not_react_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipring.server.process.supervisor._OVERTIME_S", 0.2)
     supervisor = Supervisor(
         Config(port=0, engine=FAST[1], workers=2, limits=Limits(drain_timeout_s=0)),
     )
@@ -238,38 +240,39 @@ async def test_a_worker_that_does_not_listen_is_not_waited_for(monkeypatch: pyte
     assert not any(map(is_alive, pids))
 
 
-def test_a_reserved_port_is_free_for_nobody_else() -> None:
+def test_a_reserved_port_is_not_given_out_again() -> None:
     with reserve("127.0.0.1", 0) as one, reserve("127.0.0.1", 0) as other:
         assert one.getsockname() != other.getsockname()
 
 
-def test_orders_and_reports_survive_their_way() -> None:
+def test_commands_and_reports_survive_encoding() -> None:
     model = ModelEntry("a", "llama", aliases=("b",), defaults=(("temperature", 0.2), ("effort", "low")))
     limits = Limits(max_lanes=3, drain_timeout_s=0.5)
     config = Config(port=1, workers=2, api_key=("team:key",), models=(model,), limits=limits)
     share = Share(slots=(1, 3), saved_bytes=5, directory="/d", mark="1-")
-    for order in (
+    for command in (
         worker_messages.Assignment(config, {"llama": worker_messages.Loan(share, "key", None)}),
-        worker_messages.Move("llama", "http://127.0.0.1:1"),
+        worker_messages.EngineMoved("llama", "http://127.0.0.1:1"),
         worker_messages.Stop(),
-        worker_messages.Hurry(),
+        worker_messages.StopNow(),
     ):
-        assert worker_messages.read_order(worker_messages.encode(order)) == order
+        assert worker_messages.decode_command(worker_messages.encode(command)) == command
     for report in (
         worker_messages.Serving(("a", "b"), "sqlite", "2 configured", False),
         worker_messages.Failed("one line"),
-        worker_messages.Suspicion("llama", "http://127.0.0.1:1"),
+        worker_messages.Draining(3),
+        worker_messages.EngineSuspected("llama", "http://127.0.0.1:1"),
     ):
-        assert worker_messages.read_report(worker_messages.encode(report)) == report
+        assert worker_messages.decode_report(worker_messages.encode(report)) == report
 
 
-async def test_a_stored_chain_goes_from_worker_to_worker() -> None:
+async def test_any_worker_continues_a_stored_chain() -> None:
     async with workers(*FAST) as server:
         made_by: set[str | None] = set()
         previous, tokens = None, 0
         async with asyncio.timeout(PATIENCE_S):
             while len(made_by) < 2:
-                # A new connection each time: the kernel chooses who serves it.
+                # A new connection each time: the kernel chooses the worker.
                 body = {"input": "go on", "previous_response_id": previous}
                 async with (
                     aiohttp.ClientSession() as http,

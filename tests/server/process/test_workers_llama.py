@@ -1,4 +1,4 @@
-"""Workers in front of one embedded engine, all of them real processes."""
+"""Workers that share one embedded engine, as real processes."""
 
 import os
 import signal
@@ -11,7 +11,14 @@ import aiohttp
 
 from tests.engines.llama.test_llama import ASK, GREEDY
 from tests.harness import TERMINAL
-from tests.server.process.test_workers import children_of, connected, is_alive, look, until, workers
+from tests.server.process.test_workers import (
+    children_of,
+    connected,
+    health_by_pid,
+    is_alive,
+    until,
+    workers,
+)
 from tests.test_cli import Process
 
 ENGINE, WORKER = "slipring.engines.llama.child", "slipring.server.process.worker"
@@ -29,7 +36,7 @@ def command_of(pid: int) -> str:
 
 
 def engines_of(server: Process) -> list[int]:
-    """The embedded engines below a server, whoever of its processes has started them."""
+    """The embedded engines of a server, whichever of its processes has started them."""
     parents = [server.process.pid, *children_of(server.process.pid)]
     below = {child for parent in parents if is_alive(parent) for child in children_of(parent)}
     return [pid for pid in below if ENGINE in command_of(pid) and is_alive(pid)]
@@ -43,7 +50,7 @@ class Chain:
         self._latest: str | None = None
 
     async def turn(self) -> dict[str, Any]:
-        """The response to one more message."""
+        """Send one more message and return the response."""
         await self._ws.send_json(
             {"type": "response.create", "input": ASK, "previous_response_id": self._latest, **GREEDY}
         )
@@ -61,7 +68,7 @@ class Chain:
 
 @asynccontextmanager
 async def chains(server: Process) -> AsyncIterator[list[Chain]]:
-    """Chains on all workers."""
+    """Chains on sockets of all workers."""
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())
         made: list[Chain] = []
@@ -72,19 +79,20 @@ async def chains(server: Process) -> AsyncIterator[list[Chain]]:
 
 
 async def answers_again(chain: Chain) -> dict[str, Any]:
-    """Turns, until one is answered. The engine may be away, and a chain may have to begin anew."""
+    """Repeat a turn until it succeeds: the engine may be restarting, and the chain may have to start over."""
     while (response := await chain.turn())["status"] == "failed":
         chain._latest = None
     return response
 
 
 async def all_well(server: Process) -> None:
-    await look(
-        server.url, lambda said: len(said) == 2 and all(body["status"] == "ok" for body in said.values())
+    await health_by_pid(
+        server.url,
+        lambda answers: len(answers) == 2 and all(body["status"] == "ok" for body in answers.values()),
     )
 
 
-async def test_one_engine_serves_all_workers_and_comes_back_for_all(tiny_path: str) -> None:
+async def test_one_engine_serves_all_workers_and_is_restarted_for_all(tiny_path: str) -> None:
     async with workers(*with_model(tiny_path)) as server:
         (engine,) = engines_of(server)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -106,21 +114,21 @@ async def test_one_engine_serves_all_workers_and_comes_back_for_all(tiny_path: s
         assert not is_alive(engine)
 
 
-async def test_a_worker_that_is_replaced_finds_the_engine(tiny_path: str) -> None:
+async def test_a_replacement_worker_uses_the_same_engine(tiny_path: str) -> None:
     async with workers(*with_model(tiny_path)) as server:
         (engine,) = engines_of(server)
         first, second = set(children_of(server.process.pid)) - {engine}
         os.kill(first, signal.SIGKILL)
         await until(lambda: not is_alive(first))
-        said = await look(server.url, lambda said: len(said.keys() - {first}) == 2)
-        assert second in said
+        answers = await health_by_pid(server.url, lambda answers: len(answers.keys() - {first}) == 2)
+        assert second in answers
         async with chains(server) as made:
             for chain in made:
                 assert (await chain.turn())["output"]
         assert engines_of(server) == [engine]
 
 
-async def test_no_engine_outlives_a_supervisor_that_was_killed(tiny_path: str) -> None:
+async def test_the_engine_exits_when_the_supervisor_is_killed(tiny_path: str) -> None:
     async with workers(*with_model(tiny_path)) as server:
         pids = children_of(server.process.pid)
         assert len(pids) == 3
@@ -128,8 +136,8 @@ async def test_no_engine_outlives_a_supervisor_that_was_killed(tiny_path: str) -
         await until(lambda: not any(map(is_alive, pids)))
 
 
-async def test_an_engine_that_hangs_is_ended_by_its_owner(tiny_path: str, tmp_path: Path) -> None:
-    # Read by every interpreter at its start: the only way to be impatient in another process.
+async def test_an_engine_that_hangs_is_restarted_by_the_supervisor(tiny_path: str, tmp_path: Path) -> None:
+    # Every interpreter imports sitecustomize: the only way to patch a constant in another process.
     (tmp_path / "sitecustomize.py").write_text(
         "import slipring.engines.llama.api as api\napi._SILENCE_TIMEOUT_S = 2.0\n"
     )

@@ -1,14 +1,16 @@
-"""The life of a connection: pings, limits, slow readers, and every way to end."""
+"""WebSocket connections: pings, limits, slow readers, and every way to end."""
 
 import asyncio
 import json
 from collections import Counter
 from itertools import count
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import WSMsgType
 
+from slipring.core.chain.state import ResponseState
 from slipring.core.limits import Limits
 from slipring.core.session.session import Session
 from slipring.server.transports import websocket
@@ -33,14 +35,14 @@ from tests.server.raw import (
 )
 
 AT_ONCE = -1.0
-"""A limit that has passed whenever anybody looks."""
+"""A limit that is exceeded at any time."""
 PLENTY = ["x" * 65536] * 40
-"""More than all the buffers between an engine and a client can hold, where these are small."""
+"""More than all small buffers between an engine and a client can hold."""
 SLOW = Limits(send_buffer_bytes=1024, send_timeout_s=1e-9)
 
 
 async def started(socket: Socket, engine: PuppetEngine, **fields: object) -> Performance:
-    """A turn that the engine has begun and the client knows of."""
+    """A running turn whose ``response.created`` the client has received."""
     await socket.create(input="hello", **fields)
     performance = await engine.next()
     await socket.until("response.in_progress", lane=fields.get("stream_id"))  # type: ignore[arg-type]
@@ -52,7 +54,7 @@ async def stopped(performance: Performance) -> None:
 
 
 async def stalled(performance: Performance) -> int:
-    """Wait until the server no longer asks the engine for more, or nothing is left; what is left."""
+    """Wait until the server stops pulling the engine; returns how much is left."""
     left, quiet = performance.cues.qsize(), 0
     while left and quiet < 1000:
         await asyncio.sleep(0)
@@ -62,7 +64,7 @@ async def stalled(performance: Performance) -> int:
 
 
 async def start_slow(server: Running, raw: RawSocket, engine: PuppetEngine) -> Performance:
-    """A turn whose events the client does not read."""
+    """Start a turn whose events the client does not read."""
     await raw.create(input="hello")
     performance = await engine.next()
     narrow(server)
@@ -72,7 +74,7 @@ async def start_slow(server: Running, raw: RawSocket, engine: PuppetEngine) -> P
 
 
 async def ticked_away(server: Running) -> None:
-    """Let time pass until nobody is served any more."""
+    """Call ``tick`` until no client is being served."""
 
     async def tick() -> None:
         while server.service.clients:
@@ -86,7 +88,7 @@ async def ticked_away(server: Running) -> None:
 # Pings.
 
 
-async def test_a_ping_is_answered_while_a_response_is_made() -> None:
+async def test_a_ping_is_answered_during_a_response() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect(autoping=False) as socket:
         performance = await started(socket, engine)
@@ -97,7 +99,7 @@ async def test_a_ping_is_answered_while_a_response_is_made() -> None:
         await socket.until(*TERMINAL)
 
 
-async def test_a_silent_client_is_pinged_and_may_stay_if_it_answers() -> None:
+async def test_a_silent_client_is_pinged_and_stays_connected_if_it_answers() -> None:
     limits = Limits(ping_interval_s=AT_ONCE)
     async with serve(limits=limits) as server, server.connect(autoping=False) as socket:
         stop_clock(server)
@@ -108,7 +110,7 @@ async def test_a_silent_client_is_pinged_and_may_stay_if_it_answers() -> None:
         assert (await socket.response(input="hello"))["status"] == "completed"
 
 
-async def test_a_client_that_answers_no_ping_is_given_up() -> None:
+async def test_a_client_that_answers_no_ping_is_closed() -> None:
     limits = Limits(ping_interval_s=AT_ONCE, pong_timeout_s=AT_ONCE)
     async with serve(limits=limits) as server, server.connect(autoping=False) as socket:
         stop_clock(server)
@@ -117,7 +119,7 @@ async def test_a_client_that_answers_no_ping_is_given_up() -> None:
         await gone(server)
 
 
-async def test_a_client_that_is_given_up_takes_its_responses_with_it() -> None:
+async def test_a_ping_timeout_cancels_running_responses() -> None:
     engine = PuppetEngine()
     limits = Limits(ping_interval_s=AT_ONCE, pong_timeout_s=AT_ONCE)
     async with serve(engine, limits=limits) as server:
@@ -139,7 +141,7 @@ async def test_pings_can_be_switched_off() -> None:
         assert (await socket.response(input="hello"))["status"] == "completed"
 
 
-# Clients that go away.
+# Clients that disconnect.
 
 
 async def test_closing_the_socket_stops_the_engine() -> None:
@@ -173,7 +175,7 @@ async def test_a_connection_that_just_ends_stops_the_engine() -> None:
         await gone(server)
 
 
-async def test_a_client_that_goes_away_takes_its_queue_and_all_lanes_with_it() -> None:
+async def test_a_disconnect_cancels_all_lanes_and_queued_creates() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         async with server.connect(abandoned=True) as socket:
@@ -190,7 +192,7 @@ async def test_a_client_that_goes_away_takes_its_queue_and_all_lanes_with_it() -
             await socket.until(*TERMINAL)
 
 
-async def test_leaving_an_sse_stream_stops_the_engine() -> None:
+async def test_disconnecting_from_an_sse_stream_stops_the_engine() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         body = {"input": "hello", "stream": True}
@@ -202,7 +204,7 @@ async def test_leaving_an_sse_stream_stops_the_engine() -> None:
         await gone(server)
 
 
-async def test_leaving_a_plain_post_stops_the_engine() -> None:
+async def test_disconnecting_from_a_plain_post_stops_the_engine() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         post = asyncio.create_task(server.post(input="hello"))
@@ -225,7 +227,7 @@ async def test_a_dropped_http_connection_stops_the_engine(stream: bool) -> None:
         await gone(server)
 
 
-async def test_a_client_that_leaves_within_an_upload_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disconnect_during_an_upload_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with serve() as server:
         async with open_tcp(server) as raw:
             head = "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
@@ -235,7 +237,7 @@ async def test_a_client_that_leaves_within_an_upload_is_no_fault(caplog: pytest.
     assert not caplog.records
 
 
-async def test_nothing_is_remembered_of_a_connection_that_is_gone() -> None:
+async def test_a_closed_connection_leaves_no_memory() -> None:
     async with serve() as server:
         scopes = [*server.service.scopes.of("default"), server.service.scopes.process]
         async with server.connect() as socket:
@@ -249,7 +251,7 @@ async def test_nothing_is_remembered_of_a_connection_that_is_gone() -> None:
         assert [scope.used_bytes for scope in scopes] == [0] * len(scopes)
 
 
-async def test_what_is_being_saved_is_saved_although_the_client_is_gone() -> None:
+async def test_a_save_completes_although_the_client_disconnects() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         async with server.connect(abandoned=True) as socket:
@@ -261,10 +263,46 @@ async def test_what_is_being_saved_is_saved_although_the_client_is_gone() -> Non
         assert await server.service.store.responses.load("default", created) is not None
 
 
+@pytest.mark.parametrize("ends", ["client drops", "send timeout", "shutdown"])
+async def test_a_finished_response_is_saved_although_its_client_does_not_read_the_end(ends: str) -> None:
+    """The last events repeat the whole text: they fill all buffers before the response is saved."""
+    engine = PuppetEngine()
+    limits = Limits(send_buffer_bytes=1024, send_timeout_s=1e-9 if ends == "send timeout" else 60)
+    saved: list[str] = []
+    async with serve(engine, limits=limits) as server:
+        save = server.service.store.responses.save
+
+        async def record_save(tenant: str, state: ResponseState, **options: Any) -> None:
+            await save(tenant, state, **options)
+            saved.append(state.id)
+
+        server.service.store.responses.save = record_save
+        async with open_raw(server, small_buffers=True) as raw:
+            stop_clock(server)
+            await raw.create(input="hello", store=True)
+            performance = await engine.next()
+            narrow(server)
+            for text in PLENTY:
+                performance.say(text)
+                while (await raw.receive_event())["type"] != "response.output_text.delta":
+                    pass
+            performance.finish()
+            await until(lambda: only_client(server)._http.unsent_bytes > 0)
+            if ends == "client drops":
+                raw.drop()
+                await gone(server)
+            elif ends == "send timeout":
+                await ticked_away(server)
+            else:
+                server.server.stop_request.immediate.set()
+                await server.server.stop()
+        assert saved == [performance.job.response_id]
+
+
 # Clients that do not read.
 
 
-async def test_a_client_that_does_not_read_holds_up_the_engine() -> None:
+async def test_a_client_that_does_not_read_stops_the_engine_from_being_pulled() -> None:
     engine = PuppetEngine()
     async with serve(engine, limits=Limits(send_buffer_bytes=1024)) as server:
         async with open_raw(server, small_buffers=True) as raw:
@@ -290,10 +328,10 @@ async def test_a_client_that_reads_late_gets_everything_in_order() -> None:
         assert event["type"] == "response.completed"
         assert deltas == len(PLENTY)
         (report,) = only_client(server).recent
-        assert report.send_ms > 0, "the time that it was waited for is told apart"
+        assert report.send_ms > 0, "the time spent waiting for the client is reported"
 
 
-async def test_a_client_that_does_not_read_for_too_long_is_dropped() -> None:
+async def test_a_client_that_does_not_read_for_too_long_is_disconnected() -> None:
     engine = PuppetEngine()
     async with serve(engine, limits=SLOW) as server:
         stop_clock(server)
@@ -303,7 +341,7 @@ async def test_a_client_that_does_not_read_for_too_long_is_dropped() -> None:
             await stopped(performance)
 
 
-async def test_an_sse_client_that_does_not_read_holds_up_the_engine_and_is_dropped_in_the_end() -> None:
+async def test_an_sse_client_that_does_not_read_pauses_the_engine_and_is_disconnected() -> None:
     engine = PuppetEngine()
     async with serve(engine, limits=SLOW) as server:
         stop_clock(server)
@@ -319,7 +357,7 @@ async def test_an_sse_client_that_does_not_read_holds_up_the_engine_and_is_dropp
             await stopped(performance)
 
 
-async def test_a_slow_lane_holds_up_the_others_and_all_go_on_together() -> None:
+async def test_lanes_of_a_slow_client_pause_and_resume_together() -> None:
     engine = PuppetEngine()
     limits = Limits(send_buffer_bytes=1024)
     async with serve(engine, limits=limits) as server, open_raw(server, small_buffers=True) as raw:
@@ -342,7 +380,7 @@ async def test_a_slow_lane_holds_up_the_others_and_all_go_on_together() -> None:
         assert ended == {("slow", "response.completed"), ("other", "response.completed")}
 
 
-async def test_a_client_that_sends_without_reading_waits_for_its_own_answers() -> None:
+async def test_a_client_that_sends_without_reading_is_not_read() -> None:
     frames = 200
     limits = Limits(send_buffer_bytes=1024, max_queued=frames)
     warmup = {"type": "response.create", "generate": False, "store": False, "instructions": "x" * 100_000}
@@ -363,12 +401,12 @@ async def test_a_client_that_sends_without_reading_waits_for_its_own_answers() -
             await asyncio.sleep(0)
             seen, quiet = sent, quiet + 1 if sent == seen else 0
         assert sent < frames
-        told = Counter([(await raw.receive_event())["type"] for _ in range(2 * frames)])
-        assert told == {"response.created": frames, "response.completed": frames}
+        counts = Counter([(await raw.receive_event())["type"] for _ in range(2 * frames)])
+        assert counts == {"response.created": frames, "response.completed": frames}
         await sending
 
 
-async def test_a_connection_that_must_end_ends_although_its_client_does_not_read() -> None:
+async def test_a_connection_at_its_age_limit_ends_although_its_client_does_not_read() -> None:
     engine = PuppetEngine()
     limits = Limits(send_buffer_bytes=1024, send_timeout_s=0.2, max_age_s=AT_ONCE, age_grace_s=0)
     async with serve(engine, limits=limits) as server:
@@ -382,7 +420,7 @@ async def test_a_connection_that_must_end_ends_although_its_client_does_not_read
 async def test_an_idle_connection_ends_although_its_client_does_not_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(websocket, "_CLOSE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(websocket, "CLOSE_TIMEOUT_S", 0.1)
     async with serve(limits=Limits(send_timeout_s=0.2, max_age_s=AT_ONCE)) as server:
         stop_clock(server)
         async with open_raw(server, small_buffers=True):
@@ -391,7 +429,7 @@ async def test_an_idle_connection_ends_although_its_client_does_not_read(
             await ticked_away(server)
 
 
-async def test_what_was_said_before_the_end_reaches_a_slow_client() -> None:
+async def test_events_before_the_close_frame_reach_a_slow_client() -> None:
     async with serve(limits=Limits(max_age_s=AT_ONCE)) as server:
         stop_clock(server)
         async with open_raw(server, small_buffers=True) as raw:
@@ -408,12 +446,12 @@ async def test_what_was_said_before_the_end_reaches_a_slow_client() -> None:
 
 
 def padded(size_bytes: int) -> str:
-    """A create that is so many bytes long."""
+    """A create frame of this size in bytes."""
     frame = json.dumps({"type": "response.create", "input": "é", "user": ""}, ensure_ascii=False)
     return frame.replace('"user": ""', '"user": "' + "x" * (size_bytes - len(frame.encode())) + '"')
 
 
-async def test_a_frame_of_the_greatest_size_is_served() -> None:
+async def test_a_frame_of_the_maximum_size_is_served() -> None:
     async with serve(limits=Limits(max_frame_bytes=2000)) as server, server.connect() as socket:
         assert len(padded(2000).encode()) == 2000
         await socket.ws.send_str(padded(2000))
@@ -427,7 +465,7 @@ async def test_a_frame_one_byte_larger_closes_with_1009() -> None:
         await gone(server)
 
 
-async def test_a_frame_that_is_too_large_ends_what_runs() -> None:
+async def test_a_frame_that_is_too_large_cancels_running_turns() -> None:
     engine = PuppetEngine()
     async with serve(engine, limits=Limits(max_frame_bytes=2000)) as server:
         async with server.connect(abandoned=True) as socket:
@@ -437,7 +475,7 @@ async def test_a_frame_that_is_too_large_ends_what_runs() -> None:
         await stopped(performance)
 
 
-async def test_fragments_are_one_message_wherever_they_are_cut() -> None:
+async def test_fragments_are_joined_wherever_they_are_cut() -> None:
     frame = padded(200).encode()
     cut = frame.index("é".encode()) + 1
     async with serve() as server, open_raw(server) as raw:
@@ -449,7 +487,7 @@ async def test_fragments_are_one_message_wherever_they_are_cut() -> None:
         assert (await raw.receive_event())["type"] == "response.created"
 
 
-async def test_fragments_are_too_large_together() -> None:
+async def test_fragments_beyond_the_limit_in_total_are_refused() -> None:
     frame = padded(2001).encode()
     async with serve(limits=Limits(max_frame_bytes=2000)) as server, open_raw(server) as raw:
         await raw.send_frame(TEXT, frame[:1500], final=False)
@@ -457,13 +495,13 @@ async def test_fragments_are_too_large_together() -> None:
         assert await raw.closed() == 1009
 
 
-async def test_text_that_is_not_utf8_closes_with_1007() -> None:
+async def test_invalid_utf8_closes_with_1007() -> None:
     async with serve() as server, open_raw(server) as raw:
         await raw.send_frame(TEXT, b'{"type": "\xff"}')
         assert await raw.closed() == 1007
 
 
-async def test_a_fault_of_our_own_ends_the_connection_and_tells_nothing(
+async def test_an_internal_error_closes_the_connection_without_details(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def receive(*_: object) -> None:
@@ -483,7 +521,7 @@ async def test_a_fault_of_our_own_ends_the_connection_and_tells_nothing(
         await other.until(*TERMINAL)
 
 
-async def test_the_client_s_own_close_is_answered() -> None:
+async def test_a_close_frame_of_the_client_is_answered() -> None:
     async with serve() as server, open_raw(server) as raw:
         await raw.send_frame(CLOSE, b"\x03\xe8")
         assert await raw.closed() == 1000
@@ -495,7 +533,7 @@ async def test_the_client_s_own_close_is_answered() -> None:
 
 
 @pytest.mark.parametrize("configured", [False, True])
-async def test_compression_is_used_only_where_it_is_configured(configured: bool) -> None:
+async def test_compression_is_used_only_if_configured(configured: bool) -> None:
     async with serve(compression=configured) as server, server.connect(compress=15) as socket:
         assert bool(socket.ws.compress) is configured
         first = await socket.response(input="hello " * 10_000)
@@ -503,13 +541,13 @@ async def test_compression_is_used_only_where_it_is_configured(configured: bool)
         assert second["status"] == "completed"
 
 
-async def test_compression_is_not_forced_on_a_client() -> None:
+async def test_compression_is_used_only_if_the_client_offers_it() -> None:
     async with serve(compression=True) as server, server.connect() as socket:
         assert not socket.ws.compress
         assert (await socket.response(input="hello"))["status"] == "completed"
 
 
-async def test_a_compressed_frame_counts_in_full() -> None:
+async def test_the_size_limit_applies_to_the_decompressed_frame() -> None:
     limits = Limits(max_frame_bytes=2000)
     async with serve(compression=True, limits=limits) as server, server.connect(compress=15) as socket:
         await socket.ws.send_str(padded(2000))
@@ -521,7 +559,7 @@ async def test_a_compressed_frame_counts_in_full() -> None:
 # Age and idleness.
 
 
-async def test_an_old_connection_is_told_and_closed() -> None:
+async def test_a_connection_at_its_age_limit_gets_an_error_and_is_closed() -> None:
     async with serve(limits=Limits(max_age_s=AT_ONCE)) as server, server.connect() as socket:
         stop_clock(server)
         connection_of(server).tick()
@@ -533,7 +571,7 @@ async def test_an_old_connection_is_told_and_closed() -> None:
         await gone(server)
 
 
-async def test_the_notice_of_old_age_names_the_limit() -> None:
+async def test_the_age_limit_error_names_the_limit() -> None:
     async with serve(limits=Limits(max_age_s=AT_ONCE)) as server, server.connect() as socket:
         stop_clock(server)
         connection_of(server).tick()
@@ -560,7 +598,7 @@ async def test_a_running_response_may_outlast_the_age_limit() -> None:
             assert await socket.closed() == 1000
 
 
-async def test_the_grace_of_an_old_connection_ends() -> None:
+async def test_a_response_is_cancelled_when_the_age_grace_ends() -> None:
     engine = PuppetEngine()
     async with serve(engine, limits=Limits(max_age_s=AT_ONCE, age_grace_s=0)) as server:
         stop_clock(server)
@@ -598,7 +636,7 @@ async def test_a_connection_with_a_running_response_is_not_idle() -> None:
             assert (await socket.until(*TERMINAL))[-1]["type"] == "response.completed"
 
 
-# Numbers.
+# Number of connections.
 
 
 async def refused_upgrade(server: Running) -> int:
@@ -608,7 +646,7 @@ async def refused_upgrade(server: Running) -> int:
     return refused.value.status
 
 
-async def test_connections_are_counted_and_the_last_one_too_many_is_refused() -> None:
+async def test_connections_beyond_the_limit_are_refused() -> None:
     async with serve(FAST, limits=Limits(max_connections=2)) as server, server.connect() as first:
         async with server.connect() as second:
             assert await refused_upgrade(server) == 503

@@ -1,4 +1,4 @@
-"""``POST /v1/responses`` and the rest of the HTTP surface."""
+"""``POST /v1/responses``, models, health, and errors of the HTTP server."""
 
 import asyncio
 import gzip
@@ -24,7 +24,7 @@ SECRET = "the engine's own secret"
 async def send(
     server: Running, method: str, path: str, *, headers: dict[str, str] | None = None, **options: Any
 ) -> tuple[int, dict[str, Any]]:
-    """A request to a path below the server's root; status and body. The shape of an error is checked."""
+    """Send a request; returns status and body. The shape of an error is checked."""
     root = server.url.removesuffix("/v1")
     async with server.http.request(method, root + path, headers=headers, **options) as answer:
         assert answer.content_type == "application/json", await answer.text()
@@ -46,7 +46,7 @@ async def test_a_post_is_answered_with_the_whole_response() -> None:
         assert response["metadata"] == {"a": "b"}
 
 
-async def test_a_response_that_was_cut_short_is_no_error() -> None:
+async def test_an_incomplete_response_is_not_an_http_error() -> None:
     async with serve() as server:
         status, response = await server.post(input="hello", max_output_tokens=2)
         assert status == 200
@@ -56,7 +56,7 @@ async def test_a_response_that_was_cut_short_is_no_error() -> None:
         )
 
 
-async def test_a_chain_goes_on_through_the_store() -> None:
+async def test_a_chain_continues_through_the_store() -> None:
     async with serve("simulated:tokens_per_s=0,tool_calls=1") as server:
         _, first = await server.post(input="weather?", tools=[WEATHER])
         (call,) = first["output"]
@@ -68,14 +68,14 @@ async def test_a_chain_goes_on_through_the_store() -> None:
         assert second["usage"]["input_tokens_details"]["cached_tokens"] > 0
 
 
-async def test_a_response_that_was_not_stored_cannot_be_continued() -> None:
+async def test_an_unstored_response_cannot_be_continued() -> None:
     async with serve() as server:
         _, first = await server.post(input="hello", store=False)
         status, body = await server.post(input="again", previous_response_id=first["id"])
         assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
 
 
-async def test_a_failed_continuation_leaves_a_stored_parent_alone() -> None:
+async def test_a_failed_continuation_does_not_affect_a_stored_parent() -> None:
     async with serve() as server:
         _, first = await server.post(input="hello")
         orphan = {"type": "function_call_output", "call_id": "call_none", "output": ""}
@@ -136,7 +136,7 @@ async def test_a_stream_is_one_block_per_event_and_a_final_marker() -> None:
         assert "stream_id" not in text
 
 
-async def test_events_are_sent_as_they_come() -> None:
+async def test_events_are_sent_as_they_are_generated() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         body = {"input": "hello", "stream": True}
@@ -151,7 +151,7 @@ async def test_events_are_sent_as_they_come() -> None:
             read_sse((seen + await answer.read()).decode())
 
 
-async def test_a_stream_continues_what_a_post_began_and_the_other_way_round() -> None:
+async def test_streams_and_posts_continue_each_other() -> None:
     async with serve() as server:
         _, first = await server.post(input="one")
         second = (await server.stream(input="two", previous_response_id=first["id"]))[-1]["response"]
@@ -190,7 +190,7 @@ async def test_a_silent_stream_is_kept_alive_with_comments() -> None:
         assert read_sse(text.replace(": keepalive\n\n", ""))[-1]["type"] == "response.completed"
 
 
-async def test_the_end_of_a_stream_that_nobody_reads_is_given_up() -> None:
+async def test_a_stream_whose_end_is_not_read_is_closed() -> None:
     engine = PuppetEngine()
     async with serve(engine, limits=Limits(send_timeout_s=0.2, ping_interval_s=0)) as server:
         stop_clock(server)
@@ -213,7 +213,7 @@ async def test_the_end_of_a_stream_that_nobody_reads_is_given_up() -> None:
 
 
 class Broken(Exception):
-    """Something that no engine should let out."""
+    """An exception that no engine should raise."""
 
 
 FAILURES = [
@@ -270,7 +270,7 @@ async def test_a_failed_response_is_not_stored() -> None:
         assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
 
 
-async def test_a_store_that_fails_is_no_completed_response(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_save_fails_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
     async def save(*_: object) -> None:
         raise Broken(SECRET)
 
@@ -284,7 +284,7 @@ async def test_a_store_that_fails_is_no_completed_response(monkeypatch: pytest.M
         assert (await server.post(input="hello", store=False))[0] == 200
 
 
-async def test_calls_of_a_response_come_back_in_its_body() -> None:
+async def test_function_calls_are_part_of_the_body() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         post = asyncio.create_task(server.post(input="hello"))
@@ -296,7 +296,7 @@ async def test_calls_of_a_response_come_back_in_its_body() -> None:
         assert [item["type"] for item in response["output"]] == ["message", "function_call"]
 
 
-# Bodies that cannot be served.
+# Invalid bodies.
 
 
 async def test_a_lane_is_refused_over_http() -> None:
@@ -320,7 +320,7 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param"), UNSUPPORTED)
-async def test_what_cannot_be_honoured_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+async def test_unsupported_parameters_are_refused_by_name(fields: dict[str, Any], param: str) -> None:
     async with serve() as server:
         status, body = await server.post(input="hello", **fields)
         assert (status, body["error"]["code"], body["error"]["param"]) == (
@@ -343,7 +343,7 @@ async def test_unsupported_fields_that_ask_for_nothing_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b"{", "not valid JSON"),
         (b"nonsense", "not valid JSON"),
@@ -356,11 +356,11 @@ async def test_unsupported_fields_that_ask_for_nothing_are_accepted() -> None:
         (b'{"input": ' + b"[" * 100_000, "nested too deeply"),
     ],
 )
-async def test_a_body_that_is_no_json_object_is_refused(content: bytes, said: str) -> None:
+async def test_a_body_that_is_not_a_json_object_is_refused(content: bytes, expected: str) -> None:
     async with serve() as server:
         status, body = await send(server, "POST", "/v1/responses", data=content, headers=JSON)
         assert (status, body["error"]["code"]) == (400, "invalid_json")
-        assert said in body["error"]["message"]
+        assert expected in body["error"]["message"]
 
 
 async def test_the_content_type_does_not_matter() -> None:
@@ -391,7 +391,7 @@ async def test_a_compressed_body_is_read() -> None:
         assert (status, response["status"]) == (200, "completed")
 
 
-async def test_a_compressed_body_counts_in_full() -> None:
+async def test_the_size_limit_applies_to_the_decompressed_body() -> None:
     headers = {**JSON, "Content-Encoding": "gzip"}
     async with serve(limits=Limits(max_frame_bytes=2000)) as server:
         content = gzip.compress(padded(200_000))
@@ -400,7 +400,7 @@ async def test_a_compressed_body_counts_in_full() -> None:
         assert (status, body["error"]["code"]) == (413, "request_too_large")
 
 
-async def test_a_body_that_cannot_be_decompressed_is_the_client_s_fault(
+async def test_a_body_that_cannot_be_decompressed_is_refused(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     headers = {**JSON, "Content-Encoding": "gzip"}
@@ -412,7 +412,7 @@ async def test_a_body_that_cannot_be_decompressed_is_the_client_s_fault(
     assert not [record for record in caplog.records if record.name.startswith("slipring")]
 
 
-# What is no HTTP.
+# Malformed HTTP.
 
 
 @pytest.mark.parametrize(
@@ -426,7 +426,7 @@ async def test_a_body_that_cannot_be_decompressed_is_the_client_s_fault(
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     ],
 )
-async def test_what_is_no_http_is_refused_and_not_logged(
+async def test_malformed_http_is_refused_and_not_logged(
     sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = b"Authorization: Bearer s3cret\r\n"
@@ -446,7 +446,7 @@ async def test_what_is_no_http_is_refused_and_not_logged(
     assert not [record for record in caplog.records if record.levelname != "DEBUG"]
 
 
-# The rest of the surface.
+# Other endpoints.
 
 
 @pytest.mark.parametrize("prefix", ["/v1", ""])
@@ -478,7 +478,7 @@ async def test_the_prefix_of_a_path_may_be_left_out() -> None:
         await gone(server)
 
 
-async def test_health_tells_what_is_running() -> None:
+async def test_health_reports_engines_store_and_connections() -> None:
     async with serve() as server:
         status, body = await send(server, "GET", "/health")
         assert status == 200
@@ -497,11 +497,40 @@ async def test_health_tells_what_is_running() -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v2/responses", "/v1/responses/", "/v1/chat/completions"])
-async def test_an_unknown_path_is_told_so(path: str) -> None:
+async def test_an_unknown_path_is_not_found(path: str) -> None:
     async with serve() as server:
         status, body = await send(server, "POST", path, json={})
         assert (status, body["error"]["code"]) == (404, "unknown_url")
         assert f"POST {path}" in body["error"]["message"]
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+@pytest.mark.parametrize(
+    ("path", "instead"),
+    [
+        ("/v1/chat/completions", "/v1/responses"),
+        ("/chat/completions", "/v1/responses"),
+        ("/v1/chat/completions/chatcmpl-1/messages", "/v1/responses"),
+        ("/v1/completions", "/v1/responses"),
+        ("/v1/messages", "/v1/responses"),
+        ("/v1/messages/batches", "/v1/responses"),
+        ("/v1/messages/count_tokens", "/v1/responses/input_tokens"),
+    ],
+)
+async def test_a_path_of_another_api_gets_the_path_to_use(method: str, path: str, instead: str) -> None:
+    async with serve() as server:
+        status, body = await send(server, method, path, json={"model": "simulated", "messages": []})
+        assert (status, body["error"]["type"]) == (404, "invalid_request_error")
+        assert body["error"]["code"] == "unknown_url"
+        assert body["error"]["message"].startswith(f"Unknown path: {method} {path}. ")
+        assert body["error"]["message"].endswith(f": use POST {instead}.")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat", "/v1/chat/completions2", "/v1/messages2", "/v1/v1/messages"])
+async def test_other_unknown_paths_get_no_hint(path: str) -> None:
+    async with serve() as server:
+        _, body = await send(server, "POST", path, json={})
+        assert body["error"]["message"] == f"Unknown path: POST {path}"
 
 
 @pytest.mark.parametrize(
@@ -512,7 +541,7 @@ async def test_an_unknown_path_is_told_so(path: str) -> None:
         ("POST", "/health", "GET,HEAD"),
     ],
 )
-async def test_a_wrong_method_is_told_which_would_be_right(method: str, path: str, allowed: str) -> None:
+async def test_a_wrong_method_gets_the_allowed_ones(method: str, path: str, allowed: str) -> None:
     async with serve() as server:
         async with server.http.request(method, server.url.removesuffix("/v1") + path) as answer:
             assert answer.status == 405
@@ -522,7 +551,7 @@ async def test_a_wrong_method_is_told_which_would_be_right(method: str, path: st
         assert method in body["error"]["message"]
 
 
-async def test_a_get_without_upgrade_is_told_to_upgrade() -> None:
+async def test_a_get_without_upgrade_gets_426() -> None:
     async with serve() as server, server.http.get(f"{server.url}/responses") as answer:
         assert answer.status == 426
         assert answer.headers["Upgrade"] == "websocket"
@@ -548,7 +577,7 @@ async def test_a_broken_handshake_is_a_bad_request(headers: dict[str, str]) -> N
         assert server.service.sockets == 0
 
 
-async def test_every_answer_has_an_id_of_its_own() -> None:
+async def test_every_response_has_a_unique_request_id() -> None:
     async with serve() as server:
         ids = set()
         for path in ("/v1/models", "/v1/models", "/nowhere"):

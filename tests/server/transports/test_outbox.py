@@ -1,8 +1,10 @@
-"""What an outbox writes together, and what it keeps while nobody reads."""
+"""The outbox: which messages it writes together, and which it keeps for a slow client."""
 
 import asyncio
 
-from slipring.server.transports.outbox import Outbox
+import pytest
+
+from slipring.server.transports.outbox import Outbox, run_until_waiting
 
 LIFE = b": keepalive\n\n"
 MANY = 10_000
@@ -21,7 +23,7 @@ async def written_by(outbox: Outbox) -> None:
         await waiting
 
 
-async def test_what_is_queued_is_written_together_up_to_a_bound() -> None:
+async def test_queued_messages_are_written_together_up_to_a_limit() -> None:
     written: list[bytes] = []
     reads = asyncio.Event()
     reads.set()
@@ -34,7 +36,7 @@ async def test_what_is_queued_is_written_together_up_to_a_bound() -> None:
     assert len(written[0]) < 64 * 1024 + len(LIFE)
 
 
-async def test_without_a_way_to_join_each_is_written_by_itself() -> None:
+async def test_without_framing_each_message_is_written_by_itself() -> None:
     written: list[bytes] = []
     reads = asyncio.Event()
     reads.set()
@@ -45,7 +47,7 @@ async def test_without_a_way_to_join_each_is_written_by_itself() -> None:
     assert written == [LIFE, LIFE]
 
 
-async def test_a_writer_that_is_cancelled_leaves_the_rest_to_another() -> None:
+async def test_after_a_cancelled_write_another_task_writes_the_rest() -> None:
     written: list[bytes] = []
     reads = asyncio.Event()
     outbox = box(written, reads)
@@ -54,9 +56,76 @@ async def test_a_writer_that_is_cancelled_leaves_the_rest_to_another() -> None:
     assert outbox.full
     writer = asyncio.create_task(written_by(outbox))
     await asyncio.sleep(0)
-    assert not outbox.full, "what is being written is not queued"
+    assert not outbox.full, "a message that is being written is not queued"
     writer.cancel()
     await asyncio.wait([writer])
     reads.set()
     await outbox.settle()
     assert b"".join(written) == LIFE * MANY
+
+
+async def test_a_coroutine_that_does_not_wait_is_run_at_once() -> None:
+    done = []
+
+    async def write() -> None:
+        done.append(True)
+
+    assert run_until_waiting(write()) is None
+    assert done
+
+
+async def test_a_coroutine_that_waits_is_run_to_its_end_by_awaiting_the_rest() -> None:
+    first, second = asyncio.Event(), asyncio.Event()
+    steps = []
+
+    async def write() -> None:
+        steps.append("begun")
+        await first.wait()
+        steps.append("first")
+        await second.wait()
+        steps.append("second")
+
+    rest = run_until_waiting(write())
+    assert rest is not None
+    assert steps == ["begun"]
+    task = asyncio.ensure_future(rest)
+    for event in (first, second):
+        await asyncio.sleep(0)
+        event.set()
+    await task
+    assert steps == ["begun", "first", "second"]
+
+
+async def test_a_coroutine_whose_rest_is_cancelled_is_cancelled() -> None:
+    cleaned = []
+
+    async def write() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+
+    rest = run_until_waiting(write())
+    assert rest is not None
+    task = asyncio.ensure_future(rest)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cleaned
+
+
+async def test_errors_of_a_coroutine_are_raised_before_and_after_its_first_wait() -> None:
+    async def fail(event: asyncio.Event | None) -> None:
+        if event is not None:
+            await event.wait()
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        run_until_waiting(fail(None))
+    event = asyncio.Event()
+    rest = run_until_waiting(fail(event))
+    assert rest is not None
+    event.set()
+    with pytest.raises(ConnectionResetError):
+        await rest

@@ -1,4 +1,4 @@
-"""Rollouts over real sockets: the loop, the store behind it, and connections that end in the middle."""
+"""Rollouts over real sockets: the loop, storing, and connections that end in the middle."""
 
 import asyncio
 from pathlib import Path
@@ -25,7 +25,7 @@ def outputs(done: Json, result: str = "sunny") -> list[Json]:
 
 
 async def roll(socket: Socket, event: str = "append", **fields: Any) -> Json:
-    """A whole loop; the response."""
+    """Run a whole loop; returns the response."""
     await socket.create(**{**ASK, **fields})
     while True:
         last = (await socket.until("response.done", "error", *TERMINAL, lane=fields.get("stream_id")))[-1]
@@ -37,7 +37,7 @@ async def roll(socket: Socket, event: str = "append", **fields: Any) -> Json:
 
 
 async def wait_for(socket: Socket, **fields: Any) -> Json:
-    """Begin a rollout; the event with which it waits."""
+    """Start a rollout; returns the event that asks for tool outputs."""
     await socket.create(**{**ASK, **fields})
     return (await socket.until("response.done"))[-1]
 
@@ -53,7 +53,7 @@ async def test_a_loop_is_one_response(event: str) -> None:
         assert loop["status"] == "completed"
 
 
-async def test_lanes_roll_side_by_side() -> None:
+async def test_rollouts_run_on_several_lanes_at_once() -> None:
     async with serve(LOOP) as server, server.connect(headers=HEADER) as socket:
         for lane in ("a", "b"):
             await socket.create(**ASK, stream_id=lane)
@@ -72,7 +72,7 @@ async def test_lanes_roll_side_by_side() -> None:
         assert waiting.keys() == set(finished)
 
 
-async def test_it_is_stored_once_and_found_by_another_server(tmp_path: Path) -> None:
+async def test_a_rollout_is_stored_once_and_found_by_another_server(tmp_path: Path) -> None:
     store = f"sqlite:{tmp_path}/responses.db"
     async with serve(LOOP, store=store) as server:
         async with server.connect(headers=HEADER) as socket:
@@ -88,7 +88,7 @@ async def test_it_is_stored_once_and_found_by_another_server(tmp_path: Path) -> 
         assert kinds == ["message", *(3 * ["function_call", "function_call_output"]), "message", "message"]
 
 
-async def test_it_may_be_part_of_a_conversation() -> None:
+async def test_a_rollout_may_be_part_of_a_conversation() -> None:
     async with serve(LOOP) as server, server.connect(headers=HEADER) as socket:
         status, conversation = await Api(server).call("POST", "/conversations", json={})
         assert status == 200
@@ -100,7 +100,7 @@ async def test_it_may_be_part_of_a_conversation() -> None:
         assert len(items["data"]) == 1 + 7 + 1 + len(again["output"])
 
 
-async def test_over_http_there_is_nobody_to_wait_for() -> None:
+async def test_a_rollout_over_http_is_refused() -> None:
     async with serve(LOOP) as server:
         headers = {"Authorization": "Bearer test-key", **HEADER}
         async with server.http.post(f"{server.url}/responses", json=ASK, headers=headers) as answer:
@@ -108,7 +108,7 @@ async def test_over_http_there_is_nobody_to_wait_for() -> None:
         assert (answer.status, error["param"]) == (400, "rollout")
 
 
-async def test_a_client_that_was_cut_off_continues_what_it_has() -> None:
+async def test_a_disconnected_client_continues_its_rollout() -> None:
     async with serve(LOOP) as server:
         async with server.connect(headers=HEADER, abandoned=True) as socket:
             done = await wait_for(socket, store=False)
@@ -120,7 +120,7 @@ async def test_a_client_that_was_cut_off_continues_what_it_has() -> None:
             assert last["status"] == "completed"
 
 
-async def test_what_is_to_be_stored_is_stored_when_the_client_leaves() -> None:
+async def test_a_rollout_is_stored_when_its_client_disconnects() -> None:
     async with serve(LOOP) as server:
         async with server.connect(headers=HEADER, abandoned=True) as socket:
             done = await wait_for(socket)
@@ -131,7 +131,7 @@ async def test_what_is_to_be_stored_is_stored_when_the_client_leaves() -> None:
 
 
 @pytest.mark.parametrize("store", [False, True])
-async def test_a_client_that_was_cut_off_in_the_middle_of_a_step_loses_nothing_before_it(store: bool) -> None:
+async def test_a_disconnect_during_a_step_keeps_the_steps_before_it(store: bool) -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         async with server.connect(headers=HEADER, abandoned=True) as socket:
@@ -157,7 +157,7 @@ async def test_a_client_that_was_cut_off_in_the_middle_of_a_step_loses_nothing_b
             assert last["status"] == "completed"
 
 
-async def test_a_server_that_stops_does_not_wait_for_clients() -> None:
+async def test_a_shutdown_does_not_wait_for_tool_outputs() -> None:
     async with serve(LOOP) as server, server.connect(headers=HEADER) as socket:
         done = await wait_for(socket)
         stopping = asyncio.create_task(server.server.stop())
@@ -168,7 +168,7 @@ async def test_a_server_that_stops_does_not_wait_for_clients() -> None:
         await stopping
 
 
-async def test_a_client_that_never_answers_is_not_waited_for() -> None:
+async def test_a_rollout_ends_when_its_client_does_not_answer_in_time() -> None:
     limits = Limits(rollout_wait_s=0.01)
     async with serve(LOOP, limits=limits) as server, server.connect(headers=HEADER) as socket:
         done = await wait_for(socket)
@@ -189,7 +189,7 @@ async def test_a_malformed_injection_closes_the_connection() -> None:
         assert await socket.closed() == 1008
 
 
-async def test_an_answer_may_come_while_the_model_speaks() -> None:
+async def test_tool_outputs_may_arrive_while_the_model_generates() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect(headers=HEADER) as socket:
         await socket.create(**ASK)
@@ -200,7 +200,7 @@ async def test_an_answer_may_come_while_the_model_speaks() -> None:
         created = socket.order._open[None].response
         result = {"type": "function_call_output", "call_id": called["call_id"], "output": "sunny"}
         await socket.send(type="response.append", response_id=created["id"], input=[result])
-        # An answer to a ping tells that what was sent before it has been read.
+        # A pong shows that the server has read everything sent before the ping.
         await socket.send(type="response.append", response_id="resp_unknown", input=[result])
         await socket.until("response.append.failed")
         performance.finish()
@@ -212,12 +212,12 @@ async def test_an_answer_may_come_while_the_model_speaks() -> None:
         assert "response.done" not in [event["type"] for event in events]
 
 
-async def test_nobody_else_can_answer() -> None:
+async def test_other_connections_cannot_append_to_a_rollout() -> None:
     async with serve(LOOP) as server, server.connect(headers=HEADER, abandoned=True) as socket:
         done = await wait_for(socket)
         async with server.connect(key="somebody-else", headers=HEADER) as other:
             await other.send(type="response.append", response_id=done["response_id"], input=outputs(done))
             assert (await other.receive())["error"]["code"] == "response_not_found"
-        # The next thing that its own client hears is the answer to what it says itself.
+        # The next event that its own client receives is the answer to its own frame.
         await socket.send(type="response.append", response_id="resp_unknown", input=outputs(done))
         assert (await socket.receive())["response_id"] == "resp_unknown"

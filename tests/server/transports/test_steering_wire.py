@@ -1,4 +1,4 @@
-"""Steering over a real socket: an engine that is played by hand, and the simulated one."""
+"""Steering over a real socket, with a scripted engine and with the simulated one."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ STEERED = {"reason": "steered"}
 
 
 async def created(socket: Socket, **fields: Any) -> str:
-    """Ask for a response; its id, as soon as it is known."""
+    """Create a response; returns its id."""
     await socket.create(**fields)
     events = await socket.until("response.in_progress", lane=fields.get("stream_id"))
     response_id: str = events[-1]["response"]["id"]
@@ -27,13 +27,13 @@ async def steer(socket: Socket, target: str, input: Any = "No, wait.", **fields:
 
 
 async def steered(socket: Socket, target: str, input: Any = "No, wait.", lane: str | None = None) -> Json:
-    """Steer; the event that answers."""
+    """Steer a response; returns the event that answers."""
     await steer(socket, target, input)
     kinds = [f"response.steer.{verb}" for verb in ("accepted", "failed")]
     return (await socket.until(*kinds, lane=lane))[-1]
 
 
-async def test_a_running_answer_is_ended_and_another_follows() -> None:
+async def test_a_steered_response_ends_and_another_follows() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         target = await created(socket, input="hi", temperature=0.5)
@@ -59,14 +59,14 @@ async def test_a_running_answer_is_ended_and_another_follows() -> None:
         second.finish()
         completed = (await socket.until(*TERMINAL))[-1]["response"]
         assert (completed["status"], completed["previous_response_id"]) == ("completed", target)
-        # What was ended is stored like any other, and can be continued.
+        # A steered response is stored like any other, and can be continued.
         await socket.create(input="again", previous_response_id=target)
         third = await engine.next()
         third.finish()
         assert (await socket.until(*TERMINAL))[-1]["type"] == "response.completed"
 
 
-async def test_a_thought_is_finished_before_an_answer_ends() -> None:
+async def test_reasoning_is_finished_before_a_steered_response_ends() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         target = await created(socket, input="hi")
@@ -83,7 +83,7 @@ async def test_a_thought_is_finished_before_an_answer_ends() -> None:
         await socket.until(*TERMINAL)
 
 
-async def test_lanes_are_steered_one_by_one_and_successors_go_first() -> None:
+async def test_lanes_are_steered_separately_and_successors_run_before_queued_creates() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         ids = {}
@@ -108,7 +108,7 @@ async def test_lanes_are_steered_one_by_one_and_successors_go_first() -> None:
         assert (await socket.until(*TERMINAL, lane="b"))[-1]["type"] == "response.completed"
 
 
-async def test_what_waits_for_an_output_comes_first_in_the_continuation() -> None:
+async def test_pending_steers_come_first_in_the_continuation() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         target = await created(socket, input="hi", tools=[TOOL])
@@ -130,7 +130,7 @@ async def test_what_waits_for_an_output_comes_first_in_the_continuation() -> Non
         await socket.until(*TERMINAL)
 
 
-async def test_every_way_to_fail_has_its_code() -> None:
+async def test_each_failed_steer_has_its_error_code() -> None:
     engine = PuppetEngine()
     async with serve(engine, limits=Limits(max_steers=1)) as server, server.connect() as socket:
 
@@ -190,7 +190,7 @@ async def test_a_response_in_a_conversation_cannot_be_steered() -> None:
         await socket.until(*TERMINAL)
 
 
-async def test_a_client_that_leaves_takes_its_steers_along() -> None:
+async def test_a_disconnect_drops_pending_steers() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server:
         async with server.connect(abandoned=True) as socket:
@@ -208,7 +208,7 @@ async def test_a_client_that_leaves_takes_its_steers_along() -> None:
 
 
 @pytest.mark.parametrize("after_tokens", [1, 5])
-async def test_the_simulated_engine_ends_where_it_is_and_goes_on_from_there(after_tokens: int) -> None:
+async def test_the_simulated_engine_stops_when_steered_and_continues(after_tokens: int) -> None:
     engine = "simulated:tokens_per_s=200,output_tokens=2000"
     limits = Limits(steer_after_tokens=after_tokens)
     async with serve(engine, limits=limits) as server, server.connect() as socket:

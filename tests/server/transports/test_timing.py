@@ -1,9 +1,6 @@
 """Stage timings as clients and operators see them."""
 
-import logging
 from typing import Any
-
-import pytest
 
 from slipring.core.generation import Accepted
 from tests.harness import PuppetEngine, Running, read_sse, serve
@@ -17,12 +14,12 @@ def names(timing: dict[str, Any]) -> list[str]:
     return [stage["name"] for stage in timing["stages"]]
 
 
-async def test_a_socket_that_asks_is_told_after_each_response() -> None:
+async def test_a_socket_that_asks_gets_a_timing_event_after_each_response() -> None:
     async with serve() as server, server.connect(headers=ASKED) as socket:
         first = await socket.response(input="hello", stream_id="a")
-        told = await socket.receive()
-        assert (told["type"], told["stream_id"]) == (TIMING, "a")
-        timing = told["timing"]
+        event = await socket.receive()
+        assert (event["type"], event["stream_id"]) == (TIMING, "a")
+        timing = event["timing"]
         assert timing["response_id"] == first["id"]
         assert names(timing) == [*STAGES, "store", "terminal"]
         assert timing["tokens"]["input"] == first["usage"]["input_tokens"]
@@ -36,7 +33,7 @@ async def test_a_socket_that_asks_is_told_after_each_response() -> None:
         assert timing["tokens"]["cached"] == second["usage"]["input_tokens_details"]["cached_tokens"]
 
 
-async def test_a_socket_that_did_not_ask_is_not_told() -> None:
+async def test_a_socket_that_did_not_ask_gets_no_timing_event() -> None:
     async with serve() as server, server.connect() as socket:
         await socket.response(input="hello")
         assert (await socket.turn(input="hello"))[0]["type"] == "response.created"
@@ -56,20 +53,20 @@ async def test_http_has_a_header_and_streams_the_event_too() -> None:
             *("store", "terminal"),
         ]
         headers, text = await post(server, input="hello", stream=True)
-        # Headers go out when the response begins.
+        # Headers are sent when the response begins.
         assert [part.split(";")[0] for part in headers["Server-Timing"].split(", ")][:5] == STAGES[:5]
         *_, terminal, timing = read_sse(text)
         assert timing["type"] == TIMING
         assert timing["timing"]["response_id"] == terminal["response"]["id"]
 
 
-async def test_a_refusal_over_http_says_where_its_time_went() -> None:
+async def test_an_http_error_has_a_server_timing_header() -> None:
     async with serve() as server:
         headers, _ = await post(server, input="hello", model="nobody")
         assert headers["Server-Timing"].startswith("decode;dur=")
 
 
-async def test_the_recent_turns_of_open_sockets_can_be_looked_at_by_their_tenant() -> None:
+async def test_a_tenant_can_list_the_recent_turns_of_its_open_sockets() -> None:
     async with serve(api_key=("a:key-a", "b:key-b")) as server, server.connect(key="key-a") as socket:
         for text in ("one", "two"):
             last = await socket.response(input=text)
@@ -93,23 +90,7 @@ async def recent(server: Running, key: str) -> list[dict[str, Any]]:
         return turns
 
 
-async def test_each_turn_is_one_line_in_the_log_without_a_word_of_content(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, logger="slipring.turns")
-    async with serve() as server, server.connect() as socket:
-        response = await socket.response(input="my secret", stream_id="lane-1")
-        await socket.error(input="my secret", model="nobody", previous_response_id=None)
-        await socket.error(input="my secret", previous_response_id="x\nresponse=forged y")
-    done, refused, forged = [each.getMessage() for each in caplog.records if each.name == "slipring.turns"]
-    assert done.startswith(f"response={response['id']} lane=lane-1 status=completed model=simulated bytes=")
-    assert "prefill_ms=" in done
-    assert "status=refused error=model_not_found" in refused
-    assert "secret" not in done + refused + forged
-    assert "previous='x\\nresponse=forged_y' status=refused" in forged
-
-
-async def test_a_client_that_reads_is_not_waited_for() -> None:
+async def test_send_ms_is_zero_for_a_client_that_reads() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect(headers=ASKED) as socket:
         await socket.create(input="hello", store=False)
@@ -120,7 +101,7 @@ async def test_a_client_that_reads_is_not_waited_for() -> None:
         assert (await socket.receive())["timing"]["send_ms"] == 0
 
 
-async def test_contexts_that_were_rendered_in_full_are_counted_by_reason() -> None:
+async def test_health_counts_full_renderings_by_reason() -> None:
     engine = PuppetEngine()
     engine.accepts = False
     async with serve(engine) as server, server.connect() as socket:

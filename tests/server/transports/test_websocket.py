@@ -1,4 +1,4 @@
-"""The socket as a client sees it."""
+"""Turns, lanes, chains and errors over a WebSocket."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -39,7 +39,7 @@ def answer_to(call: Json, output: str = "sunny") -> Json:
 
 
 async def played(socket: Socket, engine: PuppetEngine, *deltas: Delta, **fields: Any) -> list[Json]:
-    """The events of a turn in which the engine says this."""
+    """The events of a turn in which the engine emits these deltas."""
     await socket.create(input="hello", **fields)
     performance = await engine.next()
     performance.emit(*deltas)
@@ -48,14 +48,14 @@ async def played(socket: Socket, engine: PuppetEngine, *deltas: Delta, **fields:
 
 
 def texts(performance: Performance) -> str:
-    """All that a job's context says, for a look inside."""
+    """All texts of a job's context."""
     return b"\n".join(item.raw for item in performance.job.context()).decode()
 
 
 # One turn.
 
 
-async def test_a_text_answer_comes_in_the_canonical_order() -> None:
+async def test_events_of_a_text_answer_arrive_in_the_canonical_order() -> None:
     async with serve() as server, server.connect() as socket:
         events = await socket.turn(model="simulated", input="hello")
         assert kinds(events) == [
@@ -75,7 +75,7 @@ async def test_a_text_answer_comes_in_the_canonical_order() -> None:
         assert message == events[-2]["item"]
 
 
-async def test_a_tool_loop_sends_only_what_is_new() -> None:
+async def test_a_tool_loop_sends_only_new_items() -> None:
     async with serve(TOOLS) as server, server.connect() as socket:
         response = await socket.response(model="simulated", input="weather?", tools=[WEATHER], store=False)
         for _ in range(2):
@@ -92,7 +92,7 @@ async def test_a_tool_loop_sends_only_what_is_new() -> None:
         assert response["usage"]["input_tokens_details"]["cached_tokens"] > 0
 
 
-async def test_reasoning_comes_as_an_item_of_its_own_before_the_answer() -> None:
+async def test_reasoning_is_a_separate_item_before_the_answer() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         events = await played(socket, engine, Thought("Let me "), Thought("think."), Text("Yes."))
@@ -110,7 +110,7 @@ async def test_reasoning_comes_as_an_item_of_its_own_before_the_answer() -> None
         assert message["content"][0]["text"] == "Yes."
 
 
-async def test_a_reasoning_summary_comes_in_its_parts() -> None:
+async def test_a_reasoning_summary_is_streamed_in_parts() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         deltas = ThoughtSummary("One"), ThoughtSummary("Two", index=1), ThoughtSummary(".", index=1)
@@ -190,7 +190,7 @@ async def test_calls_side_by_side_name_their_namespaces() -> None:
         assert inner["call_id"] != outer["call_id"]
 
 
-async def test_a_warmup_prepares_and_says_nothing() -> None:
+async def test_a_warmup_generates_no_output() -> None:
     async with serve() as server, server.connect() as socket:
         events = await socket.turn(
             input="a long story", instructions="Be brief.", generate=False, store=False
@@ -240,9 +240,9 @@ async def test_lanes_run_side_by_side() -> None:
         await socket.create(input="two", stream_id="b")
         first, second = await engine.next(), await engine.next()
         for performance, lane in [(first, "a"), (second, "b"), (first, "a"), (second, "b")]:
-            performance.say(f"said on {lane}")
+            performance.say(f"text on {lane}")
             delta = (await socket.until("response.output_text.delta", lane=lane))[-1]
-            assert delta["delta"] == f"said on {lane}"
+            assert delta["delta"] == f"text on {lane}"
         second.finish()
         await socket.until(*TERMINAL, lane="b")
         first.finish()
@@ -258,7 +258,7 @@ async def test_a_lane_takes_its_turns_in_order(lane: Json) -> None:
             await socket.create(input=text, **lane)
         await socket.create(input="aside", stream_id="b")
         performance, aside = await engine.next(), await engine.next()
-        assert "aside" in texts(aside)  # so the other two have been read, and wait
+        assert "aside" in texts(aside)  # so the other two have been received, and wait
         for text in ("first", "second", "third"):
             assert text in texts(performance)
             performance.finish()
@@ -283,7 +283,7 @@ async def test_an_error_keeps_its_place_in_the_lane() -> None:
         assert kinds(await socket.until(*TERMINAL, lane="a")) == ["created", "in_progress", "completed"]
 
 
-async def test_every_event_of_a_named_lane_says_so_and_the_default_lane_s_say_nothing() -> None:
+async def test_events_name_their_lane_unless_it_is_the_default_lane() -> None:
     async with serve() as server, server.connect() as socket:
         named = await socket.turn(input="hello", stream_id="Lane_1.a-b")
         named.append(await socket.error(input="hello", stream_id="Lane_1.a-b", model="other"))
@@ -294,7 +294,7 @@ async def test_every_event_of_a_named_lane_says_so_and_the_default_lane_s_say_no
             assert not any("stream_id" in event for event in default)
 
 
-async def test_sixteen_responses_are_made_at_once_and_the_next_waits() -> None:
+async def test_sixteen_responses_run_at_once_and_the_next_waits() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         lanes = [None, *(f"lane-{number}" for number in range(1, 17))]
@@ -316,7 +316,7 @@ async def test_sixteen_responses_are_made_at_once_and_the_next_waits() -> None:
             await socket.receive()
 
 
-async def test_the_thirty_third_lane_is_refused_and_the_others_go_on() -> None:
+async def test_the_thirty_third_lane_is_refused_and_the_others_continue() -> None:
     async with serve() as server, server.connect() as socket:
         for number in range(32):
             await socket.response(input="hello", stream_id=f"lane-{number}")
@@ -335,7 +335,7 @@ async def test_the_thirty_third_lane_is_refused_and_the_others_go_on() -> None:
 
 
 @pytest.mark.parametrize("lane", ["", 123, True, ["a"], "x" * 257, "bad name!", "ünïcode", "a\n"])
-async def test_a_lane_that_cannot_be_named_so_is_refused_without_naming_it(lane: object) -> None:
+async def test_an_invalid_lane_name_is_refused_without_repeating_it(lane: object) -> None:
     async with serve() as server, server.connect() as socket:
         await socket.create(input="hello", stream_id=lane)
         refused = await socket.receive()
@@ -345,7 +345,7 @@ async def test_a_lane_that_cannot_be_named_so_is_refused_without_naming_it(lane:
         await socket.response(input="hello", stream_id="x" * 256)
 
 
-async def test_a_create_too_many_is_refused_on_its_lane() -> None:
+async def test_a_create_beyond_the_queue_limit_is_refused_on_its_lane() -> None:
     engine = PuppetEngine()
     async with serve(engine, limits=Limits(max_queued=1)) as server, server.connect() as socket:
         for text in ("runs", "waits", "is too much"):
@@ -359,10 +359,10 @@ async def test_a_create_too_many_is_refused_on_its_lane() -> None:
             await socket.until(*TERMINAL, lane="a")
 
 
-# Chains, forks, and who may continue what.
+# Chains, forks, and access to them.
 
 
-async def test_a_chain_holds_everything_that_was_said_in_order() -> None:
+async def test_a_chain_holds_all_items_in_order() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         previous = None
@@ -372,14 +372,14 @@ async def test_a_chain_holds_everything_that_was_said_in_order() -> None:
             performance.say(f"answer {number}")
             performance.finish()
             previous = (await socket.until(*TERMINAL))[-1]["response"]["id"]
-        said = texts(performance)
+        found = texts(performance)
         order = [
-            said.index(text) for text in ("question 0", "answer 0", "question 1", "answer 1", "question 2")
+            found.index(text) for text in ("question 0", "answer 0", "question 1", "answer 1", "question 2")
         ]
         assert all(earlier < later for earlier, later in pairwise(order))
 
 
-async def test_a_lane_without_a_previous_response_begins_anew() -> None:
+async def test_a_create_without_a_previous_response_starts_a_new_chain() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         await played(socket, engine, Text("Hi."))
@@ -390,7 +390,7 @@ async def test_a_lane_without_a_previous_response_begins_anew() -> None:
         await socket.until(*TERMINAL)
 
 
-async def test_a_fork_and_its_source_go_on_from_the_same_response() -> None:
+async def test_a_fork_and_its_source_continue_from_the_same_response() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         first = (await played(socket, engine, Text("The trunk.")))[-1]["response"]
@@ -420,7 +420,7 @@ async def test_a_fork_and_its_source_go_on_from_the_same_response() -> None:
         await socket.until(*TERMINAL)
 
 
-async def test_a_fork_that_waits_keeps_its_parent_whatever_the_source_does() -> None:
+async def test_a_queued_fork_keeps_its_parent() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         first = (await played(socket, engine, Text("The trunk."), store=False))[-1]["response"]
@@ -440,7 +440,7 @@ async def test_a_fork_that_waits_keeps_its_parent_whatever_the_source_does() -> 
             assert (await socket.until(*TERMINAL, lane="fork"))[-1]["type"] == "response.completed"
 
 
-async def test_a_continuation_that_is_refused_takes_its_parent_with_it() -> None:
+async def test_a_refused_continuation_evicts_its_parent() -> None:
     async with serve() as server, server.connect() as socket:
         first = await socket.response(input="hello", store=False)
         orphan = {"type": "function_call_output", "call_id": "call_none", "output": ""}
@@ -453,7 +453,7 @@ async def test_a_continuation_that_is_refused_takes_its_parent_with_it() -> None
         assert (await socket.response(input="anew", store=False))["status"] == "completed"
 
 
-async def test_a_continuation_that_fails_takes_its_parent_with_it() -> None:
+async def test_a_failed_continuation_evicts_its_parent() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         first = (await played(socket, engine, Text("Hi."), store=False))[-1]["response"]
@@ -464,21 +464,21 @@ async def test_a_continuation_that_fails_takes_its_parent_with_it() -> None:
         assert gone["error"]["code"] == NOT_FOUND
 
 
-async def test_a_stored_parent_survives_a_continuation_that_fails() -> None:
+async def test_a_stored_parent_survives_a_failed_continuation() -> None:
     async with serve() as server, server.connect() as socket:
         first = await socket.response(input="hello", store=True)
         await socket.error(input="again", previous_response_id=first["id"], model="other")
         assert (await socket.response(input="again", previous_response_id=first["id"]))["output"]
 
 
-async def test_a_fork_that_fails_leaves_the_parent_alone() -> None:
+async def test_a_failed_fork_does_not_evict_its_parent() -> None:
     async with serve() as server, server.connect() as socket:
         first = await socket.response(input="hello", store=False)
         await socket.error(input="x", previous_response_id=first["id"], stream_id="fork", model="other")
         assert (await socket.response(input="on", previous_response_id=first["id"], store=False))["output"]
 
 
-async def test_a_response_that_is_not_stored_belongs_to_its_socket() -> None:
+async def test_an_unstored_response_can_be_continued_on_its_own_socket_only() -> None:
     async with serve() as server, server.connect() as socket, server.connect() as other:
         first = await socket.response(input="hello", store=False)
         refused = await other.error(input="again", previous_response_id=first["id"], stream_id="a")
@@ -511,7 +511,7 @@ async def test_a_stored_response_can_be_continued_from_anywhere() -> None:
         assert tokens == sorted(set(tokens))
 
 
-async def test_what_another_tenant_stored_does_not_exist() -> None:
+async def test_a_response_of_another_tenant_is_not_found() -> None:
     async with serve(api_key=KEYS) as server:
         async with server.connect(key="key-a") as socket:
             theirs = await socket.response(input="mine")
@@ -535,7 +535,7 @@ async def test_what_another_tenant_stored_does_not_exist() -> None:
         assert status == 200
 
 
-# Frames that cannot be served.
+# Invalid frames.
 
 BAD_FRAMES = [
     ("{", "invalid_json", None),
@@ -564,7 +564,7 @@ BAD_FRAMES = [
 
 
 @pytest.mark.parametrize(("frame", "code", "param"), BAD_FRAMES)
-async def test_a_bad_frame_is_told_so_and_the_socket_stays_usable(
+async def test_an_invalid_frame_gets_an_error_and_the_socket_stays_open(
     frame: str, code: str, param: str | None
 ) -> None:
     async with serve() as server, server.connect() as socket:
@@ -577,7 +577,7 @@ async def test_a_bad_frame_is_told_so_and_the_socket_stays_usable(
         assert (await socket.response(input="hello"))["status"] == "completed"
 
 
-async def test_a_bad_frame_does_not_disturb_what_runs() -> None:
+async def test_an_invalid_frame_does_not_disturb_running_turns() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         await socket.create(input="hello", stream_id="a")
@@ -588,7 +588,7 @@ async def test_a_bad_frame_does_not_disturb_what_runs() -> None:
         assert (await socket.until(*TERMINAL, lane="a"))[-1]["type"] == "response.completed"
 
 
-async def test_an_acknowledgement_is_read_over() -> None:
+async def test_an_acknowledgement_is_ignored() -> None:
     async with serve() as server, server.connect() as socket:
         await socket.send(type="response.processed", response_id="resp_1")
         assert (await socket.response(input="hello"))["status"] == "completed"
@@ -605,7 +605,7 @@ async def test_json_in_a_binary_frame_is_served_and_answered_as_text() -> None:
 
 
 @pytest.mark.parametrize("frame", [b"\xff", b'{"type": "response.create", "input": "\xff"}', b"", b"{"])
-async def test_a_binary_frame_that_is_no_json_text_is_told_so(frame: bytes) -> None:
+async def test_a_binary_frame_that_is_not_json_gets_an_error(frame: bytes) -> None:
     async with serve() as server, server.connect() as socket:
         await socket.ws.send_bytes(frame)
         assert (await socket.receive())["error"]["code"] == "invalid_json"
@@ -624,7 +624,7 @@ async def test_an_unknown_model_is_refused_and_the_served_ones_are_named() -> No
 # Engines that fail.
 
 
-async def test_an_engine_s_own_error_ends_the_response_with_its_words() -> None:
+async def test_an_engine_error_ends_the_response_with_its_message() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         await socket.create(input="hello", stream_id="a")
@@ -640,15 +640,15 @@ async def test_an_engine_s_own_error_ends_the_response_with_its_words() -> None:
         assert events[-1]["type"] == "response.completed"
 
 
-@pytest.mark.parametrize("said", [[], ["half an ans"]])
-async def test_an_unexpected_fault_fails_the_response_and_tells_nothing(
-    said: list[str], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("output", [[], ["half an ans"]])
+async def test_an_unexpected_exception_fails_the_response_without_its_text(
+    output: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
         await socket.create(input="hello")
         performance = await engine.next()
-        performance.say(*said)
+        performance.say(*output)
         performance.fail(RuntimeError(SECRET))
         events = await socket.until(*TERMINAL)
         assert kinds(events).count("failed") == 1
@@ -660,14 +660,14 @@ async def test_an_unexpected_fault_fails_the_response_and_tells_nothing(
 
 
 class Unfinished(PuppetEngine):
-    """Ends without a word about how it went."""
+    """Ends without a ``Finished``."""
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         yield [Text("and then")]
 
 
 class Confused(PuppetEngine):
-    """Gives arguments to a call that it never began."""
+    """Emits arguments for a call that it has not started."""
 
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         yield []
@@ -693,7 +693,7 @@ async def test_a_failed_response_cannot_be_continued() -> None:
         assert refused["error"]["code"] == NOT_FOUND
 
 
-async def test_a_store_that_cannot_read_refuses_the_create_and_tells_nothing(
+async def test_a_failed_load_refuses_the_create_without_the_error_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def load(*_: object) -> None:

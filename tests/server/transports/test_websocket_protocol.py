@@ -1,7 +1,7 @@
-"""RFC 6455, frame by frame: what a client may send in any form, and what ends its connection.
+"""RFC 6455, frame by frame: which frames a client may send, and which close its connection.
 
-Everything runs on ``/v1/responses`` as it is served. Where the library below deviates from the RFC, the last
-section says how, and so does docs/compatibility.md.
+All tests use ``/v1/responses``. The last section, and docs/compatibility.md, describe where aiohttp deviates
+from the RFC.
 """
 
 import json
@@ -36,7 +36,7 @@ ECHO = "/slipring/echo"
 
 @asynccontextmanager
 async def opened(**settings: object) -> AsyncIterator[RawSocket]:
-    """A connection to a server of its own, which serves nobody any more in the end."""
+    """A connection to a new server, which has no client left at the end."""
     async with serve(**settings) as server:  # type: ignore[arg-type]
         async with open_raw(server) as raw:
             yield raw
@@ -50,7 +50,7 @@ async def answered(raw: RawSocket) -> None:
 
 
 async def closing(raw: RawSocket) -> tuple[int | None, str]:
-    """The code and reason of a close frame, which must come next and be the last thing that comes."""
+    """The code and reason of a close frame, which must be the next and last frame."""
     opcode, payload = await raw.receive_frame()
     assert opcode == CLOSE, (opcode, payload)
     assert await raw.ended() == b""
@@ -63,12 +63,12 @@ def close_payload(code: int, reason: bytes = b"") -> bytes:
     return struct.pack("!H", code) + reason
 
 
-# Messages in any form that is allowed.
+# Valid messages in every form.
 
 
 @pytest.mark.parametrize("opcode", [TEXT, BINARY])
 @pytest.mark.parametrize("size", [1, 2, 7])
-async def test_a_message_may_come_in_many_fragments_with_pings_between_them(opcode: int, size: int) -> None:
+async def test_a_message_may_arrive_in_many_fragments_with_pings_between_them(opcode: int, size: int) -> None:
     async with opened() as raw:
         for start in range(0, len(CREATE), size):
             first, last = start == 0, start + size >= len(CREATE)
@@ -91,7 +91,7 @@ async def test_fragments_may_be_empty() -> None:
         await answered(raw)
 
 
-async def test_a_frame_may_come_byte_by_byte_and_many_frames_at_once() -> None:
+async def test_a_frame_may_arrive_byte_by_byte_and_many_frames_at_once() -> None:
     async with opened() as raw:
         for byte in frame(TEXT, CREATE, mask=b"\x01\x80\xff\x7f"):
             await raw.send(bytes([byte]))
@@ -109,7 +109,7 @@ async def test_a_payload_is_unmasked_whatever_the_mask() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x00\xff\xfe", b"x" * 125])
-async def test_a_ping_comes_back_as_it_was_also_while_a_response_is_made(payload: bytes) -> None:
+async def test_a_ping_is_answered_with_its_payload_also_during_a_response(payload: bytes) -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, open_raw(server) as raw:
         await raw.create(input="hello")
@@ -122,34 +122,34 @@ async def test_a_ping_comes_back_as_it_was_also_while_a_response_is_made(payload
         await answered(raw)
 
 
-async def test_a_pong_that_nobody_asked_for_is_read_over() -> None:
+async def test_an_unsolicited_pong_is_ignored() -> None:
     async with opened() as raw:
         await raw.send_frame(PONG, b"hello")
         await raw.send_frame(TEXT, CREATE)
         await answered(raw)
 
 
-# What is no text.
+# Invalid UTF-8.
 
 NOT_UTF8 = [
     b"\xff",
     b"\x80",
-    b"\xc0\xaf",  # longer than it need be
-    b"\xed\xa0\x80",  # half of a pair
-    b"\xf4\x90\x80\x80",  # beyond the last character
-    b"\xe2\x82",  # cut short
+    b"\xc0\xaf",  # overlong
+    b"\xed\xa0\x80",  # half of a surrogate pair
+    b"\xf4\x90\x80\x80",  # beyond the last code point
+    b"\xe2\x82",  # truncated
 ]
 
 
 @pytest.mark.parametrize("bad", NOT_UTF8)
-async def test_text_that_is_not_utf8_ends_the_connection(bad: bytes) -> None:
+async def test_invalid_utf8_closes_the_connection(bad: bytes) -> None:
     async with opened() as raw:
         await raw.send_frame(TEXT, CREATE[:-2] + bad)
         assert (await closing(raw))[0] == 1007
 
 
 @pytest.mark.parametrize("bad", NOT_UTF8)
-async def test_so_does_text_that_is_not_when_its_fragments_are_put_together(bad: bytes) -> None:
+async def test_invalid_utf8_across_fragments_closes_the_connection(bad: bytes) -> None:
     async with opened() as raw:
         await raw.send_frame(TEXT, b"{" + bad[:1], final=False)
         await raw.send_frame(CONTINUATION, bad[1:], final=False)
@@ -157,7 +157,7 @@ async def test_so_does_text_that_is_not_when_its_fragments_are_put_together(bad:
         assert (await closing(raw))[0] == 1007
 
 
-# What breaks the protocol.
+# Protocol violations.
 
 BROKEN = {
     "reserved bit 1": frame(TEXT, CREATE, reserved=0b100),
@@ -183,18 +183,18 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("sent", BROKEN.values(), ids=BROKEN)
-async def test_what_breaks_the_protocol_ends_the_connection(sent: bytes) -> None:
+async def test_a_protocol_violation_closes_the_connection(sent: bytes) -> None:
     async with opened() as raw:
         await raw.send(sent)
         opcode, payload = await raw.receive_frame()
-        if opcode == TEXT:  # the answer to a message that came before
+        if opcode == TEXT:  # the answer to an earlier message
             assert json.loads(payload)["type"] == "error"
             opcode, payload = await raw.receive_frame()
         assert (opcode, payload[:2]) == (CLOSE, close_payload(1002))
         assert await raw.ended() == b""
 
 
-async def test_what_runs_ends_with_the_connection() -> None:
+async def test_running_turns_end_with_the_connection() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, open_raw(server) as raw:
         await raw.create(input="hello")
@@ -205,18 +205,18 @@ async def test_what_runs_ends_with_the_connection() -> None:
         await gone(server)
 
 
-# What is too large.
+# Size limits.
 
 
 @pytest.mark.parametrize("opcode", [TEXT, BINARY])
-async def test_a_frame_that_is_too_large_is_refused_by_its_head_alone(opcode: int) -> None:
+async def test_a_frame_that_is_too_large_is_refused_by_its_header(opcode: int) -> None:
     async with opened(limits=Limits(max_frame_bytes=2000)) as raw:
         await raw.send(struct.pack("!BBH", 0x80 | opcode, 0x80 | 126, 2001))
         assert (await closing(raw))[0] == 1009
 
 
 @pytest.mark.parametrize("length", [2**31, 2**63 - 1, 2**63, 2**64 - 1])
-async def test_no_length_is_too_long_to_be_refused(length: int) -> None:
+async def test_the_largest_possible_length_is_refused(length: int) -> None:
     async with opened() as raw:
         await raw.send(struct.pack("!BBQ", 0x80 | TEXT, 0x80 | 127, length))
         assert (await closing(raw))[0] == 1009
@@ -233,51 +233,51 @@ async def test_fragments_that_are_too_large_together_are_refused() -> None:
         assert (await closing(raw))[0] == 1009
 
 
-# Goodbyes.
+# Close frames.
 
 
 @pytest.mark.parametrize(
     "code", [1000, 1001, 1002, 1003, 1007, 1008, 1009, 1010, 1011, 3000, 3999, 4000, 4999]
 )
-async def test_a_goodbye_is_answered_with_its_own_code(code: int) -> None:
+async def test_a_close_frame_is_answered_with_its_own_code(code: int) -> None:
     async with opened() as raw:
         await raw.send_frame(CLOSE, close_payload(code, "bis später".encode()))
         assert await closing(raw) == (code, "")
 
 
-async def test_a_goodbye_without_a_code_is_a_normal_one() -> None:
+async def test_a_close_frame_without_a_code_is_answered_with_1000() -> None:
     async with opened() as raw:
         await raw.send_frame(CLOSE, b"")
         assert await closing(raw) == (1000, "")
 
 
 @pytest.mark.parametrize("code", [0, 1, 999, 1004, 1005, 1006, 1015, 1016, 2000, 2999, 5000, 65535])
-async def test_a_goodbye_with_a_code_that_nobody_may_send_is_an_error(code: int) -> None:
+async def test_a_close_frame_with_a_reserved_code_is_an_error(code: int) -> None:
     async with opened() as raw:
         await raw.send_frame(CLOSE, close_payload(code))
         assert (await closing(raw))[0] == 1002
 
 
-async def test_a_goodbye_with_half_a_code_is_an_error() -> None:
+async def test_a_close_frame_with_half_a_code_is_an_error() -> None:
     async with opened() as raw:
         await raw.send_frame(CLOSE, b"\x03")
         assert (await closing(raw))[0] == 1002
 
 
-async def test_a_goodbye_whose_reason_is_no_text_is_an_error() -> None:
+async def test_a_close_frame_with_an_invalid_utf8_reason_is_an_error() -> None:
     async with opened() as raw:
         await raw.send_frame(CLOSE, close_payload(1000, b"\xff"))
         assert (await closing(raw))[0] == 1007
 
 
-async def test_a_goodbye_may_come_in_the_middle_of_a_message() -> None:
+async def test_a_close_frame_may_arrive_in_the_middle_of_a_message() -> None:
     async with opened() as raw:
         await raw.send_frame(TEXT, CREATE[:5], final=False)
         await raw.send_frame(CLOSE, close_payload(1000))
         assert await closing(raw) == (1000, "")
 
 
-async def test_nothing_is_heard_after_a_goodbye() -> None:
+async def test_messages_after_a_close_frame_are_ignored() -> None:
     async with opened() as raw:
         late = frame(TEXT, CREATE) + frame(PING, b"still there?") + frame(CLOSE, close_payload(4000))
         await raw.send(frame(CLOSE, close_payload(1000)) + late)
@@ -285,7 +285,7 @@ async def test_nothing_is_heard_after_a_goodbye() -> None:
 
 
 @pytest.mark.parametrize(("payload", "is_kept"), [(close_payload(1000), False), (close_payload(1006), True)])
-async def test_only_a_proper_goodbye_leaves_nothing_behind(payload: bytes, is_kept: bool) -> None:
+async def test_only_a_valid_close_frame_prevents_parking(payload: bytes, is_kept: bool) -> None:
     async with serve() as server, open_raw(server) as raw:
         await raw.create(input="hello", store=False)
         while (event := await raw.receive_event())["type"] not in TERMINAL:
@@ -298,11 +298,11 @@ async def test_only_a_proper_goodbye_leaves_nothing_behind(payload: bytes, is_ke
         assert (found is not None) is is_kept
 
 
-# Where the library deviates.
+# Where aiohttp deviates from the RFC.
 
 
 async def test_frames_without_a_mask_are_read() -> None:
-    """RFC 6455, 5.1: a server must close. aiohttp reads them, and offers no way to know that it did."""
+    """RFC 6455, 5.1: a server must close. aiohttp accepts them, and does not report it."""
     async with opened() as raw:
         await raw.send(frame(TEXT, CREATE, mask=None))
         await answered(raw)
@@ -315,14 +315,14 @@ async def test_lengths_may_be_written_longer_than_need_be() -> None:
         await answered(raw)
 
 
-async def test_a_message_may_follow_a_beginning_that_was_empty() -> None:
-    """RFC 6455, 5.4: an error. aiohttp knows of a beginning by its bytes, and there were none."""
+async def test_a_message_may_follow_an_empty_first_fragment() -> None:
+    """RFC 6455, 5.4: an error. aiohttp does not notice a first fragment without bytes."""
     async with opened() as raw:
         await raw.send(frame(TEXT, b"", final=False) + frame(TEXT, CREATE))
         await answered(raw)
 
 
-async def test_text_that_is_not_utf8_is_noticed_when_it_is_complete() -> None:
+async def test_invalid_utf8_is_detected_when_the_message_is_complete() -> None:
     """RFC 6455, 8.1 asks for no more; some servers close at the first bad byte."""
     async with opened() as raw:
         await raw.send_frame(TEXT, b"\xff", final=False)
@@ -333,7 +333,7 @@ async def test_text_that_is_not_utf8_is_noticed_when_it_is_complete() -> None:
 
 
 async def test_a_bad_compressed_message_is_answered_with_1000() -> None:
-    """1007 would say more. Compression is off unless it is configured."""
+    """1007 would be more precise. Compression is off unless it is configured."""
     async with serve(compression=True) as server, open_raw(server, more=DEFLATE) as raw:
         await raw.send(frame(TEXT, b"\xff\xff\xff\xff", reserved=0b100))
         assert await raw.closed() == 1000
@@ -352,17 +352,17 @@ async def test_a_compressed_message_in_fragments_is_read() -> None:
         assert opcode == TEXT
 
 
-# The echo, for suites from outside.
+# The echo endpoint, for conformance suites.
 
 
-async def test_there_is_no_echo_unless_it_is_asked_for() -> None:
+async def test_there_is_no_echo_endpoint_unless_it_is_configured() -> None:
     async with serve() as server, open_tcp(server) as raw:
         await raw.send(f"GET {ECHO} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         assert (await raw.read_head()).startswith(b"HTTP/1.1 404 ")
 
 
 @pytest.mark.parametrize("more", ["", DEFLATE])
-async def test_an_echo_says_what_it_hears(more: str) -> None:
+async def test_the_echo_endpoint_sends_messages_back(more: str) -> None:
     async with serve(echo=True) as server, open_raw(server, path=ECHO, more=more) as raw:
         for size in (0, 125, 126, 65535, 65536, 200_000):
             for opcode in (TEXT, BINARY):
@@ -375,7 +375,7 @@ async def test_an_echo_says_what_it_hears(more: str) -> None:
         assert await closing(raw) == (4000, "")
 
 
-async def test_an_echo_has_the_limits_and_goodbyes_of_every_socket() -> None:
+async def test_the_echo_endpoint_has_the_limits_and_close_codes_of_every_socket() -> None:
     async with serve(echo=True, limits=Limits(max_frame_bytes=100)) as server:
         for sent, code in (
             (frame(TEXT, b"x" * 101), 1009),
@@ -387,7 +387,7 @@ async def test_an_echo_has_the_limits_and_goodbyes_of_every_socket() -> None:
                 assert (await closing(raw))[0] == code
 
 
-async def test_an_echo_counts_as_a_connection_and_wants_a_key_and_an_upgrade() -> None:
+async def test_the_echo_endpoint_counts_as_a_connection_and_needs_a_key_and_an_upgrade() -> None:
     async with serve(echo=True, api_key=("right",), limits=Limits(max_connections=1)) as server:
         url = server.url.removesuffix("/v1") + ECHO
         key = {"Authorization": "Bearer right"}

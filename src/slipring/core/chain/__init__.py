@@ -1,1 +1,1 @@
-"""Chains of responses: the state that a continuation builds on."""
+"""Chains of responses: the state of finished responses, and how a continuation extends it."""

@@ -1,7 +1,7 @@
-"""The ids of items, made from the id of the response that they belong to.
+"""Item ids, derived from the id of the item's response and its index there.
 
-Whoever has such an id knows which response to look in: nothing has to keep an index of items. An item that a
-client sent without an id has one all the same, by its place in the input.
+An item can therefore be found from its id alone, without an index of items. Input items that a client sent
+without an id get one in the same way.
 """
 
 from msgspec import Struct
@@ -25,7 +25,7 @@ _PREFIXES = {
 
 
 class Place(Struct, frozen=True):
-    """Where an item is to be found, if its id is one of ours."""
+    """The position that an item id encodes."""
 
     response_id: str
     of_input: bool
@@ -37,22 +37,22 @@ def prefix(kind: str) -> str:
 
 
 def output_id(kind: str, response_id: str, index: int) -> str:
-    """The id of the item at this place in the output of a response."""
+    """The id of the item at this index of a response's output."""
     return f"{prefix(kind)}_{response_id.removeprefix(RESPONSE)}{index:0{_DIGITS}x}"
 
 
 def input_id(item: Item, response_id: str, index: int) -> str:
-    """The id of an item of the input: its own, or one by its place."""
+    """The id of an input item: the client's, or one derived from its index."""
     return item.id or place_id(item, response_id, index)
 
 
 def place_id(item: Item, response_id: str, index: int) -> str:
-    """The id of an item of the input by its place alone."""
+    """The id of an input item derived from its index, ignoring the client's."""
     return f"{prefix(item.type)}_{response_id.removeprefix(RESPONSE)}{_OF_INPUT}{index:0{_DIGITS}x}"
 
 
 def place_of(item_id: str) -> Place | None:
-    """Where an item with this id would be; None for ids that were not made here."""
+    """Decode an id made by this module; None for other ids."""
     _, underscore, rest = item_id.partition("_")
     stem, digits = rest[:-_DIGITS], rest[-_DIGITS:]
     of_input = stem.endswith(_OF_INPUT)

@@ -1,6 +1,6 @@
-"""How new items join a chain: references are resolved, calls are matched with their outputs.
+"""Adds new items to a chain: resolves references, matches call outputs with their calls, updates the carry.
 
-Only the delta is looked at. What earlier items mean for it was summed up in the parent's ``Carry``.
+Only the new items are examined. The parent's ``Carry`` summarizes the earlier ones.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from slipring.core.chain.state import Carry, OpenCall, ResponseState
 from slipring.errors import InvalidRequest, quoted
 from slipring.protocol import requests, wire
-from slipring.protocol.append import ANSWERS
-from slipring.protocol.intake import Intake
+from slipring.protocol.definitions import Definitions
 from slipring.protocol.items import (
+    CALL_OF_OUTPUT,
     AdditionalTools,
     ConfigurationUpdate,
     CustomToolCall,
@@ -28,22 +28,21 @@ _CALLS = {
     "apply_patch_call": "apply patch call",
     "tool_search_call": "tool search call",
 }
-"""Calls that a client answers, and how error texts speak of them."""
-_BRINGING = ("additional_tools", "tool_search_output")
-"""Items that bring tools."""
+"""Calls that a client answers, and their names in error messages."""
+_WITH_TOOLS = ("additional_tools", "tool_search_output")
 _SEARCHES = ("tool_search_call", "tool_search_output")
-_TELLING = frozenset({*_CALLS, *ANSWERS, "additional_tools", "configuration_update"})
-"""Items that leave something behind for later turns."""
+_RELEVANT = frozenset({*_CALLS, *CALL_OF_OUTPUT, "additional_tools", "configuration_update"})
+"""Items that change the carry."""
 NOTHING = Carry()
 
 
 def references(items: tuple[Item, ...]) -> set[str]:
-    """The ids that ``item_reference`` items name."""
+    """The ids in ``item_reference`` items."""
     return {item.id for item in items if item.type == "item_reference" and item.id is not None}
 
 
 def resolve(items: tuple[Item, ...], found: Mapping[str, Item]) -> tuple[Item, ...]:
-    """Put the items in the place of their references."""
+    """Replace references by the items in ``found``. Raises for a reference that is not found."""
     if "item_reference" not in {item.type for item in items}:
         return items
     resolved = []
@@ -59,46 +58,52 @@ def resolve(items: tuple[Item, ...], found: Mapping[str, Item]) -> tuple[Item, .
     return tuple(resolved)
 
 
-def join(before: Carry, items: tuple[Item, ...], *, complete: bool, intake: Intake | None = None) -> Carry:
-    """What a chain that carried this much carries after these items.
+def join(
+    before: Carry, items: tuple[Item, ...], *, complete: bool, definitions: Definitions | None = None
+) -> Carry:
+    """The carry of a chain after these items; ``before`` is its carry without them.
 
-    With ``complete``, a response is about to be made from them, so every call must have its output.
-    ``intake`` takes what they define; without it, they were accepted before.
+    With ``complete``, a response will be generated next, so every required call must have its output.
+    ``definitions`` collects grammars and bounds schemas; None for items that were accepted before.
     """
-    telling = [(n, item) for n, item in enumerate(items) if item.type in _TELLING or item.opened is not None]
-    if not telling:
+    relevant = [
+        (n, item) for n, item in enumerate(items) if item.type in _RELEVANT or item.opened is not None
+    ]
+    if not relevant:
         if complete:
             _require_answers(before.open_calls)
         return before
-    open_calls = _match(before.open_calls, telling)
+    open_calls = _match(before.open_calls, relevant)
     effort, text_format = before.effort, before.format
     added: list[tuple[CallableTool, ...]] = []
-    for index, item in _in_place(telling):
-        if item.type in _BRINGING:
-            added.append(_read_tools(item, f"input[{index}]", intake))
+    for index, item in _opened(relevant):
+        if item.type in _WITH_TOOLS:
+            added.append(_read_tools(item, f"input[{index}]", definitions))
         elif item.type == "configuration_update":
             update = item.body()
             assert isinstance(update, ConfigurationUpdate)
             if update.reasoning is not None:
                 effort = update.reasoning.effort or effort
             if update.text is not None:
-                asked = requests.read_format(update.text.format, f"input[{index}].text.format", intake)
-                text_format = asked or text_format
+                new_format = requests.read_format(
+                    update.text.format, f"input[{index}].text.format", definitions
+                )
+                text_format = new_format or text_format
     if complete:
         _require_answers(open_calls)
     tools = merged(before.tools, *added)
     return Carry(open_calls=open_calls, tools=tools, effort=effort, format=text_format)
 
 
-def take_definitions(items: tuple[Item, ...], intake: Intake) -> None:
-    """Hand over what the tools define that items bring."""
-    for index, item in _in_place(enumerate(items)):
-        if item.type in _BRINGING:
-            _read_tools(item, f"input[{index}]", intake)
+def take_definitions(items: tuple[Item, ...], definitions: Definitions) -> None:
+    """Add the grammars and schemas of the tools in these items to ``definitions``."""
+    for index, item in _opened(enumerate(items)):
+        if item.type in _WITH_TOOLS:
+            _read_tools(item, f"input[{index}]", definitions)
 
 
 def after_output(carry: Carry, output: tuple[Item, ...], *, cut_off: bool = False) -> Carry:
-    """What the chain carries once a response has added its own items; ``cut_off``: the last is a fragment."""
+    """The carry after a response's output; ``cut_off``: its last item is incomplete."""
     calls = {
         item.call_id: opening(item, cut_off=cut_off and item is output[-1])
         for item in output
@@ -114,20 +119,47 @@ def after_output(carry: Carry, output: tuple[Item, ...], *, cut_off: bool = Fals
     )
 
 
+class OpenCarry:
+    """The carry of a response in progress. Its turn owns it; the turn's rollout extends the same object."""
+
+    __slots__ = ("_observed", "current", "settled")
+
+    def __init__(self, carry: Carry) -> None:
+        self.settled = carry
+        """Covers the input, and the output up to the client's last append."""
+        self.current = carry
+        """Covers every finished output item and every accepted append too."""
+        self._observed = 0
+
+    def observe(self, output: list[Item]) -> tuple[Item, ...]:
+        """Add the output items that are new since the last call to ``current``; returns them."""
+        new = tuple(output[self._observed :])
+        if new:
+            self._observed += len(new)
+            self.current = after_output(self.current, new)
+        return new
+
+    def settle(self, output: list[Item]) -> None:
+        """The accepted appends are now the end of the output: ``settled`` covers all of it."""
+        self.settled = self.current
+        self._observed = len(output)
+
+
 def carried(parent: ResponseState | None) -> Carry:
+    """The carry that a continuation of ``parent`` begins with."""
     return parent.carry if parent is not None else NOTHING
 
 
 def is_call(item: Item) -> bool:
-    """Whether it is a call that a client answers."""
+    """Whether the item is a call that a client answers."""
     return item.type in _CALLS
 
 
-def _in_place(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, Item]]:
-    """What items stand for, each with the place in the input that it came from."""
+def _opened(items: Iterable[tuple[int, Item]]) -> Iterator[tuple[int, Item]]:
+    """Replace sealed items by their content; each keeps the index of the item that contained it."""
     for index, item in items:
-        for meant in (item,) if item.opened is None else item.opened:
-            yield index, meant
+        for inner in (item,) if item.opened is None else item.opened:
+            yield index, inner
 
 
 def _require_answers(open_calls: Mapping[str, OpenCall]) -> None:
@@ -137,25 +169,25 @@ def _require_answers(open_calls: Mapping[str, OpenCall]) -> None:
 
 
 def _match(before: Mapping[str, OpenCall], items: Iterable[tuple[int, Item]]) -> Mapping[str, OpenCall]:
-    """The calls that are open after these items; the very same mapping where they change nothing."""
-    exchanged = [(n, item) for n, item in _in_place(items) if _is_exchanged(item)]
-    if not exchanged:
+    """The calls that are open after these items; ``before`` itself if they change nothing."""
+    matched = [(n, item) for n, item in _opened(items) if _is_call_or_output(item)]
+    if not matched:
         return before
     open_calls = dict(before)
-    for index, item in exchanged:
-        _exchange(item, open_calls, index)
+    for index, item in matched:
+        _update(open_calls, item, index)
     return open_calls
 
 
-def _is_exchanged(item: Item) -> bool:
-    """Whether it is a call that a client answers, or an answer. Searches that are neither name no call."""
+def _is_call_or_output(item: Item) -> bool:
+    """Whether the item opens or closes a call. Tool searches without ``call_id`` ran on a server: neither."""
     if item.type in _SEARCHES and item.call_id is None:
         return False
-    return item.type in _CALLS or item.type in ANSWERS
+    return item.type in _CALLS or item.type in CALL_OF_OUTPUT
 
 
-def _exchange(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
-    """Open a call, or close the one that an output answers."""
+def _update(open_calls: dict[str, OpenCall], item: Item, index: int) -> None:
+    """Add a call, or remove the one that an output answers. Raises for an output without its call."""
     call_id = item.call_id
     if call_id is None:
         raise wire.explain("Object missing required field `call_id`", f"input[{index}]")
@@ -163,8 +195,8 @@ def _exchange(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
         open_calls[call_id] = opening(item)
         return
     call = open_calls.pop(call_id, None)
-    if call is None or call.type != ANSWERS[item.type]:
-        noun = _CALLS[ANSWERS[item.type]]
+    if call is None or call.type != CALL_OF_OUTPUT[item.type]:
+        noun = _CALLS[CALL_OF_OUTPUT[item.type]]
         raise InvalidRequest(
             f"No tool call found for {noun} output with call_id {call_id[:256]}.",
             param=f"input[{index}].call_id",
@@ -172,7 +204,7 @@ def _exchange(item: Item, open_calls: dict[str, OpenCall], index: int) -> None:
 
 
 def opening(item: Item, *, cut_off: bool = False) -> OpenCall:
-    """How a call is open that nobody has answered yet."""
+    """The ``OpenCall`` of a new call. Asynchronous, incomplete and cut-off calls need no output."""
     body = item.body()
     required = not cut_off and not (
         isinstance(body, FunctionCall | CustomToolCall)
@@ -181,7 +213,7 @@ def opening(item: Item, *, cut_off: bool = False) -> OpenCall:
     return OpenCall(type=item.type, required=required)
 
 
-def _read_tools(item: Item, where: str, intake: Intake | None) -> tuple[CallableTool, ...]:
+def _read_tools(item: Item, where: str, definitions: Definitions | None) -> tuple[CallableTool, ...]:
     body = item.body()
     assert isinstance(body, AdditionalTools | LoadedTools)
-    return Toolset.read(body.tools, f"{where}.tools", loaded=True, intake=intake).callables
+    return Toolset.read(body.tools, f"{where}.tools", loaded=True, definitions=definitions).callables

@@ -1,7 +1,7 @@
-"""Sealed items: content that clients keep for us and cannot read.
+"""Sealed items: encrypted content that clients store and send back, such as compactions and reasoning.
 
-Owns which items are sealed and what they stand for once opened. How a seal is made is somebody else's
-business: it takes a key and random numbers, and neither belongs here.
+Finds the sealed items of an input and opens them. Encryption needs keys and randomness, so it is injected as
+a ``Seal``.
 """
 
 from typing import Protocol
@@ -13,20 +13,21 @@ from slipring.protocol.items import Compaction, Item, Reasoning
 
 
 class BrokenSeal(Exception):
-    """A blob that was not made here, not for this tenant, or is not as it was."""
+    """The blob was made by another server, for another tenant, or was modified."""
 
 
 class Seal(Protocol):
-    """Turns items into text that only we can read, and back."""
+    """Encrypts items for a tenant, and decrypts them."""
 
     def seal(self, tenant: str, items: tuple[Item, ...]) -> str: ...
 
     def open(self, tenant: str, blob: str) -> tuple[Item, ...]:
-        """The very items that were sealed for this tenant; raises ``BrokenSeal``."""
+        """The items that were sealed for this tenant. Raises ``BrokenSeal``."""
 
 
 def opened(items: tuple[Item, ...], seal: Seal, tenant: str, where: str = "input") -> tuple[Item, ...]:
-    """Open the items that are sealed and have not been opened yet; errors name a place in ``where``."""
+    """Decrypt the sealed items that are not open yet. Raises ``InvalidEncryptedContent``, with a param below
+    ``where``."""
     if all(_blob(item) is None for item in items):
         return items
     return tuple(_open(item, seal, tenant, f"{where}[{index}]") for index, item in enumerate(items))
@@ -47,9 +48,9 @@ def _open(item: Item, seal: Seal, tenant: str, where: str) -> Item:
     if blob is None:
         return item
     try:
-        meant = seal.open(tenant, blob)
+        content = seal.open(tenant, blob)
     except BrokenSeal:
         raise InvalidEncryptedContent(f"{where}.encrypted_content") from None
-    if item.type == "reasoning" and [each.type for each in meant] != ["reasoning"]:
+    if item.type == "reasoning" and [each.type for each in content] != ["reasoning"]:
         raise InvalidEncryptedContent(f"{where}.encrypted_content")
-    return structs.replace(item, opened=meant)
+    return structs.replace(item, opened=content)

@@ -1,7 +1,8 @@
-"""The state of a response: a chain with shared structure.
+"""The state of finished responses, as a linked chain.
 
-A node holds what is new in its response and points at its parent. To continue is to make a node that points
-here, to fork is to make two; nothing is copied, and memory per turn is the delta. Nodes never change.
+Each ``ResponseState`` holds the items that are new in its response and a reference to its parent. A
+continuation is a new node that refers to this one; a fork is two. Nothing is copied, so memory per turn is
+the size of its new items. Nodes are immutable.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,55 +12,53 @@ from msgspec import Struct, structs
 
 from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
-from slipring.protocol.append import ANSWERS
-from slipring.protocol.items import Item, in_context, last_compaction
+from slipring.protocol.items import CALL_OF_OUTPUT, Item, in_context, last_compaction
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import Response
 from slipring.protocol.tools import CallableTool
 
 
 class OpenCall(Struct, frozen=True):
-    """A tool call that the client has not answered yet."""
+    """A tool call without an output."""
 
     type: str
     required: bool = True
-    """Whether nothing can be generated before the answer; asynchronous and cut-off calls do not insist."""
+    """Whether the next response needs its output. False for asynchronous and truncated calls."""
 
 
 class Carry(Struct, frozen=True):
-    """What the items of a chain leave behind for later turns, so that nobody has to walk it."""
+    """The effect of a chain's items on later turns, kept with each node so that no turn walks the chain."""
 
     open_calls: Mapping[str, OpenCall] = {}
     """By ``call_id``."""
     tools: tuple[CallableTool, ...] = ()
-    """Tools brought by ``additional_tools`` and ``tool_search_output`` items."""
+    """Tools added by ``additional_tools`` and ``tool_search_output`` items."""
     effort: str | None = None
     format: TextFormat | None = None
-    """Set by the last ``configuration_update``."""
+    """Set, like ``effort``, by the last ``configuration_update`` item."""
 
 
 class Position(Protocol):
-    """Whatever an engine leaves with a response, to go on from there."""
+    """An engine's own state of a context, from which it continues. Opaque to the core."""
 
     @property
     def size_bytes(self) -> int:
-        """The memory of the whole context, what it shares with earlier positions of the chain included."""
+        """Memory of the whole context, including what it shares with earlier positions of the chain."""
 
 
 class Positions(Protocol):
-    """How positions are written down, by somebody who knows what engines leave."""
+    """Serializes positions. Implemented where the engines' position types are known."""
 
     def pack(self, position: Position, parent: Position | None) -> bytes | None:
-        """A position as bytes, without what it shares with the parent's; None: it cannot be kept, and need
-        not be."""
+        """Serialize what a position does not share with its parent's; None if it cannot be serialized."""
 
     def unpack(self, data: bytes, parent: Position | None, head: Head) -> Position | None:
-        """The position again, for a context with this head, after a parent's that was unpacked before; None
-        where that cannot be."""
+        """Restore a position of a context with this head, given the parent's restored position; None if that
+        is impossible."""
 
 
 class ResponseState:
-    """One finished response. Immutable; ``position`` belongs to the engine."""
+    """One finished response. Immutable, except that the engine owns ``position``."""
 
     __slots__ = (
         "carry",
@@ -93,7 +92,7 @@ class ResponseState:
         self.carry = carry
         self.position = position
         self.root_id: str = parent.root_id if parent is not None else response.id
-        """The first response of the chain."""
+        """Id of the first response of the chain."""
         self.depth: int = parent.depth + 1 if parent is not None else 1
         self.size_bytes = self._measure()
 
@@ -109,47 +108,49 @@ class ResponseState:
             node = node.parent
 
     def context(self) -> Iterator[Item]:
-        """All items up to and with this response, oldest first."""
+        """All items up to and including this response, oldest first."""
         for node in reversed(list(self.chain())):
-            yield from node.told
-            yield from node.said
+            yield from node.prompt
+            yield from node.answer
 
     @property
-    def told(self) -> tuple[Item, ...]:
-        """What this response adds to the context before its last words: its input, or the compaction that it
-        made, which covers its input too; of a rollout, all that was said before its client's last answer."""
+    def prompt(self) -> tuple[Item, ...]:
+        """The items that this response adds to the context before ``answer``.
+
+        That is its input, or the compaction it made, which replaces its input. For a rollout it includes the
+        output up to the client's last append.
+        """
         made = last_compaction(self.output)
         before = self.input if made is None else self.output[made : made + 1]
         begun = 0 if made is None else made + 1
-        return tuple(in_context(before + self.output[begun : self._seam]))
+        return tuple(in_context(before + self.output[begun : self._answer_start]))
 
     @property
-    def said(self) -> tuple[Item, ...]:
-        """Its last words in the context, made by one job: where it is no rollout, all of its words."""
-        return tuple(in_context(self.output[self._seam :]))
+    def answer(self) -> tuple[Item, ...]:
+        """The output of its last job: all output, unless it is a rollout or made a compaction."""
+        return tuple(in_context(self.output[self._answer_start :]))
 
     @property
-    def _seam(self) -> int:
-        """Where in the output its last words begin."""
+    def _answer_start(self) -> int:
         output = self.output
         for index in range(len(output), 0, -1):
-            if output[index - 1].type in _UNSAID:
+            if output[index - 1].type in _NOT_GENERATED:
                 return index
         return 0
 
     @property
     def tokens(self) -> int | None:
-        """The length of the context with this response, as the engine counted it; None: it is not known."""
+        """Length of the context including this response, as counted by the engine; None if unknown."""
         usage = self.response.usage
-        # With a compaction, or in a rollout, the usage is of several jobs.
-        if usage is None or self._seam:
+        # With a compaction or in a rollout, the usage is the sum of several jobs.
+        if usage is None or self._answer_start:
             return None
         return usage.total_tokens or None
 
     def find_items(self, ids: set[str]) -> dict[str, Item]:
-        """The items of this chain that have these ids: walks it, newest first, until all are found.
+        """The items of this chain with these ids. Walks the chain, newest first, until all are found.
 
-        An item that was sent without an id has one by its place.
+        An input item that was sent without an id is found by the id that its index gives it.
         """
         found: dict[str, Item] = {}
         placed: dict[str, list[tuple[int, str]]] = {}
@@ -171,7 +172,7 @@ class ResponseState:
         return found
 
     def _measure(self) -> int:
-        """What this node adds to its parent's: whatever the two do not share."""
+        """The memory of this node that it does not share with its parent."""
         own = _NODE_BYTES + sum([item.size_bytes for item in self.input + self.output])
         own += _echoed_bytes(self.response)
         head, carry, parent = self.head, self.carry, self.parent
@@ -196,7 +197,7 @@ class ResponseState:
 
 
 def _echoed_bytes(response: Response) -> int:
-    """The parts of a request that every response keeps for itself and that a client can make large."""
+    """Size of the request fields that a response object repeats and that a client can make large."""
     texts = (response.user, response.prompt_cache_key, response.safety_identifier, response.reasoning.mode)
     return (
         sum(len(text) for text in texts if isinstance(text, str))
@@ -206,8 +207,8 @@ def _echoed_bytes(response: Response) -> int:
     )
 
 
-_UNSAID = frozenset({*ANSWERS, "compaction"})
-"""What is in an output and is not the model's word."""
+_NOT_GENERATED = frozenset({*CALL_OF_OUTPUT, "compaction"})
+"""Item types of an output that are not part of a model's answer."""
 _NODE_BYTES = 1600
-"""A node, its response object and their bookkeeping, without items."""
+"""A node and its response object, without items."""
 _CALL_BYTES = 200

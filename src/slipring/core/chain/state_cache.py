@@ -1,10 +1,10 @@
-"""What a connection remembers: the states of its earlier responses, bounded in bytes.
+"""Per-connection cache of response states, bounded in bytes.
 
-Three scopes watch the same bytes: the connection, its tenant and the process. A state is charged once per
-connection for as long as anything remembered there reaches it, so an ancestor that a newer response already
-holds costs nothing more. When a scope is over its bound it forgets, oldest first, responses that their lane
-has moved past, and only then the latest of a lane. When the process is over its bound, the tenant that uses
-the most forgets: no tenant loses anything because another one says much.
+Three scopes count the same bytes: the connection, its tenant and the process. A state counts once per
+connection while any cached response reaches it, so an ancestor of a newer cached response costs nothing more.
+A scope over its limit evicts the oldest responses that are not the latest of their lane, then the oldest
+latest ones. If the process is over its limit, the tenant that uses the most bytes evicts: no tenant loses
+states because another tenant uses much.
 """
 
 from collections import OrderedDict
@@ -14,10 +14,10 @@ from slipring.core.chain.state import ResponseState
 
 
 class Retention:
-    """Which nodes of the chains are held, and how many bytes they are.
+    """Reference counts of chain nodes.
 
-    Counts references from remembered responses and from held children, so that holding and letting go cost
-    the nodes that change hands, not the chain.
+    Counts references from cached responses and from retained children, so that ``hold`` and ``release`` take
+    time proportional to the nodes gained or freed, not to the length of the chain.
     """
 
     __slots__ = ("_counts",)
@@ -26,7 +26,7 @@ class Retention:
         self._counts: dict[ResponseState, int] = {}
 
     def hold(self, state: ResponseState) -> int:
-        """Hold a state and all it builds on; returns the bytes that were not held before."""
+        """Retain a state and its ancestors; returns the bytes that were not retained before."""
         gained = 0
         node: ResponseState | None = state
         while node is not None:
@@ -39,7 +39,7 @@ class Retention:
         return gained
 
     def release(self, state: ResponseState) -> int:
-        """Let go of a state; returns the bytes that nothing holds any more."""
+        """Drop one reference to a state; returns the bytes that are no longer retained."""
         freed = 0
         node: ResponseState | None = state
         while node is not None:
@@ -54,7 +54,7 @@ class Retention:
 
 
 class _Entry:
-    """A remembered response, and the lane that made it."""
+    """A cached response, and the lane that produced it."""
 
     __slots__ = ("cache", "lane", "latest", "state")
 
@@ -66,7 +66,7 @@ class _Entry:
 
 
 class Scope:
-    """A bound on remembered bytes, and the order in which to forget when it is passed."""
+    """A limit on cached bytes, and the order of eviction."""
 
     __slots__ = ("evictions", "latest", "limit_bytes", "superseded", "used_bytes")
 
@@ -92,13 +92,13 @@ class Scope:
 
 
 class ConnectionCache:
-    """The memory of one connection, within its own bound and those it shares."""
+    """The cached states of one connection, within its own limit and the shared ones."""
 
     __slots__ = ("_entries", "_lanes", "_retention", "_scopes", "on_freed")
 
     def __init__(self, limit_bytes: int, shared: tuple[Scope, ...] = ()) -> None:
         self.on_freed: Callable[[int], None] | None = None
-        """Told how many bytes are held no more, each time something is forgotten."""
+        """Called with the number of bytes freed by an eviction."""
         self._scopes: tuple[Scope, ...] = (Scope(limit_bytes), *shared)
         self._retention = Retention()
         self._entries: dict[str, _Entry] = {}
@@ -123,15 +123,15 @@ class ConnectionCache:
         return entry.state
 
     def states(self) -> list[ResponseState]:
-        """All that is remembered, in the order in which it came."""
+        """All cached states, oldest first."""
         return [entry.state for entry in self._entries.values()]
 
     def lane_of(self, response_id: str) -> str | None:
-        """The lane that made a remembered response. Ask only for one that is remembered."""
+        """The lane that produced a cached response. Raises ``KeyError`` if it is not cached."""
         return self._entries[response_id].lane
 
     def remember(self, state: ResponseState, lane: str | None) -> None:
-        """Remember a finished response as the latest of its lane."""
+        """Cache a finished response as the latest of its lane, then evict what exceeds a limit."""
         self.evict(state.id)
         self._supersede(lane)
         entry = _Entry(self, state, lane)
@@ -144,7 +144,7 @@ class ConnectionCache:
             _make_room(scope)
 
     def evict(self, response_id: str) -> None:
-        """Forget a response. What it shares with remembered ones stays."""
+        """Remove a response, if cached. Ancestors that other cached responses share stay."""
         entry = self._entries.pop(response_id, None)
         if entry is None:
             return
@@ -158,7 +158,7 @@ class ConnectionCache:
             self.on_freed(freed)
 
     def clear(self) -> None:
-        """Forget everything: the connection is gone."""
+        """Remove all responses."""
         for response_id in list(self._entries):
             self.evict(response_id)
 
@@ -172,8 +172,8 @@ class ConnectionCache:
         entry.latest = False
 
 
-class NoMemory(ConnectionCache):
-    """For connections that end with their one response: remembers nothing, and costs nothing."""
+class NoCache(ConnectionCache):
+    """Stores nothing. For exchanges of a single response, such as an HTTP request."""
 
     __slots__ = ()
 
@@ -191,7 +191,7 @@ def _make_room(scope: Scope) -> None:
 
 
 class _ProcessScope(Scope):
-    """The scope of all tenants together. The one that uses the most gives way."""
+    """The scope of all tenants. Evicts from the tenant that uses the most bytes."""
 
     __slots__ = ("_tenants",)
 
@@ -205,7 +205,7 @@ class _ProcessScope(Scope):
 
 
 class SharedScopes:
-    """The scopes that connections share: one per tenant, one for the process."""
+    """The scopes shared by connections: one per tenant, one for the process."""
 
     __slots__ = ("_tenant_bytes", "_tenants", "process")
 

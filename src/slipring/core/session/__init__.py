@@ -1,1 +1,1 @@
-"""Session state machine: client events in, actions out, for one connection."""
+"""The state machine of one connection: client events and driver results in, actions out."""

@@ -1,104 +1,120 @@
-"""Actions: what a session wants done. Values, run by a driver in the order of the list."""
-
-from typing import TYPE_CHECKING
+"""Actions: what a session asks its driver to do. The driver runs a list of actions in order."""
 
 from msgspec import Struct
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
-from slipring.core.session.client_events import Append
+from slipring.core.turn.turn import Joined, Turn
+from slipring.protocol.definitions import Compilable
 from slipring.protocol.events import Event
-from slipring.protocol.intake import Compilable
+from slipring.protocol.items import Item
+from slipring.protocol.live_input import Append
 from slipring.protocol.timing import TurnReport
-
-if TYPE_CHECKING:
-    from slipring.core.turn.turn import Turn
 
 
 class Send(Struct, frozen=True, gc=False):
-    """Tell the client, in this order."""
+    """Send events to the client, in this order."""
 
     events: list[Event]
 
 
 class Load(Struct, frozen=True):
-    """Read a stored response, items and a conversation by id; answer with ``session.loaded`` or
-    ``session.failed``. There may be nothing to read: then it is only asked whether the turn may begin."""
+    """Load a response, items or a conversation from the store by id.
 
-    turn: "Turn"
+    The driver calls ``session.loaded`` or ``session.failed``. An empty load asks only whether the turn may
+    begin.
+    """
+
+    turn: Turn
     response_id: str | None
     item_ids: frozenset[str]
     conversation_id: str | None = None
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to read."""
+        """Whether there is nothing to load."""
         return self.response_id is None and not self.item_ids and self.conversation_id is None
 
 
-class Check(Struct, frozen=True):
-    """Compile what a request defines; answer with ``session.checked`` or ``session.failed``."""
+class Loaded(Struct, frozen=True):
+    """The result of a ``Load``: what the store found."""
 
-    turn: "Turn"
+    state: ResponseState | None = None
+    """The requested response; for a conversation, the response that it continues, if any."""
+    items: dict[str, Item] = {}
+    joined: Joined | None = None
+
+
+class Check(Struct, frozen=True):
+    """Compile the grammars of a request. The driver calls ``session.checked`` or ``session.failed``."""
+
+    turn: Turn
     job: Job
     grammars: list[Compilable]
 
 
 class CheckAppended(Struct, frozen=True, eq=False):
-    """Compile what comes with the results of a tool; answer with
-    ``session.appended``."""
+    """Compile the grammars of appended tools. The driver calls ``session.appended``, with the append's
+    ``error`` set if a grammar is invalid."""
 
     asked: Append
     grammars: list[Compilable]
 
 
 class Weigh(Struct, frozen=True):
-    """Count the tokens of a job that may have to be compacted; answer with ``session.weighed`` or
-    ``session.failed``."""
+    """Count the tokens of a job. The driver calls ``session.weighed`` or ``session.failed``."""
 
-    turn: "Turn"
+    turn: Turn
     job: Job
 
     @property
     def enough(self) -> int | None:
-        """The tokens from which on the context is compacted: more need not be counted."""
+        """The number of tokens at which counting may stop, because the context is compacted from there on;
+        None: count all of them."""
         compaction = self.turn.compaction
-        return compaction.plan.threshold if compaction is not None else None
+        return compaction.plan.threshold if compaction is not None and not compaction.plan.alone else None
+
+
+class Counted(Struct, frozen=True):
+    """Report the size of a context to the client, in a session that only counts tokens."""
+
+    tokens: int
 
 
 class Start(Struct, frozen=True):
-    """Run a job: ``session.deltas`` for what comes, then ``session.finished`` or ``session.failed``."""
+    """Run a job. The driver calls ``session.deltas`` for each batch, then ``session.finished`` or
+    ``session.failed``."""
 
-    turn: "Turn"
+    turn: Turn
     job: Job
 
 
 class Save(Struct, frozen=True):
-    """Make a response, or what it adds to its conversation, durable; answer with ``session.saved`` or
+    """Save a response, or what it adds to its conversation. The driver calls ``session.saved`` or
     ``session.failed``."""
 
-    turn: "Turn"
+    turn: Turn
     state: ResponseState
 
 
 class Cancel(Struct, frozen=True):
-    """Stop working on this turn. No answer is expected."""
+    """Cancel the work on this turn. The driver calls nothing in return."""
 
-    turn: "Turn"
+    turn: Turn
 
 
 class Close(Struct, frozen=True):
-    """Close the connection once everything before has been sent."""
+    """Close the connection after sending everything before."""
 
     code: int
     reason: str
 
 
 class Record(Struct, frozen=True):
-    """A turn is over: take note of how it went."""
+    """Log and count an ended turn."""
 
     lane: str | None
     report: TurnReport
 
 
-Action = Send | Load | Check | CheckAppended | Weigh | Start | Save | Cancel | Close | Record
+Action = Send | Load | Check | CheckAppended | Weigh | Counted | Start | Save | Cancel | Close | Record

@@ -1,22 +1,23 @@
-"""Lanes: the ordered streams of turns on one connection.
+"""Lanes: the ordered queues of turns on one connection.
 
-Within a lane turns run one after the other, in the order of their creates. Lanes run side by side, as many as
-the connection may have in flight; a lane that must wait for a place gets it in the order it became ready.
+Within a lane, turns run one after another, in the order of their creates. Lanes run concurrently, up to the
+connection's limit on turns in flight; lanes that wait for a free slot get it in the order in which they
+became ready.
 """
 
 from collections import deque
 from collections.abc import Iterator
 
 from slipring.core.limits import Limits
-from slipring.core.turn.phase import Phase
-from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn import Phase, Turn
 from slipring.errors import LaneLimitReached, RateLimited
 
-_KNOWN = (Phase.RUNNING, Phase.PAUSED, Phase.SAVING)
+_CREATED = (Phase.RUNNING, Phase.PAUSED, Phase.SAVING)
+"""Phases in which the client knows the response's id."""
 
 
 class Lane:
-    """An ordered queue of turns. ``id`` is the wire's ``stream_id``; None is the default lane."""
+    """A queue of turns. ``id`` is the wire's ``stream_id``; None is the default lane."""
 
     __slots__ = ("current", "id", "waiting")
 
@@ -27,7 +28,7 @@ class Lane:
 
 
 class Lanes:
-    """All lanes of a connection, and which may run next."""
+    """All lanes of a connection, and the order in which they run."""
 
     __slots__ = ("_by_id", "_max_in_flight", "_max_lanes", "_ready", "in_flight", "waiting", "waiting_bytes")
 
@@ -41,7 +42,7 @@ class Lanes:
         self.waiting_bytes = 0
 
     def open(self, id: str | None) -> Lane:
-        """The lane of this id, made if need be. Named ids are never given back."""
+        """The lane with this id, created if needed. Raises ``LaneLimitReached``; lanes are never removed."""
         lane = self._by_id.get(id)
         if lane is None:
             named = len(self._by_id) - (None in self._by_id)
@@ -50,8 +51,8 @@ class Lanes:
             lane = self._by_id[id] = Lane(id)
         return lane
 
-    def enqueue(self, turn: Turn) -> None:
-        lane = self.open(turn.lane)
+    def enqueue(self, turn: Turn, lane: Lane) -> None:
+        """Add a turn to the end of its lane."""
         lane.waiting.append(turn)
         self.waiting += 1
         self.waiting_bytes += turn.size_bytes
@@ -59,7 +60,7 @@ class Lanes:
             self._ready.append(lane)
 
     def must_wait(self, lane: Lane) -> bool:
-        """Whether a turn that joins this lane now cannot begin at once."""
+        """Whether a turn that is enqueued in this lane now cannot begin at once."""
         return (
             lane.current is not None
             or bool(lane.waiting)
@@ -67,7 +68,7 @@ class Lanes:
         )
 
     def require_room(self, size_bytes: int, limits: Limits) -> None:
-        """Refuse a turn that would have to wait, where too much waits already."""
+        """Raise ``RateLimited`` if the queue has no room for a turn of this size."""
         too_many = self.waiting >= limits.max_queued
         if too_many or self.waiting_bytes + size_bytes > limits.max_queued_bytes:
             raise RateLimited(
@@ -76,7 +77,7 @@ class Lanes:
             )
 
     def next(self) -> Turn | None:
-        """Take the next turn that may run now, if there is one and a place for it."""
+        """Dequeue the next turn that may run; None if no lane is ready or no slot is free."""
         if not self._ready or self.in_flight >= self._max_in_flight:
             return None
         lane = self._ready.popleft()
@@ -87,7 +88,7 @@ class Lanes:
         return turn
 
     def release(self, turn: Turn) -> None:
-        """A turn has ended; its lane may go on."""
+        """The running turn of a lane has ended; the lane's next turn becomes ready."""
         lane = self._by_id[turn.lane]
         assert lane.current is turn, "only the turn that runs can end"
         lane.current = None
@@ -96,16 +97,16 @@ class Lanes:
             self._ready.append(lane)
 
     def succeed(self, turn: Turn, successor: Turn) -> None:
-        """A turn has ended, and another takes its place before all that wait for it."""
+        """Replace the running turn of a lane by its successor, before the turns that wait."""
         lane = self._by_id[turn.lane]
         assert lane.current is turn, "only the turn that runs can be followed"
         lane.current = successor
 
-    def making(self, response_id: str) -> Turn | None:
-        """The turn that makes this response, from when its client can know of it."""
+    def find(self, response_id: str) -> Turn | None:
+        """The running turn of this response; None before ``response.created`` and after the end."""
         for turn in self.running():
-            known = turn.phase in _KNOWN and turn.response is not None
-            if known and turn.output.response_id == response_id:
+            created = turn.phase in _CREATED and turn.response is not None
+            if created and turn.output.response_id == response_id:
                 return turn
         return None
 

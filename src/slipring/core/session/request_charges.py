@@ -1,7 +1,7 @@
-"""The bytes of creates, steers and appends that one connection has in the ledger of requests.
+"""Charges the bytes of a connection's creates, steers and appends to the ledger of requests.
 
-Bytes are held in the name of whatever they belong to, a turn or what waits for one, and go back to the ledger
-together with it. When the connection is gone, all that is left goes back, and nothing is charged any more.
+Bytes are charged to a holder: a turn, or the steers that wait for one. Releasing the holder returns its bytes
+to the ledger. Closing the connection returns all bytes; nothing is charged after that.
 """
 
 from slipring.core.byte_ledger import Ledger
@@ -9,7 +9,7 @@ from slipring.errors import ApiError, RateLimited, Unavailable
 
 
 class Charges:
-    """The bytes of requests that a connection holds, by who holds them."""
+    """The request bytes of one connection, by holder."""
 
     __slots__ = ("_held", "_is_closed", "_ledger", "_tenant")
 
@@ -20,43 +20,43 @@ class Charges:
         self._is_closed = False
 
     def objection(self, size_bytes: int) -> ApiError | None:
-        """Why so many bytes more cannot be taken; None: they can."""
+        """The error that refuses this many more bytes; None if they fit."""
         if not self._ledger.fits_tenant(self._tenant, size_bytes):
             return RateLimited(
-                "The requests that wait or run for this tenant are too large together"
+                "The requests that wait or run for this tenant are too large in total"
                 f" (at most {self._ledger.tenant_limit_bytes} bytes). Wait for a response to finish."
             )
         if not self._ledger.fits(size_bytes):
             return Unavailable(
-                "The requests that wait or run on this server are too large together. Try again later."
+                "The requests that wait or run on this server are too large in total. Try again later."
             )
         return None
 
     def require_room(self, size_bytes: int) -> None:
-        """Raise what refuses so many bytes more, if anything does."""
+        """Raise ``RateLimited`` or ``Unavailable`` if this many more bytes do not fit."""
         if (error := self.objection(size_bytes)) is not None:
             raise error
 
     def take(self, holder: object, size_bytes: int) -> None:
-        """Charge bytes in a holder's name."""
+        """Charge bytes to a holder. Does not check the limits."""
         if not self._is_closed:
             self._ledger.add(self._tenant, size_bytes)
             self._held[holder] = self._held.get(holder, 0) + size_bytes
 
     def hand_over(self, giver: object, taker: object) -> None:
-        """Let one holder have what another held."""
+        """Move the bytes of one holder to another."""
         size_bytes = self._held.pop(giver, 0)
         if size_bytes:
             self._held[taker] = self._held.get(taker, 0) + size_bytes
 
     def release(self, holder: object) -> None:
-        """Give back what a holder holds, if it holds anything."""
+        """Return the bytes of a holder, if it has any."""
         size_bytes = self._held.pop(holder, 0)
         if size_bytes:
             self._ledger.remove(self._tenant, size_bytes)
 
     def close(self) -> None:
-        """Give back everything, for good."""
+        """Return all bytes, and charge nothing from now on."""
         self._is_closed = True
         for holder in list(self._held):
             self.release(holder)

@@ -1,18 +1,20 @@
-"""A session: everything a connection knows, as a pure state machine.
+"""A session: the state machine of one connection.
 
-Calls come in (a frame, a store's answer, an engine's deltas, the time), an eager list of actions goes out.
-It owns lanes, lineage and the connection's memory. It never waits, never reads a clock, never draws a random
-number: the time is an argument, and what else it takes (ids, a clock, seals) is handed in as its ``means``.
+The driver calls it with what happened (a frame arrived, the store answered, the engine produced deltas, time
+passed), and each call returns the list of actions that the driver runs next. A session owns the lanes and the
+cache of its connection. It is pure: it never waits, the time is an argument, and ids, clock and encryption
+are injected as ``ports``.
 """
 
-from msgspec import structs
+import math
 
-from slipring.core.betas import NONE, Betas
+from msgspec import Struct, structs
+
 from slipring.core.chain.state import ResponseState
-from slipring.core.chain.state_cache import ConnectionCache, NoMemory
+from slipring.core.chain.state_cache import ConnectionCache, NoCache
 from slipring.core.generation import Delta, Job, Models
 from slipring.core.limits import Limits
-from slipring.core.ports import Means
+from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session import client_events, turn_setup
 from slipring.core.session.actions import (
     Action,
@@ -20,38 +22,77 @@ from slipring.core.session.actions import (
     Check,
     CheckAppended,
     Close,
+    Counted,
     Load,
+    Loaded,
     Record,
     Save,
     Send,
     Start,
     Weigh,
 )
-from slipring.core.session.additions import Additions
-from slipring.core.session.age import Age
-from slipring.core.session.ending import Ending
 from slipring.core.session.lanes import Lanes
-from slipring.core.session.loaded import Loaded
+from slipring.core.session.live_input import LiveInput
 from slipring.core.session.request_charges import Charges
-from slipring.core.session.succession import Succession
+from slipring.core.session.successors import Successors
 from slipring.core.turn import rollout
-from slipring.core.turn.phase import Phase
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.turn import Turn
+from slipring.core.turn.turn import Phase, Turn
 from slipring.errors import ApiError, ConnectionLimitReached, ServerError
 from slipring.protocol import requests
 from slipring.protocol.events import Error, Event
+from slipring.protocol.live_input import Append, Steer
 from slipring.protocol.requests import CreateRequest
+from slipring.protocol.timing import TurnReport
 
+_NORMAL = 1000
 _POLICY_VIOLATION = 1008
-_RUNNING = Phase.RUNNING  # looking a member up on its enum costs more than the rest of that line
+_RUNNING = Phase.RUNNING  # an enum lookup would dominate the cost of Session.deltas
+
+
+class _Age:
+    """When a connection was opened and last active, compared with its limits."""
+
+    __slots__ = ("_active_at", "_limits", "_opened_at")
+
+    def __init__(self, limits: Limits, now: float) -> None:
+        self._limits = limits
+        self._opened_at = self._active_at = now
+
+    def touch(self, now: float) -> None:
+        """Record activity."""
+        self._active_at = now
+
+    def is_reached(self, now: float) -> bool:
+        """Whether the connection has reached its maximum age."""
+        return now - self._opened_at >= self._limits.max_age_s
+
+    def is_idle(self, now: float) -> bool:
+        """Whether the idle timeout has passed without activity."""
+        timeout_s = self._limits.idle_timeout_s
+        return bool(timeout_s) and now - self._active_at >= timeout_s
+
+    @property
+    def deadline(self) -> float:
+        """When the first of the two limits is reached if there is no further activity."""
+        timeout_s = self._limits.idle_timeout_s
+        idle_at = self._active_at + timeout_s if timeout_s else math.inf
+        return min(self._opened_at + self._limits.max_age_s, idle_at)
+
+
+class _Ending(Struct, frozen=True):
+    """The announced end of a connection."""
+
+    error: ApiError
+    code: int
+    deadline: float
+    """When turns that still run are stopped."""
 
 
 class Session:
     """The state of one connection."""
 
     __slots__ = (
-        "_additions",
         "_age",
         "_betas",
         "_cache",
@@ -61,10 +102,12 @@ class Session:
         "_finished",
         "_lanes",
         "_limits",
-        "_means",
+        "_live_input",
         "_models",
-        "_succession",
+        "_ports",
+        "_successors",
         "asks_each_turn",
+        "counts_only",
         "tenant",
     )
 
@@ -74,60 +117,65 @@ class Session:
         tenant: str,
         models: Models,
         limits: Limits,
-        means: Means,
+        ports: Ports,
         cache: ConnectionCache,
         now: float,
-        betas: Betas = NONE,
+        betas: Betas = NO_BETAS,
     ) -> None:
         self.tenant = tenant
         self.asks_each_turn = False
-        """Whether a turn begins with a ``Load`` even if nothing is missing, so that the driver can say no."""
+        """Whether every turn begins with a ``Load``, even an empty one, so that the driver can refuse it."""
+        self.counts_only = False
+        """Whether turns count the tokens of their context (``Counted``) and generate nothing."""
         self._betas = betas
         self._models = models
         self._limits = limits
-        self._means = means
+        self._ports = ports
         self._cache = cache
         self._lanes = Lanes(limits.max_in_flight, limits.max_lanes)
-        self._charges = Charges(means.requests, tenant)
-        self._succession = Succession(limits, means, models, self._charges)
-        self._additions = Additions(self._lanes, limits, self._succession, self._charges)
+        self._charges = Charges(ports.requests, tenant)
+        self._successors = Successors(limits, ports, models, self._charges)
+        self._live_input = LiveInput(self._lanes, limits, self._successors, self._charges)
         self._finished: dict[Turn, ResponseState] = {}
-        self._age = Age(limits, now)
-        self._ending: Ending | None = None
+        """States of turns that are being saved."""
+        self._age = _Age(limits, now)
+        self._ending: _Ending | None = None
         self._closed = False
 
     @property
     def in_flight(self) -> int:
+        """Turns that run."""
         return self._lanes.in_flight
 
     @property
     def waiting(self) -> int:
+        """Turns that wait in their lanes."""
         return self._lanes.waiting
 
-    # What the client says.
+    # Frames and requests from the client.
 
     def receive(self, frame: bytes | str | client_events.Read, now: float) -> list[Action]:
-        """A message arrived on the socket: text, bytes that should have been text, or what was read of it."""
+        """A WebSocket message arrived: its text, its bytes, or what was decoded from it in a thread."""
         self._age.touch(now)
         if self._closed:
             return []
-        stages = Stages(self._means.clock)
+        stages = Stages(self._ports.clock)
         try:
-            asked = (
+            event = (
                 client_events.read(frame, self._betas)
                 if not isinstance(frame, client_events.Read)
                 else frame.result()
             )
         except ApiError as error:
             return [_refuse(error)]
-        if asked is None:
+        if event is None:
             return []
-        if isinstance(asked, client_events.Steer):
-            return [Send([self._additions.steer(asked, self._cache, self._refusing)])]
-        if isinstance(asked, client_events.Append):
-            return self._append(asked, now)
+        if isinstance(event, Steer):
+            return [Send([self._live_input.steer(event, self._cache, self._refusing)])]
+        if isinstance(event, Append):
+            return self._append(event, now)
         stages.lap("decode")
-        return self.create(asked.request, stages, size_bytes=asked.size_bytes, now=now, error=asked.error)
+        return self.create(event.request, stages, size_bytes=event.size_bytes, now=now, error=event.error)
 
     def create(
         self,
@@ -139,36 +187,48 @@ class Session:
         error: ApiError | None = None,
         detached: bool = False,
     ) -> list[Action]:
-        """A response is asked for. It takes its place in its lane, even if only to be refused there.
+        """Enqueue a turn in its lane. A request with an ``error`` is enqueued too and refused in its order.
 
-        ``detached``: its client will not wait for it.
+        ``detached``: the response runs in the background.
         """
         if self._closed:
             return []
-        lane: str | None = None
+        lane_id: str | None = None
         try:
-            lane = requests.read_lane(request.stream_id)
-            if self._lanes.must_wait(self._lanes.open(lane)):
+            lane_id = requests.read_lane(request.stream_id)
+            lane = self._lanes.open(lane_id)
+            if self._lanes.must_wait(lane):
                 self._lanes.require_room(size_bytes, self._limits)
             self._charges.require_room(size_bytes)
         except ApiError as refusal:
-            return [_refuse(refusal, lane)]
+            stages.lap("terminal")
+            return [_refuse(refusal, lane_id), Record(lane_id, _refused_report(refusal, stages, size_bytes))]
         turn = Turn(
             request,
             tenant=self.tenant,
-            lane=lane,
+            lane=lane_id,
             size_bytes=size_bytes,
-            means=self._means,
+            ports=self._ports,
             stages=stages,
-            error=self._refusing or error or rollout.objection_to(request, self._betas),
+            error=self._refusing or error or rollout.missing_beta(request, self._betas),
             detached=detached,
         )
         self._charges.take(turn, size_bytes)
-        turn_setup.pin(turn, self._cache)
-        self._lanes.enqueue(turn)
+        turn_setup.pin_fork(turn, self._cache)
+        self._lanes.enqueue(turn, lane)
         return self._advance(now)
 
-    # What the driver reports.
+    def _append(self, append: Append, now: float) -> list[Action]:
+        if append.injects and append.is_malformed and append.error is not None:
+            close = Close(_POLICY_VIOLATION, "invalid response.inject")
+            return [*self.leave(now), _refuse(append.error), close]
+        try:
+            grammars = self._live_input.grammars_in(append)
+        except ApiError as error:
+            return self.appended(structs.replace(append, error=error), now)
+        return [CheckAppended(append, grammars)] if grammars else self.appended(append, now)
+
+    # Results of actions, reported by the driver.
 
     def loaded(self, turn: Turn, loaded: Loaded, now: float) -> list[Action]:
         """The store has answered a ``Load``."""
@@ -177,14 +237,21 @@ class Session:
         if turn.phase is not Phase.LOADING:
             return []
         try:
-            turn_setup.take(turn, loaded)
+            turn_setup.bind_loaded(turn, loaded)
         except ApiError as error:
             return self._reject(turn, error, now)
         return self._start(turn, now) + self._advance(now)
 
     def checked(self, check: Check) -> list[Action]:
-        """What a request defines has been compiled."""
+        """The grammars of a request compile."""
         return self._accept(check.turn, check.job) if check.turn.phase is Phase.CHECKING else []
+
+    def appended(self, append: Append, now: float) -> list[Action]:
+        """Handle an append whose grammars compile, or whose ``error`` says why they do not."""
+        if self._closed:
+            return []
+        emitted, resumable = self._live_input.append(append, self._cache, now)
+        return [Send(emitted), *([] if resumable is None else self._resume(resumable))]
 
     def weighed(self, weigh: Weigh, tokens: int) -> list[Action]:
         """The engine has counted the tokens of a job."""
@@ -192,42 +259,45 @@ class Session:
         if turn.phase is not Phase.PREPARING:
             return []
         turn.stages.lap("weigh")
+        if self.counts_only:
+            self._discard(turn)
+            return [Counted(tokens)]
         return [Start(turn, turn.first_job(weigh.job, tokens))]
 
     def deltas(self, turn: Turn, deltas: list[Delta]) -> list[Event]:
-        """The engine produced something; what to tell the client.
+        """The engine produced deltas; returns the events to send.
 
-        The hot path, once per token of every answer: nothing can follow from it but events.
+        Hot path, called once per token of every answer: it returns events directly instead of actions.
         """
         if turn.phase is _RUNNING:
             return turn.feed(deltas)
         if turn.phase is not Phase.PREPARING:
             return []
-        self._succession.commit(turn)
+        self._successors.commit(turn)
         return turn.accept(deltas)
 
     def finished(self, turn: Turn, now: float) -> list[Action]:
-        """The engine is done with a turn."""
+        """The engine has finished a job of the turn."""
         if turn.phase not in (Phase.PREPARING, Phase.RUNNING):
             return []
-        told: list[Event] = []
+        emitted: list[Event] = []
         if turn.is_compacting:
             try:
-                told, job = turn.compacted()
+                emitted, job = turn.compacted()
             except ApiError as error:
                 return self.failed(turn, error, now)
             if job is not None:
-                return [Send(told), Start(turn, job)]
+                return [Send(emitted), Start(turn, job)]
         if turn.rollout is not None and self._ending is None:
             limits = self._limits
             paused, more = turn.pause(now + limits.rollout_wait_s, limits.connection_cache_bytes)
-            told += more
+            emitted += more
             if paused:
-                return [Send(told), *self._go_on(turn)]
-        return [Send(told), *self._conclude(turn, now)]
+                return [Send(emitted), *self._resume(turn)]
+        return [Send(emitted), *self._conclude(turn, now)]
 
     def saved(self, turn: Turn, now: float) -> list[Action]:
-        """A response is as durable as it was asked to be; only now may it be called complete."""
+        """The store has saved a response, or it needs no saving: send its terminal event."""
         if turn.phase is not Phase.SAVING:
             return []
         if turn.saves:
@@ -236,24 +306,24 @@ class Session:
         return self._end(turn, [turn.terminal()], now)
 
     def failed(self, turn: Turn, error: ApiError, now: float) -> list[Action]:
-        """The engine or the store could not do its part."""
+        """The engine, the compiler or the store has failed."""
         if turn.phase is Phase.CHECKING:
-            return self._reject(turn, turn_setup.relocated(turn, error), now)
+            return self._reject(turn, turn_setup.in_clients_terms(turn, error), now)
         if turn.phase is Phase.LOADING or (turn.phase is Phase.PREPARING and not turn.detached):
             return self._reject(turn, error, now)
         if turn.phase is Phase.PAUSED:
-            return self._conclude(turn, now)  # it may not go on
+            return self._conclude(turn, now)  # the driver refuses to let it resume
         if turn.phase not in (Phase.PREPARING, Phase.RUNNING, Phase.SAVING):
             return []
         self._evict_parent(turn)
-        self._finished.pop(turn, None)  # what cannot be saved leaves nothing
-        left = self._succession.give_back(turn, error)
-        return self._end(turn, turn.fail(error) + left, now)
+        self._finished.pop(turn, None)  # a response that cannot be saved leaves no state
+        returned = self._successors.return_steers(turn, error)
+        return self._end(turn, turn.fail(error) + returned, now)
 
-    # Time, and the end.
+    # Time, and the end of the connection.
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed."""
+        """Time has passed: check the deadlines."""
         if self._closed:
             return []
         if self._ending is not None:
@@ -261,61 +331,66 @@ class Session:
         limits = self._limits
         if self._age.is_reached(now):
             error = ConnectionLimitReached(limits.max_age_s)
-            return self.end(error, code=1000, grace_s=limits.age_grace_s, now=now)
+            return self.end(error, code=_NORMAL, grace_s=limits.age_grace_s, now=now)
         if self._idle and self._age.is_idle(now):
             self._closed = True
-            return [Close(1000, "idle")]
-        return self._settle(now, late=True) if self._lanes.in_flight else []
+            return [Close(_NORMAL, "idle")]
+        return self._conclude_paused(now, only_late=True) if self._lanes.in_flight else []
 
     @property
     def rests_until(self) -> float | None:
-        """When ``tick`` has something to do if nothing happens before; None: it may have so any moment."""
+        """For an idle connection, when it next needs a ``tick``; None if it needs regular ticks."""
         at_rest = self._idle and self._ending is None and not self._closed
         return self._age.deadline if at_rest else None
 
     def end(self, error: ApiError, *, code: int, grace_s: float, now: float) -> list[Action]:
-        """Wind down: running turns may finish, everything else is refused with ``error``, then close.
+        """Wind down: refuse new and queued turns with ``error``, let running ones finish, then close.
 
-        The notice itself goes out when nothing runs any more: clients take an error without a lane as the
-        end of what they are reading.
+        The error itself is sent last: clients take an error without a lane as the end of the response that
+        they are reading. Turns that run longer than ``grace_s`` are stopped.
         """
         if self._closed or self._ending is not None:
             return []
-        self._ending = Ending(error=error, code=code, deadline=now + grace_s)
+        self._ending = _Ending(error=error, code=code, deadline=now + grace_s)
         for turn in self._lanes.queued():
             turn.error = error
-        # No create will come any more that could take them.
-        left = self._succession.give_all_back(error)
-        return [*([Send(left)] if left else []), *self._settle(now), *self._advance(now)]
+        returned = self._successors.return_all(error)
+        sends = [Send(returned)] if returned else []
+        return [*sends, *self._conclude_paused(now), *self._advance(now)]
 
     def leave(self, now: float) -> list[Action]:
-        """The client will not answer any more: nothing is begun, and rollouts end as they are."""
+        """The client has left: begin no turn, and end rollouts at their last finished step."""
         self._closed = True
-        return [*self._settle(now), *self._break_off(now)]
+        return [*self._conclude_paused(now), *self._break_off(now)]
 
     def recall(self, response_id: str) -> ResponseState | None:
-        """A response that this connection remembers."""
+        """A response in this connection's cache."""
         return self._cache.find(response_id)
 
-    def bequeath(self) -> ConnectionCache:
-        """Give away all that this connection remembers, before it is closed."""
-        cache, self._cache = self._cache, NoMemory()
+    def detach_cache(self) -> ConnectionCache:
+        """Hand over the cache, before ``closed`` would clear it."""
+        cache, self._cache = self._cache, NoCache()
         return cache
 
     def closed(self) -> list[Action]:
-        """The connection is gone: nobody reads what is made. What is being saved is saved, and counts."""
+        """The connection is closed: cancel what runs, except saves, and release all memory."""
         self._closed = True
         actions: list[Action] = []
-        for turn in list(self._lanes.running()):
-            saves = turn.phase is Phase.SAVING
-            actions.append(Record(turn.lane, turn.report()) if saves else Cancel(turn))
+        for turn in [*self._lanes.running(), *self._lanes.queued()]:
+            if turn.phase is Phase.SAVING:
+                actions.append(Record(turn.lane, turn.report()))
+            elif turn.phase is not Phase.ENDED:
+                turn.stages.lap("terminal")
+                is_queued = turn.phase is Phase.WAITING
+                actions += [] if is_queued else [Cancel(turn)]
+                actions.append(Record(turn.lane, turn.report(cancelled=True)))
             turn.phase = Phase.ENDED
         self._finished.clear()
         self._cache.clear()
         self._charges.close()
         return actions
 
-    # Within.
+    # Running turns.
 
     @property
     def _idle(self) -> bool:
@@ -323,13 +398,13 @@ class Session:
 
     @property
     def _refusing(self) -> ApiError | None:
-        """Why no response can be begun any more, where that is so."""
+        """Why no new response may begin; None if it may."""
         if self._ending is not None:
             return self._ending.error
         return ServerError("The connection has ended.") if self._closed else None
 
     def _advance(self, now: float) -> list[Action]:
-        """Begin every turn that may run now; at the end of a connection, close it when all is quiet."""
+        """Begin every turn that may run now. If the connection is ending and idle, close it."""
         self._age.touch(now)
         actions: list[Action] = []
         while not self._closed and (turn := self._lanes.next()) is not None:
@@ -340,10 +415,10 @@ class Session:
         return actions
 
     def _begin(self, turn: Turn, now: float) -> list[Action]:
-        """A turn's time has come: bind its parent, from memory or from the store."""
+        """Bind the parent of a turn that has left its queue, from the cache or through a ``Load``."""
         turn.stages.lap("queue")
         try:
-            load = turn_setup.bind(turn, self._cache, self._succession)
+            load = turn_setup.bind(turn, self._cache, self._successors)
         except ApiError as error:
             return self._drop(turn, error)
         if load.is_empty and not self.asks_each_turn:
@@ -352,9 +427,10 @@ class Session:
         return [load]
 
     def _start(self, turn: Turn, now: float) -> list[Action]:
+        """Validate a bound turn, and have its grammars compiled if it has any."""
         turn.stages.lap("resolve")
         try:
-            job, grammars = turn_setup.begin(turn, self._models, self._means, self._limits, now)
+            job, grammars = turn_setup.begin(turn, self._models, self._ports, self._limits, now)
         except ApiError as error:
             return self._drop(turn, error)
         if grammars:
@@ -363,14 +439,16 @@ class Session:
         return self._accept(turn, job)
 
     def _accept(self, turn: Turn, job: Job) -> list[Action]:
-        """A request is right: the engine may begin."""
+        """Hand a valid turn to the engine."""
         turn.phase = Phase.PREPARING
         turn.stages.lap("validate")
+        if self.counts_only:
+            return [Weigh(turn, turn.first_job(job))]
         first = Weigh(turn, job) if turn.must_weigh else Start(turn, turn.first_job(job))
         return [Send(turn.enqueue()), first] if turn.detached else [first]
 
     def _conclude(self, turn: Turn, now: float) -> list[Action]:
-        """Nothing is to be added to a response any more."""
+        """Close the output of a turn, and save its state if needed."""
         closing, state = turn.finish(now)
         self._finished[turn] = state
         turn.phase = Phase.SAVING
@@ -380,73 +458,61 @@ class Session:
         return self._drop(turn, error) + self._advance(now)
 
     def _drop(self, turn: Turn, error: ApiError) -> list[Action]:
-        """Refuse a turn whose response never came to be."""
-        told = self._succession.give_back(turn, error)
+        """Refuse a turn whose response was never created."""
+        emitted = self._successors.return_steers(turn, error)
         if not turn.follows:
             self._evict_parent(turn)
-            told.append(Error.of(error, turn.lane))
+            emitted.append(Error.of(error, turn.lane))
+        self._discard(turn)
+        turn.stages.lap("terminal")
+        return [Send(emitted), Record(turn.lane, turn.report(error))]
+
+    def _discard(self, turn: Turn) -> None:
+        """End a turn that has no response, and let the next one of its lane run."""
         turn.phase = Phase.ENDED
         self._charges.release(turn)
         self._lanes.release(turn)
-        turn.stages.lap("terminal")
-        return [Send(told), Record(turn.lane, turn.report(error))]
 
     def _end(self, turn: Turn, last: list[Event], now: float) -> list[Action]:
-        """A response is over, with its last events; others may go on."""
+        """End a turn with its last events, then begin its successor and whatever may run now."""
         turn.phase = Phase.ENDED
         self._charges.release(turn)
         state = self._finished.pop(turn, None)
         turn.stages.lap("terminal")
         report = turn.report()
         if self._betas.timing:
-            last.append(turn.output.tell_timing(report))
-        told, successor = self._succession.after(turn, state, self._refusing)
-        over: list[Action] = [Send(last + told), Record(turn.lane, report)]
+            last.append(turn.output.timing_event(report))
+        about_steers, successor = self._successors.after(turn, state, self._refusing)
+        actions: list[Action] = [Send(last + about_steers), Record(turn.lane, report)]
         if successor is None:
             self._lanes.release(turn)
         else:
             self._lanes.succeed(turn, successor)
-            over += self._begin(successor, now)
-        return over + self._advance(now)
+            actions += self._begin(successor, now)
+        return actions + self._advance(now)
 
     def _evict_parent(self, turn: Turn) -> None:
-        """A continuation that fails on the lane of its parent takes the parent with it; a fork does not."""
+        """A continuation that fails on its parent's own lane evicts the parent; a failed fork does not."""
         previous = turn.request.previous_response_id
         if previous is not None and previous in self._cache and self._cache.lane_of(previous) == turn.lane:
             self._cache.evict(previous)
 
-    def _append(self, asked: client_events.Append, now: float) -> list[Action]:
-        if asked.injects and asked.is_malformed and asked.error is not None:
-            close = Close(_POLICY_VIOLATION, "invalid response.inject")
-            return [*self.leave(now), _refuse(asked.error), close]
-        try:
-            grammars = self._additions.defined_by(asked)
-        except ApiError as error:
-            return self.appended(structs.replace(asked, error=error), now)
-        return [CheckAppended(asked, grammars)] if grammars else self.appended(asked, now)
+    # Rollouts.
 
-    def appended(self, asked: client_events.Append, now: float) -> list[Action]:
-        """Something is appended, with nothing in it that is still to be compiled."""
-        if self._closed:
-            return []
-        told, resuming = self._additions.append(asked, self._cache, now)
-        return [Send(told), *([] if resuming is None else self._go_on(resuming))]
-
-    def _settle(self, now: float, *, late: bool = False) -> list[Action]:
-        """Rollouts that wait for their client, or only those that have waited too long, end as they are: with
-        calls that are open, as any response may."""
-        paused = [turn for turn in self._lanes.running() if turn.phase is Phase.PAUSED]
-        due = (t for t in paused if not late or (t.rollout is not None and now >= t.rollout.waits_until))
-        return [action for turn in due for action in self._conclude(turn, now)]
-
-    def _go_on(self, turn: Turn) -> list[Action]:
-        """Go on with a rollout, if it has all that it waits for, and may."""
+    def _resume(self, turn: Turn) -> list[Action]:
+        """Resume a paused rollout that has all required outputs, after asking the driver if needed."""
         if not turn.may_resume:
             return []
         return [Load(turn, None, frozenset())] if self.asks_each_turn else [Start(turn, turn.resume())]
 
+    def _conclude_paused(self, now: float, *, only_late: bool = False) -> list[Action]:
+        """End paused rollouts, or only those past their deadline. Their calls stay open."""
+        paused = [turn for turn in self._lanes.running() if turn.phase is Phase.PAUSED]
+        due = (t for t in paused if not only_late or (t.rollout is not None and now >= t.rollout.waits_until))
+        return [action for turn in due for action in self._conclude(turn, now)]
+
     def _break_off(self, now: float) -> list[Action]:
-        """End rollouts in the middle of a step: what was done before is kept."""
+        """Cancel the running step of rollouts that have finished steps, and keep what they have."""
         actions: list[Action] = []
         for turn in [turn for turn in self._lanes.running() if turn.can_be_broken_off]:
             turn.break_off()
@@ -454,7 +520,7 @@ class Session:
         return actions
 
     def _abandon(self, now: float) -> list[Action]:
-        """The grace is over: what still runs is stopped and says so. What is finished is being saved."""
+        """The grace period is over: stop and fail everything that runs, except saves."""
         actions = self._break_off(now)
         error = ServerError("The connection ended before this response was finished.")
         for turn in list(self._lanes.running()):
@@ -462,6 +528,11 @@ class Session:
                 actions.append(Cancel(turn))
                 actions += self.failed(turn, error, now)
         return actions
+
+
+def _refused_report(error: ApiError, stages: Stages, size_bytes: int) -> TurnReport:
+    """The report of a create that got no place in its lane."""
+    return TurnReport("refused", size_bytes, stages.laps, stages.total_ms, error_code=error.code)
 
 
 def _refuse(error: ApiError, lane: str | None = None) -> Send:

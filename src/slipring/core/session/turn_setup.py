@@ -1,7 +1,10 @@
-"""How a turn begins: its parent is bound, its request is checked, what it defines is collected.
+"""Prepares a turn for its engine: binds its parent and references, then validates its request.
 
-Errors that are raised here name fields of the request as its client sent it.
+Errors raised here name fields of the request as the client sent it, even where other items (of a
+conversation, or of steers) precede the client's input.
 """
+
+import re
 
 from msgspec import UNSET
 
@@ -9,35 +12,37 @@ from slipring.core.chain import lineage, sealed_items
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Job, Models
 from slipring.core.limits import Limits
-from slipring.core.ports import Means
-from slipring.core.session import error_paths
-from slipring.core.session.actions import Load
-from slipring.core.session.loaded import Loaded
-from slipring.core.session.succession import Succession
+from slipring.core.ports import Ports
+from slipring.core.session.actions import Load, Loaded
+from slipring.core.session.successors import Successors
 from slipring.core.turn import request_validation
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, PreviousResponseNotFound
-from slipring.protocol.intake import Compilable, Intake
+from slipring.protocol.definitions import Compilable, Definitions
+
+_INPUT_INDEX = re.compile(r"input\[(\d+)\]")
 
 
-def pin(turn: Turn, cache: ConnectionCache) -> None:
-    """Hold a fork's parent from now on, whatever its own lane does while the fork waits."""
+def pin_fork(turn: Turn, cache: ConnectionCache) -> None:
+    """If the turn continues a response of another lane, keep that state while the turn waits."""
     previous = turn.request.previous_response_id
     if previous is not None and previous in cache and cache.lane_of(previous) != turn.lane:
         turn.parent = cache.find(previous)
         turn.forks = True
 
 
-def bind(turn: Turn, cache: ConnectionCache, succession: Succession) -> Load:
-    """Read what a turn begins with and find its parent and the items that it refers to, as far as the
-    connection remembers them. What is returned asks for the others."""
+def bind(turn: Turn, cache: ConnectionCache, successors: Successors) -> Load:
+    """Decode the input and bind the parent and references from the cache.
+
+    Returns a ``Load`` for whatever the cache lacks; it is empty if nothing is missing.
+    """
     if turn.error is not None:
         raise turn.error
     turn.input = turn.request.items
-    turn.request.input = UNSET  # read and copied: let go of the frame
+    turn.request.input = UNSET  # decoded and copied: release the frame
     conversation_id = request_validation.read_conversation(turn.request)
     previous = turn.request.previous_response_id
-    succession.lead(turn)
+    successors.prepend_steers(turn)
     if turn.parent is None and previous is not None:
         turn.parent = cache.find(previous)
     missing = lineage.references(turn.input)
@@ -47,8 +52,8 @@ def bind(turn: Turn, cache: ConnectionCache, succession: Succession) -> Load:
     return Load(turn, previous if turn.parent is None else None, frozenset(missing), conversation_id)
 
 
-def take(turn: Turn, loaded: Loaded) -> None:
-    """Give a turn what a store has found for it."""
+def bind_loaded(turn: Turn, loaded: Loaded) -> None:
+    """Bind what the store found. Raises ``PreviousResponseNotFound``."""
     previous = turn.request.previous_response_id
     if turn.parent is None and previous is not None:
         if loaded.state is None:
@@ -61,30 +66,44 @@ def take(turn: Turn, loaded: Loaded) -> None:
 
 
 def begin(
-    turn: Turn, models: Models, means: Means, limits: Limits, now: float
+    turn: Turn, models: Models, ports: Ports, limits: Limits, now: float
 ) -> tuple[Job, list[Compilable]]:
-    """The job of a turn whose parent is bound, and what has to be compiled before it may be started."""
-    intake = intake_of(limits)
+    """Validate a bound turn: its job, and the grammars to compile before the job starts."""
+    definitions = new_definitions(limits)
     try:
         items = lineage.resolve(turn.input, turn.found)
-        items = sealed_items.opened(items, means.seal, turn.tenant)
+        items = sealed_items.opened(items, ports.seal, turn.tenant)
         model = models.find(turn.request.model)
-        job = turn.begin(means.mint("resp"), model, items, now, intake)
+        job = turn.begin(ports.mint("resp"), model, items, now, definitions)
     except ApiError as error:
-        raise relocated(turn, error) from None
-    return job, intake.grammars
+        raise in_clients_terms(turn, error) from None
+    return job, definitions.grammars
 
 
-def relocated(turn: Turn, error: ApiError) -> ApiError:
-    """An error about a turn's input, which may begin with items that its client has not sent with it."""
+def in_clients_terms(turn: Turn, error: ApiError) -> ApiError:
+    """Correct the input index in an error's param for the items that precede the client's own.
+
+    An error about one of those items names the field through which they came in: ``conversation`` or
+    ``previous_response_id``.
+    """
     if turn.steered_by is not None:
-        return error_paths.relocated(error, len(turn.steered_by.items), "previous_response_id")
-    return error_paths.relocated(error, len(turn.joined.items) if turn.joined is not None else 0)
+        return _shifted(error, len(turn.steered_by.items), "previous_response_id")
+    return _shifted(error, len(turn.joined.items) if turn.joined is not None else 0, "conversation")
 
 
-def intake_of(limits: Limits) -> Intake:
-    """What takes the definitions of one request."""
-    return Intake(
+def _shifted(error: ApiError, preceding: int, source: str) -> ApiError:
+    if preceding and error.param is not None and (place := _INPUT_INDEX.match(error.param)) is not None:
+        index = int(place.group(1)) - preceding
+        param = f"input[{index}]{error.param[place.end() :]}" if index >= 0 else source
+        error.message = error.message.replace(error.param, param)
+        error.args = (error.message,)
+        error.param = param
+    return error
+
+
+def new_definitions(limits: Limits) -> Definitions:
+    """An empty collection for the definitions of one request, with the server's limits."""
+    return Definitions(
         max_grammars=limits.max_grammars,
         max_grammar_bytes=limits.max_grammar_bytes,
         max_schema_bytes=limits.max_schema_bytes,

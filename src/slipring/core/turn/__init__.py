@@ -1,1 +1,1 @@
-"""Turns: each makes one response, from its request to its terminal event."""
+"""Turns: each produces one response, from its request to its terminal event."""

@@ -1,4 +1,4 @@
-"""Calls in the making: from the deltas of a call to its events and its item."""
+"""Tool calls in progress: turns the deltas of a call into its events and its item."""
 
 from typing import Protocol
 
@@ -16,8 +16,8 @@ from slipring.protocol.responses import (
 )
 
 
-class Teller(Protocol):
-    """The output that a call is part of."""
+class CallOutput(Protocol):
+    """The part of ``Output`` that a call writes to."""
 
     def name_item(self, kind: str) -> str: ...
 
@@ -29,11 +29,11 @@ class Teller(Protocol):
 
 
 class Call:
-    """An open ``function_call`` or ``custom_tool_call`` item."""
+    """An open ``function_call`` or ``custom_tool_call`` item. Opening it emits its ``added`` event."""
 
     __slots__ = ("_call_id", "_output", "_started", "delta_kind", "id", "pieces")
 
-    def __init__(self, output: Teller, started: CallStarted) -> None:
+    def __init__(self, output: CallOutput, started: CallStarted) -> None:
         self._output = output
         self._started = started
         self.pieces: list[str] = []
@@ -45,6 +45,7 @@ class Call:
         output.start_item(self._item("", "in_progress"))
 
     def close(self, status: ItemStatus) -> FunctionCallItem | CustomToolCallItem:
+        """Emit the ``done`` event of its arguments and return the finished item."""
         text = "".join(self.pieces)
         if self._is_function:
             self._output.emit(events.FunctionCallArgumentsDone, item_id=self.id, arguments=text)
@@ -74,11 +75,11 @@ class Call:
 
 
 class Search:
-    """An open ``tool_search_call`` item. The wire has no events for its arguments: they come all at once."""
+    """An open ``tool_search_call`` item. The API has no delta events for its arguments."""
 
     __slots__ = ("_call_id", "_id", "pieces")
 
-    def __init__(self, output: Teller) -> None:
+    def __init__(self, output: CallOutput) -> None:
         self.pieces: list[str] = []
         self._call_id = output.mint_call()
         self._id = output.name_item("tool_search_call")
@@ -91,12 +92,12 @@ class Search:
         return ToolSearchCallItem(id=self._id, call_id=self._call_id, arguments=arguments, status=status)
 
 
-def open_call(output: Teller, started: CallStarted) -> Call | Search:
+def open_call(output: CallOutput, started: CallStarted) -> Call | Search:
     return Search(output) if started.kind == "tool_search" else Call(output, started)
 
 
 def _as_json(text: str) -> Raw:
-    """Arguments as the model wrote them; what is no JSON, such as half of it, is told as a string."""
+    """The arguments as JSON; invalid JSON, such as a truncated object, becomes a JSON string."""
     try:
         msgspec.json.decode(text)
     except (ValueError, RecursionError):

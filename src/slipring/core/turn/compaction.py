@@ -1,8 +1,8 @@
-"""Compaction: a context that has grown long gives way to a summary of it.
+"""Compaction: replaces a long context by a summary that the model writes.
 
-Owns when that is due, what the model is asked for, and what is kept beside its summary. The summary is made
-by an ordinary job that goes on from the same parent with the same head: an engine reads nothing twice. Knows
-nothing of events and of how items are sealed.
+Decides when a context is compacted, builds the job that asks for the summary, and selects the items that are
+kept verbatim beside it. The summary is an ordinary job with the same parent and head as the turn's own, so
+the engine reuses the context it has already processed.
 """
 
 from collections.abc import Iterable
@@ -31,23 +31,23 @@ _LEAD = (
     " that are repeated word for word:\n\n"
 )
 _SUMMARY_START = user_message(_LEAD).raw[:-2]
-"""How the message with a summary begins, as JSON."""
+"""The JSON prefix of a summary's message."""
 _SLACK_TOKENS = 1024
-"""More than any template writes around items by itself."""
+"""More than any template adds around items."""
 _SHORTEST_SUMMARY, _LONGEST_SUMMARY = 128, 8192
 _MOST_KEPT_BYTES = 64 * 1024
 _UNKNOWN_CONTEXT = 32 * 1024
 _UNCOUNTABLE = (b'"input_image"', b'"input_file"')
-"""What may be many tokens in few bytes."""
+"""Content that may take many tokens for few bytes."""
 
 
 class Plan(Struct, frozen=True):
-    """When a turn's context is to be compacted, and how far."""
+    """When and how far a turn's context is compacted."""
 
     threshold: int
-    """Tokens that are too many. Without one of its own, what the model can read stands for it."""
+    """Compact at this many tokens. For a requested compaction: the model's context window."""
     alone: bool = False
-    """Whether the compaction is all that is asked for."""
+    """Whether the request asks for a compaction and no answer."""
 
     @property
     def summary_tokens(self) -> int:
@@ -55,18 +55,18 @@ class Plan(Struct, frozen=True):
 
     @property
     def kept_bytes(self) -> int:
-        """How much may be kept word for word: about a quarter of the threshold, in tokens."""
+        """Bytes of messages to keep verbatim: about a quarter of the threshold, in tokens."""
         return min(self.threshold, _MOST_KEPT_BYTES)
 
 
 def read_plan(request: CreateRequest, items: tuple[Item, ...], model: Model) -> Plan | None:
-    """What a request wants compacted; None: nothing. A warmup compacts nothing."""
+    """The compaction that a request asks for; None if it asks for none, or is a warmup."""
     entries = requests.read_management(request.context_management)
     triggers = [index for index, item in enumerate(items) if item.type == TRIGGER]
     if triggers:
         if triggers[0] != len(items) - 1:
             raise InvalidRequest(
-                f"A '{TRIGGER}' has to be the last item of the input.", param=f"input[{triggers[0]}]"
+                f"A '{TRIGGER}' must be the last item of the input.", param=f"input[{triggers[0]}]"
             )
         if request.warms_up:
             raise InvalidRequest(
@@ -77,7 +77,7 @@ def read_plan(request: CreateRequest, items: tuple[Item, ...], model: Model) -> 
     if None in given and model.context_tokens is None:
         param = f"context_management[{given.index(None)}].compact_threshold"
         raise InvalidRequest(
-            f"Missing required parameter: '{param}'. How much this model can read is not known here.",
+            f"Missing required parameter: '{param}'. This server does not know the model's context window.",
             param=param,
             code="missing_required_parameter",
         )
@@ -88,43 +88,44 @@ def read_plan(request: CreateRequest, items: tuple[Item, ...], model: Model) -> 
 
 
 class Compaction:
-    """The compaction of one turn's context, from the question whether it is due to what is left of it."""
+    """The compaction of one turn's context."""
 
     __slots__ = ("_carry", "_job", "_pieces", "finished", "is_running", "plan")
 
     def __init__(self, plan: Plan, job: Job, carry: Carry) -> None:
-        """``job``: what the turn would do with the context as it is; ``carry``: of that context."""
+        """``job``: the turn's own job, with the full context; ``carry``: of that context."""
         self.plan = plan
         self.is_running = False
-        """Whether the summary is being made."""
+        """Whether the engine is writing the summary."""
         self.finished: Finished | None = None
-        """What the summary took, once it is there."""
+        """The end of the summary's job."""
         self._job = job
         self._carry = carry
         self._pieces: list[str] = []
 
     def must_weigh(self) -> bool:
-        """Whether the tokens have to be counted: they are known to be too few only from a safe distance."""
+        """Whether the engine must count the tokens: not if an upper bound is below the threshold."""
         if self.plan.alone:
             return False
         job, parent = self._job, self._job.parent
         before: int | None = 0
         if parent is not None:
-            # Another model counts by other tokens.
+            # Token counts of another model do not apply.
             before = parent.tokens if parent.response.model == job.model.name else None
         if before is None or any(mark in item.raw for item in job.input for mark in _UNCOUNTABLE):
             return True
         new = sum(len(item.raw) for item in job.input)
         if parent is None or parent.head != job.head:
             new += len(bytes(job.head.instructions_json)) + len(job.head.tools.raw)
-        # A token is a byte at least.
+        # A token is at least one byte.
         return before + new + _SLACK_TOKENS >= self.plan.threshold
 
     def is_due(self, tokens: int) -> bool:
+        """Whether to compact a context of this many tokens."""
         return self.plan.alone or tokens >= self.plan.threshold
 
     def summary_job(self) -> Job:
-        """Ask for the summary."""
+        """Begin: the job that asks the model for the summary."""
         self.is_running = True
         job = self._job
         settings = structs.replace(
@@ -134,13 +135,13 @@ class Compaction:
             top_logprobs=0,
             max_output_tokens=self.plan.summary_tokens,
         )
-        # Servers refuse a context in which a call waits for its output.
-        waiting = (_unanswered(call_id, call) for call_id, call in self._carry.open_calls.items())
-        asked = (*job.input, *filter(None, waiting), user_message(_ASK))
-        return structs.replace(job, input=asked, offer=Offer(forbidden=True), settings=settings)
+        # Upstream servers refuse a context with a call that has no output.
+        waiting = (_placeholder_output(call_id, call) for call_id, call in self._carry.open_calls.items())
+        items = (*job.input, *filter(None, waiting), user_message(_ASK))
+        return structs.replace(job, input=items, offer=Offer(forbidden=True), settings=settings)
 
     def take(self, deltas: list[Delta]) -> None:
-        """Listen to the summary. What the model thinks on the way is not part of it."""
+        """Collect the text of the summary; reasoning is ignored."""
         for delta in deltas:
             if isinstance(delta, Text):
                 self._pieces.append(delta.text)
@@ -148,25 +149,25 @@ class Compaction:
                 self.finished = delta
 
     def conclude(self) -> tuple[Item, ...]:
-        """The summary is there: what the context is from now on."""
+        """End: the items that replace the context. Raises ``ServerError`` if there is no usable summary."""
         summary = "".join(self._pieces).strip()
         self.is_running = False
         if self.finished is None:
             raise RuntimeError("the engine ended its stream without a Finished delta")
         if not summary or self.finished.reason == "content_filter":
-            # To go on without would be to forget everything, and not to say so.
-            raise ServerError("The context could not be compacted: the model gave no summary.")
+            # Continuing without a summary would silently drop the whole context.
+            raise ServerError("The context could not be compacted: the model wrote no summary.")
         context, parent = tuple(self._job.context()), self._job.parent
-        # Of a history that a client sends itself, what was answered can only be told from its order.
+        # In a history that the client sends itself, only the order shows what was answered.
         seen = len(context) - len(self._job.input) if parent is not None else len(context)
         return condensed(context, seen, summary, self._carry, self.plan.kept_bytes)
 
     def job_after(self, items: tuple[Item, ...]) -> Job:
-        """What the turn set out to do, with what is left of the context."""
+        """The turn's own job with the compacted context."""
         return structs.replace(self._job, parent=None, input=items, fork=False)
 
     def together(self, finished: Finished) -> Finished:
-        """The end of a turn, with the tokens of its summary too, if that was not all."""
+        """The end of the turn, with the tokens of the summary added unless the turn was only a compaction."""
         spent = self.finished
         if spent is None or self.plan.alone:
             return finished
@@ -176,39 +177,34 @@ class Compaction:
 def condensed(
     context: tuple[Item, ...], seen: int, summary: str, carry: Carry, kept_bytes: int
 ) -> tuple[Item, ...]:
-    """What stands for a context: its tools and settings, the newest messages of those who gave orders, the
-    summary, what still waits for an answer, and the calls that nobody has answered yet.
+    """The items that replace a context, in this order: its tools, its settings, the newest system and user
+    messages that were answered, the summary, the messages that were not answered, the open calls.
 
-    ``seen``: how many of the items the model has had before. The summary stands where the work does: behind
-    the messages that were worked on. What came after is kept word for word, however long it is: nobody has
-    done anything about it yet.
+    ``seen``: the number of items that the model has processed before. Messages after the model's last output
+    among them are unanswered and kept verbatim, whatever their length.
     """
-    done = [index for index, item in enumerate(context[:seen]) if _is_work(item)]
-    worked_on = done[-1] + 1 if done else 0
+    outputs = [index for index, item in enumerate(context[:seen]) if _is_model_output(item)]
+    answered = outputs[-1] + 1 if outputs else 0
     calls = {
         item.call_id: item
         for item in context
         if item.call_id is not None and lineage.is_call(item) and _stays_open(item, carry)
     }
-    brought = (kept_tools(item) for item in reversed(context))
-    tools = dict.fromkeys(item for item in brought if item is not None)
+    added_tools = (kept_tools(item) for item in reversed(context))
+    tools = dict.fromkeys(item for item in added_tools if item is not None)
     return (
         *reversed(tools),
         *_settings_of(context),
-        *_newest_messages(context[:worked_on], kept_bytes, ("system", "developer")),
-        *_newest_messages(context[:worked_on], kept_bytes, ("user",)),
+        *_newest_messages(context[:answered], kept_bytes, ("system", "developer")),
+        *_newest_messages(context[:answered], kept_bytes, ("user",)),
         user_message(_LEAD + summary),
-        *(item for item in context[worked_on:] if _is_wish(item)),
+        *(item for item in context[answered:] if item.type == "message" and not _is_model_output(item)),
         *calls.values(),
     )
 
 
-def _is_wish(item: Item) -> bool:
-    return item.type == "message" and not _is_work(item)
-
-
-def _unanswered(call_id: str, call: OpenCall) -> Item | None:
-    """What a summary is told of a call that waits for its output."""
+def _placeholder_output(call_id: str, call: OpenCall) -> Item | None:
+    """An output for an open call, so that the summary's context is valid; None for other call types."""
     if call.type == "tool_search_call":
         raw = wire.encode({"type": "tool_search_output", "call_id": call_id, "tools": []})
         return Item(type="tool_search_output", raw=raw, call_id=call_id)
@@ -219,8 +215,8 @@ def _unanswered(call_id: str, call: OpenCall) -> Item | None:
     return Item(type=kind, raw=raw, call_id=call_id)
 
 
-def _is_work(item: Item) -> bool:
-    """Whether it is the model's, or came of what the model did; and not somebody's wish or a setting."""
+def _is_model_output(item: Item) -> bool:
+    """Whether the model produced the item or caused it (tool outputs), or it is one of our summaries."""
     if item.type in ("additional_tools", "configuration_update"):
         return False
     if item.type != "message" or item.raw.startswith(_SUMMARY_START):
@@ -230,7 +226,7 @@ def _is_work(item: Item) -> bool:
 
 
 def is_users(item: Item) -> bool:
-    """Whether it is a message of the user's own, and not a summary that we have put there."""
+    """Whether it is a message of the user, and not one of our summaries."""
     return _role_of(item) == "user"
 
 
@@ -242,7 +238,7 @@ def _role_of(item: Item) -> str | None:
 
 
 def _newest_messages(context: tuple[Item, ...], most_bytes: int, roles: tuple[str, ...]) -> list[Item]:
-    """The newest messages in these roles that fit, oldest first."""
+    """The newest messages in these roles that fit into ``most_bytes``, oldest first."""
     kept: list[Item] = []
     left = most_bytes
     for item in reversed(context):
@@ -253,7 +249,7 @@ def _newest_messages(context: tuple[Item, ...], most_bytes: int, roles: tuple[st
 
 
 def _settings_of(context: Iterable[Item]) -> list[Item]:
-    """The updates of the configuration that are in force: the last of each thing that can be set."""
+    """The ``configuration_update`` items in force: the last one for each setting."""
     latest: dict[str, Item] = {}
     for item in context:
         if item.type == "configuration_update":
@@ -267,6 +263,6 @@ def _settings_of(context: Iterable[Item]) -> list[Item]:
 
 
 def _stays_open(call: Item, carry: Carry) -> bool:
-    """Whether a call is still open, and would be so again: fragments that only their response knew to be cut
-    off would come back as calls that demand an answer."""
+    """Whether a call is open and would be read back as the same open call. A cut-off call is dropped: read
+    back, it would require an output."""
     return carry.open_calls.get(call.call_id or "") == lineage.opening(call)

@@ -1,8 +1,8 @@
-"""From deltas to numbered events: the output of one response as it grows.
+"""The output of one response: turns an engine's deltas into numbered events and finished items.
 
-Owns the response's sequence numbers and output indexes, opens and closes items and their parts in the
-canonical order, and keeps the finished items. One item is open at a time: a delta of another kind closes it.
-The JSON of an item in ``output_item.done`` is the very bytes that the terminal event and the state hold.
+Assigns sequence numbers and output indexes, and opens and closes items and their parts in the order that the
+API requires. One item is open at a time: a delta of another kind closes it. Each finished item is encoded
+once; ``output_item.done``, the terminal event and the stored state share those bytes.
 """
 
 from collections.abc import Callable
@@ -45,18 +45,18 @@ from slipring.protocol.responses import (
 from slipring.protocol.timing import TurnReport
 
 Conceal = Callable[[tuple[Item, ...]], str]
-"""Seals what an item stands for."""
+"""Encrypts items for ``encrypted_content``."""
 _CALLS = (FunctionCallItem, CustomToolCallItem, ToolSearchCallItem)
 _LAST_PIECES = 4
-_NO_LOGPROBS: list[events.SpokenLogprob] = []
+_NO_LOGPROBS: list[events.EventLogprob] = []
 
 
-def _spoken(logprobs: list[Logprob]) -> list[events.SpokenLogprob]:
-    return [events.SpokenLogprob.of(logprob) for logprob in logprobs]
+def _event_logprobs(logprobs: list[Logprob]) -> list[events.EventLogprob]:
+    return [events.EventLogprob.of(logprob) for logprob in logprobs]
 
 
 class Output:
-    """The numbered output of one response."""
+    """Output items and events of one response."""
 
     __slots__ = (
         "_compaction_id",
@@ -65,7 +65,7 @@ class Output:
         "_mint",
         "_open",
         "_sequence",
-        "_speaking",
+        "_text_part",
         "conceal",
         "items",
         "response_id",
@@ -76,59 +76,60 @@ class Output:
     def __init__(self, mint: Mint, stream_id: str | UnsetType) -> None:
         self.stream_id = stream_id
         self.response_id = ""
-        """Known when the response is begun; its items are named after it."""
+        """Set when the response begins; item ids are derived from it."""
         self.items: list[Item] = []
+        """Finished items."""
         self.since = 0
-        """The first item behind all that the client has appended."""
+        """Index of the first item after the client's last append."""
         self.conceal: Conceal | None = None
-        """Set where reasoning is to be sealed in its items too."""
+        """Set if reasoning items are to include ``encrypted_content``."""
         self._compaction_id = ""
         self._mint = mint
         self._open: _Message | _Reasoning | Call | Search | None = None
-        self._speaking: _Part | None = None
+        self._text_part: _Part | None = None
         self._index = -1
         self._sequence = -1
         self._events: list[Event] = []
 
     def announce(self, kind: type[events.ResponseEvent], response: Response) -> Event:
-        """A lifecycle event, in its place in the numbering."""
+        """The next lifecycle event."""
         return kind(sequence_number=self.number(), stream_id=self.stream_id, response=response)
 
-    def tell_timing(self, report: TurnReport) -> Event:
+    def timing_event(self, report: TurnReport) -> Event:
         return events.Timing(sequence_number=self.number(), stream_id=self.stream_id, timing=report)
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
-        """Take what the engine produced; returns the events that say so."""
+        """Process deltas of the engine; returns the events that they cause."""
         feeders = self._feeders
         for delta in deltas:
             feeders[type(delta)](self, delta)
-        told = self._events
+        emitted = self._events
         self._events = []
-        return told
+        return emitted
 
     def finish(self, status: ItemStatus) -> list[Event]:
-        """Close what is open. ``incomplete`` marks an item that was cut off."""
+        """Close the open item, if any, with this status: ``incomplete`` if it was cut off."""
         self._close(status)
-        return self._told()
+        return self._take_events()
 
     @property
     def latest(self) -> tuple[Item, ...]:
-        """What has been said since the client has appended something."""
+        """Finished items since the client's last append."""
         return tuple(self.items[self.since :])
 
     @property
     def calls(self) -> bool:
-        """Whether a tool is or has been called, since then."""
+        """Whether there is a tool call since the client's last append, finished or open."""
         return isinstance(self._open, Call | Search) or any(item.call_id is not None for item in self.latest)
 
     @property
     def last_words(self) -> str | None:
-        """The end of what is just being said; None between items, and while something is thought."""
+        """The last pieces of the open message part; None if no part of a message is open."""
         part = self._open.part if isinstance(self._open, _Message) else None
         return "".join(part.text[-_LAST_PIECES:]) if part is not None else None
 
     def append(self, items: tuple[Item, ...]) -> list[Event]:
-        """Take what the client adds to the response, between two items of its own."""
+        """Add items that the client sent. No item may be open."""
         for item in items:
             item_id = self.name_item(item.type)
             raw = item_listing.present(item, item_id, "response")
@@ -137,43 +138,43 @@ class Output:
             self.items.append(Item(type=item.type, raw=bytes(raw), id=item_id, call_id=item.call_id))
             self.emit(events.OutputItemDone, item=raw)
         self.since = len(self.items)
-        return self._told()
+        return self._take_events()
 
     def open_compaction(self) -> list[Event]:
-        """The context is being compacted. Should that fail, nothing more is told of the item: half a
-        compaction is of no use to anybody."""
+        """Begin the compaction item. If the compaction fails, no further event mentions the item."""
         item_id = self._compaction_id = self.name_item("compaction")
         self.start_item(CompactionItem(id=item_id, encrypted_content=""))
         self.emit(events.CompactionCompacting, item_id=item_id)
-        return self._told()
+        return self._take_events()
 
-    def close_compaction(self, meant: tuple[Item, ...], blob: str) -> list[Event]:
-        """The compaction that was opened now stands for these items, sealed in ``blob``."""
-        self._keep(CompactionItem(id=self._compaction_id, encrypted_content=blob), meant)
-        return self._told()
+    def close_compaction(self, content: tuple[Item, ...], blob: str) -> list[Event]:
+        """Finish the compaction item: it replaces the context by ``content``, encrypted in ``blob``."""
+        self._keep(CompactionItem(id=self._compaction_id, encrypted_content=blob), content)
+        return self._take_events()
 
-    def _told(self) -> list[Event]:
-        told = self._events
+    def _take_events(self) -> list[Event]:
+        emitted = self._events
         self._events = []
-        return told
+        return emitted
 
     def raw_items(self) -> list[Raw]:
         return [Raw(item.raw) for item in self.items]
 
     def number(self) -> int:
+        """The next sequence number."""
         self._sequence += 1
         return self._sequence
 
     def _text(self, delta: Text) -> None:
-        # The hot path: once per token of every answer.
-        part = self._speaking
+        # Hot path: runs once per token of every answer.
+        part = self._text_part
         if part is None:
-            part = self._speaking = self._message_part(OutputTextPart)
+            part = self._text_part = self._message_part(OutputTextPart)
         part.text.append(delta.text)
         logprobs = _NO_LOGPROBS
         if delta.logprobs:
             part.logprobs.extend(delta.logprobs)
-            logprobs = _spoken(delta.logprobs)
+            logprobs = _event_logprobs(delta.logprobs)
         self._sequence += 1
         self._events.append(
             events.OutputTextDelta(
@@ -199,7 +200,7 @@ class Output:
         part.annotations.append(delta.annotation)
 
     def _refused(self, delta: Refused) -> None:
-        self._speaking = None
+        self._text_part = None
         part = self._message_part(RefusalPart)
         part.text.append(delta.text)
         self._events.append(
@@ -224,7 +225,7 @@ class Output:
         self._open = open_call(self, delta)
 
     def _call_arguments(self, delta: CallArguments) -> None:
-        # As hot: once per token of every call.
+        # Hot path: runs once per token of every call.
         call = self._open
         if not isinstance(call, Call):
             if not isinstance(call, Search):
@@ -254,7 +255,7 @@ class Output:
     }
 
     def _message_part(self, kind: type[OutputTextPart | RefusalPart]) -> "_Part":
-        """The open part of this kind; opens message and part as needed."""
+        """The open part of this kind. Opens the message and the part if needed."""
         message = self._open
         if not isinstance(message, _Message):
             self._close("completed")
@@ -271,24 +272,24 @@ class Output:
         return self._open
 
     def _close(self, status: ItemStatus) -> None:
-        self._speaking = None
+        self._text_part = None
         if self._open is None:
             return
         item = self._open.close(status)
-        meant: tuple[Item, ...] | None = None
+        content: tuple[Item, ...] | None = None
         if isinstance(item, ReasoningItem) and self.conceal is not None:
-            meant = (Item(type="reasoning", raw=wire.encode(item), id=item.id),)
-            item.encrypted_content = self.conceal(meant)
-        self._keep(item, meant)
+            content = (Item(type="reasoning", raw=wire.encode(item), id=item.id),)
+            item.encrypted_content = self.conceal(content)
+        self._keep(item, content)
         self._open = None
 
-    def _keep(self, item: OutputItem, meant: tuple[Item, ...] | None) -> None:
-        """An item is finished; ``meant``: what it stands for, where it is sealed."""
+    def _keep(self, item: OutputItem, content: tuple[Item, ...] | None) -> None:
+        """Add a finished item; ``content`` is what a sealed item contains."""
         raw = wire.encode(item)
         call_id = item.call_id if isinstance(item, _CALLS) else None
         kind = type(item).__struct_config__.tag
         assert isinstance(kind, str)
-        self.items.append(Item(type=kind, raw=raw, id=item.id, call_id=call_id, opened=meant))
+        self.items.append(Item(type=kind, raw=raw, id=item.id, call_id=call_id, opened=content))
         self.emit(events.OutputItemDone, item=Raw(raw))
 
     def start_item(self, item: OutputItem) -> None:
@@ -296,7 +297,7 @@ class Output:
         self.emit(events.OutputItemAdded, item=item)
 
     def emit(self, kind: type[events.ItemEvent], **fields: object) -> None:
-        """Record an event about the open item."""
+        """Add an event about the open item."""
         self._events.append(
             kind(
                 sequence_number=self.number(),
@@ -307,7 +308,7 @@ class Output:
         )
 
     def name_item(self, kind: str) -> str:
-        """The id of the item that is about to be opened."""
+        """The id of the next item."""
         return item_ids.output_id(kind, self.response_id, self._index + 1)
 
     def mint_call(self) -> str:
@@ -357,7 +358,7 @@ class _Message:
         part: OutputTextPart | RefusalPart
         if self.part.kind is OutputTextPart:
             part = OutputTextPart(text=text, annotations=self.part.annotations, logprobs=logprobs)
-            self._emit(events.OutputTextDone, text=text, logprobs=_spoken(logprobs))
+            self._emit(events.OutputTextDone, text=text, logprobs=_event_logprobs(logprobs))
         else:
             part = RefusalPart(refusal=text)
             self._emit(events.RefusalDone, refusal=text)
@@ -371,7 +372,7 @@ class _Message:
 
 
 class _Reasoning:
-    """An open ``reasoning`` item: summary parts, raw text, or both. One part is open at a time."""
+    """An open ``reasoning`` item with summary parts, raw text parts, or both. One part is open at a time."""
 
     __slots__ = ("_content", "_open_summary", "_open_text", "_output", "_summary", "id")
 

@@ -1,6 +1,6 @@
-"""Which requests can be honoured: the settings of an answer, checked against what the model can do.
+"""Validates the settings of a request against this server's and the model's capabilities.
 
-A field that cannot be honoured is refused by name. ``docs/compatibility.md`` says the same for people.
+A field that is not supported is refused by name. ``docs/compatibility.md`` lists the same for users.
 """
 
 from typing import TypeVar
@@ -9,7 +9,7 @@ from slipring.core.chain.state import Carry
 from slipring.core.generation import Capabilities, Model, Settings
 from slipring.errors import InvalidRequest, UnsupportedParameter, quoted
 from slipring.protocol import requests
-from slipring.protocol.intake import Intake
+from slipring.protocol.definitions import Definitions
 from slipring.protocol.items import CallOutput, InputFile, InputImage, Item, Message
 from slipring.protocol.requests import TEXT, CreateRequest
 
@@ -31,9 +31,9 @@ INCLUDABLE = frozenset(
 
 
 def read_settings(
-    request: CreateRequest, carry: Carry, model: Model, intake: Intake, *, detached: bool = False
+    request: CreateRequest, carry: Carry, model: Model, definitions: Definitions, *, detached: bool = False
 ) -> Settings:
-    """The settings of an answer: what the request says, else what the chain carries, else the model's own."""
+    """The settings of a job: from the request, else the chain's carry, else the model's defaults."""
     capabilities, defaults = model.capabilities, model.defaults
     refuse_unsupported(request, detached=detached)
     include = read_include(request.include or [])
@@ -41,14 +41,14 @@ def read_settings(
     if logprobs and not capabilities.logprobs:
         param = "top_logprobs" if request.top_logprobs else "include"
         raise UnsupportedParameter(
-            f"Unsupported parameter: '{param}': this model gives no logprobs.", param=param
+            f"Unsupported parameter: '{param}': this model does not return logprobs.", param=param
         )
     text = request.text
-    asked = requests.read_format(text.format, intake=intake) if text is not None else None
+    text_format = requests.read_format(text.format, definitions=definitions) if text is not None else None
     effort = request.reasoning.effort if request.reasoning is not None else None
     parallel = request.parallel_tool_calls
     return Settings(
-        format=asked or carry.format or TEXT,
+        format=text_format or carry.format or TEXT,
         max_output_tokens=_or(request.max_output_tokens, defaults.max_output_tokens),
         temperature=_or(request.temperature, defaults.temperature),
         top_p=_or(request.top_p, defaults.top_p),
@@ -65,7 +65,7 @@ def read_settings(
 
 
 def read_conversation(request: CreateRequest) -> str | None:
-    """The conversation that a request is part of."""
+    """The id of the request's conversation, or None. Raises if the request also continues a response."""
     conversation_id = requests.read_conversation(request.conversation)
     if conversation_id is not None and request.previous_response_id is not None:
         raise InvalidRequest(
@@ -75,14 +75,14 @@ def read_conversation(request: CreateRequest) -> str | None:
     return conversation_id
 
 
-def _or(asked: T | None, default: T | None) -> T | None:
-    return default if asked is None else asked
+def _or(value: T | None, default: T | None) -> T | None:
+    return default if value is None else value
 
 
 def refuse_unsupported(request: CreateRequest, *, detached: bool = False) -> None:
-    """Refuse the fields that nothing here can honour; ``detached``: it is made in the background."""
+    """Refuse fields that this server does not support; ``detached``: the response runs in the background."""
     if detached:
-        _refuse_unkept(request)
+        _require_storage(request)
     image, programs, agents = request.image, request.access_programs, request.multi_agent
     unsupported = {
         "prompt": request.prompt is not None,
@@ -99,16 +99,16 @@ def refuse_unsupported(request: CreateRequest, *, detached: bool = False) -> Non
             )
 
 
-def _refuse_unkept(request: CreateRequest) -> None:
-    """Nobody waits for a response that is made in the background: it has to be found afterwards."""
+def _require_storage(request: CreateRequest) -> None:
+    """A background response is retrieved later, so it must be stored and must generate something."""
     if request.store is False:
-        raise InvalidRequest("'background' needs 'store': the response has to be kept.", param="store")
+        raise InvalidRequest("'background' requires 'store' to be true.", param="store")
     if request.warms_up:
         raise InvalidRequest("'background' cannot be used with 'generate': false.", param="generate")
 
 
 def require_something(request: CreateRequest, items: tuple[Item, ...]) -> None:
-    """Refuse to begin a chain from nothing."""
+    """Refuse to start a chain without input or instructions."""
     if not items and request.instructions is None:
         raise InvalidRequest(
             "Missing required parameter: 'input' (or 'previous_response_id' to continue).",
@@ -118,7 +118,7 @@ def require_something(request: CreateRequest, items: tuple[Item, ...]) -> None:
 
 
 def read_include(include: list[str]) -> list[str]:
-    """What is to be told beyond the usual; refuses what cannot be named here."""
+    """Validate ``include``. Raises for values that the API does not define."""
     for index, value in enumerate(include):
         if value not in INCLUDABLE:
             param = f"include[{index}]"
@@ -130,7 +130,7 @@ _UNSEEN = (b'"input_image"', b'"input_file"')
 
 
 def refuse_unseen_content(items: tuple[Item, ...], capabilities: Capabilities) -> None:
-    """Refuse images and files that the model could not see."""
+    """Refuse images and files that the model does not support."""
     for index, item in enumerate(items):
         if b'"input_' not in item.raw or not any(kind in item.raw for kind in _UNSEEN):
             continue

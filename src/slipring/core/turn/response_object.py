@@ -1,7 +1,4 @@
-"""The response object: how it begins, as an echo of what was asked for, and what it tells of what it took.
-
-Owns the way from a request's fields to those of the response. Knows nothing of how a response is made.
-"""
+"""Builds the response object: the fields it repeats from its request, its usage and its error."""
 
 from msgspec import UNSET
 
@@ -34,7 +31,7 @@ def new_response(
     model: str,
     now: float,
 ) -> Response:
-    """A response that is being made, with all that is known of it before it says anything."""
+    """The response object in ``in_progress``, with every field that is known before the first output."""
     verbosity = request.text.verbosity if request.text is not None else None
     return Response(
         id=response_id,
@@ -66,7 +63,7 @@ def new_response(
 
 
 def usage(finished: Finished) -> Usage:
-    """What a response took, as it is told with it."""
+    """Token usage in the form of the response object."""
     return Usage(
         input_tokens=finished.input_tokens,
         input_tokens_details=InputTokensDetails(
@@ -80,14 +77,14 @@ def usage(finished: Finished) -> Usage:
 
 
 def failure(error: ApiError) -> ResponseError:
-    """Why a response has failed. The wire knows few codes for that; clients repeat the request on all but
-    those for a request that is refused."""
+    """The ``error`` of a failed response. The API has few codes here; clients retry on all of them except
+    ``invalid_prompt``."""
     refused = "invalid_prompt" if 400 <= error.status < 500 else "server_error"
     return ResponseError(code=_FAILURE_CODES.get(error.status, refused), message=error.message)
 
 
 def counts(accepted: Accepted, finished: Finished) -> TokenCounts:
-    """The same, as timings tell it."""
+    """Token counts in the form of turn reports."""
     return TokenCounts(
         rendered=accepted.rendered_tokens,
         input=finished.input_tokens,
@@ -101,12 +98,12 @@ def _or(value: float | None, default: float) -> float:
 
 
 def _echo_reasoning(request: CreateRequest, effort: str | None) -> ReasoningEcho:
-    asked = request.reasoning
-    if asked is None:
+    sent = request.reasoning
+    if sent is None:
         return ReasoningEcho(effort=effort)
     return ReasoningEcho(
         effort=effort,
-        summary=asked.summary or asked.generate_summary,
-        context=asked.context if asked.context is not None else UNSET,
-        mode=asked.mode if asked.mode is not None else UNSET,
+        summary=sent.summary or sent.generate_summary,
+        context=sent.context if sent.context is not None else UNSET,
+        mode=sent.mode if sent.mode is not None else UNSET,
     )

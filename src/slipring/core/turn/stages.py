@@ -1,17 +1,13 @@
-"""Where a turn's time goes: a stopwatch for its stages. The clock is handed in: the core reads none."""
+"""A stopwatch for the stages of a turn. The clock is injected."""
 
-from collections.abc import Callable
-
+from slipring.core.ports import Clock
 from slipring.protocol.timing import Stage, StageName
-
-Clock = Callable[[], float]
-
 
 _MOST_LAPS = 400
 
 
 class Stages:
-    """A stopwatch that starts when a request arrives: each lap ends the stage that the last one began."""
+    """Starts when a request arrives. Each ``lap`` ends one stage and begins the next."""
 
     __slots__ = ("_arrived", "_clock", "_last", "laps", "send_s")
 
@@ -20,15 +16,16 @@ class Stages:
         self._arrived = self._last = clock()
         self.laps: list[Stage] = []
         self.send_s = 0.0
-        """Spent in waiting for the client to take what was written while the answer was made."""
+        """Time in which generation waited for the client to read; added by the driver."""
 
     def lap(self, name: StageName) -> None:
+        """End the current stage under this name."""
         now, start = self._clock(), self._last
         self.laps.append(Stage(name, as_ms(start - self._arrived), as_ms(now - start)))
         self._last = now
 
     def fold(self) -> None:
-        """Where there are many laps, those that are long over become one."""
+        """Bound the list: above 400 stages, replace the oldest 200 by one named ``rollout``."""
         if len(self.laps) > _MOST_LAPS:
             folded = self.laps[: _MOST_LAPS // 2]
             end = self.laps[len(folded)].start_ms
@@ -37,9 +34,10 @@ class Stages:
 
     @property
     def total_ms(self) -> float:
+        """From the arrival of the request to the last lap."""
         return as_ms(self._last - self._arrived)
 
 
 def as_ms(seconds: float) -> float:
-    """Milliseconds with three digits after the point, in less than half the time that ``round`` takes."""
+    """Milliseconds with three decimals; takes less than half the time of ``round``."""
     return int(seconds * 1e6 + 0.5) / 1000

@@ -1,7 +1,7 @@
-"""Steering: what a client adds to a response while it is being made.
+"""Steering: messages that a client adds to a response while it is generated.
 
-Owns what waits for one response, how it is told of, and where the answer may be ended for its sake. Knows
-nothing of other responses, nor of what follows on one: that is ``core.succession``.
+``Steers`` queues the steers of one response, writes the events about them, and decides where the answer may
+be ended early for them. ``core.session.successors`` starts the response that follows.
 """
 
 import re
@@ -12,10 +12,8 @@ from msgspec import UNSET, Struct
 from slipring.core.chain import lineage
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Delta, Refused, Text
-from slipring.core.session import client_events
 from slipring.core.turn.output import Output
 from slipring.errors import quoted
-from slipring.protocol.append import ANSWERS
 from slipring.protocol.events import (
     Event,
     RequiredInput,
@@ -26,17 +24,16 @@ from slipring.protocol.events import (
     SteerPending,
     SteerRef,
 )
-from slipring.protocol.items import Body, FunctionCall, Item
+from slipring.protocol.items import CALL_OF_OUTPUT, Body, FunctionCall, Item
+from slipring.protocol.live_input import Steer
 
 _SENTENCE_END = re.compile(r"""(?: [!?…。！？] | (?<!\d)\. ) ["')\]*_’”»]* \s* \Z | \n \s* \Z""", re.VERBOSE)
-"""A full stop behind a digit may be in the middle of a number, or number a list."""
+"""A full stop after a digit does not count: it may be inside a number, or number a list."""
+_OUTPUT_OF_CALL = {call: output for output, call in CALL_OF_OUTPUT.items()}
 
 
-_ANSWERED_BY = {call: answer for answer, call in ANSWERS.items()}
-
-
-class Refusal(Exception):
-    """A steer that is not accepted, and why."""
+class SteerRefused(Exception):
+    """A steer is not accepted; ``body`` is the error sent to the client."""
 
     def __init__(self, code: SteerErrorCode, message: str) -> None:
         super().__init__(message)
@@ -45,15 +42,16 @@ class Refusal(Exception):
 
 class _Queued(Struct, frozen=True):
     id: str
-    asked: client_events.Steer
+    steer: Steer
 
 
 class Steers:
-    """What waits for the end of one response, in the order in which it came."""
+    """The accepted steers of one response, in order of arrival."""
 
     __slots__ = ("_left", "_output", "_queued", "lane", "response_id")
 
     def __init__(self, response_id: str, lane: str | None, output: Output, after_tokens: int) -> None:
+        """``after_tokens``: pieces of text after which the answer is ended even within a sentence."""
         self.response_id = response_id
         self.lane = lane
         self._output = output
@@ -65,89 +63,92 @@ class Steers:
 
     @property
     def size_bytes(self) -> int:
-        return sum(steer.asked.size_bytes for steer in self._queued)
+        return sum(queued.steer.size_bytes for queued in self._queued)
 
     @property
     def items(self) -> tuple[Item, ...]:
-        return tuple(item for steer in self._queued for item in steer.asked.items)
+        return tuple(item for queued in self._queued for item in queued.steer.items)
 
-    def accept(self, asked: client_events.Steer, steer_id: str) -> Event:
-        self._queued.append(_Queued(steer_id, asked))
+    def accept(self, steer: Steer, steer_id: str) -> Event:
+        """Queue a steer; returns its ``accepted`` event."""
+        self._queued.append(_Queued(steer_id, steer))
         return SteerAccepted(
             sequence_number=self._output.number(), stream_id=self._output.stream_id, steer=self._ref(steer_id)
         )
 
     def pending(self, required: Iterable[RequiredInput]) -> list[Event]:
-        """The response is over, and cannot be continued without the client."""
+        """Events for a finished response that only the client can continue, by sending ``required``."""
         stubs = list(required)
         return [
             SteerPending(
                 sequence_number=self._output.number(),
                 stream_id=self._output.stream_id,
-                steer=self._ref(steer.id),
+                steer=self._ref(queued.id),
                 required_input=stubs,
             )
-            for steer in self._queued
+            for queued in self._queued
         ]
 
     def failed(self, code: SteerErrorCode, message: str) -> list[Event]:
-        """Give everything back."""
+        """Events that return the input of every queued steer to the client."""
         return [
             SteerFailed(
                 sequence_number=self._output.number(),
                 stream_id=self._output.stream_id,
-                steer=SteerRef(self.response_id, steer.id, steer.asked.input),
+                steer=SteerRef(self.response_id, queued.id, queued.steer.input),
                 error=SteerErrorBody(code, message),
             )
-            for steer in self._queued
+            for queued in self._queued
         ]
 
     def may_end(self, deltas: list[Delta]) -> bool:
-        """Whether the answer may be ended where it is, now that these deltas have been said.
+        """Whether the engine may end the answer now, after these deltas.
 
-        What is thought or called is not cut: to ask for it means to end behind it. An answer that has called
-        a tool is not ended at all: nothing could follow but what the client owes it.
+        Text may be ended after a sentence, or after the bound on pieces. Between message parts, true means
+        that the engine ends after the reasoning in progress. An answer with a tool call is never ended early:
+        only the client's output could follow it.
         """
         output = self._output
         if output.calls:
             return False
         self._left -= sum(isinstance(delta, Text | Refused) for delta in deltas)
-        said = output.last_words
-        return said is None or self._left <= 0 or _SENTENCE_END.search(said) is not None
+        text = output.last_words
+        return text is None or self._left <= 0 or _SENTENCE_END.search(text) is not None
 
     def _ref(self, steer_id: str) -> SteerRef:
         return SteerRef(self.response_id, steer_id)
 
 
-def refused(asked: client_events.Steer, refusal: Refusal, output: Output | None, lane: str | None) -> Event:
-    """Give back what was not accepted, by the numbers of the response, where they are known."""
+def failed_event(steer: Steer, refusal: SteerRefused, output: Output | None, lane: str | None) -> Event:
+    """The event that refuses a steer and returns its input. Numbered within the response if it still runs."""
     return SteerFailed(
         sequence_number=output.number() if output is not None else 0,
         stream_id=UNSET if lane is None else lane,
-        steer=SteerRef(asked.target, input=asked.input),
+        steer=SteerRef(steer.target, input=steer.input),
         error=refusal.body,
     )
 
 
-def objection(asked: client_events.Steer, state: ResponseState | None) -> Refusal:
-    """Why a response that is not being made here cannot be steered; ``state``: where it has been made."""
-    if asked.error is not None:
-        return Refusal("invalid_input", asked.error.message)
+def not_running(steer: Steer, state: ResponseState | None) -> SteerRefused:
+    """The refusal of a steer whose response does not run; ``state``: the response, if it is cached."""
+    if steer.error is not None:
+        return SteerRefused("invalid_input", steer.error.message)
     if state is None:
-        said = f"Response with id {quoted(asked.target)} is not known on this connection."
-        return Refusal("response_not_found", said)
+        message = f"Response with id {quoted(steer.target)} is not known on this connection."
+        return SteerRefused("response_not_found", message)
     if state.response.status == "completed":
-        return Refusal("response_already_completed", "The response has been completed. Continue it instead.")
-    return Refusal("response_not_active", "The response is over. Continue it instead.")
+        message = "The response has been completed. Continue it instead."
+        return SteerRefused("response_already_completed", message)
+    return SteerRefused("response_not_active", "The response has ended. Continue it instead.")
 
 
 def requires_input(state: ResponseState) -> bool:
-    """Whether a response can be continued only by what its client has to send."""
+    """Whether the response can be continued only with outputs that the client must send."""
     return any(call.required for call in state.carry.open_calls.values())
 
 
 def required_input(output: tuple[Item, ...], carry: Carry) -> list[RequiredInput]:
-    """What that is. Calls of earlier responses were answered before this one was made."""
+    """The outputs that the client must send for calls in ``output``. Earlier calls have been answered."""
     stubs = []
     for item in output:
         call = carry.open_calls.get(item.call_id or "")
@@ -158,5 +159,6 @@ def required_input(output: tuple[Item, ...], carry: Carry) -> list[RequiredInput
 
 def _stub(kind: str, call_id: str, call: Body) -> RequiredInput:
     if kind == "tool_search_call":
-        return RequiredInput(_ANSWERED_BY[kind], call_id, execution="client")
-    return RequiredInput(_ANSWERED_BY[kind], call_id, call.name if isinstance(call, FunctionCall) else UNSET)
+        return RequiredInput(_OUTPUT_OF_CALL[kind], call_id, execution="client")
+    name = call.name if isinstance(call, FunctionCall) else UNSET
+    return RequiredInput(_OUTPUT_OF_CALL[kind], call_id, name)

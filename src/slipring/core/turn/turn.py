@@ -1,22 +1,23 @@
-"""A turn: the making of one response, from its request to its terminal event.
+"""A turn: produces one response, from its request to its terminal event.
 
-Knows its request, its parent once bound, and the response object as it changes. Knows nothing of lanes,
-queues or caches (that is the session), nor of how tokens are made (that is the engine).
+A turn owns its request, its parent state and the response object as it changes. It turns the engine's deltas
+into events through ``Output``. Lanes, queues and caches belong to the session; token generation belongs to
+the engine.
 """
 
-from msgspec import UNSET, structs
+from enum import Enum
+
+from msgspec import UNSET, Struct, structs
 
 from slipring.core.chain import lineage
 from slipring.core.chain.head import Head
-from slipring.core.chain.state import Carry, ResponseState
+from slipring.core.chain.lineage import OpenCarry
+from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Prefilled, Stop
-from slipring.core.ports import Means
-from slipring.core.session.client_events import Append
-from slipring.core.session.loaded import Joined
+from slipring.core.ports import Ports
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, read_plan
 from slipring.core.turn.output import Output
-from slipring.core.turn.phase import Phase
 from slipring.core.turn.request_validation import (
     ENCRYPTED_REASONING,
     read_settings,
@@ -28,24 +29,47 @@ from slipring.core.turn.stages import Stages, as_ms
 from slipring.core.turn.steering import Steers
 from slipring.errors import ApiError
 from slipring.protocol import events
+from slipring.protocol.definitions import Definitions
 from slipring.protocol.events import Event
-from slipring.protocol.intake import Intake
 from slipring.protocol.items import Item, in_context
+from slipring.protocol.live_input import Append
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import ConversationEcho, IncompleteDetails, Response
 from slipring.protocol.timing import TurnReport
 from slipring.protocol.tools import ToolChoice, merged
 
 
+class Phase(Enum):
+    """The progress of a turn."""
+
+    WAITING = "queued in its lane"
+    LOADING = "the store loads its parent"
+    CHECKING = "the compiler checks its grammars"
+    PREPARING = "the engine may still refuse the job"
+    RUNNING = "the engine generates"
+    PAUSED = "a rollout waits for its client"
+    SAVING = "finished; the store saves it"
+    ENDED = "its terminal event has been sent"
+
+
+class Joined(Struct, frozen=True):
+    """The conversation of a turn, as loaded."""
+
+    conversation_id: str
+    version: int
+    items: tuple[Item, ...] = ()
+    """Its items that are not in the context of the turn's parent."""
+
+
 class Turn:
-    """One response in the making."""
+    """One response in progress."""
 
     __slots__ = (
         "_accepted",
         "_carry",
         "_finished",
         "_head",
-        "_means",
+        "_ports",
         "_prefilled",
         "_rendered",
         "compaction",
@@ -78,59 +102,70 @@ class Turn:
         tenant: str,
         lane: str | None,
         size_bytes: int,
-        means: Means,
+        ports: Ports,
         stages: Stages,
         error: ApiError | None = None,
         detached: bool = False,
     ) -> None:
+        self._ports = ports
+
+        # The request.
         self.request = request
         self.tenant = tenant
         self.lane = lane
         self.size_bytes = size_bytes
         self.error = error
-        """Set when the request could not be read: the refusal waits for its place in the lane."""
-        self.stages = stages
+        """Why the request is refused, if that is known already: it is refused when its lane reaches it."""
         self.detached = detached
-        """Whether it goes on without anybody who listens: its response exists before the engine consents."""
-        self.phase = Phase.WAITING
-        self.forks = False
-        """Whether it continues a response of another lane."""
-        self.follows = False
-        """Whether nobody has asked for it but by steering the response that it continues."""
-        self.steers: Steers | None = None
-        """What was added to it while it was made, and waits for its end."""
-        self.steered_by: Steers | None = None
-        """What was added to its parent, and is the beginning of its input. Its own as soon as it exists."""
-        self.stop = Stop()
+        """Whether it runs in the background: its response is created before the engine accepts the job."""
+
+        # The context, bound when the turn leaves its lane's queue.
         self.parent: ResponseState | None = None
         self.joined: Joined | None = None
         self.input: tuple[Item, ...] = ()
         self.found: dict[str, Item] = {}
-        """The items that references in the input stand for."""
-        self.response: Response | None = None
-        self.output = Output(means.mint, UNSET if lane is None else lane)
-        self.compaction: Compaction | None = None
-        """Of its context, where that may be due."""
-        self.rollout: Rollout | None = None
-        """Where it goes on behind the calls of its model."""
-        self._means = means
+        """Items that the input refers to by id."""
+        self.forks = False
+        """Whether its parent belongs to another lane."""
         self._head = Head()
-        self._carry = Carry()
+        self._carry = OpenCarry(lineage.NOTHING)
+
+        # Steering.
+        self.follows = False
+        """Whether the server started it, as the successor of a steered response."""
+        self.steers: Steers | None = None
+        """Steers added to this response, to be used when it ends."""
+        self.steered_by: Steers | None = None
+        """Steers of its parent that begin its input, until the response is created."""
+        self.stop = Stop()
+
+        # Progress.
+        self.phase = Phase.WAITING
+        self.stages = stages
+        self.response: Response | None = None
+        self.output = Output(ports.mint, UNSET if lane is None else lane)
+        self.compaction: Compaction | None = None
+        """Set if the context may have to be compacted."""
+        self.rollout: Rollout | None = None
+        """Set if the response continues after tool calls."""
         self._accepted: Accepted | None = None
         self._rendered = self._prefilled = False
         self._finished: Finished | None = None
 
     @property
     def stores(self) -> bool:
+        """Whether the response itself is stored."""
         return self.request.store is not False
 
     @property
     def saves(self) -> bool:
-        """Whether something is to be made durable before it may be called complete."""
+        """Whether the store must save something before the response completes."""
         return self.stores or self.joined is not None
 
+    # Before the engine starts.
+
     def join(self, joined: Joined, tip: ResponseState | None) -> None:
-        """Take part in a conversation: go on from its last response, and from what was added since."""
+        """Continue a conversation: ``tip`` is its last response, ``joined`` holds the items added since."""
         references = lineage.references(self.input)
         if references:
             known = tip.find_items(references) if tip is not None else {}
@@ -140,10 +175,13 @@ class Turn:
         self.input = joined.items + self.input
 
     def begin(
-        self, response_id: str, model: Model, items: tuple[Item, ...], now: float, intake: Intake
+        self, response_id: str, model: Model, items: tuple[Item, ...], now: float, definitions: Definitions
     ) -> Job:
-        """Check the request against its parent and the model. What is left is to compile what it defines,
-        which the ``intake`` has taken, and the engine's consent."""
+        """Validate the request against its parent and the model; returns the job.
+
+        Adds the request's grammars to ``definitions``; they are compiled before the engine starts. Raises
+        ``ApiError`` for an invalid request.
+        """
         request, parent = self.request, self.parent
         generate = not request.warms_up
         plan = read_plan(request, items, model)
@@ -151,17 +189,18 @@ class Turn:
             require_possible(request, compacts=plan is not None)
         alone = plan is not None and plan.alone
         if alone:
-            items = items[:-1]  # what asks for the compaction is no part of the context
+            items = items[:-1]  # the compaction_trigger is not part of the context
         if generate and parent is None:
             require_something(request, items)
         self.input = items
-        carry = lineage.join(lineage.carried(parent), items, complete=generate and not alone, intake=intake)
-        settings = read_settings(request, carry, model, intake, detached=self.detached)
+        complete = generate and not alone
+        carry = lineage.join(lineage.carried(parent), items, complete=complete, definitions=definitions)
+        settings = read_settings(request, carry, model, definitions, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
-        head = Head.read(request, parent.head if parent is not None else None, intake)
+        head = Head.read(request, parent.head if parent is not None else None, definitions)
         choice = ToolChoice.read(request.tool_choice)
         offer = choice.offer(merged(head.tools.callables, carry.tools))
-        self._head, self._carry = head, carry
+        self._head, self._carry = head, OpenCarry(carry)
         self.output.response_id = response_id
         if ENCRYPTED_REASONING in (request.include or ()):
             self.output.conceal = self._conceal
@@ -190,60 +229,40 @@ class Turn:
         if plan is not None:
             self.compaction = Compaction(plan, job, carry)
         if request.rollout:
-            self.rollout = Rollout(job, carry, choice)
+            self.rollout = Rollout(job, self._carry, choice)
         return job
-
-    def accept(self, deltas: list[Delta]) -> list[Event]:
-        """The engine's first deltas: the response exists, and unless it is a warmup, it is being made."""
-        assert self.response is not None
-        self._accepted = Accepted()
-        told = self._resumption() if self.detached else self._opening()
-        if self.is_compacting:
-            told += self.output.open_compaction()
-        told += self.feed(deltas)
-        self.phase = Phase.RUNNING
-        return told
 
     @property
     def must_weigh(self) -> bool:
-        """Whether the context has to be counted before it is known what is to be done first."""
+        """Whether the engine must count the context's tokens before ``first_job``."""
         return self.compaction is not None and self.compaction.must_weigh()
 
     def first_job(self, job: Job, tokens: int = 0) -> Job:
-        """What the engine is to do first with a job of so many tokens."""
+        """The job to start with: ``job``, or that of a summary if a context of ``tokens`` is to be
+        compacted."""
         compaction = self.compaction
         return compaction.summary_job() if compaction is not None and compaction.is_due(tokens) else job
 
-    @property
-    def is_compacting(self) -> bool:
-        """Whether what the engine says is a summary of the context, and not an answer."""
-        return self.compaction is not None and self.compaction.is_running
-
-    def compacted(self) -> tuple[list[Event], Job | None]:
-        """The summary is there: the events that say so, and what is left to do, if anything is."""
-        compaction = self.compaction
-        assert compaction is not None
-        items = compaction.conclude()
-        self.parent, self._carry = None, lineage.join(lineage.NOTHING, items, complete=False)
-        told = self.output.close_compaction(items, self._conceal(items))
-        self.stages.lap("compact")
-        if compaction.plan.alone:
-            assert compaction.finished is not None
-            # A summary that was cut off is one all the same; where the engine stands now is of no use.
-            self._finished = structs.replace(compaction.finished, reason="stop", position=None)
-            return told, None
-        return told, compaction.job_after(items)
-
-    def _conceal(self, items: tuple[Item, ...]) -> str:
-        return self._means.seal.seal(self.tenant, items)
-
     def enqueue(self) -> list[Event]:
-        """A detached response exists as soon as it is known to be valid, and waits for its engine."""
+        """The events that create a background response, before its engine accepts the job."""
         assert self.response is not None
         return [
             self.output.announce(events.Created, self.response),
             self.output.announce(events.Queued, self.response),
         ]
+
+    # While the engine runs.
+
+    def accept(self, deltas: list[Delta]) -> list[Event]:
+        """Process the engine's first deltas: the events that create the response come first."""
+        assert self.response is not None
+        self._accepted = Accepted()
+        opening = self._resumption() if self.detached else self._opening()
+        if self.is_compacting:
+            opening += self.output.open_compaction()
+        opening += self.feed(deltas)
+        self.phase = Phase.RUNNING
+        return opening
 
     def _resumption(self) -> list[Event]:
         assert self.response is not None
@@ -258,7 +277,7 @@ class Turn:
         return [created, self.output.announce(events.InProgress, self.response)]
 
     def feed(self, deltas: list[Delta]) -> list[Event]:
-        """Take deltas from the engine; the last one ever is ``Finished``."""
+        """Process deltas of the engine; the last delta of a job is ``Finished``."""
         if self.compaction is not None and self.compaction.is_running:
             self.compaction.take(deltas)
             return []
@@ -267,31 +286,13 @@ class Turn:
             deltas = deltas[:-1]
         if not self._prefilled:
             deltas = self._prelude(deltas)
-        told = self.output.feed(deltas)
+        emitted = self.output.feed(deltas)
         if self.steers is not None:
             self.stop.asked = self.steers.may_end(deltas)
-        return told
-
-    def steer(self, steers: Steers) -> None:
-        """Something was added: end where that may be, if it may be here already."""
-        self.steers = steers
-        self.stop.asked = steers.may_end([])
-
-    @property
-    def cannot_be_steered(self) -> str | None:
-        """Why nothing can be added to it, in words; None: something can."""
-        if self.request.warms_up:
-            return "It is a warmup, and says nothing."
-        if self.detached:
-            return "It is made in the background."
-        if self.joined is not None:
-            return "It is part of a conversation."
-        if self.compaction is not None or self.request.context_management:
-            return "Its context may be compacted."
-        return None
+        return emitted
 
     def _prelude(self, deltas: list[Delta]) -> list[Delta]:
-        """Take note of what an engine reports before it speaks; returns what it says."""
+        """Record the engine's progress reports before its first output; returns the other deltas."""
         if not self._rendered:
             self._rendered = True
             accepted = next((delta for delta in deltas if isinstance(delta, Accepted)), Accepted())
@@ -299,52 +300,97 @@ class Turn:
             self.stages.lap("render")
         if any(isinstance(delta, Begun) for delta in deltas):
             self.stages.lap("engine_queue")
-        said: list[Delta] = [delta for delta in deltas if not isinstance(delta, Accepted | Begun | Prefilled)]
-        if said or self._finished is not None or any(isinstance(delta, Prefilled) for delta in deltas):
+        rest: list[Delta] = [delta for delta in deltas if not isinstance(delta, Accepted | Begun | Prefilled)]
+        if rest or self._finished is not None or any(isinstance(delta, Prefilled) for delta in deltas):
             self._prefilled = True
             self.stages.lap("prefill")
-        return said
+        return rest
+
+    @property
+    def is_compacting(self) -> bool:
+        """Whether the running job writes a summary of the context instead of the answer."""
+        return self.compaction is not None and self.compaction.is_running
+
+    def compacted(self) -> tuple[list[Event], Job | None]:
+        """The summary is finished: its events, and the turn's own job unless only a compaction was asked
+        for."""
+        compaction = self.compaction
+        assert compaction is not None
+        items = compaction.conclude()
+        self.parent, self._carry = None, OpenCarry(lineage.join(lineage.NOTHING, items, complete=False))
+        emitted = self.output.close_compaction(items, self._conceal(items))
+        self.stages.lap("compact")
+        if compaction.plan.alone:
+            assert compaction.finished is not None
+            # A truncated summary counts as complete. The engine's position is that of the old context.
+            self._finished = structs.replace(compaction.finished, reason="stop", position=None)
+            return emitted, None
+        return emitted, compaction.job_after(items)
+
+    def _conceal(self, items: tuple[Item, ...]) -> str:
+        return self._ports.seal.seal(self.tenant, items)
+
+    def steer(self, steers: Steers) -> None:
+        """Attach steers, and ask the engine to end the answer as soon as it may."""
+        self.steers = steers
+        self.stop.asked = steers.may_end([])
+
+    @property
+    def cannot_be_steered(self) -> str | None:
+        """Why this response refuses steers, as a sentence for the client; None if it accepts them."""
+        if self.request.warms_up:
+            return "It is a warmup and generates nothing."
+        if self.detached:
+            return "It runs in the background."
+        if self.joined is not None:
+            return "It is part of a conversation."
+        if self.compaction is not None or self.request.context_management:
+            return "Its context may be compacted."
+        return None
+
+    # Between the steps of a rollout.
 
     def pause(self, waits_until: float, most_bytes: int) -> tuple[bool, list[Event]]:
-        """The engine has ended a step: wait, if this is a rollout and the client owes it something. Tells
-        whether it does."""
+        """The engine has ended a step: pause if this is a rollout and the client must answer a call.
+
+        Returns whether it pauses, and the events so far.
+        """
         rollout, finished, output = self.rollout, self._finished, self.output
         if rollout is None or finished is None or self.response is None or not output.calls:
             return False, []
         if finished.reason not in ("stop", "steered"):
             return False, []
-        told = output.finish("completed")
-        if not rollout.may_go_on(output, finished, most_bytes):
-            return False, told
-        carry = lineage.after_output(self._carry, output.latest)
+        emitted = output.finish("completed")
+        if not rollout.may_continue(output, finished, most_bytes):
+            return False, emitted
+        carry = lineage.after_output(self._carry.settled, output.latest)
         if not any(call.required for call in carry.open_calls.values()):
-            return False, told
+            return False, emitted
         self.stages.lap("generate")
         self._rendered = self._prefilled = False
         self.phase, rollout.waits_until = Phase.PAUSED, waits_until
-        told += rollout.pause(output, finished, self.response, carry)
-        if output.since == len(output.items):
-            self._carry = rollout.carry
-        return True, told
+        emitted += rollout.pause(output, finished, self.response, carry)
+        return True, emitted
 
-    def append(self, asked: Append, waits_until: float) -> list[Event]:
-        """Take what the client owes; it becomes a part of the response as soon as the model is silent."""
+    def append(self, append: Append, waits_until: float) -> list[Event]:
+        """Accept call outputs from the client. While a step runs they are held until it ends.
+
+        Raises ``AppendRefused``.
+        """
         assert self.rollout is not None
-        self.rollout.hold(asked, self.output)
+        self.rollout.hold(append, self.output)
         if self.phase is not Phase.PAUSED:
             return []
         self.rollout.waits_until = waits_until
-        told = self.rollout.commit(self.output)
-        self._carry = self.rollout.carry
-        return told
+        return self.rollout.commit(self.output)
 
     @property
     def may_resume(self) -> bool:
-        """Whether a rollout has all that it waited for."""
+        """Whether this is a paused rollout that has all required outputs."""
         return self.phase is Phase.PAUSED and self.rollout is not None and self.rollout.is_answered
 
     def resume(self) -> Job:
-        """Go on with a rollout."""
+        """Continue a paused rollout; returns the job of its next step."""
         assert self.rollout is not None
         self.stages.lap("client")
         self.stages.fold()
@@ -355,18 +401,23 @@ class Turn:
 
     @property
     def can_be_broken_off(self) -> bool:
-        """Whether it has come so far that what there is of it is worth keeping, though it is not finished."""
+        """Whether this is a running rollout with at least one finished step, which is worth keeping."""
         return self.phase is Phase.RUNNING and self.rollout is not None and self.rollout.spent is not None
 
     def break_off(self) -> None:
-        """Nobody waits for the step that is being made: it counts as said as far as it was."""
+        """End the running step of a rollout where it is. The caller cancels the job."""
         self._finished = Finished("broken_off", input_tokens=0, cached_tokens=0, output_tokens=0)
 
-    def _given_back(self) -> list[Event]:
-        return self.rollout.give_back(self.output) if self.rollout is not None else []
+    def _return_held(self) -> list[Event]:
+        return self.rollout.return_held(self.output) if self.rollout is not None else []
+
+    # The end.
 
     def finish(self, now: float) -> tuple[list[Event], ResponseState]:
-        """The engine is done: the events that close the output, and the new state. ``terminal`` is left."""
+        """The engine is done: the events that close the output, and the new state.
+
+        ``terminal`` returns the last event, once the state is saved.
+        """
         finished, response = self._finished, self.response
         if finished is None or response is None:
             raise RuntimeError("the engine ended its stream without a Finished delta")
@@ -380,11 +431,11 @@ class Turn:
             self.stages.lap("client")
         reason = finished.reason
         if reason == "steered" and self.output.calls:
-            reason = "stop"  # it is over: the client has to answer first
+            reason = "stop"  # the client must answer the calls first
         stopped = reason == "stop"
-        # What is thought is whole where an answer was ended on purpose; what is said may not be.
+        # A steered answer ends after whole reasoning items, but possibly within a message.
         is_whole = stopped or (reason == "steered" and self.output.last_words is None)
-        closing = self.output.finish("completed" if is_whole else "incomplete") + self._given_back()
+        closing = self.output.finish("completed" if is_whole else "incomplete") + self._return_held()
         self.response = response = structs.replace(
             response,
             status="completed" if stopped else "incomplete",
@@ -399,21 +450,21 @@ class Turn:
             head=self._head,
             input=self.input,
             output=tuple(self.output.items),
-            carry=lineage.after_output(self._carry, self.output.latest, cut_off=not stopped),
+            carry=lineage.after_output(self._carry.settled, self.output.latest, cut_off=not stopped),
             position=finished.position,
         )
         return closing, state
 
     def terminal(self) -> Event:
-        """The event that ends the turn, for a response that was finished."""
+        """The terminal event of a finished response."""
         assert self.response is not None
         completed = self.response.status == "completed"
         return self.output.announce(events.Completed if completed else events.Incomplete, self.response)
 
     def fail(self, error: ApiError) -> list[Event]:
-        """The engine or the store failed: close what is open and say so, once."""
+        """The engine or the store failed: the events that close the output, and ``response.failed``."""
         assert self.response is not None
-        closing = self.output.finish("incomplete") + self._given_back()
+        closing = self.output.finish("incomplete") + self._return_held()
         self.response = structs.replace(
             self.response,
             status="failed",
@@ -425,14 +476,15 @@ class Turn:
         closing.append(self.output.announce(events.Failed, self.response))
         return closing
 
-    def report(self, error: ApiError | None = None) -> TurnReport:
-        """What there is to say about a turn that is over; ``error``: why it was refused."""
+    def report(self, error: ApiError | None = None, *, cancelled: bool = False) -> TurnReport:
+        """The report of a turn that has ended. ``error``: why it was refused. ``cancelled``: its client
+        disconnected before it had ended."""
         accepted, finished, stages = self._accepted, self._finished, self.stages
         if finished is None and self.rollout is not None:
             finished = self.rollout.spent
         previous = self.request.previous_response_id
         report = TurnReport(
-            status="refused",
+            status="cancelled" if cancelled else "refused",
             request_bytes=self.size_bytes,
             stages=stages.laps,
             total_ms=stages.total_ms,
@@ -444,7 +496,7 @@ class Turn:
         failure = self.response.error
         return structs.replace(
             report,
-            status=self.response.status,
+            status="cancelled" if cancelled else self.response.status,
             response_id=self.response.id,
             model=self.response.model,
             input_items=len(self.input),

@@ -1,10 +1,10 @@
-"""The chat engine: any server that speaks Chat Completions.
+"""The chat engine: generates with any server of the Chat Completions API.
 
-It is sent the whole conversation with every turn, for that is its API. We write each message once and splice:
-a turn costs us its delta and the upload.
+That API takes the whole conversation with every turn. Each message is encoded once and its bytes are spliced
+into every later request: a turn costs its own messages and the upload.
 """
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing, suppress
 from itertools import chain
 
@@ -12,30 +12,27 @@ from msgspec import structs
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.chat.answer import Answer
+from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.chat.messages import Writer
-from slipring.engines.chat.models import model_names
-from slipring.engines.chat.options import Options, read_options
+from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import Request, write_request
-from slipring.engines.remote.admission import Gate
-from slipring.engines.remote.batches import read_each
-from slipring.engines.remote.cutting import Cut
-from slipring.engines.remote.estimates import estimated_tokens
-from slipring.engines.remote.upstream import Upstream
+from slipring.engines.remote.admission import BegunStream, Gate
+from slipring.engines.remote.estimates import SteeredCut, estimated_tokens
+from slipring.engines.remote.upstream import Upstream, read_each
 from slipring.errors import InvalidRequest, RateLimited, ServerError
 
 _PATH = "/chat/completions"
 
 
 class ChatEngine(Engine):
-    """One server, and the models it has."""
+    """One server and its models."""
 
     name = "chat"
     level = Level.MESSAGES
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: ChatOptions) -> None:
         self.options = options
-        self._names = model_names(options)
+        self._names = [name.strip() for name in options.model.split(";") if name.strip()]
         self._upstream = Upstream("chat", options)
         self._gate = Gate("the chat server", options, self._probe)
         self._writer = Writer(send_reasoning=options.send_reasoning)
@@ -54,6 +51,8 @@ class ChatEngine(Engine):
 
     async def start(self) -> None:
         await self._upstream.start()
+        if not self._names:
+            self._names = await self._upstream.list_models("/models")
 
     async def close(self) -> None:
         await self._gate.close()
@@ -70,11 +69,15 @@ class ChatEngine(Engine):
             yield [accepted]
             await ticket.turn()
             yield [Begun()]
-            answer = Answer(
+            answer = ChatAnswer(
                 request.position, logprobs=job.settings.logprobs, think_tags=self.options.think_tags
             )
-            cut = Cut(job)
-            async with aclosing(self._gate.stream(lambda: self._ask(job, request, answer))) as batches:
+            cut = SteeredCut(job)
+
+            def attempt() -> Awaitable[BegunStream[list[Delta]]]:
+                return BegunStream.begin(self._attempt(job, request, answer))
+
+            async with aclosing(await self._gate.begin(attempt)) as batches:
                 async for deltas in batches:
                     if job.generate:
                         yield deltas
@@ -84,23 +87,25 @@ class ChatEngine(Engine):
                 last: list[Delta] = [structs.replace(cut.finished(), position=request.position)]
             else:
                 last = answer.finish() if job.generate else answer.prepared()
-        yield last  # whoever takes long to read it has given its place back
+        yield last  # after the ticket is given back: a slow reader must not hold up other jobs
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await self.tokenizing.prepare(job, estimated_tokens, job)
 
-    async def _ask(self, job: Job, request: Request, answer: Answer) -> AsyncGenerator[list[Delta], None]:
-        """Send the request once. An answer that has said nothing can be begun again."""
+    async def _attempt(
+        self, job: Job, request: Request, answer: ChatAnswer
+    ) -> AsyncGenerator[list[Delta], None]:
+        """Send the request once. ``answer`` is unchanged until the first deltas, for another attempt."""
         headers = self._upstream.affinity_headers(job)
-        async with aclosing(self._upstream.events(_PATH, request.pieces, headers)) as batches:
+        async with self._upstream.events(_PATH, request.pieces, headers) as batches:
             async for payloads in batches:
-                told, fault = read_each(answer.read, payloads)
-                if deltas := list(chain.from_iterable(told)):
+                read, fault = read_each(answer.read, payloads)
+                if deltas := list(chain.from_iterable(read)):
                     yield deltas
                 if fault is not None:
                     raise fault
 
     async def _probe(self) -> None:
-        # A server that refuses to list its models is there all the same.
+        # A server that refuses to list its models is up.
         with suppress(InvalidRequest, RateLimited, ServerError):
             await self._upstream.get("/models")

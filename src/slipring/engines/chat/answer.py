@@ -1,4 +1,4 @@
-"""What comes back for one job: chunks in, deltas out."""
+"""Translates the chunks of a Chat Completions stream into deltas."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import msgspec
 from msgspec import structs
 
 from slipring.core.generation import Delta, Finished, Prefilled, Refused, Text, Thought
-from slipring.engines.chat.call_assembly import Calls
+from slipring.engines.chat.call_assembly import CallAssembly
 from slipring.engines.chat.chunks import Choice, Chunk, ChunkDelta, ContentPart, Usage, read_chunk
 from slipring.engines.chat.request_body import Written
 from slipring.errors import ServerError
@@ -21,35 +21,35 @@ _REASONS: dict[str, Reason] = {
     "model_length": "max_output_tokens",
     "content_filter": "content_filter",
 }
-"""What servers call the ends that are none of the model's own; every other is."""
+"""Finish reasons of answers that were cut off; any other means that the model ended the answer."""
 _THINK_TAGS = CallFormat(think_open="<think>", think_close="</think>")
 
 
-class Answer:
-    """The answer to one job as it comes in."""
+class ChatAnswer:
+    """The answer to one job: takes payloads, returns deltas."""
 
     def __init__(self, position: Written, *, logprobs: bool = False, think_tags: bool = False) -> None:
-        """``position`` is left with the response when it is done; ``logprobs``: they were asked for."""
+        """``position`` is what the engine leaves with the response; ``logprobs``: the client wants them."""
         self._position = position
         self._wants_logprobs = logprobs
-        self._calls = Calls(position.toolbox.names)
+        self._calls = CallAssembly(position.toolbox.names)
         self._parser = Parser(_THINK_TAGS, Offer()) if think_tags else None
         self._begun = False
         self._reason: Reason | None = None
         self._usage = Usage()
         self._logprobs: list[Logprob] = []
-        self._later: list[Delta] = []
-        """Said while a call was not whole: one thing is told at a time."""
+        self._held: list[Delta] = []
+        """Text and reasoning that came while a call was incomplete: items are emitted one at a time."""
 
     def read(self, payload: bytes) -> list[Delta]:
-        """Read a payload of the stream."""
+        """Decode a payload and return its deltas. Raises the error that it reports."""
         try:
             return self.take(read_chunk(payload))
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise ServerError("The engine's answer cannot be read.") from error
 
     def take(self, chunk: Chunk) -> list[Delta]:
-        """Read a chunk of the stream. Nothing has begun until one says something."""
+        """Return the deltas of a chunk. The answer begins with the first chunk that is not empty."""
         deltas: list[Delta] = []
         if not self._begun:
             if chunk.is_empty:
@@ -64,25 +64,25 @@ class Answer:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """The end of the stream: the last deltas."""
+        """End the stream and return the last deltas. Raises ``ServerError`` if no finish reason has come."""
         if self._reason is None:
-            raise ServerError("The engine ended its answer without saying so.")
+            raise ServerError("The engine ended its answer without a finish reason.")
         rest = self._parser.finish() if self._parser is not None else []
         if self._calls.any:
-            # White space before a call was held back for a tag that might have come.
+            # The parser held back white space before a call, in case a tag followed.
             rest = [each for each in rest if not isinstance(each, Text) or each.text.strip()]
         deltas: list[Delta] = []
-        self._tell(rest, deltas)
+        self._emit(rest, deltas)
         deltas += self._calls.finish(cut_off=self._reason != "stop")
-        deltas += self._later
+        deltas += self._held
         return [*deltas, self._finished(self._reason)]
 
     def prepared(self) -> list[Delta]:
-        """The end of a warmup, whose one token is nobody's."""
+        """The last delta of a warmup: its one token is not counted."""
         return [structs.replace(self._finished("stop"), output_tokens=0, reasoning_tokens=0)]
 
     def _finished(self, reason: Reason) -> Finished:
-        """The counts as the server told them; zeros where it did not."""
+        """The server's counts; zeros if it sent none."""
         usage = self._usage
         prompt, completion = usage.prompt_tokens_details, usage.completion_tokens_details
         input_tokens, output_tokens = usage.prompt_tokens or 0, usage.completion_tokens or 0
@@ -102,8 +102,8 @@ class Answer:
             self._logprobs += [each.as_logprob() for each in choice.logprobs.content or ()]
         delta = choice.delta
         if delta is not None:
-            if delta.speaks:
-                self._tell(self._said(delta), deltas)
+            if delta.has_content:
+                self._emit(self._content(delta), deltas)
             if delta.tool_calls:
                 for piece in delta.tool_calls:
                     deltas += self._calls.take(piece)
@@ -112,36 +112,36 @@ class Answer:
                 raise ServerError("The engine has failed.")
             self._reason = _REASONS.get(choice.finish_reason, "stop")
 
-    def _said(self, delta: ChunkDelta) -> list[Delta]:
-        """What a chunk says beside calls."""
+    def _content(self, delta: ChunkDelta) -> list[Delta]:
+        """The reasoning, text and refusal of a chunk."""
         thought = delta.thought
-        said: list[Delta] = [Thought(thought)] if thought else []
+        deltas: list[Delta] = [Thought(thought)] if thought else []
         if isinstance(delta.content, list):
-            said += [each for part in delta.content for each in self._part(part)]
+            deltas += [each for part in delta.content for each in self._part(part)]
         elif delta.content:
-            said += self._words(delta.content)
+            deltas += self._text(delta.content)
         if delta.refusal:
-            said.append(Refused(delta.refusal))
-        return said
+            deltas.append(Refused(delta.refusal))
+        return deltas
 
     def _part(self, part: ContentPart) -> list[Delta]:
         if part.thinking:
             inner = part.thinking
             thought = inner if isinstance(inner, str) else "".join(each.text or "" for each in inner)
             return [Thought(thought)] if thought else []
-        return self._words(part.text) if part.text else []
+        return self._text(part.text) if part.text else []
 
-    def _words(self, text: str) -> list[Delta]:
-        said: list[Delta] = [Text(text)] if self._parser is None else self._parser.feed(text)
-        spoken = next((each for each in said if isinstance(each, Text)), None)
-        if spoken is not None and self._logprobs:
-            spoken.logprobs, self._logprobs = self._logprobs, []
-        return said
+    def _text(self, text: str) -> list[Delta]:
+        deltas: list[Delta] = [Text(text)] if self._parser is None else self._parser.feed(text)
+        first = next((each for each in deltas if isinstance(each, Text)), None)
+        if first is not None and self._logprobs:
+            first.logprobs, self._logprobs = self._logprobs, []
+        return deltas
 
-    def _tell(self, said: list[Delta], deltas: list[Delta]) -> None:
-        """Tell it now, or after the calls that are not whole yet."""
-        if not said:
+    def _emit(self, new: list[Delta], deltas: list[Delta]) -> None:
+        """Append new deltas, or hold them back until the calls are complete."""
+        if not new:
             return
-        settled, ending = self._calls.settle() if not self._later else (False, [])
+        settled, ending = self._calls.settle() if not self._held else (False, [])
         deltas += ending
-        (deltas if settled else self._later).extend(said)
+        (deltas if settled else self._held).extend(new)

@@ -1,7 +1,7 @@
-"""Calls in the making: pieces that servers send interleaved, told one call after the other.
+"""Assembles tool calls from pieces that servers interleave, and emits one call after the other.
 
-The first call that is not over is told as it comes; the others wait. A call is over when its arguments are a
-whole JSON object and another has begun, or when the answer is over.
+The first call that is not over is emitted as it comes; later ones are held back. A call is over when its
+arguments are a complete JSON object and another call has begun, or when the answer ends.
 """
 
 from collections.abc import Mapping
@@ -29,28 +29,29 @@ _string = msgspec.json.Decoder(str | None)
 
 
 class _Call:
-    """One call as it grows."""
+    """One call and how much of it has been emitted."""
 
-    __slots__ = ("id", "is_over", "is_started", "name", "partial_at", "pieces", "said", "tool")
+    __slots__ = ("emitted", "id", "is_over", "is_started", "name", "partial_at", "pieces", "tool")
 
     def __init__(self, id: str) -> None:
         self.id = id
         self.name = ""
         self.tool: CallableTool | None = None
         self.pieces: list[str] = []
-        self.said = 0
+        self.emitted = 0
+        """How many pieces of the arguments have been emitted."""
         self.is_started = self.is_over = False
         self.partial_at = 0
-        """How many pieces there were when it was last found not to be whole."""
+        """How many pieces there were when the arguments were last found to be incomplete."""
 
     @property
     def is_function(self) -> bool:
-        """Whether it is told as it is written; a search for tools is as well."""
+        """Whether arguments are emitted piece by piece: for functions and searches for tools."""
         return self.tool is None or self.tool.kind != "custom"
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the arguments are a JSON object."""
+    def is_complete(self) -> bool:
+        """Whether the arguments are a complete JSON object."""
         if self.partial_at == len(self.pieces) or not self.pieces[-1].rstrip().endswith("}"):
             return False
         try:
@@ -61,24 +62,24 @@ class _Call:
         return True
 
 
-class Calls:
-    """The calls of one answer."""
+class CallAssembly:
+    """The calls of one answer: takes pieces, returns deltas."""
 
     def __init__(self, names: Mapping[str, CallableTool]) -> None:
-        """``names``: the tools that the model was told of, by the names it was told."""
+        """``names``: the tools that were sent, by the names that the model uses."""
         self._names = names
         self._calls: list[_Call] = []
         self._at: dict[int, _Call] = {}
         self._current = 0
         self._growing: _Call | None = None
-        """The call whose arguments are told as they come: a function, the last call so far."""
+        """The last call, if its arguments are emitted as they come."""
 
     @property
     def any(self) -> bool:
         return bool(self._calls)
 
     def take(self, piece: CallPiece) -> list[Delta]:
-        """Take a piece; what can be told now."""
+        """Add a piece. Returns the deltas that can be emitted."""
         function, growing = piece.function, self._growing
         if (
             growing is not None
@@ -87,17 +88,17 @@ class Calls:
             and piece.index is not None
             and self._at.get(piece.index) is growing
         ):
-            # The hot path, once per token of a call: nothing but more of its arguments.
+            # The hot path, once per token of a call: more arguments of the call that is being emitted.
             text = _text_of(function.arguments)
             if not text:
                 return []
             growing.pieces.append(text)
-            growing.said += 1
+            growing.emitted += 1
             return [CallArguments(text)]
         call = self._find(piece)
         if function is not None and not call.is_over:
             text = _text_of(function.arguments)
-            # A name comes before arguments, in pieces or whole, and then once or again and again.
+            # A name comes before the arguments: whole or in pieces, and some servers repeat it.
             if (
                 function.name
                 and not call.pieces
@@ -109,18 +110,18 @@ class Calls:
         return self._advance()
 
     def settle(self) -> tuple[bool, list[Delta]]:
-        """Whether something else can be told now, as all calls so far are whole; and what ends them."""
-        if not all(call.is_over or call.is_whole for call in self._calls):
+        """End all calls if they are complete, so that text may follow: whether they are, and the deltas."""
+        if not all(call.is_over or call.is_complete for call in self._calls):
             return False, []
         return True, self.finish(cut_off=False)
 
     def finish(self, *, cut_off: bool) -> list[Delta]:
-        """No more comes: tell all the rest."""
+        """End all calls. ``cut_off``: the answer hit a limit, so that the last call may be incomplete."""
         deltas: list[Delta] = []
         for call in self._calls[self._current :]:
             if not call.name and not call.pieces and cut_off:
                 continue
-            self._tell(call, deltas)
+            self._emit(call, deltas)
             self._end(call, deltas, cut_off=cut_off)
         self._current = len(self._calls)
         self._growing = None
@@ -140,7 +141,7 @@ class Calls:
         named = piece.function is not None and bool(piece.function.name)
         if piece.index is not None:
             call = self._at.get(piece.index)
-            # Servers are known that give every call the same index.
+            # Some servers give every call the same index.
             is_new = call is not None and call.pieces and named and piece.id and piece.id != call.id
             return None if is_new else call
         if piece.id:
@@ -153,26 +154,26 @@ class Calls:
         self._growing = None
         while self._current < len(self._calls):
             call = self._calls[self._current]
-            self._tell(call, deltas)
+            self._emit(call, deltas)
             if self._current == len(self._calls) - 1:
                 self._growing = call if call.is_started and call.is_function else None
                 break
-            if not call.is_whole:
+            if not call.is_complete:
                 break
             self._end(call, deltas, cut_off=False)
             self._current += 1
         return deltas
 
-    def _tell(self, call: _Call, deltas: list[Delta]) -> None:
-        """What has come of the current call and was not told. Its name is whole once arguments come."""
+    def _emit(self, call: _Call, deltas: list[Delta]) -> None:
+        """Emit the new pieces of the current call. Its name is complete once arguments have come."""
         if not call.pieces:
             return
         if not call.is_started:
             self._start(call, deltas)
         if call.is_function:
-            if call.said < len(call.pieces):
-                deltas.append(CallArguments("".join(call.pieces[call.said :])))
-            call.said = len(call.pieces)
+            if call.emitted < len(call.pieces):
+                deltas.append(CallArguments("".join(call.pieces[call.emitted :])))
+            call.emitted = len(call.pieces)
 
     def _start(self, call: _Call, deltas: list[Delta]) -> None:
         if not 1 <= len(call.name) <= _LONGEST_NAME:
@@ -180,7 +181,7 @@ class Calls:
         call.is_started = True
         call.tool = tool = self._names.get(call.name)
         if tool is None:
-            # Not a tool that was offered; whether it is there is for the client to say.
+            # Not one of the tools that were sent: the client decides what to do with it.
             deltas.append(CallStarted("function", call.name))
         else:
             deltas.append(CallStarted(tool.kind, tool.name, tool.namespace))
@@ -204,7 +205,7 @@ def _text_of(arguments: msgspec.Raw) -> str:
 
 
 def _custom_input(text: str) -> str:
-    """The one string that a custom tool takes; what does not hold one is taken as it is."""
+    """The input of a custom tool, from ``{"input": …}``; text of any other form is the input itself."""
     for ending in ("", '"}'):  # the second for a call that was cut off
         try:
             value = _input.decode(text + ending)

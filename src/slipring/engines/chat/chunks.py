@@ -1,4 +1,4 @@
-"""The stream of a Chat Completions server: chunks, read as tolerantly as servers differ, and errors."""
+"""The chunks of a Chat Completions stream, decoded as tolerantly as servers differ, and errors in it."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from slipring.protocol.responses import Logprob, TopLogprob
 class FunctionPiece(Struct, gc=False):
     name: str | None = None
     arguments: Raw = Raw(b"null")
-    """A piece of text; from some servers, the whole object."""
+    """A piece of the JSON text as a string; some servers send the object itself."""
 
 
 class CallPiece(Struct, gc=False):
@@ -23,7 +23,7 @@ class CallPiece(Struct, gc=False):
 
 
 class ContentPart(Struct, gc=False):
-    """Of servers that send content in parts: text, or thinking that holds parts itself."""
+    """A part of content, for servers that send lists: text, or thinking that has parts itself."""
 
     text: str | None = None
     thinking: "str | list[ContentPart] | None" = None
@@ -44,15 +44,15 @@ class ChunkDelta(Struct, gc=False):
 
     @property
     def thought(self) -> str:
-        """Reasoning, which servers send under different names and some under two at once."""
+        """Reasoning, which servers send under different names, some under two at once."""
         plain = self.reasoning_content or self.reasoning
         if plain or not self.reasoning_details:
             return plain or ""
         return "".join(detail.text or detail.summary or "" for detail in self.reasoning_details)
 
     @property
-    def speaks(self) -> bool:
-        """Whether there may be something beside calls in it."""
+    def has_content(self) -> bool:
+        """Whether there is anything besides calls."""
         return bool(
             self.content or self.reasoning_content or self.reasoning or self.reasoning_details or self.refusal
         )
@@ -85,8 +85,8 @@ class Choice(Struct, gc=False):
 
     @property
     def is_empty(self) -> bool:
-        silent = self.delta is None or self.delta.is_empty
-        return silent and not self.finish_reason and self.logprobs is None
+        has_no_delta = self.delta is None or self.delta.is_empty
+        return has_no_delta and not self.finish_reason and self.logprobs is None
 
 
 class PromptDetails(Struct, gc=False):
@@ -111,7 +111,7 @@ class Chunk(Struct, gc=False):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it says nothing: the role alone, or a sign of life."""
+        """Whether it carries nothing: only the role, or a keep-alive."""
         return self.usage is None and all(choice.is_empty for choice in self.choices or ())
 
 
@@ -119,20 +119,20 @@ _chunk = msgspec.json.Decoder(Chunk)
 
 
 def read_chunk(payload: bytes) -> Chunk:
-    """A chunk; an error in its place is raised."""
+    """Decode a chunk. Raises the error that comes in its place."""
     chunk = _chunk.decode(payload)
     if chunk.error:
-        raise _told(chunk.error, payload)
+        raise _error(chunk.error, payload)
     return chunk
 
 
-def _told(error: dict[str, Any] | str, payload: bytes) -> ApiError:
-    """An error in the stream, as if it had come instead of the stream."""
+def _error(error: dict[str, Any] | str, payload: bytes) -> ApiError:
+    """The error for API clients that an error in the stream means."""
     if isinstance(error, str):
         return refusal(500, payload, {})
     code = str(error.get("code"))
     status = int(code) if code.isdecimal() else 0
     if not 400 <= status < 600:
-        words = f"{error.get('type')} {code}".lower()
-        status = 429 if "rate_limit" in words else 400 if "invalid" in words or "length" in words else 500
+        names = f"{error.get('type')} {code}".lower()
+        status = 429 if "rate_limit" in names else 400 if "invalid" in names or "length" in names else 500
     return refusal(status, payload, {})

@@ -1,9 +1,8 @@
-"""Items as the messages of Chat Completions, each written once.
+"""Encodes items as the messages of Chat Completions, each once.
 
-What an assistant thought, said and called, and the outputs of these calls, belong together: an *exchange*.
-Until something else follows, an exchange may grow; whatever stands before it is never written again. So a
-context is a chain of ready pieces and a tail, and the same items give the same bytes however they were spread
-over turns.
+An assistant's reasoning, text and calls, and the outputs of these calls, form an *exchange*. The last
+exchange may still grow; everything before it is never encoded again. So a context is a chain of encoded
+pieces and a tail, and the same items give the same bytes however they are spread over turns.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,18 +68,18 @@ class _ChatMessage(Struct):
 
 
 class History(Struct, frozen=True, eq=False):
-    """The messages of a context: those written for one step, and a pointer to those before."""
+    """The messages of a context: those of one step, and a pointer to the earlier ones."""
 
     before: "History | None"
     pieces: tuple[bytes, ...]
-    """JSON of this step's messages that nothing can change any more, without brackets."""
+    """JSON of this step's messages that are final, without brackets."""
     tail: tuple[Item, ...]
     """The exchange that may still grow."""
     tail_json: bytes
     size_bytes: int
 
     def json(self) -> list[bytes]:
-        """All messages, oldest first, in pieces to be joined by commas."""
+        """All messages, oldest first, as pieces to be joined by commas."""
         steps: list[History] = []
         node: History | None = self
         while node is not None:
@@ -91,13 +90,13 @@ class History(Struct, frozen=True, eq=False):
 
 
 class Writer:
-    """Writes messages for one kind of server."""
+    """Encodes messages for one server. Histories of one writer cannot be extended by another."""
 
     def __init__(self, *, send_reasoning: bool = False) -> None:
         self._send_reasoning = send_reasoning
 
     def extend(self, before: History | None, items: Iterable[Item]) -> History:
-        """The messages of a context and of some more items; only these are written."""
+        """Append items to a history; encodes only these, and the exchange that they extend."""
         tail = before.tail if before is not None else ()
         units = list(_units((*tail, *items)))
         written = [b""] * len(units)
@@ -121,10 +120,11 @@ class Writer:
         return wire.encode(messages)[1:-1]
 
     def _exchange(self, bodies: Sequence[Body]) -> list[_ChatMessage]:
-        """One assistant's message and the outputs of its calls.
+        """One assistant message and the outputs of its calls.
 
-        Calls that have no output here are left out: servers refuse them. They were cut off, or are answered
-        later; then the answer is told as a user's words, as nothing else may stand there.
+        Calls without an output in the exchange are left out, because servers refuse them: they were cut off,
+        or their output comes later. A late output becomes a user message, the only role that servers accept
+        there.
         """
         outputs = [body for body in bodies if isinstance(body, CallOutput)]
         answered = {output.call_id for output in outputs}
@@ -134,39 +134,39 @@ class Writer:
             if isinstance(body, FunctionCall | CustomToolCall) and body.call_id in answered
         }
         return [
-            *self._speech(bodies, calls.values()),
+            *self._assistant_message(bodies, calls.values()),
             *(_tool_message(output) for output in outputs if output.call_id in calls),
             *(_late_output(output) for output in outputs if output.call_id not in calls),
-            *(message for output in outputs for message in _seen(output)),
+            *(message for output in outputs for message in _images(output)),
         ]
 
-    def _speech(
+    def _assistant_message(
         self, bodies: Sequence[Body], calls: Iterable[FunctionCall | CustomToolCall]
     ) -> Iterator[_ChatMessage]:
-        said = "\n".join(filter(None, (plain_text(b.content) for b in bodies if isinstance(b, Message))))
+        text = "\n".join(filter(None, (plain_text(b.content) for b in bodies if isinstance(b, Message))))
         thought = ""
         if self._send_reasoning:
             thoughts = (b.thought for b in bodies if isinstance(b, Reasoning))
             thought = "\n".join(filter(None, thoughts))
         called = [_tool_call(call) for call in calls]
-        if said or thought or called:
+        if text or thought or called:
             yield _ChatMessage(
                 role="assistant",
-                content=said or (None if called else ""),
+                content=text or (None if called else ""),
                 reasoning_content=thought or UNSET,
                 tool_calls=called or UNSET,
             )
 
 
 class _Unit(Struct):
-    """Items that are written together: one message of a user or system, or an exchange."""
+    """Items that are encoded together: one user or system message, or an exchange."""
 
     items: list[Item]
     bodies: list[Body]
     is_exchange: bool
 
     def takes(self, body: Body) -> bool:
-        """Whether an item belongs to this too: an assistant that speaks after outputs begins anew."""
+        """Whether an item belongs to this exchange. Assistant items after outputs begin another."""
         if not self.is_exchange or _is_user_side(body):
             return False
         return isinstance(body, CallOutput) or not isinstance(self.bodies[-1], CallOutput)
@@ -177,7 +177,7 @@ def _units(items: Iterable[Item]) -> Iterator[_Unit]:
     for item in items:
         body = item.body()
         if not isinstance(body, Message | Reasoning | FunctionCall | CustomToolCall | CallOutput):
-            continue  # tools and settings have their own place in a request; the rest is not for models
+            continue  # tools and settings are fields of the request; other items are not for models
         if unit is not None and unit.takes(body):
             unit.items.append(item)
             unit.bodies.append(body)
@@ -195,12 +195,12 @@ def _is_user_side(body: Body) -> bool:
 
 def _message(body: Body) -> Iterator[_ChatMessage]:
     assert isinstance(body, Message)
-    # Few servers know the developer's role; all know the system's.
+    # Few servers support the developer role; all support system.
     yield _ChatMessage(role="user" if body.role == "user" else "system", content=_content(body.content))
 
 
 def _content(content: str | list[Part]) -> Content:
-    """Text as one string, unless there is something to see."""
+    """Content as one string, or as parts if there are images."""
     if isinstance(content, str) or not any(isinstance(part, InputImage) for part in content):
         return plain_text(content)
     return [
@@ -227,12 +227,12 @@ def _tool_message(output: CallOutput) -> _ChatMessage:
 
 
 def _late_output(output: CallOutput) -> _ChatMessage:
-    said = f"The output of an earlier tool call:\n{plain_text(output.output)}"
-    return _ChatMessage(role="user", content=said)
+    text = f"The output of an earlier tool call:\n{plain_text(output.output)}"
+    return _ChatMessage(role="user", content=text)
 
 
-def _seen(output: CallOutput) -> Iterator[_ChatMessage]:
-    """Images that a tool returned, as a user shows them: the message of a tool is text."""
+def _images(output: CallOutput) -> Iterator[_ChatMessage]:
+    """Images of a tool output as a user message: tool messages are text only."""
     if isinstance(output.output, str):
         return
     images = [part for part in output.output if isinstance(part, InputImage)]
@@ -242,7 +242,8 @@ def _seen(output: CallOutput) -> Iterator[_ChatMessage]:
 
 
 def refuse_unsendable(items: Iterable[Item], *, images: bool, new: bool) -> None:
-    """Refuse what messages cannot hold, by name; ``new``: the items are the request's own."""
+    """Raise ``UnsupportedParameter`` for files and images that cannot be sent. ``new``: the items are the
+    request's own, and the error names their place in it."""
     for index, item in enumerate(items):
         if b'"input_image"' not in item.raw and b'"input_file"' not in item.raw:
             continue

@@ -14,33 +14,35 @@ _LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(UpstreamOptions):
-    """Which server, which of its models, and what they can do."""
+class ChatOptions(UpstreamOptions):
+    """The options of one Chat Completions server."""
 
     model: str = option(
         "", "models to serve, separated by `;`, the default one first; empty: all that the server lists"
     )
-    images: bool = option(False, "whether the models see images")
-    logprobs: bool = option(False, "whether the server gives logprobs")
+    images: bool = option(False, "whether the models accept images")
+    logprobs: bool = option(False, "whether the server supports logprobs")
     max_tokens_field: str = option(
-        "max_tokens", "the field that bounds an answer: max_tokens or max_completion_tokens"
+        "max_tokens", "the field that limits an answer's tokens: max_tokens or max_completion_tokens"
     )
-    stream_usage: bool = option(True, "whether the server is asked for token counts (`stream_options`)")
+    stream_usage: bool = option(True, "whether to request token counts (`stream_options`)")
     send_reasoning: bool = option(
-        False, "whether earlier reasoning is sent back, as `reasoning_content` of its message"
+        False, "whether to send earlier reasoning back, as `reasoning_content` of its message"
     )
     think_tags: bool = option(False, "whether `<think>…</think>` in an answer's text is reasoning")
     send_cache_key: bool = option(
-        False, "whether `prompt_cache_key` is sent: the affinity key, never a client's own"
+        False, "whether to send `prompt_cache_key`: the affinity key, never the client's own"
     )
     send_cache_salt: bool = option(
-        False, "whether `cache_salt` is sent, which keeps tenants apart in the prefix cache of vLLM"
+        False, "whether to send `cache_salt`, which separates tenants in vLLM's prefix cache"
     )
-    warmup: bool = option(False, "whether a warmup asks the server, for one token that is thrown away")
+    warmup: bool = option(
+        False, "whether a warmup sends the context, with a limit of one token, which is dropped"
+    )
 
 
-def read_options(text: str) -> Options:
-    """Read what stands behind ``chat:``; what cannot be used is named in one line."""
+def read_options(text: str) -> ChatOptions:
+    """Parse what follows ``chat:``. Raises ``StartupError`` with one line."""
     url, *pairs = text.split(",")
     if not url.startswith(("http://", "https://")):
         raise StartupError(
@@ -49,7 +51,7 @@ def read_options(text: str) -> Options:
     url = url.rstrip("/")
     if not urlsplit(url).path:
         url += "/v1"
-    options = Options(url=url, **read_pairs("chat", Options, pairs))
+    options = ChatOptions(url=url, **read_pairs("chat", ChatOptions, pairs))
     if options.max_tokens_field not in _LIMIT_FIELDS:
         known = " or ".join(_LIMIT_FIELDS)
         raise StartupError(

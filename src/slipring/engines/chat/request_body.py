@@ -1,4 +1,4 @@
-"""A job as the body of a Chat Completions request, spliced from ready pieces."""
+"""A job as the body of a Chat Completions request, spliced from messages that are encoded once."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from msgspec import Raw, Struct
 
 from slipring.core.generation import Job, Settings
 from slipring.engines.chat.messages import History, Writer, refuse_unsendable
-from slipring.engines.chat.options import Options
+from slipring.engines.chat.options import ChatOptions
 from slipring.engines.chat.tools import EMPTY, Toolbox, offered_tools, toolbox
-from slipring.engines.remote.body_splicing import spliced
+from slipring.engines.remote.http_client import spliced
 from slipring.engines.remote.upstream import affinity_key, tenant_salt
 from slipring.errors import UnsupportedParameter
 from slipring.protocol import wire
@@ -20,9 +20,9 @@ _fields = msgspec.json.Decoder(dict[str, Raw])
 
 
 class Written(Struct, frozen=True, eq=False):
-    """A context as messages, without its head. The position that the engine leaves with a response.
+    """The position that the engine leaves with a response: its context as encoded messages, without the head.
 
-    What the response itself said is not in it: the ids of its calls are given later. The next turn writes it.
+    The response's own output is not included, because its call ids are assigned later. The next turn adds it.
     """
 
     writer: Writer
@@ -35,17 +35,17 @@ class Written(Struct, frozen=True, eq=False):
 
 
 class Request(Struct, frozen=True):
-    """What is sent for a job, and what is kept of it."""
+    """The encoded request of a job, and the position to leave with its response."""
 
     pieces: list[bytes]
     position: Written
     has_messages: bool
     fallback: str | None
-    """Why all items had to be written, where they had."""
+    """Why all items had to be encoded again; None if only new ones were."""
 
 
-def write_request(job: Job, options: Options, writer: Writer) -> Request:
-    """The request for a job; what cannot be asked for is refused."""
+def write_request(job: Job, options: ChatOptions, writer: Writer) -> Request:
+    """Encode the request for a job. Raises an ``ApiError`` for what the API cannot express."""
     if job.settings.truncation == "auto":
         raise UnsupportedParameter(
             "Unsupported parameter: 'truncation': this model's server cannot drop items that do not fit.",
@@ -65,7 +65,7 @@ def write_request(job: Job, options: Options, writer: Writer) -> Request:
         **_shape(job.settings),
     }
     if box.tools:
-        # Of all bounds on their number, the wire knows this one.
+        # The only limit on the number of calls that the API has.
         fields["parallel_tool_calls"] = job.settings.parallel_tool_calls and job.settings.max_tool_calls != 1
         if job.offer.required:
             fields["tool_choice"] = "required"
@@ -76,7 +76,7 @@ def write_request(job: Job, options: Options, writer: Writer) -> Request:
 
 
 def _position(job: Job, writer: Writer) -> tuple[Written | None, str | None]:
-    """Where to go on from, or why there is no such place."""
+    """The parent's position, or why there is none that can be used."""
     if job.parent is None:
         return None, None
     position = job.parent.position
@@ -85,17 +85,17 @@ def _position(job: Job, writer: Writer) -> tuple[Written | None, str | None]:
     return None, _REWRITTEN
 
 
-def _write_history(job: Job, before: Written | None, options: Options, writer: Writer) -> History:
+def _write_history(job: Job, before: Written | None, options: ChatOptions, writer: Writer) -> History:
     if job.parent is None:
         return writer.extend(None, job.input)
     if before is not None:
-        return writer.extend(before.history, (*job.parent.said, *job.input))
+        return writer.extend(before.history, (*job.parent.answer, *job.input))
     items = tuple(job.context())
     refuse_unsendable(items, images=options.images, new=False)
     return writer.extend(None, items)
 
 
-def _sampling(job: Job, options: Options) -> dict[str, Any]:
+def _sampling(job: Job, options: ChatOptions) -> dict[str, Any]:
     settings = job.settings
     asked: dict[str, Any] = {
         options.max_tokens_field: settings.max_output_tokens if job.generate else 1,

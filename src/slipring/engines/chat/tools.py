@@ -1,4 +1,4 @@
-"""Tools as Chat Completions knows them: functions with flat names, and the way back from these names."""
+"""Tools as Chat Completions takes them: functions with flat names, which are mapped back in answers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ Tools = tuple[CallableTool, ...]
 
 
 class Toolbox(Struct, frozen=True, eq=False):
-    """Tools as they are sent, written once for as long as they stay the same."""
+    """Encoded tools, reused while they stay the same."""
 
     tools: Tools
     json: bytes
@@ -43,7 +43,7 @@ class _Definition(Struct):
 
 
 def toolbox(tools: Tools, before: Toolbox) -> Toolbox:
-    """These tools as they are sent; ``before``: those of the turn before, which are likely the same."""
+    """Encode tools, or return ``before`` if it has the same. Raises ``InvalidRequest`` if names clash."""
     if tools == before.tools:
         return before
     names = {flat_name(tool): tool for tool in tools}
@@ -70,10 +70,10 @@ def _definition(tool: CallableTool) -> _Definition:
 
 
 def offered_tools(offer: Offer) -> Tools:
-    """The tools to send: those on offer, each once, and no others.
+    """The tools to send: those on offer, each once.
 
-    A model can call only what it is told of, whatever its server makes of ``tool_choice``; llama-server, for
-    one, does not understand a choice that names a function. So a narrower offer is a shorter list, though
-    the server then reads its prompt anew.
+    Sending no others makes sure that the model calls no others, even if the server ignores ``tool_choice``;
+    llama-server, for one, does not support a choice that names a function. The cost: when the offer changes,
+    the server prefills the prompt again.
     """
     return tuple({(tool.namespace, tool.name): tool for tool in offer.tools}.values())

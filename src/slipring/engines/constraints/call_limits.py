@@ -26,7 +26,7 @@ from slipring.engines.base import Engine
 from slipring.engines.constraints.compiler import Compiler
 from slipring.engines.constraints.tool_grammars import Proof
 from slipring.errors import ServerError
-from slipring.protocol.grammars import Grammar
+from slipring.protocol.definitions import Grammar
 
 _SILENT = (Accepted, Begun, Prefilled)
 _AT_ONCE = 500

@@ -8,8 +8,7 @@ from typing import Any
 from slipring.engines.constraints import tool_grammars
 from slipring.engines.constraints.tool_grammars import Proof
 from slipring.errors import InvalidRequest
-from slipring.protocol.grammars import Grammar
-from slipring.protocol.intake import Compilable
+from slipring.protocol.definitions import Compilable, Grammar
 from slipring.sandbox.sandbox import InThread, Runner, TooExpensive
 
 _MOST_STATES = 10_000
@@ -32,7 +31,7 @@ class Compiler:
         """By tenant: from its speed nobody may learn what another has sent."""
 
     async def run(self, tenant: str, task: str, *arguments: Any) -> Any:
-        """What a task of ``sandbox.tasks`` returns; raises what ``Runner.run`` raises."""
+        """What a task of ``sandbox.TASKS`` returns; raises what ``Runner.run`` raises."""
         return await self._runner.run(tenant, task, *arguments)
 
     async def check(self, tenant: str, found: Iterable[Compilable]) -> None:

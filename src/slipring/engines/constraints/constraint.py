@@ -17,7 +17,7 @@ from slipring.engines.constraints.lark.gbnf import ANY_STRING, gbnf_rules
 from slipring.prompts.parsing.parser import CallFormat, flat_name
 from slipring.prompts.tool_definitions import parameters_of
 from slipring.protocol import wire
-from slipring.protocol.grammars import Grammar
+from slipring.protocol.definitions import Grammar
 from slipring.protocol.tools import CallableTool, FunctionTool, Kind
 from slipring.sandbox.sandbox import TooExpensive
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from slipring.protocol.grammars import Grammar
+from slipring.protocol.definitions import Grammar
 
 _MOST_RULES = 500
 """The compiler recurses from rule to rule, and with some thousands of them overflows its stack."""

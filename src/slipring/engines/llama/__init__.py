@@ -16,46 +16,57 @@ from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Job, 
 from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.constraint import constraint_of
 from slipring.engines.llama import models
-from slipring.engines.llama.answer import Answer
+from slipring.engines.llama.answer import LlamaAnswer
 from slipring.engines.llama.answer_grammar import constrains_calls, grammar_of
 from slipring.engines.llama.api import Api, Host
-from slipring.engines.llama.options import Options, read_options
+from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.owners import Embedded
 from slipring.engines.llama.remote import External
 from slipring.engines.llama.request_body import completion_body
 from slipring.engines.llama.shelf import Shelf
 from slipring.engines.llama.slots import Slots, Wish
-from slipring.engines.remote.admission import Places
+from slipring.engines.remote.admission import JobQueue
 from slipring.engines.sharing import Borrowed, Share
 from slipring.engines.tokens.token_answer import count, learn, render
 from slipring.prompts.rendering import Rendered, Rendering
 
 
 class LlamaEngine(Engine):
-    """One model, a few slots."""
+    """One model in one llama-server, with a few slots."""
 
     name = "llama"
     level = Level.TOKENS
 
-    def __init__(self, options: Options, borrowed: Borrowed | None = None) -> None:
-        """``borrowed`` is what this process may use of an engine that others use as well."""
+    model: models.ServedModel
+    """Known at construction for a file; set by ``start`` for a server elsewhere."""
+
+    def __init__(self, options: LlamaOptions, borrowed: Borrowed | None = None) -> None:
+        """``borrowed`` is this process's share of a llama-server that several workers use."""
         self.options = options
+        self._borrowed = borrowed
+        self._models: list[Model] = []
         if options.is_elsewhere:
-            key = options.key()
-            self.model = models.from_server(options, key)
-            self._host: Host = External(options.model, key)
-            whole = Share(tuple(range(self.model.slots)), options.saved_mib * 2**20)
-            share = whole if borrowed is None else borrowed.share
+            self._host: Host = External(options.model, options.key())
+            self._api = Api(self._host)
+            return
+        model = models.from_file(options, lambda path, body: self._api.queries.query_from_thread(path, body))
+        if borrowed is None:
+            embedded = Embedded(options, model.path, model.context)
+            self._host, share = embedded.process, embedded.share(0)
         else:
-            self.model = models.from_file(options, lambda: (self._host.url, self._host.key))
-            if borrowed is None:
-                embedded = Embedded(options, self.model.path, self.model.context)
-                self._host, share = embedded.process, embedded.share(0)
-            else:
-                self._host, share = borrowed, borrowed.share
-        self.renderer = self.model.renderer
+            self._host, share = borrowed, borrowed.share
         self._api = Api(self._host)
-        self._places = Places(len(share.slots), options.max_waiting)
+        self._serve(model, share)
+
+    def _serve(self, model: models.ServedModel, share: Share) -> None:
+        """Set up the queue and the slots for a model."""
+        self.model = model
+        self.renderer = model.renderer
+        capabilities = Capabilities(logprobs=True)
+        self._models = [
+            Model(name=model.name, owner="llama.cpp", capabilities=capabilities, context_tokens=model.context)
+        ]
+        self._queue = JobQueue(len(share.slots), self.options.max_waiting)
         directory = Path(share.directory) if share.directory else None
         self._slots = Slots(share.slots, Shelf(self._api, share.saved_bytes, directory, share.mark))
 
@@ -68,18 +79,15 @@ class LlamaEngine(Engine):
         return self._host.trouble
 
     def models(self) -> Sequence[Model]:
-        return [
-            Model(
-                name=self.model.name,
-                owner="llama.cpp",
-                capabilities=Capabilities(logprobs=True),
-                context_tokens=self.model.context,
-            )
-        ]
+        return self._models
 
     async def start(self) -> None:
         await self._host.start(on_loss=lambda: self._slots.forget())
         await self._api.start()
+        if self.options.is_elsewhere:
+            model = await models.from_server(self.options, self._api.queries)
+            whole = Share(tuple(range(model.slots)), self.options.saved_mib * 2**20)
+            self._serve(model, whole if self._borrowed is None else self._borrowed.share)
         await learn(self.renderer)
 
     async def close(self) -> None:
@@ -89,7 +97,7 @@ class LlamaEngine(Engine):
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         rendering = await render(job, self.renderer, self.model.context, self.tokenizing)
         constraint = await self._constraint(job, rendering)
-        with self._places.ticket(job.tenant) as ticket:
+        with self._queue.ticket(job.tenant) as ticket:
             yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
             await ticket.turn()
             async with aclosing(self._answer(job, rendering, constraint)) as batches:
@@ -122,7 +130,7 @@ class LlamaEngine(Engine):
             )
             slot.doubt(job.tenant, wish.sure_of(slot))
             trusted = "grammar" in constraint and constrains_calls(job)
-            answer = Answer(job, rendering, self.renderer, limit, trusted=trusted)
+            answer = LlamaAnswer(job, rendering, self.renderer, limit, trusted=trusted)
             async with aclosing(self._api.complete(body)) as chunks:
                 async for chunk in chunks:
                     slot.tenant = job.tenant  # it has begun, and has left nothing of anybody else's

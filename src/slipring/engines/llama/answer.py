@@ -12,7 +12,7 @@ from slipring.errors import ServerError
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 
 
-class Answer:
+class LlamaAnswer:
     """The answer to one job as it comes in. ``trusted``: a grammar keeps its calls to their form."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Answer:
     def finish(self) -> tuple[list[Delta], Rendered | None]:
         """The end of the stream: the last deltas, and the context that the engine now holds."""
         if self._last is None and not self._steered:
-            raise ServerError("The engine ended its answer without saying so.")
+            raise ServerError("The engine ended its answer without a finish reason.")
         last = self._last or self._as_ended()
         timings = last.timings
         rest = self._speech.finish() if self._generates else []

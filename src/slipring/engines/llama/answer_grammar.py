@@ -21,7 +21,7 @@ from slipring.engines.constraints.constraint import ANY_OBJECT, CalledTool, Form
 from slipring.engines.constraints.lark.strings import string_rules
 from slipring.errors import InvalidRequest
 from slipring.prompts.rendering import Renderer
-from slipring.protocol.grammars import Grammar
+from slipring.protocol.definitions import Grammar
 from slipring.sandbox.sandbox import TooExpensive
 
 _TOKENS = re.compile(r"<\[[0-9,]*\]>")

@@ -1,46 +1,51 @@
-"""llama-server's native API, as far as it is used: completions by token ids, and slots as files."""
+"""A client for llama-server's native API: completions by token ids, and slots as files."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Protocol
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
-import aiohttp
 import msgspec
 from msgspec import Struct
 
+from slipring.engines.remote.http_client import (
+    BadStatus,
+    ConnectTimedOut,
+    HttpClient,
+    TimedOut,
+    Unreachable,
+    Unreadable,
+)
 from slipring.errors import InvalidRequest, RateLimited, ServerError, Unavailable
 from slipring.protocol import wire
 from slipring.protocol.responses import Logprob, TopLogprob
 
-_CONNECT_TIMEOUT_S = 5.0
-_LONGEST_LINE = 2**24
 _SILENCE_TIMEOUT_S = 300.0
 
 
 class Host(Protocol):
-    """Where a llama-server is: a child of ours, another process's, or somebody else's."""
+    """Where a llama-server runs: a child process, another process of slipring, or a server elsewhere."""
 
     key: str
 
     @property
     def url(self) -> str:
-        """Its address, or ``Unavailable`` while it is not there."""
+        """Its address. Raises ``Unavailable`` while it is down."""
 
     @property
     def trouble(self) -> str | None:
-        """Why it is not there, in words for whoever looks after it; None while it is."""
+        """Why it is down, for operators; None while it runs."""
 
     def suspect(self) -> None:
-        """It has not answered for too long."""
+        """Report that it has not answered for too long."""
 
     async def start(self, on_loss: Callable[[], None]) -> None:
-        """Have it there. ``on_loss`` is told when all that it held is lost."""
+        """Start it or wait for it. ``on_loss`` is called when the contents of its slots are lost."""
 
     async def close(self) -> None: ...
 
 
 class Timings(Struct):
-    """What the engine says it did."""
+    """What the server reports about its work."""
 
     cache_n: int = 0
     prompt_n: int = 0
@@ -55,7 +60,7 @@ class _TopProbability(Struct):
 
 
 class Probability(Struct):
-    """How likely a token was, and what else could have been."""
+    """The logprob of a token, and the most likely alternatives."""
 
     token: str
     logprob: float
@@ -68,11 +73,11 @@ class Probability(Struct):
 
 
 class Progress(Struct):
-    """How far a prefill is. The chunk that tells it holds no real tokens."""
+    """Progress of a prefill. The chunk that carries it has no real tokens."""
 
     processed: int = 0
     cache: int = 0
-    """How much of it was there already."""
+    """Tokens that were in the slot already."""
 
 
 class _Fault(Struct):
@@ -105,71 +110,79 @@ class _SavedSlot(Struct):
 
 _chunk = msgspec.json.Decoder(Chunk)
 _failure = msgspec.json.Decoder(_Failure)
-_saved = msgspec.json.Decoder(_SavedSlot)
 
 
 class Unsupported(ServerError):
-    """The server was started without what this takes."""
+    """The server was started without the feature that this needs."""
+
+
+def _unbounded() -> None:
+    """The session's read timeout bounds every silence of a completion, the first included."""
+    return
 
 
 class Api:
-    """A llama-server. A connection per request: to end it is how a completion is cancelled."""
+    """A client of one llama-server.
+
+    A completion has its own connection: closing that is how it is cancelled, and the server may close a kept
+    connection at any time, while a completion cannot be sent twice. Queries share kept connections.
+    """
 
     def __init__(self, host: Host) -> None:
+        """Opens no connection."""
         self._host = host
-        self._http: aiohttp.ClientSession | None = None
+        headers = {"Authorization": f"Bearer {host.key}"} if host.key else {}
+        self._completions = HttpClient(
+            lambda: host.url, headers, read_timeout_s=_SILENCE_TIMEOUT_S, keep_alive=False
+        )
+        self.queries = HttpClient(lambda: host.url, headers)
 
     async def start(self) -> None:
-        self._http = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {self._host.key}"} if self._host.key else {},
-            # The server closes kept connections when it pleases, and a completion cannot be sent twice.
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
-            # The last line of a stream repeats the whole prompt as text.
-            read_bufsize=_LONGEST_LINE,
-            timeout=aiohttp.ClientTimeout(
-                total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_SILENCE_TIMEOUT_S
-            ),
-        )
+        await self._completions.start()
+        await self.queries.start()
 
     async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
+        await self._completions.close()
+        await self.queries.close()
 
     async def complete(self, body: bytes) -> AsyncGenerator[Chunk, None]:
-        """Stream a completion. To stop reading is to cancel it."""
-        async with self._post("/completion", body) as answer:
-            async for line in answer.content:
-                if line.startswith(b"data: "):
-                    chunk = _chunk.decode(line[6:])
-                    if chunk.error is not None:
-                        raise _explain(chunk.error.code, chunk.error)
-                    yield chunk
+        """Stream a completion. Closing the generator cancels it."""
+        with self._api_errors():
+            async with self._completions.events("/completion", [body], idle_s=_unbounded) as batches:
+                async for payloads in batches:
+                    for payload in payloads:
+                        chunk = _chunk.decode(payload)
+                        if chunk.error is not None:
+                            raise _explain(chunk.error.code, chunk.error)
+                        yield chunk
 
     async def save_slot(self, slot: int, name: str) -> int:
         """Write a slot's KV to a file of the server; returns its size in bytes."""
-        async with self._post(f"/slots/{slot}?action=save", wire.encode({"filename": name})) as answer:
-            return _saved.decode(await answer.read()).n_written
+        answer = await self._post_slot(f"/slots/{slot}?action=save", name)
+        with self._api_errors():
+            return msgspec.convert(answer, _SavedSlot).n_written
 
     async def restore_slot(self, slot: int, name: str) -> None:
         """Read a slot's KV from a file of the server. If that fails the slot is empty."""
-        async with self._post(f"/slots/{slot}?action=restore", wire.encode({"filename": name})):
-            return
+        await self._post_slot(f"/slots/{slot}?action=restore", name)
 
-    @asynccontextmanager
-    async def _post(self, path: str, body: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
-        assert self._http is not None
-        headers = {"Content-Type": "application/json"}
+    async def _post_slot(self, path: str, name: str) -> Any:
+        with self._api_errors():
+            return await self._completions.query(path, [wire.encode({"filename": name})], _SILENCE_TIMEOUT_S)
+
+    @contextmanager
+    def _api_errors(self) -> Iterator[None]:
+        """Raise failures of the client as errors for API clients; report a server that hangs."""
         try:
-            async with self._http.post(self._host.url + path, data=body, headers=headers) as answer:
-                if answer.status != 200:
-                    raise _explain(answer.status, _read_fault(await answer.read()))
-                yield answer
-        except aiohttp.ServerTimeoutError as error:
+            yield
+        except (ConnectTimedOut, TimedOut) as error:
             self._host.suspect()
-            raise ServerError("The engine has said nothing for too long.") from error
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise Unavailable("The engine is gone; it will be back.") from error
-        except msgspec.DecodeError as error:
+            raise ServerError("The engine has sent nothing for too long.") from error
+        except Unreachable as error:
+            raise Unavailable("The connection to the engine was lost. Try again in a moment.") from error
+        except BadStatus as error:
+            raise _explain(error.status, _read_fault(error.body)) from error
+        except (Unreadable, msgspec.DecodeError) as error:
             raise ServerError("The engine's answer cannot be read.") from error
 
 
@@ -181,7 +194,7 @@ def _read_fault(body: bytes) -> _Fault | None:
 
 
 def _explain(status: int, fault: _Fault | None) -> Exception:
-    """An engine's refusal in our terms. Its words are its own and say nothing about this machine."""
+    """The error for API clients that a refusal means. Messages of the server name nothing of this machine."""
     if fault is None:
         return ServerError()
     if fault.type == "exceed_context_size_error":

@@ -1,15 +1,16 @@
-"""Which model is served and how contexts are written for it: from a GGUF file, or as a server tells."""
+"""The model that is served and its renderer: read from a GGUF file, or asked from a llama-server."""
 
+import asyncio
 import importlib.util
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from slipring.engines.llama.options import Options
-from slipring.engines.llama.remote import RemoteVocabulary, describe, understands_llguidance
+from slipring.engines.llama.options import LlamaOptions
+from slipring.engines.llama.remote import Query, RemoteVocabulary, describe, understands_llguidance
+from slipring.engines.remote.http_client import HttpClient
 from slipring.engines.tokens.gguf_models import (
     MODEL_COMMAND,
     control_tokens,
@@ -24,16 +25,13 @@ from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 
 _QUANTIZATION = re.compile(r"[-._]i?q\d\w*$|[-._](f16|f32|bf16)$")
 
-Where = Callable[[], tuple[str, str]]
-"""Address and key of the engine, once it runs."""
-
 
 class ServedModel(Struct, frozen=True):
-    """A model and what is known about it before anything is generated."""
+    """A model and what is known about it before it generates."""
 
     name: str
     path: str
-    """Of its file, where it is ours to load."""
+    """Of its file, if slipring loads it."""
     context: int
     """Tokens that a slot can hold."""
     slots: int
@@ -42,15 +40,15 @@ class ServedModel(Struct, frozen=True):
     """Whether the engine takes grammars of llguidance."""
 
 
-def from_file(options: Options, where: Where) -> ServedModel:
-    """The model of a GGUF file."""
+def from_file(options: LlamaOptions, query: Query) -> ServedModel:
+    """The model of a GGUF file. ``query`` reaches the server that will load it, once that runs."""
     path = _file_of(options)
     metadata = read_file(path)
     try:
         vocabulary: Vocabulary = Tokenizer.from_gguf(metadata)
     except UnknownVocabulary:
         name = f"{path} {metadata.get('general.name')}"
-        vocabulary = RemoteVocabulary(where, name, control_tokens(metadata))
+        vocabulary = RemoteVocabulary(query, name, control_tokens(metadata))
     return ServedModel(
         name=name_of(path),
         path=path,
@@ -61,42 +59,41 @@ def from_file(options: Options, where: Where) -> ServedModel:
     )
 
 
-def locate(options: Options) -> tuple[str, int]:
-    """The path of a model's file and the tokens that a slot can hold, for one who only runs it."""
+def locate(options: LlamaOptions) -> tuple[str, int]:
+    """The path of a model's file and the tokens that a slot can hold, for a process that only runs it."""
     path = _file_of(options)
     return path, _context(options, read_file(path))
 
 
-def _context(options: Options, metadata: dict[str, Any]) -> int:
+def _context(options: LlamaOptions, metadata: dict[str, Any]) -> int:
     trained: int = metadata.get(f"{metadata.get('general.architecture')}.context_length", options.context)
     return min(options.context, trained)
 
 
-def from_server(options: Options, key: str) -> ServedModel:
-    """The model of a llama-server that somebody else runs."""
-    url = options.model
-    told = describe(url, key)
+async def from_server(options: LlamaOptions, client: HttpClient) -> ServedModel:
+    """The model of a running llama-server. Raises ``StartupError``."""
+    described = await describe(client)
     try:
-        model, settings = told["model"], told["default_generation_settings"]
-        path = str(told.get("model_path") or model["id"])
-        manner = Manner.of(told)
+        model, settings = described["model"], described["default_generation_settings"]
+        path = str(described.get("model_path") or model["id"])
+        manner = Manner.of(described)
         vocabulary: Vocabulary
         if options.tokenizer:
-            vocabulary, _ = read_tokenizer("llama", options.tokenizer)
+            vocabulary, _ = await asyncio.to_thread(read_tokenizer, "llama", options.tokenizer)
         else:
-            asked = RemoteVocabulary(lambda: (url, key), f"{path} {model.get('meta', {}).get('n_vocab')}")
-            asked.learn_control(manner.token_names())
-            vocabulary = asked
+            name = f"{path} {model.get('meta', {}).get('n_vocab')}"
+            vocabulary = remote = RemoteVocabulary(client.query_from_thread, name)
+            await asyncio.to_thread(remote.learn_control, manner.token_names())
         return ServedModel(
-            name=name_of(str(told.get("model_alias") or path)),
+            name=name_of(str(described.get("model_alias") or path)),
             path="",
             context=int(settings["n_ctx"]),
-            slots=int(told["total_slots"]),
-            renderer=make_renderer("llama", options.dialect, manner, vocabulary),
-            llguidance=understands_llguidance(url, key),
+            slots=int(described["total_slots"]),
+            renderer=await asyncio.to_thread(make_renderer, "llama", options.dialect, manner, vocabulary),
+            llguidance=await understands_llguidance(client),
         )
     except (LookupError, TypeError, ValueError):
-        raise StartupError(f"--engine llama: {url} does not answer like a llama-server") from None
+        raise StartupError(f"--engine llama: {options.model} does not answer like a llama-server") from None
 
 
 def name_of(path: str) -> str:
@@ -104,7 +101,7 @@ def name_of(path: str) -> str:
     return _QUANTIZATION.sub("", Path(path).name.lower().removesuffix(".gguf"))
 
 
-def _file_of(options: Options) -> str:
+def _file_of(options: LlamaOptions) -> str:
     """Return the path of the GGUF file to load: the one that is named, else the packaged one."""
     if importlib.util.find_spec("xllamacpp") is None:  # imported later, by the child process
         raise ModuleNotFoundError(name="xllamacpp")

@@ -12,7 +12,7 @@ from slipring.errors import StartupError
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class LlamaOptions:
     """Which model, and what it may use."""
 
     model: str = ""
@@ -52,11 +52,11 @@ class Options:
         return self.threads or os.cpu_count() or 1
 
 
-def read_options(text: str) -> Options:
+def read_options(text: str) -> LlamaOptions:
     """Read what stands behind ``llama:``; what cannot be used is named in one line."""
     model, *pairs = text.split(",")
     if "=" in model and not model.startswith(("/", ".", "http://", "https://")):
         model, pairs = "", [model, *pairs]
     if model.startswith(("http://", "https://")):
         model = model.rstrip("/").removesuffix("/v1")
-    return Options(model=model, **read_pairs("llama", Options, pairs))
+    return LlamaOptions(model=model, **read_pairs("llama", LlamaOptions, pairs))

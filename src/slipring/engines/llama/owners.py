@@ -8,9 +8,10 @@ those of the other have sent.
 from collections.abc import Callable
 from pathlib import Path
 
-from slipring.engines.llama.options import Options
+from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.process import ChildSettings, Process, kv_directory
 from slipring.engines.llama.remote import describe
+from slipring.engines.remote.http_client import HttpClient
 from slipring.engines.sharing import Share
 from slipring.errors import StartupError
 
@@ -18,7 +19,7 @@ from slipring.errors import StartupError
 class Embedded:
     """A child of ours and its division."""
 
-    def __init__(self, options: Options, path: str, context: int, users: int = 1) -> None:
+    def __init__(self, options: LlamaOptions, path: str, context: int, users: int = 1) -> None:
         """``path`` is the model's file, ``context`` what a slot is to hold."""
         self._users = users
         self._slots = max(options.slots, users)  # nobody can do with less than one
@@ -70,23 +71,27 @@ class Embedded:
                 left.unlink(missing_ok=True)
 
 
-class Elsewhere:
-    """A llama-server that somebody else runs. There is nothing to own but the order among its users."""
+class ExternalOwner:
+    """Divides the slots of a llama-server that slipring did not start among workers."""
 
-    def __init__(self, options: Options, users: int) -> None:
+    def __init__(self, options: LlamaOptions, users: int) -> None:
         self.key = options.key()
         self.address: str | None = options.model
         self._users = users
         self._share_bytes = options.saved_mib * 2**20 // users
-        self._slots = int(describe(options.model, self.key).get("total_slots", 0))
-        if self._slots < users:
-            raise StartupError(
-                f"--engine llama: {options.model} has {self._slots} slots, and {users} workers need one each"
-                f" (start it with --parallel {users} or more)"
-            )
+        self._url = options.model
+        self._slots = 0
 
     async def start(self, on_move: Callable[[], None]) -> None:
-        return
+        """Ask how many slots there are. Raises ``StartupError`` if they are fewer than workers."""
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        async with HttpClient(self._url, headers) as client:
+            self._slots = int((await describe(client)).get("total_slots", 0))
+        if self._slots < self._users:
+            raise StartupError(
+                f"--engine llama: {self._url} has {self._slots} slots, and {self._users} workers need one"
+                f" each (start it with --parallel {self._users} or more)"
+            )
 
     async def close(self) -> None:
         return
@@ -96,5 +101,5 @@ class Elsewhere:
         return Share(slots, self._share_bytes, mark=f"{number}-")
 
     def suspect(self, url: str) -> None:
-        """It is not ours to end."""
+        """Ignored: slipring does not restart it."""
         return

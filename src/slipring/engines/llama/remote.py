@@ -1,16 +1,21 @@
-"""A llama-server that is asked: somebody else's, or our own for a vocabulary that cannot be built here."""
+"""Queries to a llama-server: what it serves, and its tokenizer for vocabularies that cannot be built here."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from slipring.engines.remote.startup_queries import ask, at_start
+import msgspec
+
+from slipring.engines.remote.http_client import HttpClient, HttpFailure
+from slipring.engines.remote.upstream import startup_errors
 from slipring.engines.tokens.remote_vocabulary import MARKS, AskedVocabulary, apart, starts_of, tokenizing
 
 _MARKS = starts_of(MARKS)
+Query = Callable[[str, object], Any]
+"""Posts a body to a path of the server and waits for the JSON answer; not for the event loop's thread."""
 
 
 class External:
-    """The address of a llama-server that somebody else runs."""
+    """The host of a llama-server that slipring did not start."""
 
     trouble: str | None = None
 
@@ -19,31 +24,31 @@ class External:
         self.key = key
 
     def suspect(self) -> None:
-        """It is not ours to end."""
+        """Ignored: slipring does not restart it."""
         return
 
     async def start(self, on_loss: Callable[[], None]) -> None:
-        """It runs already, and does not say when it has lost something."""
+        """It runs already, and does not report when it loses its slots."""
         return
 
     async def close(self) -> None:
         return
 
 
-def describe(url: str, key: str) -> dict[str, Any]:
-    """What a llama-server says about itself and its model."""
-    with at_start("llama", url, "a llama-server"):
-        properties: dict[str, Any] = ask(url, key, "/props")
-        models = ask(url, key, "/v1/models")["data"]
+async def describe(client: HttpClient) -> dict[str, Any]:
+    """A llama-server's ``/props``, with its first model as ``model``. Raises ``StartupError``."""
+    with startup_errors("llama", client.url, "a llama-server"):
+        properties: dict[str, Any] = await client.query("/props")
+        models = (await client.query("/v1/models"))["data"]
         return {**properties, "model": models[0]}
 
 
-def understands_llguidance(url: str, key: str) -> bool:
+async def understands_llguidance(client: HttpClient) -> bool:
     """Whether a llama-server was built with llguidance, whose grammars can be combined."""
     asked = {"prompt": [0], "n_predict": 1, "cache_prompt": False, "grammar": '%llguidance {}\nstart: "a"\n'}
     try:
-        ask(url, key, "/completion", asked)
-    except (OSError, ValueError):
+        await client.query("/completion", [msgspec.json.encode(asked)])
+    except HttpFailure:
         return False
     return True
 
@@ -51,15 +56,12 @@ def understands_llguidance(url: str, key: str) -> bool:
 class RemoteVocabulary(AskedVocabulary):
     """A vocabulary behind llama-server's ``/tokenize``."""
 
-    def __init__(
-        self, where: Callable[[], tuple[str, str]], name: str, control: Mapping[str, int] | None = None
-    ) -> None:
-        """``where`` gives address and key."""
+    def __init__(self, query: Query, name: str, control: Mapping[str, int] | None = None) -> None:
         super().__init__(name, control)
-        self._where = where
+        self._query = query
 
     def _pieces(self, text: str) -> list[str]:
-        # Tokens that a vocabulary calls user defined are found in any text.
+        # The server finds tokens that a vocabulary marks as user defined in any text.
         return apart(text, _MARKS)
 
     def _tokenize_text(self, text: str) -> tuple[int, ...]:
@@ -67,11 +69,10 @@ class RemoteVocabulary(AskedVocabulary):
 
     def _ask_control(self, token: str) -> int | None:
         ids = self._tokenize(token, True)
-        # One token, and not because it is an ordinary word.
+        # One token, and not an ordinary word.
         return ids[0] if len(ids) == 1 and self.encode(token) != list(ids) else None
 
     def _tokenize(self, text: str, special: bool) -> tuple[int, ...]:
-        url, key = self._where()
         asked = {"content": text, "add_special": False, "parse_special": special}
         with tokenizing():
-            return tuple(ask(url, key, "/tokenize", asked)["tokens"]) if text else ()
+            return tuple(self._query("/tokenize", asked)["tokens"]) if text else ()

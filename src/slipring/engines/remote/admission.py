@@ -1,10 +1,11 @@
-"""How jobs get to an engine that others run, and what happens when it fails: one policy for all of them.
+"""Admission to an engine: how many jobs run at once, who waits, and what happens when the engine fails.
 
-- At most so many jobs at once. The others wait, tenants in turn, up to a bound; past it they are refused.
-- An engine that fails again and again is closed for a while: jobs are refused at once, and it is probed until
-  it answers.
-- An attempt that fails before its first token is repeated, after a pause with jitter. After the first token
-  nothing is ever repeated: the client has read it.
+- At most ``max_jobs`` jobs run at once. The others wait, tenants in turn, up to a bound; past it they are
+  refused.
+- After several failures in a row the gate closes: jobs are refused at once, and the engine is probed until it
+  answers.
+- An attempt that fails before its first batch is repeated, after a pause with jitter. After the first batch
+  nothing is repeated: the client has read it.
 """
 
 import asyncio
@@ -13,12 +14,12 @@ import logging
 import random
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from slipring.engines.options import option
-from slipring.errors import ApiError, RateLimited, ServerError, Unavailable
+from slipring.errors import RateLimited, ServerError, Unavailable
 
 log = logging.getLogger("slipring")
 
@@ -29,45 +30,80 @@ _LONGEST_PAUSE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How much an engine is asked for at once, and how patiently."""
+    """The options of admission, which all engines in front of servers share."""
 
     max_jobs: int = option(64, "jobs that run at once", least=1)
     max_waiting: int = option(
         256, "jobs that may wait for their turn, tenants in turn; more are refused with 429"
     )
-    connect_timeout_s: float = option(5.0, "seconds until a connection is given up")
-    first_token_timeout_s: float = option(300.0, "seconds until an answer that does not begin is given up")
-    idle_timeout_s: float = option(120.0, "seconds of silence after which an answer is given up")
-    retries: int = option(2, "further attempts where one fails before its first token")
+    connect_timeout_s: float = option(5.0, "seconds within which a connection must be made")
+    first_token_timeout_s: float = option(300.0, "seconds within which an answer must begin")
+    idle_timeout_s: float = option(120.0, "seconds of silence after which a begun answer fails")
+    retries: int = option(2, "further attempts if one fails before its first token")
     failures_to_close: int = option(
         5, "failures in a row after which jobs are refused with 503 at once", least=1
     )
-    probe_interval_s: float = option(
-        2.0, "seconds between probes of an engine that is closed; doubles up to 60"
-    )
+    probe_interval_s: float = option(2.0, "seconds between probes while jobs are refused; doubles up to 60")
 
 
 class Retryable(Unavailable):
     """The engine could not be reached or is overloaded: another attempt may succeed."""
 
 
-class Stumbled(Retryable):
-    """The engine is there, and has failed on this one request: no reason to refuse those of others."""
+class RequestFailed(Retryable):
+    """The engine answered with a failure of this one request. Does not count towards closing the gate."""
 
 
-class Places:
-    """Places for so many jobs at once, and a bounded queue for them in which tenants take turns."""
+class BegunStream(Generic[T]):
+    """An async generator whose first item has been read already; iterating yields that item, then the rest.
+
+    It adds no generator of its own in front of the one it holds. Close it as you would close the generator.
+    """
+
+    __slots__ = ("_first", "_items")
+
+    def __init__(self, items: AsyncGenerator[T, None], first: list[T]) -> None:
+        self._items = items
+        self._first = first
+
+    @classmethod
+    async def begin(cls, items: AsyncGenerator[T, None]) -> "BegunStream[T]":
+        """Read the first item. Raises what the generator raises instead of it."""
+        try:
+            return cls(items, [await anext(items)])
+        except StopAsyncIteration:
+            return cls(items, [])
+        except BaseException:
+            await items.aclose()
+            raise
+
+    def __aiter__(self) -> "BegunStream[T]":
+        return self
+
+    def __anext__(self) -> Awaitable[T]:
+        return _completed(self._first.pop()) if self._first else anext(self._items)
+
+    async def aclose(self) -> None:
+        await self._items.aclose()
+
+
+async def _completed(item: T) -> T:
+    return item
+
+
+class JobQueue:
+    """Lets ``max_jobs`` jobs run at once; up to ``max_waiting`` more wait, tenants in turn."""
 
     def __init__(self, max_jobs: int, max_waiting: int) -> None:
         self._max_jobs = max_jobs
         self._max_waiting = max_waiting
         self._running = 0
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # tenants in turn
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # next tenant first
         self._waiters = 0
 
     @contextmanager
     def ticket(self, tenant: str) -> Iterator["Ticket"]:
-        """A claim to a place. Refused at once where there will be none."""
+        """Take a place, or one in the tenant's queue. Raises ``RateLimited`` if the queue is full."""
         if self._running >= self._max_jobs and self._waiters >= self._max_waiting:
             raise RateLimited("The engine is busy, and too many requests wait for it.", retry_after_s=1.0)
         ticket = Ticket(self, tenant)
@@ -77,7 +113,7 @@ class Places:
             ticket.give_back()
 
     def _enter(self, tenant: str) -> asyncio.Future[None] | None:
-        """Take a place, or the end of the tenant's queue."""
+        """Start a job (None), or append it to the tenant's queue (done when it may start)."""
         if self._running < self._max_jobs:
             self._running += 1
             return None
@@ -87,7 +123,7 @@ class Places:
         return turn
 
     def _leave(self) -> None:
-        """A place is free: the next tenant's first waiter has it."""
+        """End a job: the next tenant's first waiter starts in its place."""
         if not self._waiting:
             self._running -= 1
             return
@@ -104,11 +140,11 @@ class Places:
             del self._waiting[tenant]
 
 
-class Gate(Places):
-    """The way to one engine that others run."""
+class Gate(JobQueue):
+    """Admission to an engine that can fail: a job queue, retries, and refusal while the engine is down."""
 
     def __init__(self, name: str, policy: Policy, probe: Probe) -> None:
-        """``probe`` returns if the engine answers, and raises if it does not."""
+        """``probe`` returns if the engine answers and raises otherwise; ``name`` is for logs and health."""
         super().__init__(policy.max_jobs, policy.max_waiting)
         self._name = name
         self._policy = policy
@@ -119,7 +155,7 @@ class Gate(Places):
 
     @property
     def trouble(self) -> str | None:
-        """Why jobs are refused just now, if they are."""
+        """Why jobs are refused at present; None if they are not."""
         return None if self._probing is None else f"{self._name} does not answer"
 
     async def close(self) -> None:
@@ -137,38 +173,27 @@ class Gate(Places):
         with super().ticket(tenant) as ticket:
             yield ticket
 
-    async def stream(self, attempt: Callable[[], AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-        """What an attempt yields; it is repeated where it fails before it has yielded anything."""
+    async def begin(self, attempt: Callable[[], Awaitable[BegunStream[T]]]) -> BegunStream[T]:
+        """Begin an answer: call ``attempt`` until one succeeds, fails for good, or no retry is left."""
         policy = self._policy
-        for number in range(policy.retries + 1):
-            async with aclosing(attempt()) as items:
-                try:
-                    async with asyncio.timeout(policy.first_token_timeout_s):
-                        first = await anext(items)
-                except StopAsyncIteration:
-                    self._succeeded()
-                    return
-                except TimeoutError:
+        retries = policy.retries
+        while True:
+            try:
+                async with asyncio.timeout(policy.first_token_timeout_s):
+                    answer = await attempt()
+            except TimeoutError:
+                self._failed()
+                raise ServerError("The engine did not begin its answer in time.") from None
+            except Retryable as error:
+                if not isinstance(error, RequestFailed):
                     self._failed()
-                    raise ServerError("The engine did not begin its answer in time.") from None
-                except ApiError as error:
-                    if isinstance(error, Retryable):
-                        if not isinstance(error, Stumbled):
-                            self._failed()
-                        if number < policy.retries and self._probing is None:
-                            await asyncio.sleep(_jittered(0.1 * 2**number))
-                            continue
+                if not retries or self._probing is not None:
                     raise
-                self._succeeded()
-                yield first
-                async for item in items:
-                    yield item
-                return
-
-    # Health.
-
-    def _succeeded(self) -> None:
-        self._failures = 0
+                await asyncio.sleep(_jittered(0.1 * 2 ** (policy.retries - retries)))
+                retries -= 1
+            else:
+                self._failures = 0
+                return answer
 
     def _failed(self) -> None:
         self._failures += 1
@@ -196,26 +221,27 @@ class Gate(Places):
 
 
 class Ticket:
-    """One job's claim."""
+    """One job's place in a ``JobQueue``: waiting first, then running."""
 
-    __slots__ = ("_places", "_tenant", "_turn")
+    __slots__ = ("_queue", "_tenant", "_turn")
 
-    def __init__(self, places: Places, tenant: str) -> None:
-        self._places = places
+    def __init__(self, queue: JobQueue, tenant: str) -> None:
+        self._queue = queue
         self._tenant = tenant
-        self._turn = places._enter(tenant)
+        self._turn = queue._enter(tenant)
 
     async def turn(self) -> None:
         """Wait until the job may run."""
         if self._turn is not None:
-            # Whoever stops waiting leaves the queue by itself, below.
+            # Shielded: a waiter that is cancelled is removed from the queue by ``give_back``.
             await asyncio.shield(self._turn)
 
     def give_back(self) -> None:
+        """Leave the queue, or let the next job run."""
         if self._turn is None or self._turn.done():
-            self._places._leave()
+            self._queue._leave()
         else:
-            self._places._unqueue(self._tenant, self._turn)
+            self._queue._unqueue(self._tenant, self._turn)
 
 
 def _jittered(seconds: float) -> float:

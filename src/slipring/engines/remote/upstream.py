@@ -1,52 +1,53 @@
-"""A server that somebody else runs, over HTTP: how it is reached, with which key, and what its refusals mean.
+"""A server that is reached over HTTP: its options, its key, affinity headers, and what its failures mean.
 
-Knows nothing of what is sent: engines give bodies as ready bytes and read payloads.
+Engines give bodies as ready bytes and parse the payloads that come back.
 """
 
-import asyncio
-import contextlib
 import hmac
 import os
-import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import aiohttp
 import msgspec
 
 from slipring.core.generation import Job
 from slipring.engines.options import option
-from slipring.engines.remote.admission import Policy, Retryable, Stumbled
-from slipring.engines.remote.body_splicing import JsonBody
+from slipring.engines.remote.admission import Policy, RequestFailed, Retryable
+from slipring.engines.remote.http_client import (
+    BadStatus,
+    EventStream,
+    HttpClient,
+    Patience,
+    TimedOut,
+    Unreachable,
+    Unreadable,
+)
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
-_LONGEST_LINE = 64 * 2**20
-_LAST_BYTES_S = 1.0
-_LOOK_S = 1.0
-_DONE = b"[DONE]"
-_DATA = re.compile(rb"^data:(.*)", re.MULTILINE)
-Patience = Callable[[], float | None]
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamOptions(Policy):
-    """What is the same for every server elsewhere."""
+    """The options that all engines in front of HTTP servers share."""
 
     url: str = ""
     key_env: str = option("", "the variable that holds the server's API key")
     key_file: str = option("", "a file that holds the server's API key")
     affinity: str = option(
-        "x-session-id", "headers, separated by `;`, that carry a key which is the same along a chain"
+        "x-session-id", "headers, separated by `;`, that carry the same key on all turns of a chain"
     )
 
 
 def read_key(kind: str, options: UpstreamOptions) -> str:
-    """The key for a server, from where it may be: never from the command line, which everybody can read."""
+    """A server's API key, from a variable or a file; empty if neither is named. Never from the command line,
+    which every user of the machine can read."""
     if options.key_env:
         key = os.environ.get(options.key_env, "")
         if not key:
@@ -63,81 +64,62 @@ def read_key(kind: str, options: UpstreamOptions) -> str:
 
 
 def affinity_key(job: Job) -> str:
-    """The same for all turns of a chain, or of all chains that name one `prompt_cache_key`; tells nothing."""
+    """A keyed hash, the same for all turns of a chain or of all chains with one `prompt_cache_key`."""
     root = job.parent.root_id if job.parent is not None else job.response_id
-    said = f"{job.tenant}\0{job.cache_key if job.cache_key is not None else root}"
-    return _keyed(said)
+    return _keyed_hash(f"{job.tenant}\0{job.cache_key if job.cache_key is not None else root}")
 
 
 def tenant_salt(tenant: str) -> str:
-    """Keeps a tenant's prefixes apart in caches that take a salt."""
-    return _keyed(f"salt\0{tenant}")
+    """A keyed hash that separates tenants in prefix caches that take a salt."""
+    return _keyed_hash(f"salt\0{tenant}")
 
 
-def _keyed(said: str) -> str:
-    return hmac.digest(_SECRET, said.encode(), "sha256").hex()[:32]
+def _keyed_hash(text: str) -> str:
+    return hmac.digest(_SECRET, text.encode(), "sha256").hex()[:32]
 
 
 class Upstream:
-    """One such server."""
+    """One server: its address, its key, its affinity headers, and what its failures mean to API clients."""
 
     def __init__(self, kind: str, options: UpstreamOptions, headers: Mapping[str, str] | None = None) -> None:
-        """``headers`` go with every request, after the key's own."""
+        """Opens no connection. ``headers`` go with every request and override the key's header."""
         self.url = options.url.rstrip("/")
+        self._kind = kind
         self._options = options
         key = read_key(kind, options)
         self.headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
         self._affinity = [name.strip() for name in options.affinity.split(";") if name.strip()]
-        self._http: aiohttp.ClientSession | None = None
-        self._draining: set[asyncio.Task[None]] = set()
-
-    @property
-    def http(self) -> aiohttp.ClientSession:
-        assert self._http is not None, "not started"
-        return self._http
+        self.client = HttpClient(self.url, self.headers, connect_timeout_s=options.connect_timeout_s)
 
     async def start(self) -> None:
-        # How long an answer may take to begin is the gate's business, and silence is looked for below.
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._options.connect_timeout_s)
-        self._http = aiohttp.ClientSession(
-            headers=self.headers,
-            # Cookies would be shared by all tenants, and pin all chains to one replica.
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=timeout,
-            connector=aiohttp.TCPConnector(limit=0),
-            # What one read brings is told at once: this bounds it, and so what a slow client has unsent.
-            read_bufsize=2**16,
-            max_line_size=2**20,
-        )
+        await self.client.start()
 
     async def close(self) -> None:
-        for task in (draining := list(self._draining)):
-            task.cancel()
-        await asyncio.gather(*draining, return_exceptions=True)
-        if self._http is not None:
-            await self._http.close()
+        await self.client.close()
 
     def affinity_headers(self, job: Job) -> dict[str, str]:
         return dict.fromkeys(self._affinity, affinity_key(job))
 
+    async def list_models(self, path: str) -> list[str]:
+        """The names of the models that the server lists as OpenAI's API does; at least one. For starts:
+        raises ``StartupError``."""
+        with startup_errors(self._kind, self.url, "a server that lists its models; name one with model="):
+            names = [str(model["id"]) for model in (await self.client.query(path))["data"]]
+        if not names:
+            raise StartupError(f"--engine {self._kind}: {self.url} lists no models; name one with model=")
+        return names
+
     async def get(self, path: str) -> Any:
-        """Ask for a JSON document."""
-        return await self._ask("GET", path)
+        """GET a JSON document."""
+        with _api_errors():
+            return await self.client.query(path)
 
     async def post(self, path: str, pieces: Sequence[bytes]) -> Any:
-        """Ask for the JSON document that answers another."""
-        return await self._ask("POST", path, data=JsonBody(pieces))
+        """POST a JSON document and return the one that answers it."""
+        with _api_errors():
+            return await self.client.query(path, pieces)
 
-    async def _ask(self, method: str, path: str, **sent: Any) -> Any:
-        async with self._speaking(), self.http.request(method, self.url + path, **sent) as answer:
-            body = await answer.read()
-            if answer.status != 200:
-                raise refusal(answer.status, body, answer.headers)
-            try:
-                return msgspec.json.decode(body)
-            except (msgspec.DecodeError, UnicodeError) as error:
-                raise ServerError("The engine's answer cannot be read.") from error
-
+    @asynccontextmanager
     async def events(
         self,
         path: str,
@@ -146,138 +128,63 @@ class Upstream:
         *,
         idle_s: Patience | None = None,
         is_over: Callable[[], bool] | None = None,
-    ) -> AsyncGenerator[list[bytes], None]:
-        """POST a body in pieces and yield the payloads of the SSE stream that answers: at once all that one
-        read has brought, and never nothing. To stop reading is to cancel.
+    ) -> AsyncIterator[EventStream]:
+        """POST a body in pieces; the payloads of the events that answer it, in batches.
 
-        ``idle_s`` says how long silence is borne, where that changes on the way; ``is_over`` whether the
-        answer has come to its end, where payloads tell that.
+        See ``HttpClient.events``. How long an answer may take to begin is the gate's concern.
         """
-        async with self._speaking(), AsyncExitStack() as held:
-            post = self.http.post(self.url + path, data=JsonBody(pieces), headers=headers)
-            answer = await held.enter_async_context(post)
-            if answer.status != 200:
-                raise refusal(answer.status, await answer.read(), answer.headers)
-            content, payloads = answer.content, _Payloads()
-            silence = _Silence(content, idle_s or self._patience)
-            try:
-                chunk = await content.readany()
-                while chunk:
-                    if found := payloads.take(chunk):
-                        yield found
-                    if payloads.ended or (is_over is not None and is_over()):
-                        if not content.at_eof():
-                            held.pop_all()
-                            self._drain(answer)
-                        return
-                    silence.begins()
-                    chunk = await content.readany()
-                    silence.ends()
-            finally:
-                silence.forget()
-            if found := payloads.take(b"\n"):  # the last line need not end
-                yield found
+        with _api_errors():
+            stream = self.client.events(path, pieces, headers, idle_s=idle_s or self._idle_s, is_over=is_over)
+            async with stream as payloads:
+                yield payloads
 
-    def _drain(self, answer: aiohttp.ClientResponse) -> None:
-        """Read the last bytes of an answer that is over, so that its connection can be used again. Nobody
-        waits for them."""
-
-        def forget(task: asyncio.Task[None]) -> None:
-            self._draining.discard(task)
-            answer.release()
-
-        task = asyncio.create_task(_read_last(answer.content))
-        self._draining.add(task)
-        task.add_done_callback(forget)
-
-    def _patience(self) -> float:
+    def _idle_s(self) -> float:
         return self._options.idle_timeout_s
 
-    @asynccontextmanager
-    async def _speaking(self) -> AsyncIterator[None]:
-        """What goes wrong on the way, in our terms."""
-        try:
-            yield
-        except TimeoutError as error:
-            if isinstance(error, aiohttp.ClientError):
-                raise Retryable("The engine cannot be reached.") from error
-            raise ServerError("The engine has said nothing for too long.") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise Retryable("The engine cannot be reached.") from error
+
+@contextmanager
+def _api_errors() -> Iterator[None]:
+    """Raise failures of the client as errors for API clients."""
+    try:
+        yield
+    except Unreachable as error:
+        raise Retryable("The engine cannot be reached.") from error
+    except TimedOut as error:
+        raise ServerError("The engine has sent nothing for too long.") from error
+    except Unreadable as error:
+        raise ServerError("The engine's answer cannot be read.") from error
+    except BadStatus as error:
+        raise refusal(error.status, error.body, error.headers) from error
 
 
-class _Payloads:
-    """The data of server-sent events, however they are cut; ``[DONE]`` ends them."""
-
-    __slots__ = ("_rest", "ended")
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self.ended = False
-
-    def take(self, chunk: bytes) -> list[bytes]:
-        """What is complete with this."""
-        if len(self._rest) > _LONGEST_LINE:
-            raise ServerError("The engine's answer cannot be read.")
-        lines, end, rest = chunk.rpartition(b"\n")
-        if not end:
-            self._rest += chunk
-            return []
-        # Nothing at all is somebody's way to keep a connection alive.
-        found = [payload for each in _DATA.findall(self._rest + lines) if (payload := each.strip())]
-        self._rest = rest
-        if _DONE in found:
-            self.ended = True
-            del found[found.index(_DONE) :]
-        return found
+@contextmanager
+def startup_errors(kind: str, url: str, expected: str) -> Iterator[None]:
+    """Raise what goes wrong while a server is queried at start as ``StartupError``, in one line.
+    ``expected`` says what the server should be."""
+    try:
+        yield
+    except BadStatus as error:
+        raise StartupError(f"--engine {kind}: {url} answers with {error}") from None
+    except (Unreachable, TimedOut) as error:
+        raise StartupError(f"--engine {kind}: cannot reach {url}: {error}") from None
+    except (Unreadable, ValueError, LookupError, TypeError, AttributeError):
+        raise StartupError(f"--engine {kind}: {url} does not answer like {expected}") from None
 
 
-async def _read_last(content: aiohttp.StreamReader) -> None:
-    # However the connection ends now, the answer is complete.
-    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
-        async with asyncio.timeout(_LAST_BYTES_S):
-            while await content.readany():
-                pass
+def read_each(read: Callable[[T], R], batch: Iterable[T]) -> tuple[list[R], ApiError | None]:
+    """Read the payloads of a batch up to the first that reports a failure.
+
+    Returns what was read before it, and the failure, which the caller raises after passing that on.
+    """
+    results: list[R] = []
+    try:
+        results.extend(map(read, batch))
+    except ApiError as fault:
+        return results, fault
+    return results, None
 
 
-class _Silence:
-    """Ends the wait for more of a stream when it has lasted too long. One timer, looked at now and then: a
-    timeout around every read costs more than the read."""
-
-    __slots__ = ("_clock", "_content", "_idle_s", "_since", "_timer")
-
-    def __init__(self, content: aiohttp.StreamReader, idle_s: Patience) -> None:
-        self._content = content
-        self._idle_s = idle_s
-        self._clock = asyncio.get_running_loop().time
-        self._since: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begins(self) -> None:
-        self._since = self._clock()
-        if self._timer is None:
-            self._look()
-
-    def ends(self) -> None:
-        self._since = None
-
-    def forget(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _look(self) -> None:
-        """Look again when the silence could have lasted long enough."""
-        idle_s, since = self._idle_s(), self._since
-        left_s = _LOOK_S if idle_s is None else idle_s
-        if idle_s is not None and since is not None:
-            left_s = since + idle_s - self._clock()
-            if left_s <= 0:
-                self._content.set_exception(TimeoutError("silence"))
-                return
-        self._timer = asyncio.get_running_loop().call_later(max(left_s, 0.001), self._look)
-
-
-class _Refused(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     """The usual forms of an error body: OpenAI's, a plain text, FastAPI's details."""
 
     error: Any = None
@@ -285,41 +192,46 @@ class _Refused(msgspec.Struct):
     detail: Any = None
 
 
-_refused = msgspec.json.Decoder(_Refused)
+_error_body = msgspec.json.Decoder(_ErrorBody)
 
 
 def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> ApiError:
-    """A server's refusal as the client is told it, with its status."""
-    said = _words(body)[:500]
+    """The error for API clients that a server's refusal means, with its status and message."""
+    message = _message(body)[:500]
     error: ApiError
     if status in (401, 403):
-        # Not the client's key is wrong, but ours.
+        # The key that is wrong is ours, not the client's.
         return ServerError("The engine refuses this server's key.")
+    retry_after_s = _seconds(headers.get("Retry-After"))
     if status == 429:
-        return RateLimited(said or "The engine is busy.", retry_after_s=_seconds(headers.get("Retry-After")))
-    if status in (408, 409, 500, 502, 503, 504):
-        error = (
-            Stumbled("The engine has failed.") if status == 500 else Retryable("The engine is not available.")
-        )
-        error.retry_after_s = _seconds(headers.get("Retry-After"))
+        return RateLimited(message or "The engine is busy.", retry_after_s=retry_after_s)
+    if status == 500:
+        error = RequestFailed("The engine has failed.")
+        error.retry_after_s = retry_after_s
+        return error
+    if status in (408, 409, 502, 503, 504):
+        error = Retryable("The engine is not available.")
+        error.retry_after_s = retry_after_s
         return error
     if 400 <= status < 500:
-        error = InvalidRequest(f"The engine refused the request: {said or status}", code="engine_refused")
+        error = InvalidRequest(f"The engine refused the request: {message or status}", code="engine_refused")
         error.status = status
         return error
     return ServerError()
 
 
-def _words(body: bytes) -> str:
-    """What an error body says, in any of the usual forms."""
+def _message(body: bytes) -> str:
+    """The message of an error body in any of the usual forms; empty if there is none."""
     try:
-        refused = _refused.decode(body)
+        parsed = _error_body.decode(body)
     except (msgspec.DecodeError, UnicodeError):
         return ""
-    said = refused.error or refused.message or refused.detail
-    if isinstance(said, dict):
-        said = said.get("message") or said
-    return said if isinstance(said, str) else msgspec.json.encode(said).decode() if said else ""
+    message = parsed.error or parsed.message or parsed.detail
+    if isinstance(message, dict):
+        message = message.get("message") or message
+    if isinstance(message, str):
+        return message
+    return msgspec.json.encode(message).decode() if message else ""
 
 
 def _seconds(text: str | None) -> float | None:

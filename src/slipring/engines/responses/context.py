@@ -1,8 +1,7 @@
-"""Items as an upstream is sent them: their own bytes, cut where they name something of ours.
+"""The items of a context as they are sent to an upstream: the client's bytes, without slipring's item ids.
 
-Ids that we have minted never go there: the upstream would look for what it has never made. Calls and their
-outputs are held together by ``call_id``, which is ours in a context that is sent whole, and the upstream's in
-what is added to a response of its own.
+The upstream would look up ids that it has never made. Calls and their outputs are matched by ``call_id``:
+slipring's in a context that is sent whole, the upstream's in what continues one of its responses.
 """
 
 from collections.abc import Iterator
@@ -20,14 +19,14 @@ _NAMED = frozenset(
         *("custom_tool_call", "custom_tool_call_output", "tool_search_call", "tool_search_output"),
     }
 )
-"""Items whose ids an upstream can do without. Others keep theirs: they are not of our making."""
+"""Items whose ids slipring makes and upstreams do not need. Other items keep their ids."""
 _CALLS = frozenset({"function_call", "custom_tool_call", "tool_search_call"})
 _OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "tool_search_output"})
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def added(job: Job, home: object, *, keep_reasoning: bool) -> list[bytes]:
-    """What is new, for an upstream that has the rest."""
+    """The new items, for an upstream that has the others."""
     own_calls = {item.call_id for item in job.input if item.type in _CALLS}
     pieces = []
     for item in job.input:
@@ -41,40 +40,40 @@ def added(job: Job, home: object, *, keep_reasoning: bool) -> list[bytes]:
 
 
 def everything(job: Job, home: object, *, keep_reasoning: bool) -> list[bytes]:
-    """The whole context, for an upstream that has nothing of it."""
+    """All items of the context."""
     pieces: list[bytes] = []
     nodes = list(job.parent.chain()) if job.parent is not None else []
     for node in reversed(nodes):
-        _add(node.told, pieces, keep_reasoning)
+        _add(node.prompt, pieces, keep_reasoning)
         position = own_position(node.position, home)
         if position is not None and position.thoughts:
-            pieces += _with_thoughts(node.said, position.thoughts)
+            pieces += _with_thoughts(node.answer, position.thoughts)
         else:
-            _add(node.said, pieces, keep_reasoning)
+            _add(node.answer, pieces, keep_reasoning)
     _add(job.input, pieces, keep_reasoning)
     return pieces
 
 
 def without_id(raw: bytes) -> bytes:
-    """An item without its id; everything in it keeps its bytes."""
+    """An item without its id; the values of all other fields keep their bytes."""
     return _rewritten(raw, id=None)
 
 
 def _with_thoughts(output: tuple[Item, ...], thoughts: tuple[tuple[int, bytes], ...]) -> Iterator[bytes]:
-    """A response's items with its reasoning as only the upstream can read it, each in its place."""
+    """A response's items, with its encrypted reasoning items at their places instead of the readable ones."""
     rest = list(thoughts)
-    said = [item for item in output if item.type != "reasoning"]
-    for number, item in enumerate(said):
+    others = [item for item in output if item.type != "reasoning"]
+    for number, item in enumerate(others):
         while rest and rest[0][0] <= number:
             yield rest.pop(0)[1]
         yield _without_our_id(item)
-    # Reasoning that nothing followed is left out: upstreams take none without what it led to.
+    # Reasoning at the end is left out: upstreams refuse reasoning without the item that follows it.
 
 
 def _add(items: tuple[Item, ...], pieces: list[bytes], keep_reasoning: bool) -> None:
     for item in items:
         if item.id is None and item.type != "reasoning":
-            pieces.append(item.raw)  # nearly all of a long context: as it came
+            pieces.append(item.raw)  # most of a long context
         else:
             pieces += _sent(item, keep_reasoning)
 
@@ -90,13 +89,13 @@ def _without_our_id(item: Item) -> bytes:
         return item.raw
     ours = f'{{"type":"{item.type}","id":"{item.id}",'.encode()
     if item.raw.startswith(ours):
-        # Our own writing: the id is cut out, and nothing is read.
+        # Encoded by slipring: cut the id out without decoding.
         return b'{"type":"' + item.type.encode() + b'",' + item.raw[len(ours) :]
     return without_id(item.raw)
 
 
 def _rewritten(raw: bytes, **changes: str | None) -> bytes:
-    """An item with some of its fields changed, or gone; the values of the others keep their bytes."""
+    """An item with some fields changed, or removed if None; the values of the others keep their bytes."""
     fields = _fields.decode(raw)
     for name, value in {"id": None, **changes}.items():
         if value is None:

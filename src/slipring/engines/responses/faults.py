@@ -1,6 +1,6 @@
-"""What an upstream says when it fails, as our clients are told it.
+"""Failures that an upstream reports, as errors for API clients.
 
-Statuses are kept. Ids in the words are not: they are the upstream's own.
+Statuses are kept. Ids in messages are removed: they are the upstream's own.
 """
 
 import re
@@ -10,7 +10,8 @@ import msgspec
 
 from slipring.engines.remote.admission import Retryable
 from slipring.engines.remote.upstream import refusal
-from slipring.errors import ApiError
+from slipring.engines.responses.events import Event
+from slipring.errors import ApiError, ServerError
 
 _LOST_CODES = frozenset(
     {
@@ -27,81 +28,87 @@ _STATUSES = {
     "slow_down": 503,
     "service_unavailable": 503,
 }
-_OURS = re.compile(r"invalid|image|policy|prompt|context_length|unsupported|refused|not_found|missing")
-"""Codes of faults that are in the request, where nothing else tells."""
+_REQUEST_FAULTS = re.compile(
+    r"invalid|image|policy|prompt|context_length|unsupported|refused|not_found|missing"
+)
+"""Codes of faults in the request, for errors without a status."""
 _ID = re.compile(r"\b(?:resp|msg|rs|fc|ctc|call|req|ws|cmp)_(?=\w*\d)\w{12,}")
 
 
-class Lost(Retryable):
-    """The upstream has lost what was to be continued, or its socket is gone: the whole can be sent again."""
+class ContextLost(Retryable):
+    """The upstream no longer has the response to continue: the whole context can be sent instead."""
 
     def __init__(self) -> None:
         super().__init__("The engine cannot be reached.")
 
 
-class NoLanes(Lost):
-    """The upstream takes no ``stream_id``."""
+class LanesUnsupported(ContextLost):
+    """The upstream does not take a ``stream_id``."""
 
 
 class _Error(msgspec.Struct):
     """An error in any of its forms: an ``error`` frame, a flat ``error`` event, the error of a response."""
 
-    code: str | int | None = None
-    message: str | None = None
-    param: str | None = None
-    headers: dict[str, Any] | None = None
+    code: Any = None
+    message: Any = None
+    param: Any = None
+    headers: Any = None
 
 
-class _Event(_Error):
-    error: _Error | None = None
-    status: int | None = None
-    status_code: int | None = None
-
-
-_event = msgspec.json.Decoder(_Event)
-
-
-class _Failed(msgspec.Struct):
+class _FailedResponse(msgspec.Struct):
     error: _Error | None = None
 
 
-_failed = msgspec.json.Decoder(_Failed)
+_failed_response = msgspec.json.Decoder(_FailedResponse)
 
 
-def of_error_event(payload: bytes | str) -> ApiError:
-    """The fault that an ``error`` frame or event tells."""
-    event = _event.decode(payload)
-    error = event.error or event
+def from_error_event(event: Event) -> ApiError:
+    """The error that an ``error`` frame or event reports. Raises ``ServerError`` if it is malformed."""
+    error = _error(event)
     code = str(error.code or "")
     if code in _LOST_CODES:
-        return Lost()
-    if "stream_id" in (error.param or error.message or ""):
-        return NoLanes()
-    status = event.status or event.status_code or _status(code)
-    headers = {**(event.headers or {}), **(error.headers or {})}
-    return _refusal(status, error.message or "", headers)
+        return ContextLost()
+    if "stream_id" in str(error.param or error.message or ""):
+        return LanesUnsupported()
+    status = event.status or event.status_code
+    if not isinstance(status, int):
+        status = _status(code)
+    headers = {**_mapping(event.headers), **_mapping(error.headers)}
+    return _refusal(status, str(error.message or ""), headers)
 
 
-def of_failed_response(response: bytes) -> ApiError:
-    """The fault that ended a response which had begun."""
-    error = _failed.decode(response).error or _Error()
-    return _refusal(_status(str(error.code or "")), error.message or "", {})
+def from_failed_response(response: bytes) -> ApiError:
+    """The error that ended a response which had begun."""
+    error = _failed_response.decode(response).error or _Error()
+    return _refusal(_status(str(error.code or "")), str(error.message or ""), {})
 
 
-def code_of(payload: bytes | str) -> str:
+def code_of(event: Event) -> str:
     """The code of an ``error`` frame."""
-    event = _event.decode(payload)
-    return str((event.error or event).code or "")
+    return str(_error(event).code or "")
 
 
 def without_ids(error: ApiError) -> ApiError:
-    """The same fault in words that name nothing of the upstream's."""
+    """The same error with the upstream's ids removed from its message."""
     error.message = _ID.sub("(id)", error.message)
     return error
 
 
+def _error(event: Event) -> _Error:
+    if isinstance(event.error, dict):
+        known = ("code", "message", "param", "headers")
+        return _Error(**{name: event.error[name] for name in known if name in event.error})
+    if event.error is not None:
+        raise ServerError("The engine's answer cannot be read.")
+    return _Error(event.code, event.message, event.param)
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _status(code: str) -> int:
-    return _STATUSES.get(code) or (400 if _OURS.search(code) else 500)
+    return _STATUSES.get(code) or (400 if _REQUEST_FAULTS.search(code) else 500)
 
 
 def _refusal(status: int, message: str, headers: dict[str, Any]) -> ApiError:

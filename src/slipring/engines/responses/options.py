@@ -19,48 +19,50 @@ _CHOICES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(UpstreamOptions):
-    """Which server, and how it is spoken to."""
+class ResponsesOptions(UpstreamOptions):
+    """The options of one server of the Responses API."""
 
     query: str = ""
-    model: str = option("", "the model there; empty: all that the server lists, the first by default")
+    model: str = option(
+        "", "the model's name at the server; empty: all that the server lists, the first by default"
+    )
     transport: str = option(
-        "auto", "websocket, sse, or auto: a WebSocket, and SSE from then on where the server refuses it"
+        "auto", "websocket, sse, or auto: a WebSocket, or SSE from the moment the server refuses one"
     )
     max_sockets: int = option(
-        256, "WebSockets open at once, not fewer than `max_jobs`; the one idle longest makes room", least=1
+        256, "WebSockets open at once, at least `max_jobs`; the one idle longest is closed first", least=1
     )
     socket_idle_s: float = option(600.0, "seconds after which an idle WebSocket is closed")
-    socket_max_age_s: float = option(3300.0, "age from which a WebSocket takes no more turns")
+    socket_max_age_s: float = option(3300.0, "seconds after which an open WebSocket takes no more turns")
     lanes: bool = option(True, "whether forks share their parent's WebSocket, each on a `stream_id`")
     chain: bool = option(
-        False, "whether the server is to store responses and be sent only what is new, also by SSE"
+        False, "whether the server stores responses, so that turns send only new items also by SSE"
     )
     reasoning: str = option(
         "drop",
-        "earlier reasoning in a context that is sent whole: drop, encrypted (asked for and kept) or text",
+        "earlier reasoning when the whole context is sent: drop, encrypted (requested and kept) or text",
     )
-    summary: str = option("", "the reasoning summary to ask for: auto, concise or detailed")
+    summary: str = option("", "the reasoning summary to request: auto, concise or detailed")
     key_header: str = option(
-        "", "the header that carries the bare key, as `api-key` for Azure; empty: Bearer"
+        "", "the header that carries the key, as `api-key` for Azure; empty: `Authorization: Bearer`"
     )
 
 
-def read_options(text: str) -> Options:
-    """Read what stands behind ``responses:``; what cannot be used is named in one line."""
+def read_options(text: str) -> ResponsesOptions:
+    """Parse what follows ``responses:``. Raises ``StartupError`` with one line."""
     address, *pairs = text.split(",")
     url = urlsplit(address)
     if url.scheme not in ("http", "https") or not url.netloc:
         raise StartupError(
             "--engine responses: needs the address of a server, as in responses:https://host/v1"
         )
-    values = read_pairs("responses", Options, pairs)
+    values = read_pairs("responses", ResponsesOptions, pairs)
     for name, choices in _CHOICES.items():
         if values.get(name, choices[0]) not in choices:
             known = ", ".join(filter(None, choices))
             raise StartupError(f"--engine responses: option '{name}' must be one of {known}")
     base = urlunsplit((url.scheme, url.netloc, url.path.rstrip("/") or "/v1", "", ""))
-    options = Options(url=base, query=url.query, **values)
+    options = ResponsesOptions(url=base, query=url.query, **values)
     if options.max_sockets < options.max_jobs:
         raise StartupError("--engine responses: option 'max_sockets' must not be less than 'max_jobs'")
     return options

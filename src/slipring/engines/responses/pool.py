@@ -1,8 +1,8 @@
-"""The pool: which sockets to an upstream are open, and how many may be.
+"""The pool of WebSockets to one upstream: opens, bounds and closes them.
 
-A socket is opened for a chain and serves nothing else, so that its affinity headers are right and nobody
-shares it with another tenant. It is closed when nobody can continue what was made on it, when it has been
-idle for long, when it is old, or when another needs the place.
+A socket is opened for one chain and its forks, so that its affinity headers are right and tenants share none.
+It is closed when no response on it can be continued, when it has been idle for long, when it is old, or when
+the pool is full and another is needed.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import aiohttp
 from slipring.core.generation import Job
 from slipring.engines.remote.admission import Retryable
 from slipring.engines.remote.upstream import Upstream, refusal
-from slipring.engines.responses.options import Options
+from slipring.engines.responses.options import ResponsesOptions
 from slipring.engines.responses.positions import Position
 from slipring.engines.responses.sockets import Lane, Socket
 from slipring.errors import ApiError
@@ -26,11 +26,11 @@ _SILENCE_S = 20.0
 _TICK_S = 1.0
 _CLOSE_S = 2.0
 _FAILING = frozenset({401, 408, 425, 429})
-"""Statuses of an upgrade that say nothing about whether there could be one."""
+"""Statuses of a refused upgrade that do not mean that the upstream has no WebSockets."""
 
 
-class NoSockets(Exception):
-    """The upstream does not speak over WebSockets."""
+class SocketsUnsupported(Exception):
+    """The upstream does not accept WebSockets. ``error`` is what its refusal means."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.message)
@@ -39,7 +39,7 @@ class NoSockets(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A lane that was taken for a job."""
+    """A socket and the lane on it that was taken for a job."""
 
     socket: Socket
     lane: Lane
@@ -48,13 +48,13 @@ class Route:
 class Pool:
     """All sockets to one upstream."""
 
-    def __init__(self, upstream: Upstream, path: str, options: Options) -> None:
+    def __init__(self, upstream: Upstream, path: str, options: ResponsesOptions) -> None:
         self._upstream = upstream
         self._url = upstream.url + path
         self._options = options
         self._lanes = options.lanes
         self._sockets: dict[Socket, None] = {}
-        """Open ones, the one used longest ago first."""
+        """Open sockets, least recently used first."""
         self._opening = 0
         self._closings: set[asyncio.Task[object]] = set()
         self._keeper: asyncio.Task[None] | None = None
@@ -77,15 +77,15 @@ class Pool:
             await asyncio.wait(self._closings)  # bounded in time
 
     def forbid_lanes(self) -> None:
-        """The upstream takes none."""
+        """Stop using lanes: the upstream does not support them."""
         self._lanes = False
 
     def resume(self, position: Position, *, fork: bool) -> Route | None:
-        """The way to a response that the upstream still has on a socket; None: there is none."""
+        """Take a lane to continue the response at ``position``; None if its socket is closed or full."""
         socket = position.socket
         if socket is None or not self._is_usable(socket):
             return None
-        lane = socket.take_for(position, fork=fork, lanes=self._lanes)
+        lane = socket.take_after(position, position.lane, fork=fork, lanes=self._lanes)
         if lane is None:
             return None
         del self._sockets[socket]
@@ -93,7 +93,7 @@ class Pool:
         return Route(socket, lane)
 
     async def open(self, job: Job) -> Route:
-        """A new socket."""
+        """Open a new socket and take its default lane. Raises ``SocketsUnsupported`` or an ``ApiError``."""
         self._make_room()
         self._opening += 1
         try:
@@ -107,7 +107,7 @@ class Pool:
     async def _connect(self, headers: Mapping[str, str]) -> aiohttp.ClientWebSocketResponse:
         try:
             async with asyncio.timeout(self._options.connect_timeout_s):
-                return await self._upstream.http.ws_connect(
+                return await self._upstream.client.session.ws_connect(
                     self._url,
                     headers={**_BETA, **headers},
                     autoping=False,
@@ -117,7 +117,7 @@ class Pool:
         except aiohttp.WSServerHandshakeError as error:
             fault = refusal(error.status, b"", error.headers or {})
             if error.status < 500 and error.status not in _FAILING:
-                raise NoSockets(fault) from error
+                raise SocketsUnsupported(fault) from error
             raise fault from error
         except (aiohttp.ClientError, OSError) as error:
             raise Retryable("The engine cannot be reached.") from error
@@ -128,8 +128,8 @@ class Pool:
         return socket in self._sockets and socket.is_alive and not socket.retired
 
     def _make_room(self) -> None:
-        """Close idle sockets until there is a place. There are some: no more jobs run than there may be
-        sockets."""
+        """Close idle sockets until the pool has room. There is always one: ``max_jobs`` is at most
+        ``max_sockets``."""
         self._forget_closed()
         for socket in list(self._sockets):
             if len(self._sockets) + self._opening < self._options.max_sockets:
@@ -146,7 +146,7 @@ class Pool:
                 socket.closing.add_done_callback(self._closings.discard)
 
     async def _keep(self) -> None:
-        """Look after sockets that nobody uses."""
+        """Close or ping the sockets that no job uses, once a second."""
         while True:
             await asyncio.sleep(_TICK_S)
             now = _now()

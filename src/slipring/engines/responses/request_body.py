@@ -1,12 +1,12 @@
-"""A job as a create request: bytes that are put together, never encoded again.
+"""A job as the body of a create request.
 
-Instructions, tools and items go as the client wrote them. What the client did not ask for is not sent, so
-that the upstream's defaults hold.
+Instructions, tools and items are spliced in as the bytes that the client sent. Settings that the client did
+not give are left out, so that the upstream's defaults apply.
 """
 
 from slipring.core.generation import Job, Settings
-from slipring.engines.remote.body_splicing import spliced
-from slipring.engines.responses.options import Options
+from slipring.engines.remote.http_client import spliced
+from slipring.engines.responses.options import ResponsesOptions
 from slipring.protocol import wire
 from slipring.protocol.items import AdditionalTools, LoadedTools
 from slipring.protocol.tools import CallableTool, Offer, Toolset, merged
@@ -18,13 +18,13 @@ _ENCRYPTED = "reasoning.encrypted_content"
 def create_body(
     job: Job,
     model: str,
-    options: Options,
+    options: ResponsesOptions,
     items: list[bytes],
     *,
     opening: dict[str, object],
     previous_id: str | None = None,
 ) -> list[bytes]:
-    """The request, in pieces. ``opening`` are the fields that the transport wants; they come first."""
+    """The request in pieces. ``opening`` are fields that the transport adds; they come first."""
     fields = {**opening, "model": model, "store": options.chain}
     if previous_id is not None:
         fields["previous_response_id"] = previous_id
@@ -40,7 +40,7 @@ def create_body(
 
 
 def count_body(job: Job, model: str, items: list[bytes]) -> list[bytes]:
-    """The request for a count, in pieces: what a prompt is made of, and nothing else."""
+    """The request for a token count in pieces: model, instructions, tools and items."""
     return _with_context(job, {"model": model}, items)
 
 
@@ -54,7 +54,7 @@ def _with_context(job: Job, fields: dict[str, object], items: list[bytes]) -> li
     return spliced(b"".join(head), items, b"]}")
 
 
-def _settings(settings: Settings, options: Options) -> dict[str, object]:
+def _settings(settings: Settings, options: ResponsesOptions) -> dict[str, object]:
     asked: dict[str, object] = {
         "max_output_tokens": settings.max_output_tokens,
         "temperature": settings.temperature,
@@ -77,13 +77,13 @@ def _given(fields: dict[str, object]) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _include(settings: Settings, options: Options) -> list[str]:
-    wished = {_LOGPROBS: settings.logprobs, _ENCRYPTED: options.reasoning == "encrypted"}
-    return [name for name, is_wished in wished.items() if is_wished]
+def _include(settings: Settings, options: ResponsesOptions) -> list[str]:
+    wanted = {_LOGPROBS: settings.logprobs, _ENCRYPTED: options.reasoning == "encrypted"}
+    return [name for name, is_wanted in wanted.items() if is_wanted]
 
 
 def _available(job: Job) -> tuple[CallableTool, ...]:
-    """All tools of the context, before any choice among them."""
+    """All tools of the context, whatever ``tool_choice`` selects."""
     added = [job.parent.carry.tools] if job.parent is not None else []
     for item in job.input:
         if item.type in ("additional_tools", "tool_search_output"):
@@ -94,7 +94,7 @@ def _available(job: Job) -> tuple[CallableTool, ...]:
 
 
 def _tool_choice(offer: Offer, available: tuple[CallableTool, ...], *, hosted: bool) -> object:
-    """The choice that leaves this offer of what is there; None: the default does."""
+    """The ``tool_choice`` that narrows the available tools to this offer; None if the default does."""
     if offer.forbidden:
         return "none" if available or hosted else None
     if not available:
@@ -110,7 +110,7 @@ def _tool_choice(offer: Offer, available: tuple[CallableTool, ...], *, hosted: b
 
 
 def _named(tool: CallableTool) -> dict[str, object]:
-    """A tool as a choice names it."""
+    """A tool as ``tool_choice`` refers to it."""
     if tool.kind == "tool_search":
         return {"type": tool.kind}
     return _given({"type": tool.kind, "name": tool.name, "namespace": tool.namespace})

@@ -1,12 +1,11 @@
 """WebSockets to an upstream: one per chain, kept while its responses may be continued.
 
-An upstream remembers a response for the socket that made it, and promises no more than the latest of each
-lane. So a continuation goes where its parent was made: on its lane where it is the latest there, else on
-another lane of that socket. A lane is taken again for something else once nobody can continue what it made
-last.
+An upstream keeps a response for the socket that made it, and guarantees only the latest response of each
+lane. So a continuation is sent on its parent's socket: on the parent's lane if the parent is the latest
+there, else on another lane. A lane is reused once no position refers to its latest response any more.
 
-One task reads a socket and hands each lane its events. It waits while a lane has too many, and so the
-upstream waits for the slowest reader of its socket.
+One task reads a socket, decodes each event and puts it in its lane's queue. It waits while a queue is full,
+so that the upstream is slowed down to the slowest reader of the socket.
 """
 
 import asyncio
@@ -14,40 +13,27 @@ import weakref
 from collections import deque
 
 import aiohttp
-import msgspec
 from aiohttp import WSMsgType
 
 from slipring.engines.responses import faults
-from slipring.engines.responses.answer import TERMINAL
-from slipring.engines.responses.faults import Lost, NoLanes
-from slipring.engines.responses.positions import Position
+from slipring.engines.responses.events import TERMINAL, Event, decode_event
+from slipring.engines.responses.faults import ContextLost, LanesUnsupported
 from slipring.errors import ApiError, ServerError
 
 MOST_FRAME_BYTES = 16 * 2**20
-"""What upstreams take in one message."""
+"""The longest message that upstreams accept."""
 _MOST_UNREAD = 32
 _MOST_LANES = 32
 _MOST_IN_FLIGHT = 16
 
-Frame = tuple[str, str]
-"""An event's type, and its JSON."""
-
-
-class _Outline(msgspec.Struct):
-    type: str = ""
-    stream_id: str | None = None
-
-
-_outline = msgspec.json.Decoder(_Outline)
-
 
 class Lane:
-    """An ordered stream of responses on a socket."""
+    """An ordered stream of responses on a socket, with a bounded queue of unread events."""
 
     __slots__ = (
         "_arrived",
+        "_events",
         "_fault",
-        "_frames",
         "_taken",
         "begun",
         "busy",
@@ -60,65 +46,67 @@ class Lane:
 
     def __init__(self, name: str | None) -> None:
         self.name = name
-        self.latest: weakref.ref[Position] | None = None
+        self.latest: weakref.ref[object] | None = None
+        """The position of the latest response here, as long as a chain holds it."""
         self.busy = False
-        """A response is being made on it, whether somebody wants it or not."""
+        """A response is being made, even if its job was cancelled."""
         self.read = False
-        """Somebody wants it."""
+        """A job reads the events."""
         self.heard = False
-        """Something has been said on it since it was taken."""
+        """At least one event has come since the lane was taken."""
         self.begun = False
-        """The response has been announced."""
+        """``response.created`` has come."""
         self.over = False
-        """The response has come to its end."""
-        self._frames: deque[Frame] = deque()
+        """A terminal event has come."""
+        self._events: deque[Event] = deque()
         self._fault: ApiError | None = None
         self._arrived = asyncio.Event()
         self._taken = asyncio.Event()
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody can continue what it made last."""
+        """Whether it may be taken for another chain: no response is running, and none can be continued."""
         return not self.busy and (self.latest is None or self.latest() is None)
 
     def take(self) -> None:
+        """Reserve the lane for a job."""
         self.busy = self.read = True
         self.heard = self.begun = self.over = False
         self._fault = None
-        self._frames.clear()
+        self._events.clear()
 
-    async def put(self, frame: Frame) -> None:
-        """Hand over an event; waits while there are many unread."""
+    async def put(self, event: Event) -> None:
+        """Append an event to the queue; waits while the queue is full."""
         self.heard = True
-        self.begun = self.begun or frame[0] == "response.created"
-        self.over = self.over or frame[0] in TERMINAL
-        self._frames.append(frame)
+        self.begun = self.begun or event.type == "response.created"
+        self.over = self.over or event.type in TERMINAL
+        self._events.append(event)
         self._arrived.set()
-        while len(self._frames) >= _MOST_UNREAD and self.read:
+        while len(self._events) >= _MOST_UNREAD and self.read:
             self._taken.clear()
             await self._taken.wait()
 
     def fail(self, fault: ApiError) -> None:
-        """There will be no more events."""
+        """End the queue: ``get`` raises ``fault`` after the events that are queued."""
         self._fault = fault
         self._arrived.set()
 
-    async def get(self) -> list[Frame]:
-        """The events that have come since; waits for one."""
-        while not self._frames:
+    async def get(self) -> list[Event]:
+        """Take all queued events; waits for at least one."""
+        while not self._events:
             if self._fault is not None:
                 raise self._fault
             self._arrived.clear()
             await self._arrived.wait()
-        frames = list(self._frames)
-        self._frames.clear()
+        events = list(self._events)
+        self._events.clear()
         self._taken.set()
-        return frames
+        return events
 
     def leave(self) -> None:
-        """Nobody reads on."""
+        """Stop reading: drop the queue, and let the socket's reader go on."""
         self.read = False
-        self._frames.clear()
+        self._events.clear()
         self._taken.set()
 
 
@@ -130,7 +118,7 @@ class Socket:
         self._lanes: dict[str | None, Lane] = {None: Lane(None)}
         self.opened_at = self.used_at = self.heard_at = self.pinged_at = now
         self.retired = False
-        """Takes no more responses: too old, or the upstream has said so."""
+        """Takes no more responses: it is too old, or the upstream has reported its limit."""
         self.closing: asyncio.Task[object] | None = None
         self._reader = asyncio.create_task(self._read())
         self._pinging: asyncio.Task[None] | None = None
@@ -145,17 +133,17 @@ class Socket:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits for what is made on it."""
+        """Whether a job reads any of its lanes."""
         return any(lane.read for lane in self._lanes.values())
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing that was made here can be continued."""
+        """Whether no response that was made here can be continued."""
         return all(lane.is_free for lane in self._lanes.values())
 
-    def take_for(self, position: Position, *, fork: bool, lanes: bool) -> Lane | None:
-        """The lane on which to go on from a response that was made here; None: there is none left."""
-        lane = position.lane
+    def take_after(self, position: object, lane: Lane | None, *, fork: bool, lanes: bool) -> Lane | None:
+        """Take a lane to continue the response at ``position``, which was made on ``lane``; None if there is
+        none. Forks need ``lanes``: that the upstream takes a ``stream_id``."""
         if lane is None or fork or lane.busy or lane.latest is None or lane.latest() is not position:
             lane = self._another() if lanes else None
         if lane is not None:
@@ -163,7 +151,7 @@ class Socket:
         return lane
 
     def take_first(self) -> Lane:
-        """The lane for the first response of a chain."""
+        """Take the default lane, for the first response of a chain."""
         lane = self._lanes[None]
         lane.take()
         return lane
@@ -178,16 +166,19 @@ class Socket:
         return free
 
     async def send(self, frame: bytes) -> None:
-        """Send a create. Raises ``Lost`` where nobody is there any more."""
+        """Send a create. Raises ``ContextLost`` if the connection is closed."""
         try:
             await self._ws.send_frame(frame, WSMsgType.TEXT)
         except (aiohttp.ClientError, OSError) as error:
             self.drop()
-            raise Lost from error
+            raise ContextLost from error
 
-    def give_back(self, lane: Lane, position: Position | None) -> None:
-        """A job is done with its lane. If its response has not ended there is no way to stop it but to close
-        the socket, which is done where nobody else has one on it; else the rest is read and dropped."""
+    def give_back(self, lane: Lane, position: object | None) -> None:
+        """End a job's use of a lane; ``position`` is what it left.
+
+        A response that has not ended can be stopped only by closing the socket. That is done if no other job
+        uses the socket; else the rest of the response is read and dropped.
+        """
         self.used_at = asyncio.get_running_loop().time()
         lane.latest = weakref.ref(position) if position is not None else None
         lane.leave()
@@ -199,7 +190,7 @@ class Socket:
             self.drop()
 
     def ping(self, now: float, silence_s: float) -> None:
-        """Keep an idle socket open, and find out whether it is."""
+        """Ping a socket that has been silent for ``silence_s``; drop it if the last ping got no answer."""
         if now - self.heard_at > 2 * silence_s and self.pinged_at > self.heard_at:
             self.drop()
         elif now - max(self.heard_at, self.pinged_at) > silence_s:
@@ -207,10 +198,10 @@ class Socket:
             self._pinging = asyncio.create_task(self._ping())
 
     def drop(self) -> None:
-        """Close it, now and without waiting for the upstream."""
+        """Close it without waiting for the upstream; running responses fail."""
         if self.closing is None:
             self._reader.cancel()
-            self._end(Lost())
+            self._end(ContextLost())
             self.closing = asyncio.create_task(self._ws.close())
 
     async def _ping(self) -> None:
@@ -220,46 +211,46 @@ class Socket:
             self.drop()
 
     async def _read(self) -> None:
-        fault: ApiError = Lost()
+        fault: ApiError = ContextLost()
         try:
             while True:
                 message = await self._ws.receive()
                 self.heard_at = asyncio.get_running_loop().time()
                 if message.type is WSMsgType.TEXT:
-                    await self._hand_over(message.data)
+                    await self._route(decode_event(message.data))
                 elif message.type is WSMsgType.PING:
                     await self._ws.pong(message.data)
                 elif message.type is not WSMsgType.PONG:
                     break
         except (aiohttp.ClientError, OSError):
-            pass  # gone, as below
-        except msgspec.DecodeError:
-            fault = ServerError("The engine's answer cannot be read.")
+            pass  # the connection is lost
+        except ServerError as error:
+            fault = error
         finally:
             self._end(fault)
         if self.closing is None:
             self.closing = asyncio.create_task(self._ws.close())
 
-    async def _hand_over(self, payload: str) -> None:
-        outline = _outline.decode(payload)
-        if outline.stream_id is None and self._is_without_lanes(outline.type):
+    async def _route(self, event: Event) -> None:
+        """Put an event in its lane's queue."""
+        if event.stream_id is None and self._is_without_lanes(event.type):
             return
-        lane = self._lanes.get(outline.stream_id)
-        if outline.type == "error" and faults.code_of(payload) == "websocket_connection_limit_reached":
-            # It is about the connection: what has begun may still come to its end.
+        lane = self._lanes.get(event.stream_id)
+        if event.type == "error" and faults.code_of(event) == "websocket_connection_limit_reached":
+            # About the connection: responses that have begun may still complete.
             self.retired = True
             if lane is not None and lane.heard:
                 return
         if lane is None or not lane.busy:
             return
         if lane.read:
-            await lane.put((outline.type, payload))
-        elif outline.type in TERMINAL:
+            await lane.put(event)
+        elif event.type in TERMINAL:
             lane.busy = False
 
     def _is_without_lanes(self, kind: str) -> bool:
-        """Whether an event without a lane must be that of a fork: then this upstream knows no lanes, and what
-        comes cannot be told apart any more."""
+        """Whether an event without a ``stream_id`` must belong to a fork. Then the upstream ignores lanes and
+        its events cannot be assigned: the running responses fail."""
         default = self._lanes[None]
         misplaced = (kind == "error" and not default.busy) or (
             kind == "response.created" and (not default.busy or default.begun)
@@ -269,7 +260,7 @@ class Socket:
             return False
         self.retired = True
         for lane in unheard:
-            lane.fail(NoLanes())
+            lane.fail(LanesUnsupported())
         if default.busy and not default.over:
             default.fail(ServerError("The engine's answer cannot be read."))
         return True

@@ -14,7 +14,7 @@ from slipring.engines.constraints.compiler import Compiler
 from slipring.engines.simulated.masked import DeadEnd, write_json, write_text
 from slipring.errors import InvalidRequest
 from slipring.protocol import wire
-from slipring.protocol.grammars import Grammar
+from slipring.protocol.definitions import Grammar
 
 _CARGO = ("digest=0123456789abcdef and Words " * 7)[:240]
 """A property that accepts this accepts a digest, and filler words that make it longer."""

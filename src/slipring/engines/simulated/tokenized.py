@@ -18,7 +18,7 @@ from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
 from slipring.engines.tokens.gguf_models import MODEL_COMMAND, manner_of, packaged_model, read_gguf
 from slipring.engines.tokens.renderers import make_renderer, read_tokenizer
-from slipring.engines.tokens.token_answer import Answer, Piece, count, render
+from slipring.engines.tokens.token_answer import Piece, TokenAnswer, count, render
 from slipring.errors import StartupError
 from slipring.prompts.rendering import Rendered, Renderer, Rendering, Step
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
@@ -73,7 +73,7 @@ class TokenizedEngine(Engine):
         if job.generate:
             pace.postpone(options.ttft_ms / 1000)
         await pace.reached()
-        answer = Answer(job, rendering, self.renderer, trusted=True)
+        answer = TokenAnswer(job, rendering, self.renderer, trusted=True)
         answer.take(Piece(cached_tokens=cached))
         ids, end = self._plan(job, rendering, known, content)
         for id in ids:

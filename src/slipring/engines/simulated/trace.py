@@ -49,7 +49,7 @@ def trace_job(job: Job, before: Trace | None, dropped_items: int = 0) -> Trace:
     instructions = job.head.instructions
     if before is not None and job.parent is not None and not dropped_items:
         if before.instructions == instructions:
-            return before.then(job.parent.said).then(job.input)
+            return before.then(job.parent.answer).then(job.input)
         return _start(instructions, before.left_out, job.context())
     items = tuple(job.context())
     return _start(instructions, _cut(items, dropped_items), items)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TypeVar
 
-from slipring.engines.remote.admission import Places
+from slipring.engines.remote.admission import JobQueue
 
 T = TypeVar("T")
 
@@ -19,12 +19,12 @@ class Crew:
     def __init__(self, name: str, size: int) -> None:
         self._threads = ThreadPoolExecutor(size, name)
         # Whoever waits is a response that has been admitted; to bound their number is not done twice.
-        self._places = Places(size, sys.maxsize)
+        self._queue = JobQueue(size, sys.maxsize)
 
     async def run(self, tenant: str, work: Callable[..., T], *given: object) -> T:
         """Do work off the event loop, when it is the tenant's turn."""
         with ExitStack() as stack:
-            await stack.enter_context(self._places.ticket(tenant)).turn()
+            await stack.enter_context(self._queue.ticket(tenant)).turn()
             running = asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
             place = stack.pop_all()
         # A thread cannot be stopped. Its place is free when its work is done, whether anybody waits or not.

@@ -1,19 +1,21 @@
-"""Vocabularies that only a server knows. Renderers that ask them run in threads: they wait for answers."""
+"""Vocabularies that only a server has. Renderers that use them run in threads, which wait for answers."""
 
 import re
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from itertools import pairwise
 
+from slipring.engines.remote.http_client import HttpFailure
 from slipring.errors import InvalidRequest, Unavailable
 from slipring.prompts.tokenization.token_budget import BOUNDLESS, Room, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 
 _SHORT = 16
-"""What dialects write around texts. Longer ones could tell a tenant, by their speed, what others sent."""
+"""Characters of texts that are cached: what dialects write around contents. Caching longer ones would
+reveal to a tenant, by response times, what others sent."""
 _MOST_PIECES = 4096
 _STEP_CHARS = 16_384
 _LONGEST_WORD = 256
@@ -37,7 +39,9 @@ class AskedVocabulary(Vocabulary):
         self._control = dict(control or {})
         self.fingerprint = sha256(name.encode()).hexdigest()
         self._short = lru_cache(maxsize=4096)(self._tokenize_text)
-        self._find_control = lru_cache(maxsize=256)(self._ask_control)
+        # Unbounded: names come from dialects and templates, never from clients. What was found out at start
+        # must stay known, because later it is needed on the event loop, which cannot wait.
+        self._find_control = cache(self._ask_control)
 
     def encode(self, text: str, room: Room = BOUNDLESS) -> list[int]:
         ids: list[int] = []
@@ -73,7 +77,7 @@ class AskedVocabulary(Vocabulary):
         return self._control.keys()
 
     def bytes_of(self, id: int) -> bytes:
-        raise NotImplementedError("what a token says is told by the engine, with the token")
+        raise NotImplementedError("the server sends the text of a token with the token")
 
     @abstractmethod
     def _pieces(self, text: str) -> list[str]:
@@ -90,11 +94,11 @@ class AskedVocabulary(Vocabulary):
 
 @contextmanager
 def tokenizing() -> Iterator[None]:
-    """What goes wrong while a server tokenizes."""
+    """Raise what goes wrong while a server tokenizes as ``Unavailable``."""
     try:
         yield
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise Unavailable("The engine's tokenizer is gone; it will be back.") from error
+    except (HttpFailure, ValueError, LookupError, TypeError) as error:
+        raise Unavailable("The engine's tokenizer does not answer. Try again in a moment.") from error
 
 
 def starts_of(tokens: Iterable[str], *patterns: str) -> "re.Pattern[str]":

@@ -1,7 +1,7 @@
 """What engines by token ids share: how a job becomes ids, and how ids become an answer.
 
-``Answer`` is for servers that name every id they emit. It keeps the ids as emitted, so that the next turn
-appends to exactly what the model has read and said.
+``TokenAnswer`` is for servers that name every id they emit. It keeps the ids as emitted, so that the next
+turn appends to exactly what the model has read and said.
 """
 
 import asyncio
@@ -194,7 +194,7 @@ def _together(pieces: Sequence[Piece]) -> Piece | None:
     return whole
 
 
-class Answer:
+class TokenAnswer:
     """The answer to one job as it comes in, id by id."""
 
     def __init__(

@@ -1,14 +1,14 @@
-"""Engines in front of servers elsewhere that are sent token ids and name the ids they emit.
+"""What the engines share that send token ids to a server and get back the ids it emits: vllm and sglang.
 
-What differs between such servers is how a request is written and how a stream is read; their engines add
-just that.
+Each of them adds how a request is written and how its stream is parsed.
 """
 
+import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -17,25 +17,22 @@ from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finis
 from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.constraint import Constraint, constraint_of
 from slipring.engines.options import option, read_pairs
-from slipring.engines.remote.admission import Gate, Retryable
-from slipring.engines.remote.batches import read_each
-from slipring.engines.remote.startup_queries import ask, at_start
-from slipring.engines.remote.upstream import Upstream, UpstreamOptions, read_key, refusal
+from slipring.engines.remote.admission import BegunStream, Gate, Retryable
+from slipring.engines.remote.upstream import Upstream, UpstreamOptions, read_each, refusal, startup_errors
 from slipring.engines.tokens.renderers import Manner, make_renderer
-from slipring.engines.tokens.token_answer import Answer, Piece, count, learn, render
+from slipring.engines.tokens.token_answer import Piece, TokenAnswer, count, learn, render
 from slipring.errors import ApiError, ServerError, StartupError
-from slipring.prompts.rendering import Rendered
+from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import TopLogprob
 
 _REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options(UpstreamOptions):
-    """Which server, and how contexts are written for its model."""
+class TokenServerOptions(UpstreamOptions):
+    """The options of one server, its model and its tokenizer."""
 
     tokenizer: str = option(
         "", "the model's `tokenizer.json`, or a directory that holds it and `tokenizer_config.json`"
@@ -44,15 +41,16 @@ class Options(UpstreamOptions):
         "", "how contexts are written: chatml, llama3 or template; empty: as the model's template asks"
     )
     model: str = option("", "the model's name at the server; empty: the first that it serves")
-    context: int = option(0, "tokens of context; 0: as the server says")
+    context: int = option(0, "tokens of context; 0: as many as the server reports")
 
 
-def read_options(kind: str, text: str) -> Options:
-    """Read what stands behind ``KIND:``; what cannot be used is named in one line."""
+def read_options(kind: str, text: str) -> TokenServerOptions:
+    """Parse what follows ``KIND:``. Raises ``StartupError`` with one line."""
     url, *pairs = text.split(",")
     if not url.startswith(("http://", "https://")):
         raise StartupError(f"--engine {kind}: name its address, as in {kind}:http://127.0.0.1:8000")
-    return Options(url=url.rstrip("/").removesuffix("/v1"), **read_pairs(kind, Options, pairs))
+    values = read_pairs(kind, TokenServerOptions, pairs)
+    return TokenServerOptions(url=url.rstrip("/").removesuffix("/v1"), **values)
 
 
 class Served(NamedTuple):
@@ -65,39 +63,39 @@ class Served(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request that is ready to be sent, as often as it takes."""
+    """An encoded request. It can be sent more than once."""
 
     path: str
     pieces: Sequence[bytes]
     headers: dict[str, str]
     read: Callable[[], "Reader"]
-    """Makes what reads one answer to it."""
+    """Makes a parser for one answer to it."""
 
 
 class Reader(Protocol):
-    """Reads the stream that answers one request."""
+    """Parses the stream that answers one request."""
 
     def read(self, payload: bytes) -> Piece:
-        """What a payload says. Raises what a server's own report of a failure means."""
+        """Parse one payload. Raises an ``ApiError`` if it reports a failure."""
 
 
 class TokenServer(Engine):
-    """One such server and its model."""
+    """One server and the model that it serves."""
 
     level = Level.TOKENS
     maker: ClassVar[str]
-    """What it should be, in words."""
+    """What the server should be, for messages: "a vLLM server"."""
     spared: ClassVar[int] = 0
-    """How many tokens of the context it keeps from prompts."""
+    """How many tokens of the context the server does not give to prompts."""
+    served: Served
+    """Set by ``start``, like the renderer."""
+    renderer: Renderer
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: TokenServerOptions) -> None:
         self.options = options
-        self._key = read_key(self.name, options)
         self._upstream = Upstream(self.name, options)
         self._gate = Gate(f"{self.maker} at {options.url}", options, self._probe)
-        self.served = self._find_model()
-        vocabulary, manner = self.find_vocabulary()
-        self.renderer = make_renderer(self.name, options.dialect, manner, vocabulary)
+        self._models: list[Model] = []
 
     @classmethod
     def from_options(cls, text: str) -> "TokenServer":
@@ -108,12 +106,20 @@ class TokenServer(Engine):
         return self._gate.trouble
 
     def models(self) -> Sequence[Model]:
-        capabilities = Capabilities(logprobs=True)
-        name, context = self.served.name, self.served.context
-        return [Model(name=name, owner=self.name, capabilities=capabilities, context_tokens=context)]
+        return self._models
 
     async def start(self) -> None:
         await self._upstream.start()
+        self.served = served = await self._find_model()
+        capabilities = Capabilities(logprobs=True)
+        self._models = [
+            Model(name=served.name, owner=self.name, capabilities=capabilities, context_tokens=served.context)
+        ]
+        vocabulary, template = await self.find_vocabulary()
+        # In a thread: it is CPU time, and may need the server's tokenizer.
+        self.renderer = await asyncio.to_thread(
+            make_renderer, self.name, self.options.dialect, template, vocabulary
+        )
         await learn(self.renderer)
 
     async def close(self) -> None:
@@ -128,17 +134,21 @@ class TokenServer(Engine):
             yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
             await ticket.turn()
             yield [Begun()]
-            if not sent.total:  # a warmup of nothing, which no server takes
+            if not sent.total:  # a warmup of an empty context, which servers refuse
                 yield [Finished("stop", 0, 0, 0, position=sent)]
                 return
-            # Not before its turn: a request holds all ids as text.
+            # Encoded only now, because it takes memory: all ids as text.
             request = self.write(job, sent, self._limit(job, sent), constraint)
-            answer = Answer(job, rendering, self.renderer, constrained=constraint is not None)
-            async with aclosing(self._gate.stream(lambda: self._attempt(request, answer))) as batches:
+            answer = TokenAnswer(job, rendering, self.renderer, constrained=constraint is not None)
+
+            def attempt() -> Awaitable[BegunStream[list[Delta]]]:
+                return BegunStream.begin(self._attempt(request, answer))
+
+            async with aclosing(await self._gate.begin(attempt)) as batches:
                 async for deltas in batches:
                     if deltas:
                         yield deltas
-        yield answer.finish()  # whoever takes long to read it has given the place back
+        yield answer.finish()  # after the ticket is given back: a slow reader must not hold up other jobs
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
@@ -147,17 +157,17 @@ class TokenServer(Engine):
         return await constraint_of(job, self.renderer.calls, self.compiler) if job.generate else None
 
     @abstractmethod
-    def find_vocabulary(self) -> tuple[Vocabulary, Manner]:
-        """The model's vocabulary, and how contexts are written for it."""
+    async def find_vocabulary(self) -> tuple[Vocabulary, Manner]:
+        """The model's vocabulary and chat template, from files or from the server. Called by ``start``."""
 
     @abstractmethod
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
-        """A request for at most so many tokens after ``sent``."""
+        """Encode the request for at most ``limit`` tokens after ``sent``."""
 
-    def choose_model(self, told: Any) -> Served:
-        """The model that is meant, of those that the server lists."""
+    async def choose_model(self, listed: Any) -> Served:
+        """The configured model, of those that ``/v1/models`` lists, or the first."""
         options = self.options
-        cards = [card for card in told["data"] if options.model in ("", card["id"])]
+        cards = [card for card in listed["data"] if options.model in ("", card["id"])]
         if not cards:
             raise StartupError(f"--engine {self.name}: {options.url} serves no model '{options.model}'")
         card = cards[0]
@@ -166,40 +176,36 @@ class TokenServer(Engine):
             raise StartupError(f"--engine {self.name}: {options.url} names no context; give it with context=")
         return Served(card["id"], context, str(card.get("root") or card["id"]))
 
-    def ask(self, path: str) -> Any:
-        """Wait for an answer, at start."""
-        return ask(self.options.url, self._key, path)
-
-    def ask_at_start(self, path: str, read: Callable[[Any], T]) -> T:
-        """What the server says, read; what is wrong with it, in one line."""
-        with at_start(self.name, self.options.url, self.maker):
-            return read(self.ask(path))
+    async def query(self, path: str) -> Any:
+        """GET a JSON document from the server. Raises ``HttpFailure``."""
+        return await self._upstream.client.query(path)
 
     def top_logprob(self, id: int, logprob: float) -> TopLogprob:
-        """What a token of a vocabulary that is here says, and how likely it was."""
-        said = self.renderer.bytes_of(id)
-        return TopLogprob(said.decode("utf-8", "replace"), logprob, list(said))
+        """A token of a local vocabulary as text and bytes, with its logprob."""
+        token = self.renderer.bytes_of(id)
+        return TopLogprob(token.decode("utf-8", "replace"), logprob, list(token))
 
     def _limit(self, job: Job, sent: Rendered) -> int:
-        """How much may be said. A warmup says one token, which nobody hears: servers prefill for no less."""
+        """How many tokens to generate. One for a warmup, which is dropped: servers prefill for no less."""
         room = self.served.context - sent.total
         return min(job.settings.max_output_tokens or room, room) if job.generate else 1
 
-    def _find_model(self) -> Served:
+    async def _find_model(self) -> Served:
         options = self.options
         if options.model and options.context:
             return Served(options.model, options.context, options.model)
-        return self.ask_at_start("/v1/models", self.choose_model)
+        with startup_errors(self.name, options.url, self.maker):
+            return await self.choose_model(await self.query("/v1/models"))
 
     async def _probe(self) -> None:
-        # Its body may be empty, and a gateway before it may not know the path: it is there all the same.
-        async with self._upstream.http.get(f"{self._upstream.url}/health") as answer:
-            if answer.status >= 500:
-                answer.raise_for_status()
+        # Any status below 500 will do: a gateway in front of the server may not know the path.
+        status = await self._upstream.client.status("/health")
+        if status >= 500:
+            raise Retryable(f"/health answers with {status}")
 
-    async def _attempt(self, request: Request, answer: Answer) -> AsyncGenerator[list[Delta], None]:
-        """Send a request once. It yields as soon as the answer has begun, even if there is nothing to tell
-        yet; until then the answer is as it was, for another attempt."""
+    async def _attempt(self, request: Request, answer: TokenAnswer) -> AsyncGenerator[list[Delta], None]:
+        """Send a request once. Yields as soon as the answer has begun, even without deltas; until then
+        ``answer`` is unchanged, for another attempt."""
         reader = request.read()
 
         def read(payload: bytes) -> Piece:
@@ -208,21 +214,20 @@ class TokenServer(Engine):
             except (msgspec.DecodeError, UnicodeError) as error:
                 raise ServerError("The engine's answer cannot be read.") from error
 
-        is_told = False
-        events = self._upstream.events(request.path, request.pieces, request.headers)
-        async with aclosing(events) as batches:
+        has_yielded = False
+        async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
             async for payloads in batches:
                 if answer.ends_here():
                     return
                 pieces, fault = read_each(read, payloads)
                 deltas = answer.take_all(pieces)
-                if deltas or (answer.has_begun and not is_told):
-                    is_told = True
+                if deltas or (answer.has_begun and not has_yielded):
+                    has_yielded = True
                     yield deltas
                 if fault is not None:
                     raise fault
         if not answer.has_ended:
-            raise Retryable("The engine ended its answer without saying so.")
+            raise Retryable("The engine ended its answer without a finish reason.")
 
 
 class Fault(Struct):
@@ -233,13 +238,13 @@ class Fault(Struct):
 
 
 def failure(fault: Fault, status: int | None = None) -> ApiError:
-    """A failure within a stream means what it would have meant instead of one."""
+    """The error for API clients that a failure within a stream means: the same as with this HTTP status."""
     status = status or (fault.code if isinstance(fault.code, int) else 500)
     return refusal(status, wire.encode({"message": fault.message}), {})
 
 
 def reason_of(name: str) -> Literal["stop", "length"]:
-    """Why an answer ended. Any end that is not one of these is a failure."""
+    """Translate a finish reason. Raises ``ServerError`` for any that is no regular end."""
     if name not in _REASONS:
-        raise ServerError(f"The engine broke off its answer: {name[:100]}")
+        raise ServerError(f"The engine ended its answer early: {name[:100]}")
     return _REASONS[name]

@@ -117,7 +117,7 @@ class TemplateRenderer(Renderer):
         names = tail.names
         spoken: tuple[ChatMessage, ...] = ()
         if tail.is_open:
-            said = Folder(names).read(job.parent.said if job.parent is not None else ())
+            said = Folder(names).read(job.parent.answer if job.parent is not None else ())
             names, spoken = said.names, (_answer(said.messages),)
         folder = Folder(names).read(job.input)
         new = folder.messages

@@ -1,1 +1,1 @@
-"""Requests and answers of the endpoints beside `/v1/responses`."""
+"""Request and reply types of the endpoints beside `/v1/responses`."""

@@ -1,4 +1,4 @@
-"""``POST /v1/responses/compact``: what is asked for, and the new window that is answered with."""
+"""``POST /v1/responses/compact``: the request, and the compacted window that it returns."""
 
 from typing import Literal
 
@@ -20,7 +20,7 @@ _TRIGGER = b'{"type":"compaction_trigger"}'
 
 
 class CompactRequest(Struct):
-    """Fields mean what they mean in a create."""
+    """A subset of a create's fields, with the same meaning."""
 
     model: str
     input: Raw | UnsetType = UNSET
@@ -35,7 +35,7 @@ class CompactRequest(Struct):
     service_tier: ServiceTier | None = None
 
     def as_create(self) -> CreateRequest:
-        """The create that does it: the same context, and at its end the item that asks for a compaction."""
+        """The equivalent create: the same context with a ``compaction_trigger`` as its last item."""
         return CreateRequest(
             model=self.model,
             input=_triggered(self.input),
@@ -52,7 +52,7 @@ class CompactRequest(Struct):
 
 
 class Window(Struct):
-    """A compacted context: an input to begin a new chain with."""
+    """A compacted context, to be sent as the input of a new chain."""
 
     id: str
     created_at: int

@@ -1,4 +1,4 @@
-"""The conversations endpoints: what is asked, and a conversation as it is answered with."""
+"""The conversations endpoints: their requests, and the conversation object."""
 
 from typing import Annotated, Literal
 
@@ -59,7 +59,7 @@ def read_addition(body: bytes) -> AddItems:
 
 
 def _refuse_long_fields(body: bytes) -> None:
-    """Refuse what would take long to decode, before it is."""
+    """Refuse fields that would take long to decode, without decoding them."""
     if len(body) <= wire.LONG_BYTES:
         return
     fields = wire.decode(_fields, body)

@@ -1,1 +1,1 @@
-"""Access control: API keys, permissions, quotas, encryption keys."""
+"""Access control: API keys, permitted models, quotas, encryption keys."""

@@ -1,10 +1,10 @@
-"""Who is asking: from an Authorization header to a caller, and whether it may still ask.
+"""Authentication: finds the caller for an Authorization header, and rechecks callers later.
 
-One way for HTTP and WebSocket. There are keys of the configuration and keys of the store; once there is one,
-of either kind, a key is needed. They are kept as digests and compared in constant time: the configured ones
-all of them every time, a stored one with something even where there is none. Unknown and revoked keys get the
-same answer. Browsers are kept out unless their origin is listed: a page that a user happens to visit must not
-reach a server on the user's machine.
+HTTP and WebSocket use it alike. Keys come from the configuration and from the store; as soon as there is one
+of either kind, requests need a key. Keys are held as digests and compared in constant time: a request is
+compared with all configured keys, and for an unknown key id with a digest that never matches. Unknown and
+revoked keys get the same answer. Browsers are rejected unless their origin is listed, so that a web page
+cannot use a server on its visitor's machine.
 """
 
 import contextlib
@@ -19,25 +19,25 @@ from slipring.keys.token import Token, digest
 from slipring.stores.base import Key, Keys
 
 DEFAULT_TENANT = "default"
-_NOBODY = digest("")
-"""What is compared where there is no key of that id. No token has an empty secret."""
+_UNMATCHABLE = digest("")
+"""Compared if there is no key with the given id. No token has an empty secret."""
 
 
 class Caller(Struct, frozen=True):
-    """Whoever is behind a request or a connection."""
+    """The tenant and key of a request or connection."""
 
     tenant: str
     key: Key | None = None
-    """The stored key that it came with, as it was then."""
+    """The stored key that was presented, as it was then; None for configured keys and guests."""
     is_guest: bool = False
-    """It came while no key was needed."""
+    """It was admitted while no key was required."""
 
 
 _GUEST = Caller(DEFAULT_TENANT, is_guest=True)
 
 
 class Keyring:
-    """The keys that are accepted and the tenants they belong to. Without keys, everybody is one tenant."""
+    """The accepted keys and their tenants. Without keys, all callers are guests of the default tenant."""
 
     def __init__(self, stored: Keys, entries: Iterable[str] = (), origins: Iterable[str] = ()) -> None:
         self._stored = stored
@@ -56,27 +56,27 @@ class Keyring:
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody may come in."""
+        """Whether requests need no key."""
         return not self._configured and not self._has_stored
 
     def __str__(self) -> str:
-        """Which keys there are, for the operator."""
+        """A description of the keys for the operator, without secrets."""
         configured = f"{len(self._configured)} configured" if self._configured else ""
         stored = "those in the store" if self._has_stored else ""
         return " and ".join(filter(None, (configured, stored))) or "none: any key is accepted"
 
     async def start(self) -> None:
-        """Find out whether the store has keys. Raises ``Unavailable``: a guess could open the door."""
+        """Find out whether the store has keys. Raises ``Unavailable``, because a guess could admit anyone."""
         self._has_stored = await self._stored.exist()
 
     async def refresh(self) -> None:
-        """Notice a first key in the store. That there was one stays true."""
+        """Require keys from now on if the store has one. Later revocations do not undo that."""
         if not self._has_stored:
-            with contextlib.suppress(Unavailable):  # until it is back, nobody can have made one
+            with contextlib.suppress(Unavailable):  # checked again with the next refresh
                 self._has_stored = await self._stored.exist()
 
     async def admit(self, headers: Mapping[str, str]) -> Caller:
-        """Who a request comes from, or the error that refuses it."""
+        """Return the caller of a request. Raises ``PermissionDenied`` or ``AuthenticationFailed``."""
         origin = headers.get("Origin")
         if origin is not None and origin.rstrip("/").lower() not in self._origins:
             raise PermissionDenied(f"Requests from the origin '{origin}' are not allowed by this server.")
@@ -90,7 +90,7 @@ class Keyring:
         raise _wrong_key() if presented else _no_key()
 
     async def recheck(self, caller: Caller) -> Key | None:
-        """Whether a caller would still be let in; its stored key as it is now, if it has one."""
+        """Return a caller's stored key as it is now, or None. Raises ``AuthenticationFailed``."""
         if caller.is_guest and not self.is_open:
             raise _no_key()
         if caller.key is None:
@@ -113,7 +113,7 @@ class Keyring:
         if token is None:
             return None
         key = await self._stored.find(token.id)
-        is_right = hmac.compare_digest(_NOBODY if key is None else key.digest, token.digest)
+        is_right = hmac.compare_digest(_UNMATCHABLE if key is None else key.digest, token.digest)
         if key is None:
             return None
         self._has_stored = True

@@ -1,7 +1,4 @@
-"""Which models a caller may use: the catalog as its key lets it see it.
-
-A model that is not permitted is, for this caller, not there at all.
-"""
+"""The models that a caller may use. For a caller, other models do not exist."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -12,18 +9,18 @@ from slipring.errors import ModelNotFound
 
 
 class Selection(Protocol):
-    """Models to choose from: a catalog, or the permitted part of one."""
+    """A catalog, or the permitted part of one."""
 
     def __iter__(self) -> Iterator[Model]: ...
 
     def find(self, name: str | None) -> Model:
-        """The model of this name, the default one for None, or ``ModelNotFound``."""
+        """The model with this name, or the default one for None. Raises ``ModelNotFound``."""
 
 
 class Permitted:
-    """A view of a catalog that shows these models and no others. The first is the default.
+    """The part of a catalog that a list of names permits. The first model is the default.
 
-    An alias stands for its model: where either is listed, both may be used.
+    Listing a model or one of its aliases permits the model under all its names.
     """
 
     def __init__(self, catalog: Catalog, names: Sequence[str]) -> None:
@@ -37,7 +34,7 @@ class Permitted:
 
     def find(self, name: str | None) -> Model:
         if name is None:
-            # Where nothing that is permitted is served here, the refusal says what was looked for.
+            # If no permitted model is served here, the error names the first permitted one.
             name = next(iter(self._models), self._names[0])
         wanted = self._aliases.get(name, name)
         if wanted not in self._models:

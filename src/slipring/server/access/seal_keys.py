@@ -1,8 +1,8 @@
-"""Seals: what clients keep for us, encrypted and bound to their tenant.
+"""Encrypts items that clients keep (``encrypted_content``), bound to their tenant.
 
-A blob is ``slr1.`` and, in URL-safe base64, a key's id, a nonce and what AES-256-GCM made of the items' JSON.
-The first key seals and every key opens, so that keys can be changed without breaking what is out there. A
-nonce is 96 random bits: one key is good for billions of seals.
+A blob is ``slr1.`` followed by URL-safe base64 of a key id, a nonce, and the items' JSON encrypted with
+AES-256-GCM. The first key encrypts and every key decrypts, so that keys can be rotated while old blobs remain
+readable. A nonce is 96 random bits, which suffices for billions of blobs per key.
 """
 
 import base64
@@ -29,36 +29,38 @@ _items = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class KeyedSeal:
-    """Seals with the first of its keys, opens with any."""
+    """Encrypts with the first of its keys, decrypts with any of them."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
-        """Keys of 32 bytes, at least one."""
+        """``keys``: at least one, of 32 bytes each."""
         self._ciphers = {_key_id(key): AESGCM(key) for key in keys}
         self._newest = _key_id(keys[0])
 
     def seal(self, tenant: str, items: tuple[Item, ...]) -> str:
         payload = b"[" + b",".join(item.raw for item in items) + b"]"
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        sealed = self._ciphers[self._newest].encrypt(nonce, payload, _bound(tenant, self._newest))
+        sealed = self._ciphers[self._newest].encrypt(nonce, payload, _additional_data(tenant, self._newest))
         return _VERSION + base64.urlsafe_b64encode(self._newest + nonce + sealed).decode().rstrip("=")
 
     def open(self, tenant: str, blob: str) -> tuple[Item, ...]:
-        data = _decoded(blob)
+        data = _decode(blob)
         key_id, rest = data[:_ID_BYTES], data[_ID_BYTES:]
         cipher = self._ciphers.get(key_id)
         if cipher is None or len(rest) <= _NONCE_BYTES:
             raise BrokenSeal
         try:
-            payload = cipher.decrypt(rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], _bound(tenant, key_id))
+            payload = cipher.decrypt(
+                rest[:_NONCE_BYTES], rest[_NONCE_BYTES:], _additional_data(tenant, key_id)
+            )
             return tuple(read_item(bytes(raw), "") for raw in _items.decode(payload))
         except (InvalidTag, msgspec.DecodeError, ApiError):
             raise BrokenSeal from None
 
 
 async def open_seal(key_file: str, store: Store) -> KeyedSeal:
-    """The seal of a server: by the keys in a file, else by one that all nodes on its store share."""
+    """The seal of a server: with the keys of a file, or with the key that all nodes share in the store."""
     shared = await store.cluster.secret("seal", new_key())
-    # With a file, the store's key still opens what it has sealed before there was one.
+    # The shared key stays last, for blobs that were made before there was a file.
     return KeyedSeal([*read_keys(key_file), shared] if key_file else [shared])
 
 
@@ -67,17 +69,17 @@ def new_key() -> bytes:
 
 
 def read_keys(path: str) -> list[bytes]:
-    """The keys in a file: one a line, in base64, the one that seals first."""
+    """Read keys from a file: one per line, in base64, the encrypting key first. Raises ``StartupError``."""
     try:
         lines = Path(path).read_text(encoding="ascii").split()
         keys = [base64.b64decode(line, validate=True) for line in lines]
     except OSError as error:
         raise StartupError(f"seal_key_file: cannot read {path}: {error.strerror}") from None
     except ValueError:
-        raise StartupError(f"seal_key_file: {path} holds something that is not base64") from None
+        raise StartupError(f"seal_key_file: {path} contains a line that is not base64") from None
     if not keys or any(len(key) != KEY_BYTES for key in keys):
         raise StartupError(
-            f"seal_key_file: {path} must hold keys of {KEY_BYTES} bytes in base64, one a line"
+            f"seal_key_file: {path} must contain keys of {KEY_BYTES} bytes in base64, one per line"
             " (openssl rand -base64 32)"
         )
     return keys
@@ -87,13 +89,13 @@ def _key_id(key: bytes) -> bytes:
     return hashlib.sha256(b"slipring seal\0" + key).digest()[:_ID_BYTES]
 
 
-def _bound(tenant: str, key_id: bytes) -> bytes:
-    """What a seal is bound to beside its content."""
+def _additional_data(tenant: str, key_id: bytes) -> bytes:
+    """The additional data that authenticates version, key and tenant."""
     return _VERSION.encode() + key_id + tenant.encode()
 
 
-def _decoded(blob: str) -> bytes:
-    """The bytes of a blob that is written just as we write them: of several spellings, one is ours."""
+def _decode(blob: str) -> bytes:
+    """Decode a blob, and reject any spelling of its base64 that ``seal`` would not produce."""
     if not blob.startswith(_VERSION):
         raise BrokenSeal
     text = blob.removeprefix(_VERSION)

@@ -1,4 +1,4 @@
-"""Telling a background run's events over SSE, from any number on and on any node."""
+"""Streams the events of a background run over SSE, from any sequence number, on any node."""
 
 import asyncio
 import math
@@ -10,14 +10,17 @@ from msgspec import Struct, json
 
 from slipring.core.limits import Limits
 from slipring.errors import ApiError
+from slipring.protocol.events import TERMINAL
 from slipring.server.background.runs import Background
 from slipring.server.connections.http_connection import connection_of
+from slipring.server.periodic_tasks import cancel_and_wait
 from slipring.server.transports import sse
 from slipring.stores.base import RunEvent
 
+_TERMINAL_TYPES = frozenset(event.__struct_config__.tag for event in TERMINAL)
 _PAGE = 500
 _POLL_S = 0.25
-"""How often a run that another node makes is looked at."""
+"""Interval at which the store is read for new events of a run that another node makes."""
 
 
 class _Outline(Struct):
@@ -30,7 +33,7 @@ _outline = json.Decoder(_Outline)
 async def follow(
     background: Background, request: web.Request, tenant: str, response_id: str, *, after: int
 ) -> web.StreamResponse:
-    """Answer with all events after a number, until the run is over."""
+    """Answer a request with all events after a number, until the run is over."""
     stream = web.StreamResponse(headers=sse.HEADERS)
     follower = _Follower()
     connection = connection_of(request)
@@ -39,9 +42,9 @@ async def follow(
         await stream.prepare(request)
         batches = _batches(background, tenant, response_id, after)
         try:
-            await _tell(stream, batches, background.service.config.limits, follower)
+            await _write_all(stream, batches, background.service.config.limits, follower)
         except (ConnectionError, ApiError):
-            # In the middle of an answer nothing else can be said: it is cut off, and can be asked for again.
+            # An error cannot be sent within a stream: cut it off, so that the client asks for the rest.
             if request.transport is not None:
                 request.transport.abort()
         finally:
@@ -51,31 +54,39 @@ async def follow(
 
 
 class _Follower:
-    """Somebody who is told of a run, as the server looks after its clients."""
+    """A client that reads the events of a run."""
+
+    in_flight = 0
 
     def __init__(self) -> None:
-        self.told_to_leave = asyncio.Event()
-        self.untold: list[RunEvent] = []
-        """What was read and is not written yet."""
+        self.must_leave = asyncio.Event()
+        self._queued_bytes = 0
 
     def queued_bytes(self) -> int:
-        return sum(len(event.data) for event in self.untold)
+        """Bytes that were read and are not written yet."""
+        return self._queued_bytes
+
+    def queue(self, batch: list[RunEvent]) -> None:
+        self._queued_bytes = sum(len(event.data) for event in batch)
+
+    def dequeue(self, event: RunEvent) -> None:
+        self._queued_bytes -= len(event.data)
 
     def tick(self) -> float:
-        return math.inf  # it has no deadlines of its own
+        return math.inf  # it has no deadlines
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
-        self.told_to_leave.set()
+        self.must_leave.set()
 
 
-async def _tell(
+async def _write_all(
     stream: web.StreamResponse,
     batches: AsyncGenerator[list[RunEvent], None],
     limits: Limits,
     follower: _Follower,
 ) -> None:
-    """Write events as they come, and something in between where none do."""
-    leaving = asyncio.ensure_future(follower.told_to_leave.wait())
+    """Write events as they come, and keep-alive comments while there are none."""
+    leaving = asyncio.ensure_future(follower.must_leave.wait())
     pending = asyncio.ensure_future(anext(batches, None))
     try:
         while True:
@@ -86,46 +97,49 @@ async def _tell(
                 await stream.write(sse.KEEPALIVE)
                 continue
             if pending not in done:
-                raise ConnectionAbortedError  # on another node, or later, it can be followed to its end
+                raise ConnectionAbortedError  # the client can follow the rest on another node, or later
             batch = pending.result()
             if batch is None:
                 break
-            follower.untold = batch
+            follower.queue(batch)
+            batch.reverse()
             while batch:
-                event = batch.pop(0)  # whoever else has the list lets go of it, too
-                kind = _outline.decode(event.data).type
-                await stream.write(sse.named_block(kind, event.data))
+                event = batch.pop()  # from the shared list, so that the generator frees it too
+                await stream.write(sse.named_block(_outline.decode(event.data).type, event.data))
+                follower.dequeue(event)
             pending = asyncio.ensure_future(anext(batches, None))
         await stream.write(sse.DONE)
         await stream.write_eof()
     finally:
-        for task in (pending, leaving):
-            task.cancel()
-        await asyncio.wait([pending, leaving])
+        await cancel_and_wait([pending, leaving])
 
 
 async def _batches(
     background: Background, tenant: str, response_id: str, after: int
 ) -> AsyncGenerator[list[RunEvent], None]:
-    """All events after a number, as many at once as there are, until the run is over. What is new is found
-    without looking at what has been told already."""
-    runs = background.service.store.runs
+    """Yield all events after a number, in batches, until the run is over. Reads each event once."""
+    runs, slots = background.service.store.runs, background.service.retrieval_slots
     live = background.find(tenant, response_id)
+    has_ended = False
     while True:
-        is_over = live is None or live.is_over
-        events = live.tail.after(after) if live is not None else None
-        run = None
+        is_over = live is None or live.is_over  # before its events are read: afterwards none are added
+        events = live.recent_events.after(after) if live is not None else None
         if events is None or (is_over and not events):
-            # Not in memory here, or not any more: the store has everything.
-            async with background.service.retrieving.place(tenant):
-                run = await runs.read(tenant, response_id)
+            async with slots.hold(tenant):
                 events = await runs.events(tenant, response_id, after=after, limit=_PAGE)
         if events:
             after = events[-1].sequence_number
+            is_last = _outline.decode(events[-1].data).type in _TERMINAL_TYPES
             yield events
+            if is_last:
+                return
         elif live is not None and not live.is_over:
             await live.written.wait()
-        elif run is None or not run.is_open:
-            return  # read before its events: nothing can have come in between
+        elif has_ended:
+            return  # deleted, or ended before the number that the client gave
         else:
-            await asyncio.sleep(_POLL_S)
+            async with slots.hold(tenant):
+                run = await runs.read(tenant, response_id)
+            has_ended = run is None or not run.is_open
+            if not has_ended:
+                await asyncio.sleep(_POLL_S)

@@ -1,6 +1,6 @@
-"""The latest events of a background run, kept in memory for those who follow it.
+"""The latest events of a background run, kept in memory for its followers.
 
-All of them are in the store as well, so the oldest can be dropped: who needs those reads the store.
+The store has all events, so the oldest can be dropped here: a follower that needs them reads the store.
 """
 
 from bisect import bisect_right
@@ -11,8 +11,8 @@ from slipring.stores.base import RunEvent
 _number = attrgetter("sequence_number")
 
 
-class Tail:
-    """Events in the order of their numbers, bounded in bytes; the newest is always there."""
+class RecentEvents:
+    """Events in the order of their numbers, bounded in bytes. The newest event is never dropped."""
 
     __slots__ = ("_dropped", "_events", "_limit_bytes", "used_bytes")
 
@@ -20,11 +20,11 @@ class Tail:
         self._limit_bytes = limit_bytes
         self._events: list[RunEvent] = []
         self._dropped = -1
-        """The number of the newest event that is not here any more."""
+        """The number of the newest event that was dropped."""
         self.used_bytes = 0
 
     def add(self, events: list[RunEvent]) -> None:
-        """Add events that are newer than all others."""
+        """Append events, whose numbers must be greater than those before."""
         self._events += events
         self.used_bytes += sum(len(event.data) for event in events)
         count = 0
@@ -36,7 +36,7 @@ class Tail:
             del self._events[:count]
 
     def after(self, number: int) -> list[RunEvent] | None:
-        """All events after a number; None: some of them are not here any more."""
+        """All events after a number; None if some of them were dropped. Costs what it returns."""
         if number < self._dropped:
             return None
         return self._events[bisect_right(self._events, number, key=_number) :]

@@ -1,1 +1,1 @@
-"""What nodes on one store share: parked states, ids, maintenance."""
+"""Nodes on one store: parked states, fetching them from peers, maintenance of the store."""

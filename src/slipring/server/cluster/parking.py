@@ -1,8 +1,9 @@
-"""What connections that were cut remembered, kept for a while: their clients may come back for it.
+"""Keeps the cache of a dropped connection, so that a reconnecting client can continue its chains.
 
-A connection's memory is parked as a whole, within its old bounds and one of its own. Only its tenant finds
-anything there, and only over a socket: to HTTP, a response that was not stored never was. Past the bound, the
-tenant that uses the most gives way: a tenant that parks much pushes out its own memories, not another's.
+A cache is parked as a whole, for ``parked_s``. It stays subject to the cache limits of its tenant and
+process, and to ``parked_bytes``. Only its tenant can find its states, and only over a WebSocket: HTTP
+requests see stored responses alone. Past the limit, the oldest cache of the tenant that uses the most bytes
+is dropped, so that a tenant that parks much evicts its own caches and not those of others.
 """
 
 from collections import OrderedDict
@@ -16,7 +17,7 @@ from slipring.core.chain.state_cache import ConnectionCache
 
 
 class _Parked(Struct, eq=False):
-    """The memory of one connection."""
+    """The cache of one dropped connection."""
 
     cache: ConnectionCache
     tenant: str
@@ -24,18 +25,18 @@ class _Parked(Struct, eq=False):
     until: float
 
 
-_Memories = OrderedDict[_Parked, None]
+_Caches = OrderedDict[_Parked, None]
 
 
 class Parking:
-    """All parked memories of a process."""
+    """The parked caches of a process. Parking one costs the same however many are parked."""
 
     def __init__(self, duration_s: float, limit_bytes: int) -> None:
         self._duration_s = duration_s
         self._bytes = Ledger(limit_bytes, limit_bytes)
-        """Follows what the bounds of the caches evict from parked memories."""
-        self._parked: _Memories = OrderedDict()
-        self._of_tenant: dict[str, _Memories] = {}
+        """Includes what the cache limits evict from parked caches."""
+        self._parked: _Caches = OrderedDict()
+        self._of_tenant: dict[str, _Caches] = {}
         self._by_id: dict[tuple[str, str], _Parked] = {}
 
     def __len__(self) -> int:
@@ -46,7 +47,7 @@ class Parking:
         return self._bytes.used_bytes
 
     def park(self, tenant: str, cache: ConnectionCache, now: float) -> None:
-        """Keep what a connection remembered, but for what the store has anyway."""
+        """Park the cache of a connection, without the states that are also in the store."""
         for state in cache.states():
             if state.response.store:
                 cache.evict(state.id)
@@ -61,24 +62,25 @@ class Parking:
         self._bytes.add(tenant, cache.used_bytes)
         cache.on_freed = partial(self._bytes.remove, tenant)
         while not self._bytes.fits(0) and (largest := self._bytes.largest()) is not None:
-            self._forget(next(iter(self._of_tenant[largest])))
+            self._drop(next(iter(self._of_tenant[largest])))
 
     def find(self, tenant: str, response_id: str, now: float) -> ResponseState | None:
+        """The parked state of a response; None if there is none."""
         parked = self._by_id.get((tenant, response_id))
         if parked is None or parked.until <= now:
             return None
         return parked.cache.find(response_id)
 
     def sweep(self, now: float) -> None:
-        """Forget what nobody came back for."""
+        """Drop expired caches."""
         while self._parked and (oldest := next(iter(self._parked))).until <= now:
-            self._forget(oldest)
+            self._drop(oldest)
 
-    def _forget(self, parked: _Parked) -> None:
+    def _drop(self, parked: _Parked) -> None:
         del self._parked[parked]
-        memories = self._of_tenant[parked.tenant]
-        del memories[parked]
-        if not memories:
+        caches = self._of_tenant[parked.tenant]
+        del caches[parked]
+        if not caches:
             del self._of_tenant[parked.tenant]
         for response_id in parked.response_ids:
             if self._by_id.get((parked.tenant, response_id)) is parked:

@@ -1,4 +1,4 @@
-"""Where the state of an earlier response may be found, other than in the connection's own memory."""
+"""Looks up the state of an earlier response that is not in the connection's own cache."""
 
 from typing import Protocol
 
@@ -10,12 +10,14 @@ from slipring.stores.base import Responses
 
 
 class States(Protocol):
+    """A source of response states."""
+
     async def find(self, tenant: str, response_id: str) -> ResponseState | None:
-        """The state of a response of this tenant, or None."""
+        """The state of a response of this tenant; None if there is none."""
 
 
 class StoredStates:
-    """What is stored, and nothing else: for single requests."""
+    """States in the store: for HTTP requests and background runs."""
 
     def __init__(self, responses: Responses) -> None:
         self._responses = responses
@@ -25,7 +27,7 @@ class StoredStates:
 
 
 class SocketStates:
-    """What is stored, and what sockets that were cut have left behind, here or on another node."""
+    """States in the store, and states parked here or on another node: for WebSocket connections."""
 
     def __init__(self, responses: Responses, parking: Parking, peers: Peers) -> None:
         self._responses = responses

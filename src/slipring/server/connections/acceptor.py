@@ -1,7 +1,7 @@
-"""Accepts the connections of a listening socket, as far as there is room for them.
+"""Accepts connections from a listening socket while the registry has room for them.
 
-The event loop could do this by itself, but it has nothing to say when it runs out of file descriptors: uvloop
-turns clients away without a word, and asyncio tries again every second with a traceback.
+The event loop's own acceptor handles a lack of file descriptors badly: uvloop closes connections silently,
+and asyncio tries again every second and logs a traceback.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ log = logging.getLogger("slipring")
 
 _BACKLOG = 1024
 _AT_ONCE = 16
-"""Connections that are accepted before others have their turn."""
+"""Connections that are accepted before the event loop may do other work."""
 _NO_ROOM_S = 0.05
-"""How long nothing is accepted while there is no room for another connection."""
+"""Pause when there is no room for another connection."""
 _NO_DESCRIPTOR_S = 0.5
-"""The same where there is no descriptor, not even to turn a client away."""
+"""Pause when there is no file descriptor, not even to close a connection with."""
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -40,16 +40,17 @@ class Acceptor:
         self._opening: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._spare: int | None = None
-        """A descriptor kept so that there is one to turn a client away with when all others are used."""
+        """A file descriptor in reserve, to accept and close a connection when all others are used."""
 
     def start(self) -> None:
+        """Begin to listen and to accept."""
         self._listener.setblocking(False)
         self._listener.listen(_BACKLOG)
-        self._keep_spare()
+        self._reserve_descriptor()
         self._loop.add_reader(self._listener, self._accept)
 
     async def close(self) -> None:
-        """Accept no more, and let go of the socket. What was accepted is open when this returns."""
+        """Stop accepting and close the socket; waits until accepted connections have been set up."""
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
             self._listener.close()
@@ -62,18 +63,18 @@ class Acceptor:
             await asyncio.wait(self._opening)
 
     def _accept(self) -> None:
-        """Accept those who wait. It is known of the first only that there is one, so for the first only are
-        others closed."""
+        """Accept waiting connections. Only the first is certain to exist, so other connections are closed to
+        make room for the first only."""
         if not self._connections.has_room and not self._connections.make_room():
-            self._rest(_NO_ROOM_S)
+            self._pause_accepting(_NO_ROOM_S)
             return
         for _ in range(_AT_ONCE):
             try:
                 accepted, _ = self._listener.accept()
             except OSError as error:
                 if error.errno in _EXHAUSTED:
-                    self._turn_away()
-                return  # nobody waits any more, or a client has left before it was accepted
+                    self._refuse_one()
+                return  # no connection is waiting, or a client disconnected before it was accepted
             self._open(accepted)
             if not self._connections.has_room:
                 return
@@ -89,33 +90,33 @@ class Acceptor:
     async def _connect(self, connection: HttpConnection, accepted: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(lambda: connection, accepted)
-        except OSError:  # the client has left already
+        except OSError:  # the client has disconnected already
             self._connections.closed(connection)
             accepted.close()
 
-    def _turn_away(self) -> None:
-        """No descriptor is left: close the next client's connection, since it would wait for nothing."""
+    def _refuse_one(self) -> None:
+        """Without a free file descriptor: close the next connection, which would otherwise wait in vain."""
         self._connections.exhausted()
         if self._spare is not None:
             os.close(self._spare)
             self._spare = None
             with contextlib.suppress(OSError):
                 self._listener.accept()[0].close()
-        self._keep_spare()
+        self._reserve_descriptor()
         if self._spare is None:
-            self._rest(_NO_DESCRIPTOR_S)
+            self._pause_accepting(_NO_DESCRIPTOR_S)
 
-    def _rest(self, seconds: float) -> None:
-        """Let clients wait where the kernel keeps them."""
+    def _pause_accepting(self, seconds: float) -> None:
+        """Leave waiting connections in the kernel's backlog for a while."""
         self._loop.remove_reader(self._listener)
-        self._pause = self._loop.call_later(seconds, self._go_on)
+        self._pause = self._loop.call_later(seconds, self._resume_accepting)
 
-    def _go_on(self) -> None:
+    def _resume_accepting(self) -> None:
         self._pause = None
-        self._keep_spare()
+        self._reserve_descriptor()
         self._loop.add_reader(self._listener, self._accept)
 
-    def _keep_spare(self) -> None:
+    def _reserve_descriptor(self) -> None:
         if self._spare is None:
             with contextlib.suppress(OSError):
                 self._spare = os.open(os.devnull, os.O_RDONLY)

@@ -1,8 +1,7 @@
-"""One HTTP connection as aiohttp serves it, with what aiohttp leaves out.
+"""One HTTP connection: aiohttp's protocol, with limits and with errors in the API's shape.
 
-It reports to ``Connections`` when a request begins and ends, when its client does not read and when a message
-comes bit by bit, and answers what is not HTTP in the API's shape. This module and ``acceptor`` are the only
-ones that rely on how aiohttp's ``RequestHandler`` works inside; their tests fail when that changes.
+It reports to ``Connections`` when a request begins and ends, when its client does not read, and how much of a
+WebSocket message has arrived. Malformed HTTP gets an error in the API's shape.
 """
 
 import asyncio
@@ -10,45 +9,46 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from aiohttp import web
-from aiohttp.http import RawRequestMessage
 
+from slipring.aiohttp_internals import ServerProtocol, observe_requests, protocol_of
 from slipring.errors import ApiError, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
-from slipring.server.connections.registry import Connections, Stage
-from slipring.server.connections.response_headers import sign
-from slipring.server.endpoints.replies import error_response
+from slipring.server.connections.registry import Connections, ConnectionState
+from slipring.server.replies import add_standard_headers, error_response
 
-_MOST_HEAD_BYTES = 128 * 1024
-"""Of a request's line and headers. aiohttp bounds each of them and their number, but not the sum."""
-_TOGETHER_BYTES = 16 * 1024
+_MAX_HEAD_BYTES = 128 * 1024
+"""Limit for a request's line and headers together. aiohttp limits each of them and their number only."""
+_WRITE_BUFFER_BYTES = 16 * 1024
 _CONTROL_HEAD_BYTES = 6
-"""The head of a client's control frame: two bytes and a mask."""
+"""Size of the header of a client's control frame: two bytes and a mask."""
 
 
 class RequestTimeout(InvalidRequest):
-    """A request did not come within its deadline."""
+    """A request did not arrive within its deadline."""
 
     status = 408
     code = "request_timeout"
 
 
 class HeadTooLarge(InvalidRequest):
+    """The line and headers of a request exceed the limit."""
+
     status = 431
     code = "headers_too_large"
 
 
-class HttpConnection(web.RequestHandler):
+class HttpConnection(ServerProtocol):
     """Serves the requests of one client."""
 
     __slots__ = (
         "_connections",
         "_head_bytes",
-        "_is_doomed",
+        "_is_aborted",
         "_wire",
         "close_socket",
         "is_surplus",
         "queued_bytes",
-        "stage",
+        "state",
         "tenant",
         "unfinished_bytes",
     )
@@ -56,20 +56,20 @@ class HttpConnection(web.RequestHandler):
     def __init__(self, server: web.Server, connections: Connections, **options: Any) -> None:
         super().__init__(server, **options)
         self.tenant: str | None = None
-        self.stage = Stage.SERVED
+        self.state = ConnectionState.SERVING
         self.is_surplus = False
         self.unfinished_bytes = 0
         self.queued_bytes: Callable[[], int] | None = None
-        """What waits to be written, where somebody keeps a queue."""
+        """Returns the size of the transport's outgoing queue above this connection, if there is one."""
         self.close_socket: Callable[[int, str], None] | None = None
-        """Closes the WebSocket that this connection has become."""
+        """Closes the WebSocket, once the connection has been upgraded to one."""
         self._connections = connections
         self._head_bytes = 0
-        self._is_doomed = False
+        self._is_aborted = False
         self._wire: asyncio.Transport | None = None
-        """The transport until it is really closed; aiohttp lets go of it when it only begins to close."""
+        """The transport until the connection is lost; aiohttp drops its own when it begins to close."""
 
-    # As ``Connections`` knows it.
+    # The interface of ``registry.TrackedConnection``.
 
     @property
     def unsent_bytes(self) -> int:
@@ -80,12 +80,12 @@ class HttpConnection(web.RequestHandler):
         return self.unsent_bytes + (self.queued_bytes() if self.queued_bytes is not None else 0)
 
     def abort(self) -> None:
-        self._is_doomed = True
+        self._is_aborted = True
         if self._wire is not None:
             self._wire.abort()
 
     def expire(self) -> None:
-        self._reject(RequestTimeout("The head of the request did not come in time."))
+        self._reject(RequestTimeout("The head of the request did not arrive in time."))
 
     def refuse_message(self, code: int, reason: str) -> None:
         if self.close_socket is not None:
@@ -93,14 +93,14 @@ class HttpConnection(web.RequestHandler):
         else:
             self.abort()
 
-    # As its transport knows it.
+    # Callbacks of the transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._wire = wire = cast(asyncio.Transport, transport)
-        # Small writes of one moment go out together; what is more is unread until the client takes it.
-        wire.set_write_buffer_limits(high=_TOGETHER_BYTES)
+        # Above this mark the client counts as one that does not read.
+        wire.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         super().connection_made(transport)
-        if self._is_doomed:
+        if self._is_aborted:
             wire.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -122,16 +122,16 @@ class HttpConnection(web.RequestHandler):
         if self.close_socket is not None:
             self.unfinished_bytes += len(data)
             self._connections.received(self)
-        elif self.stage is not Stage.SERVED and data:
-            self._take_head(len(data))
+        elif self.state is not ConnectionState.SERVING and data:
+            self._head_received(len(data))
 
-    def _take_head(self, size_bytes: int) -> None:
-        """A part of a request's head has come, or all of it."""
+    def _head_received(self, size_bytes: int) -> None:
+        """Count the bytes of a request's head, and refuse one that is too large."""
         self._connections.request_begins(self)
         self._head_bytes += size_bytes
-        if self._messages:
-            self._head_bytes = 0  # it is complete, and about to be served
-        elif self._head_bytes > _MOST_HEAD_BYTES:
+        if self.has_queued_request:
+            self._head_bytes = 0  # the head is complete, and its handler is about to start
+        elif self._head_bytes > _MAX_HEAD_BYTES:
             self._connections.closed(self)
             self._reject(HeadTooLarge("The headers of the request are too large."))
 
@@ -140,11 +140,12 @@ class HttpConnection(web.RequestHandler):
     def become_socket(
         self, queued_bytes: Callable[[], int], close_socket: Callable[[int, str], None]
     ) -> None:
-        """From now on WebSocket messages come and go; ``queued_bytes`` tells how much waits to be written."""
+        """Count received bytes as WebSocket messages from now on. ``queued_bytes`` returns the size of the
+        outgoing queue; ``close_socket`` closes the WebSocket with a code and a reason."""
         self.queued_bytes, self.close_socket = queued_bytes, close_socket
 
     def control_frame_received(self, payload_bytes: int) -> None:
-        """A ping or a pong was read. One may come in the middle of a message."""
+        """A ping or a pong was read: its bytes are not part of the message that is being received."""
         self.unfinished_bytes -= payload_bytes + _CONTROL_HEAD_BYTES
         if self.unfinished_bytes <= 0:
             self._connections.completed(self)
@@ -154,7 +155,7 @@ class HttpConnection(web.RequestHandler):
         self._connections.completed(self)
 
     def queue_grew(self) -> None:
-        """More waits to be written than should."""
+        """The outgoing queue has exceeded its limit."""
         self._connections.measure(self)
 
     def force_close(self) -> None:
@@ -162,78 +163,70 @@ class HttpConnection(web.RequestHandler):
         self._watch_unsent()
 
     def _watch_unsent(self) -> None:
-        """An answer is over, or the connection is to be closed: nothing more will be written that would show
-        whether the client reads, and closing waits until everything is sent."""
+        """Have the registry check whether the client reads the rest: no later write will show it, and closing
+        waits until everything has been sent."""
         if self.unsent_bytes:
             self._connections.watch(self)
 
     # Requests.
 
     def head_complete(self) -> None:
-        """A request is about to be served."""
+        """The handler of a request is about to start."""
         self._head_bytes = 0
         self._connections.serving(self)
 
-    async def finish_response(
-        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> tuple[web.StreamResponse, bool]:
-        if isinstance(resp, web.HTTPException):
-            # Raised before the application was asked, with a text that repeats what was sent.
-            resp = _of_library(resp)
-        if resp.status == RequestTimeout.status or "Content-Encoding" in request.headers:
-            # What is left of the body does not come, or would be decompressed to be thrown away.
-            self._lingering_time = 0.0
-        answered = await super().finish_response(request, resp, start_time)
+    def prepare_response(self, request: web.BaseRequest, response: web.StreamResponse) -> web.StreamResponse:
+        if isinstance(response, web.HTTPException):
+            # Raised before the application was called, with a text that repeats what the client sent.
+            response = _library_error_response(response)
+        if response.status == RequestTimeout.status or "Content-Encoding" in request.headers:
+            # The rest of the body does not arrive, or would be decompressed only to be dropped.
+            self.stop_lingering()
+        return response
+
+    def response_sent(self) -> None:
         self._connections.served(self)
         self._watch_unsent()
-        return answered
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer what is not HTTP. What was sent is not repeated: it may hold a key."""
+    def respond_to_error(self, status: int, exc: BaseException | None) -> web.StreamResponse:
+        """The response to malformed HTTP. It does not repeat what was sent, which may contain a key."""
         if isinstance(exc, ConnectionError) and (self._wire is None or self._wire.is_closing()):
-            raise ConnectionError("the client has left") from exc
+            raise ConnectionError("the client has disconnected") from exc
         if status == 400:
             error: ApiError = InvalidRequest("The request is not valid HTTP.", code="invalid_http")
         else:
             self.log_exception("a request failed unexpectedly", exc_info=exc)
             error = ServerError()
-        if request.writer.output_size > 0:
-            raise ConnectionError("a part of the answer has been sent already")
-        answer = error_response(error)
-        sign(answer.headers)
-        answer.force_close()
-        return answer
+        response = error_response(error)
+        add_standard_headers(response.headers)
+        response.force_close()
+        return response
 
     def _reject(self, error: ApiError) -> None:
-        """Answer a request that never came, and close."""
+        """Send an error for a request whose head is not complete, and close; abort if it cannot be sent at
+        once."""
         transport = self._wire
         if transport is None or transport.is_closing() or not self._head_bytes or self.unsent_bytes:
             self.abort()
             return
-        transport.write(_plain_answer(error))
+        transport.write(_raw_response(error))
         if self.unsent_bytes:
             self.abort()
         else:
             self.force_close()
 
 
-def _of_library(refusal: web.HTTPException) -> web.Response:
-    """What aiohttp itself refuses, in the API's shape."""
+def _library_error_response(refusal: web.HTTPException) -> web.Response:
+    """An error that aiohttp raised itself, in the API's shape."""
     error = InvalidRequest(f"The request is not valid: {refusal.reason}.", code="invalid_http")
     error.status = refusal.status
-    answer = error_response(error)
-    answer.force_close()
-    return answer
+    response = error_response(error)
+    response.force_close()
+    return response
 
 
-def _plain_answer(error: ApiError) -> bytes:
-    """An error as a whole HTTP answer, for a connection that has no request."""
+def _raw_response(error: ApiError) -> bytes:
+    """An error as the bytes of an HTTP response, for a connection without a parsed request."""
     body = encode(
         {"error": {"message": error.message, "type": error.type, "param": None, "code": error.code}}
     )
@@ -247,23 +240,14 @@ def _plain_answer(error: ApiError) -> bytes:
 def connection_factory(
     server: web.Server, connections: Connections, **options: Any
 ) -> Callable[[], HttpConnection]:
-    """Make connections that are served by ``server``."""
-    make_request = server.request_factory
-
-    def begin(
-        message: RawRequestMessage, payload: Any, protocol: Any, writer: Any, task: Any
-    ) -> web.BaseRequest:
-        assert isinstance(protocol, HttpConnection)
-        protocol.head_complete()
-        return make_request(message, payload, protocol, writer, task)
-
-    server.request_factory = begin
+    """A function that creates connections whose requests ``server`` handles; ``options`` are aiohttp's."""
+    observe_requests(server, HttpConnection.head_complete)
     loop = asyncio.get_running_loop()
     return lambda: HttpConnection(server, connections, loop=loop, **options)
 
 
 def connection_of(request: web.BaseRequest) -> HttpConnection:
-    """The connection that a request came on."""
-    connection = request.protocol
+    """The connection that a request arrived on."""
+    connection = protocol_of(request)
     assert isinstance(connection, HttpConnection)
     return connection

@@ -1,16 +1,16 @@
-"""Every open connection of a process: how many there may be, and how long each may keep the server waiting.
+"""The registry of open connections: how many there may be, and how long each may keep the server waiting.
 
-Three things are watched, for HTTP and WebSockets alike, each at a cost that does not grow with the number of
-connections at rest:
+It tracks three things, for HTTP and WebSockets alike, each at a cost that does not grow with the number of
+idle connections:
 
-- *Waiting*: connections whose next request has not come. Its head must be complete in ``header_timeout_s``.
-  Those who have not shown a key are *anonymous*: they share a part of all connections, and the one that has
-  waited longest is closed to make room for the next.
-- *Unread*: connections with bytes that their client has not taken: more than a few KiB, or the last of an
-  answer. The client must take some in every ``send_timeout_s``. The bytes are counted per tenant and in all;
-  past a bound the connection that has waited longest is closed.
-- *Unfinished*: WebSocket messages of which a part has come. The rest must come in, likewise by progress in
-  every ``body_timeout_s``, and the bytes are counted with those of other requests.
+- *Waiting*: connections whose next request has not arrived. Once it begins, its head must be complete within
+  ``header_timeout_s``. Connections that have not sent a valid key are *anonymous*: they may take up only a
+  share of all connections, and the one that has waited longest is closed to make room for the next.
+- *Unread*: connections with bytes that their client has not read: more than a few KiB, or the end of a
+  response. The client must read some within every ``send_timeout_s``. The bytes are counted per tenant and in
+  total; above a limit the connection that has been unread longest is closed.
+- *Unfinished*: WebSocket messages that have arrived in part. More must arrive within every
+  ``body_timeout_s``, and the bytes are counted with those of other requests.
 """
 
 import logging
@@ -26,63 +26,63 @@ from slipring.errors import RateLimited, Unavailable
 log = logging.getLogger("slipring")
 
 PROGRESS_BYTES = 4096
-"""What a client has to take or send within a deadline to be given another one. Less is a client that keeps
-memory in use on purpose."""
-_CHARGED_IN = 64 * 1024
-"""Unfinished messages are counted in steps of so many bytes: most are complete before the first."""
+"""Bytes that a client has to read or send within a deadline to get another one. A client that does less
+keeps memory in use on purpose."""
+_CHARGE_STEP_BYTES = 64 * 1024
+"""Unfinished messages are counted in steps of this size: most are complete before the first step."""
 _GRACE_S = 0.25
-"""How long a connection that has shown no key is left alone although others want its place: a client that
-sends its request at once has shown its key by then."""
+"""How long an anonymous connection is kept when others need its place: enough for a client that sends its
+request at once."""
 _SURPLUS = 32
-"""Connections past the bound that are held just long enough to be told so."""
+"""Connections beyond the limit that are accepted just to be answered with an error."""
 _EXHAUSTION_S = 30.0
-"""How long after it last ran out of descriptors a server says so."""
+"""How long ``trouble`` reports that the process ran out of file descriptors."""
 _NO_TENANT = ""
 _MESSAGE_TIMEOUT, _TOO_MUCH = 1008, 1013
-"""Close codes: a policy was violated; try again later."""
+"""Close codes: policy violation; try again later."""
 
 
-class Stage(Enum):
-    """What a connection waits for, or that it is being served."""
+class ConnectionState(Enum):
+    """What a connection is doing."""
 
-    HEAD = "head"
-    """The head of its first request, or of one that has begun to come."""
-    REQUEST = "request"
-    """Another request on a connection that is kept open."""
-    SERVED = "served"
+    AWAITING_HEAD = "awaiting head"
+    """Waiting for the head of its first request, or of one that has begun to arrive."""
+    IDLE = "idle"
+    """Kept open for another request."""
+    SERVING = "serving"
 
 
-class Connection(Protocol):
-    """A connection as this registry knows it."""
+class TrackedConnection(Protocol):
+    """A connection, as far as the registry needs to know it."""
 
     tenant: str | None
-    """Whose key it has shown; None: none yet."""
-    stage: Stage
+    """The tenant of the key it has sent; None: no key yet."""
+    state: ConnectionState
     is_surplus: bool
-    """Whether it is one too many: its request is refused."""
+    """Whether it exceeds a limit on connections: its requests are refused."""
     unfinished_bytes: int
-    """Of a WebSocket message that is still coming."""
+    """Bytes of the WebSocket message that is being received."""
 
     @property
     def unsent_bytes(self) -> int:
-        """What was written to the connection and has not been taken by its client."""
+        """Bytes in the transport that the client has not read."""
 
     @property
     def unread_bytes(self) -> int:
-        """The same, and what waits to be written."""
+        """Bytes in the transport and in the outgoing queue."""
 
     def abort(self) -> None:
-        """Close at once. What is unread is lost."""
+        """Close at once. Unread bytes are lost."""
 
     def expire(self) -> None:
-        """Close because the head of a request did not come in time."""
+        """Close because the head of a request did not arrive in time."""
 
     def refuse_message(self, code: int, reason: str) -> None:
-        """Close a WebSocket because of the message that is coming."""
+        """Close a WebSocket because of the message that is being received."""
 
 
 class _Unread:
-    """Bytes that a client does not take."""
+    """Bytes that a client does not read."""
 
     __slots__ = ("charged", "drained", "since", "size", "tenant")
 
@@ -91,12 +91,12 @@ class _Unread:
         self.size = size
         self.charged = 0
         self.drained = 0
-        """Taken since the deadline was last extended."""
+        """Bytes read since the deadline was last extended."""
         self.since = clock
 
 
 class _Unfinished:
-    """A message that is coming."""
+    """A message that is being received."""
 
     __slots__ = ("charged", "seen", "since", "tenant")
 
@@ -104,7 +104,7 @@ class _Unfinished:
         self.tenant = tenant
         self.charged = 0
         self.seen = 0
-        """Bytes that had come when the deadline was last extended."""
+        """Bytes that had arrived when the deadline was last extended."""
         self.since = clock
 
 
@@ -112,7 +112,7 @@ class Connections:
     """The open connections of one process."""
 
     def __init__(self, limits: Limits, room: int, requests: Ledger, clock: Callable[[], float]) -> None:
-        """``room``: how many there may be. ``requests``: where bytes of requests are counted."""
+        """``room``: the most connections at once. ``requests``: counts the bytes of requests."""
         self.room = room
         self.open = 0
         self.unread = Ledger(limits.tenant_unread_bytes, limits.unread_bytes)
@@ -123,57 +123,59 @@ class Connections:
         self._anonymous_room = max(1, int(room * limits.anonymous_share))
         self._tenant_room = max(1, int(room * limits.tenant_share))
         self._by_tenant: Counter[str] = Counter()
-        self._waiting: dict[tuple[Stage, bool], OrderedDict[Connection, float]] = {
-            (stage, anonymous): OrderedDict()
-            for stage in (Stage.HEAD, Stage.REQUEST)
+        self._waiting: dict[tuple[ConnectionState, bool], OrderedDict[TrackedConnection, float]] = {
+            (state, anonymous): OrderedDict()
+            for state in (ConnectionState.AWAITING_HEAD, ConnectionState.IDLE)
             for anonymous in (True, False)
         }
-        self._unread: dict[Connection, _Unread] = {}
-        self._unfinished: dict[Connection, _Unfinished] = {}
-        self._known: set[Connection] = set()
+        self._unread: dict[TrackedConnection, _Unread] = {}
+        self._unfinished: dict[TrackedConnection, _Unfinished] = {}
+        self._known: set[TrackedConnection] = set()
         self._exhausted_at: float | None = None
 
-    # How many there are.
+    # Number of connections.
 
     @property
     def has_room(self) -> bool:
         return self._anonymous < self._anonymous_room and self.open < self.room
 
     def make_room(self) -> bool:
-        """Make room for one more connection; False: there is none just now, so it has to wait."""
+        """Close an anonymous or idle connection if that is needed to accept another; returns whether there is
+        room now."""
         if self._anonymous >= self._anonymous_room and not self._close_anonymous():
             return False
         if self.open < self.room or self._close_anonymous() or self._close_idle():
             return True
-        if any(self._waiting[stage, True] for stage in (Stage.HEAD, Stage.REQUEST)):
-            return False  # one of these makes room in a moment
+        if any(self._waiting[state, True] for state in (ConnectionState.AWAITING_HEAD, ConnectionState.IDLE)):
+            return False  # one of these can be closed in a moment
         return self.open < self.room + _SURPLUS
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: TrackedConnection) -> None:
+        """Register a new connection, anonymous at first."""
         connection.is_surplus = self.open >= self.room
         self._known.add(connection)
         self.open += 1
         self._anonymous += 1
-        self._wait(connection, Stage.HEAD)
+        self._wait(connection, ConnectionState.AWAITING_HEAD)
 
-    def closed(self, connection: Connection) -> None:
-        """A connection is gone, or counts as gone. May be said twice."""
+    def closed(self, connection: TrackedConnection) -> None:
+        """Remove a connection that is closed or about to be. Does nothing if it was removed before."""
         if connection not in self._known:
             return
         self._known.discard(connection)
         self.open -= 1
         self._leave_queue(connection)
-        connection.stage = Stage.SERVED
+        connection.state = ConnectionState.SERVING
         self._count(connection.tenant, -1)
         self.resumed(connection)
         self.completed(connection)
 
-    def identify(self, connection: Connection, tenant: str, *, alone: bool) -> None:
-        """A request shows whose it is. Raises what refuses it where there is no place for it. ``alone``: no
-        keys are needed, so there is no other tenant to leave room for."""
+    def identify(self, connection: TrackedConnection, tenant: str, *, alone: bool) -> None:
+        """Count a connection as one of ``tenant``, whose key it has sent. Raises if the server or the tenant
+        has too many. ``alone``: no keys are needed, so there is no other tenant to leave room for."""
         connection.is_surplus = connection.is_surplus and self.open > self.room
         if connection.is_surplus:
-            raise Unavailable("The server serves as many clients as it may. Try again later.")
+            raise Unavailable("The server has too many connections. Try again later.")
         if connection.tenant == tenant or connection not in self._known:
             return
         if not alone and self._by_tenant[tenant] >= self._tenant_room and not self._close_idle(tenant):
@@ -186,11 +188,11 @@ class Connections:
         connection.tenant = tenant
 
     def exhausted(self) -> None:
-        """The process has run out of file descriptors: say so, and close what nobody will miss."""
+        """The process has run out of file descriptors: log it, and close an anonymous or idle connection."""
         clock = self._clock()
         if self._exhausted_at is None or clock - self._exhausted_at > _EXHAUSTION_S:
             log.error(
-                "out of file descriptors with %d connections open: new ones are turned away;"
+                "out of file descriptors with %d connections open: new ones are refused;"
                 " raise the limit (ulimit -n) or lower max_connections",
                 self.open,
             )
@@ -200,7 +202,7 @@ class Connections:
 
     @property
     def trouble(self) -> str | None:
-        """Why connections are turned away just now, for whoever looks after the server."""
+        """Why connections are being refused, for ``/health``; None: they are not."""
         if self._exhausted_at is not None and self._clock() - self._exhausted_at <= _EXHAUSTION_S:
             return "the process is out of file descriptors"
         return None
@@ -214,76 +216,77 @@ class Connections:
             del self._by_tenant[tenant]
 
     def _close_anonymous(self) -> bool:
-        """Close the connection without a key that has waited longest for a request; whether there was one."""
+        """Close the anonymous connection that has waited longest for a request; returns whether there was
+        one."""
         due = self._clock() - _GRACE_S
-        for stage in (Stage.HEAD, Stage.REQUEST):
-            connection, since = next(iter(self._waiting[stage, True].items()), (None, due))
+        for state in (ConnectionState.AWAITING_HEAD, ConnectionState.IDLE):
+            connection, since = next(iter(self._waiting[state, True].items()), (None, due))
             if connection is not None and since <= due:
                 self._drop(connection)
                 return True
         return False
 
     def _close_idle(self, tenant: str | None = None) -> bool:
-        """Close the connection that has been kept open longest for another request, of one tenant or of any;
-        whether there was one."""
-        idle = self._waiting[Stage.REQUEST, False]
+        """Close the connection that has been idle longest, of one tenant or of any; returns whether there was
+        one."""
+        idle = self._waiting[ConnectionState.IDLE, False]
         connection = next((each for each in idle if tenant in (None, each.tenant)), None)
         if connection is not None:
             self._drop(connection)
         return connection is not None
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: TrackedConnection) -> None:
         self.closed(connection)
         connection.abort()
 
-    # Those that wait for a request.
+    # Connections that wait for a request.
 
-    def serving(self, connection: Connection) -> None:
-        """A request has come."""
+    def serving(self, connection: TrackedConnection) -> None:
+        """A request has arrived."""
         self._leave_queue(connection)
-        connection.stage = Stage.SERVED
+        connection.state = ConnectionState.SERVING
 
-    def served(self, connection: Connection) -> None:
-        """A request has been answered, and another may follow."""
+    def served(self, connection: TrackedConnection) -> None:
+        """A request has been answered: wait for the next."""
         if connection in self._known:
-            self._wait(connection, Stage.REQUEST)
+            self._wait(connection, ConnectionState.IDLE)
 
-    def request_begins(self, connection: Connection) -> None:
-        """The first bytes of another request have come."""
-        if connection in self._known and connection.stage is Stage.REQUEST:
-            self._wait(connection, Stage.HEAD)
+    def request_begins(self, connection: TrackedConnection) -> None:
+        """The first bytes of another request have arrived."""
+        if connection in self._known and connection.state is ConnectionState.IDLE:
+            self._wait(connection, ConnectionState.AWAITING_HEAD)
 
-    def _wait(self, connection: Connection, stage: Stage) -> None:
+    def _wait(self, connection: TrackedConnection, state: ConnectionState) -> None:
         self._leave_queue(connection)
-        connection.stage = stage
-        self._waiting[stage, connection.tenant is None][connection] = self._clock()
+        connection.state = state
+        self._waiting[state, connection.tenant is None][connection] = self._clock()
 
-    def _leave_queue(self, connection: Connection) -> None:
-        if connection.stage is not Stage.SERVED:
+    def _leave_queue(self, connection: TrackedConnection) -> None:
+        if connection.state is not ConnectionState.SERVING:
             for anonymous in (True, False):
-                self._waiting[connection.stage, anonymous].pop(connection, None)
+                self._waiting[connection.state, anonymous].pop(connection, None)
 
-    # Those whose client does not read.
+    # Connections whose client does not read.
 
-    def watch(self, connection: Connection) -> None:
-        """Look from time to time whether the client takes what was written."""
+    def watch(self, connection: TrackedConnection) -> None:
+        """Check with every tick whether the client reads what was written."""
         if connection in self._known and connection not in self._unread:
             tenant = connection.tenant or _NO_TENANT
             self._unread[connection] = _Unread(tenant, connection.unsent_bytes, self._clock())
 
-    def paused(self, connection: Connection) -> None:
-        """More was written than the client has taken so far."""
+    def paused(self, connection: TrackedConnection) -> None:
+        """The transport's buffer is above its high-water mark."""
         self.watch(connection)
         self.measure(connection)
 
-    def resumed(self, connection: Connection) -> None:
-        """The client has taken everything."""
+    def resumed(self, connection: TrackedConnection) -> None:
+        """The client has read enough: stop tracking it."""
         unread = self._unread.pop(connection, None)
         if unread is not None and unread.charged:
             self.unread.remove(unread.tenant, unread.charged)
 
-    def measure(self, connection: Connection) -> None:
-        """Count what a connection holds now, and close others or itself where that is too much."""
+    def measure(self, connection: TrackedConnection) -> None:
+        """Count a connection's unread bytes anew, and close connections while a limit is exceeded."""
         unread = self._unread.get(connection)
         if unread is None:
             return
@@ -296,19 +299,19 @@ class Connections:
             self._close_unread(tenant)
 
     def _close_unread(self, tenant: str) -> None:
-        """Close the connection of a tenant whose client has left bytes unread for longest."""
+        """Close the connection of a tenant that has had unread bytes for longest."""
         connection = next(each for each, unread in self._unread.items() if unread.tenant == tenant)
         log.warning(
-            "tenant %r: a connection is closed, its clients have left %d bytes unread",
+            "tenant %r: closing a connection, because clients have left %d bytes unread",
             tenant,
             self.unread.used_by(tenant),
         )
         self._drop(connection)
 
-    # Those that send a message bit by bit.
+    # Connections with an unfinished message.
 
-    def received(self, connection: Connection) -> None:
-        """More of a WebSocket message has come."""
+    def received(self, connection: TrackedConnection) -> None:
+        """More of a WebSocket message has arrived."""
         if connection not in self._known:
             return
         unfinished = self._unfinished.get(connection)
@@ -316,7 +319,7 @@ class Connections:
             tenant = connection.tenant or _NO_TENANT
             unfinished = self._unfinished[connection] = _Unfinished(tenant, self._clock())
         more = connection.unfinished_bytes - unfinished.charged
-        if more < _CHARGED_IN:
+        if more < _CHARGE_STEP_BYTES:
             return
         if self._requests.fits_tenant(unfinished.tenant, more) and self._requests.fits(more):
             self._requests.add(unfinished.tenant, more)
@@ -325,32 +328,32 @@ class Connections:
         self.completed(connection)
         connection.refuse_message(_TOO_MUCH, "too many unfinished messages")
 
-    def completed(self, connection: Connection) -> None:
-        """No message is coming any more."""
+    def completed(self, connection: TrackedConnection) -> None:
+        """The message is complete, or is not received any further."""
         connection.unfinished_bytes = 0
         unfinished = self._unfinished.pop(connection, None)
         if unfinished is not None and unfinished.charged:
             self._requests.remove(unfinished.tenant, unfinished.charged)
 
-    # Time.
+    # Deadlines.
 
     def tick(self) -> None:
-        """Close the connections that have kept the server waiting for too long."""
+        """Close the connections that have exceeded a deadline."""
         clock = self._clock()
         for anonymous in (True, False):
-            queue = self._waiting[Stage.HEAD, anonymous]
+            queue = self._waiting[ConnectionState.AWAITING_HEAD, anonymous]
             while queue and clock - next(iter(queue.values())) > self._limits.header_timeout_s:
                 connection = next(iter(queue))
                 self.closed(connection)
                 connection.expire()
         for connection in list(self._unread):
             if connection in self._unread:  # measuring one may have closed others
-                self._look_at_unread(connection, clock)
+                self._check_unread(connection, clock)
         for connection in list(self._unfinished):
-            self._look_at_unfinished(connection, clock)
+            self._check_unfinished(connection, clock)
 
-    def _look_at_unread(self, connection: Connection, clock: float) -> None:
-        # What waits to be written is left out: it grows while the client reads.
+    def _check_unread(self, connection: TrackedConnection, clock: float) -> None:
+        # The outgoing queue is left out: it may grow although the client reads.
         unread, size = self._unread[connection], connection.unsent_bytes
         if not size:
             self.resumed(connection)
@@ -364,7 +367,7 @@ class Connections:
         else:
             self.measure(connection)
 
-    def _look_at_unfinished(self, connection: Connection, clock: float) -> None:
+    def _check_unfinished(self, connection: TrackedConnection, clock: float) -> None:
         unfinished, size = self._unfinished[connection], connection.unfinished_bytes
         if size - unfinished.seen >= PROGRESS_BYTES:
             unfinished.seen, unfinished.since = size, clock

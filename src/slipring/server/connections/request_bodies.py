@@ -1,4 +1,4 @@
-"""Bodies of requests: read whole, within a deadline and within the bytes that a tenant may have under way."""
+"""Reads request bodies within a deadline and within a tenant's limit on bytes that are being received."""
 
 import asyncio
 
@@ -12,13 +12,13 @@ from slipring.server.service import Service
 
 
 async def read_body(service: Service, request: web.Request, caller: Caller) -> bytes:
-    """The body of a request, whatever is in it."""
-    most = service.config.limits.max_frame_bytes
-    if request.content_length is not None and request.content_length > most:
+    """Read the body of a request. Raises ``ApiError`` if it is too large, too slow or cannot be decoded."""
+    limit_bytes = service.config.limits.max_frame_bytes
+    if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large()
     reader = _Reader(service, request, caller.tenant)
     try:
-        return await reader.read(most)
+        return await reader.read(limit_bytes)
     except web.RequestPayloadError:
         raise InvalidJson("The request's body cannot be decompressed.") from None
     finally:
@@ -26,7 +26,7 @@ async def read_body(service: Service, request: web.Request, caller: Caller) -> b
 
 
 class _Reader:
-    """Reads one body, and counts its bytes as those of a request for as long as it is read."""
+    """Reads one body, and counts its bytes in the ledger of requests until ``release``."""
 
     def __init__(self, service: Service, request: web.Request, tenant: str) -> None:
         self._timeout_s = service.config.limits.body_timeout_s
@@ -35,19 +35,19 @@ class _Reader:
         self._tenant = tenant
         self._charged = 0
 
-    async def read(self, most: int) -> bytes:
+    async def read(self, limit_bytes: int) -> bytes:
         clock = asyncio.get_running_loop().time
         chunks: list[bytes] = []
         deadline, progress = clock() + self._timeout_s, 0
         while chunk := await self._next(deadline):
             chunks.append(chunk)
             self._charge(len(chunk))
-            if self._charged > most:
+            if self._charged > limit_bytes:
                 raise _too_large()
             progress += len(chunk)
             if progress >= PROGRESS_BYTES:
                 deadline, progress = clock() + self._timeout_s, 0
-            # A compressed body may be there at once, all of it: others are served between its parts.
+            # All of a compressed body may be available at once: let others run between its parts.
             await asyncio.sleep(0)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
@@ -61,15 +61,15 @@ class _Reader:
             async with asyncio.timeout_at(deadline):
                 return await self._content.readany()
         except TimeoutError:
-            raise RequestTimeout("The body of the request did not come in time.") from None
+            raise RequestTimeout("The body of the request did not arrive in time.") from None
 
     def _charge(self, size_bytes: int) -> None:
         if not self._ledger.fits_tenant(self._tenant, size_bytes):
             raise RateLimited(
-                "Too many requests are being sent at once: their bodies are too large, together."
+                "The bodies of the requests that are being sent at once are too large together."
             )
         if not self._ledger.fits(size_bytes):
-            raise Unavailable("The server receives as much as it may. Try again later.")
+            raise Unavailable("The server is receiving too many bytes at once. Try again later.")
         self._ledger.add(self._tenant, size_bytes)
         self._charged += size_bytes
 

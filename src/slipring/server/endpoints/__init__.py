@@ -1,1 +1,1 @@
-"""HTTP endpoints: routes, and handlers other than creating a response."""
+"""HTTP endpoints: the web application and its handlers."""

@@ -1,12 +1,11 @@
-"""The HTTP surface: routes, admission and the shape of every refusal.
+"""The web application: routes, authentication, and errors in the API's shape.
 
-``/v1`` may be left out of any path. Who is asking is decided here, once, before anything else is looked at.
+``/v1`` may be left out of any path. Every endpoint but ``/health`` is called with the authenticated caller.
 """
 
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -14,48 +13,53 @@ from aiohttp.typedefs import Handler
 from slipring import __version__
 from slipring.core.generation import Model
 from slipring.errors import ApiError, InvalidRequest, NotFound, ServerError
-from slipring.protocol.endpoints.small_objects import EngineHealth, Health, ModelList, ModelObject, TurnList
+from slipring.protocol.endpoints.reply_bodies import EngineHealth, Health, ModelList, ModelObject, TurnList
 from slipring.server.access.auth import Caller
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
 from slipring.server.cluster import peers
 from slipring.server.connections.http_connection import connection_of
-from slipring.server.connections.response_headers import sign
 from slipring.server.endpoints import conversations
 from slipring.server.endpoints.compact import compact
 from slipring.server.endpoints.input_tokens import count_tokens
-from slipring.server.endpoints.replies import error_response, json_response
-from slipring.server.endpoints.responses import StoredResponses
+from slipring.server.endpoints.responses import Responses
+from slipring.server.replies import add_standard_headers, error_response, json_response
 from slipring.server.service import Service, shutting_down
 from slipring.server.transports import echo
-from slipring.server.transports.http import create_response
-from slipring.server.transports.websocket import Connection, serve_websocket
+from slipring.server.transports.websocket import WebSocketConnection, serve_websocket
 
 log = logging.getLogger("slipring")
 
 _Endpoint = Callable[[Service, web.Request, Caller], Awaitable[web.StreamResponse]]
+_OTHER_APIS = (
+    ("/messages/count_tokens", "the Messages API", "/v1/responses/input_tokens"),
+    ("/messages", "the Messages API", "/v1/responses"),
+    ("/chat/completions", "the Chat Completions API", "/v1/responses"),
+    ("/completions", "the Completions API", "/v1/responses"),
+)
+"""Path prefix, the API it belongs to, and the path to use here. The first match counts."""
 
 
 class UpgradeRequired(InvalidRequest):
-    """Clients take this status as "no WebSocket that way" and go on over HTTP at once."""
+    """A request without an upgrade to a WebSocket. Clients fall back to HTTP when they get this status."""
 
     status = 426
     code = "upgrade_required"
 
 
 def build_app(service: Service, background: Background) -> web.Application:
+    """The application with all endpoints of a server."""
     app = web.Application(middlewares=[_answer_errors])
-    stored = StoredResponses(background)
-    create = partial(_create, background)
+    responses = Responses(background)
     endpoints: list[tuple[str, str, _Endpoint]] = [
         ("GET", "/responses", _open_socket),
-        ("POST", "/responses", create),
+        ("POST", "/responses", responses.create),
         ("POST", "/responses/compact", compact),
         ("POST", "/responses/input_tokens", count_tokens),
-        ("GET", "/responses/{response_id}", stored.retrieve),
-        ("DELETE", "/responses/{response_id}", stored.delete),
-        ("POST", "/responses/{response_id}/cancel", stored.cancel),
-        ("GET", "/responses/{response_id}/input_items", stored.input_items),
+        ("GET", "/responses/{response_id}", responses.retrieve),
+        ("DELETE", "/responses/{response_id}", responses.delete),
+        ("POST", "/responses/{response_id}/cancel", responses.cancel),
+        ("GET", "/responses/{response_id}/input_items", responses.input_items),
         ("POST", "/conversations", conversations.create),
         ("GET", "/conversations/{conversation_id}", conversations.retrieve),
         ("POST", "/conversations/{conversation_id}", conversations.update),
@@ -71,7 +75,7 @@ def build_app(service: Service, background: Background) -> web.Application:
     if service.config.echo:
         endpoints.append(("GET", echo.PATH, _open_echo))
     for method, path, endpoint in endpoints:
-        handler = _admitted(service, endpoint)
+        handler = _authenticated(service, endpoint)
         for prefix in ("/v1", ""):
             app.router.add_route(method, prefix + path, handler)
             if method == "GET":
@@ -84,18 +88,18 @@ def build_app(service: Service, background: Background) -> web.Application:
         return _show_parked(service, request)
 
     app.router.add_get("/health", health)
-    # Any method, because what is refused as the wrong one is known to be there.
+    # Every method, because a 405 would reveal that the path exists.
     app.router.add_route("*", f"{peers.PATH}/{{response_id}}", parked)
-    app.on_response_prepare.append(_sign)
+    app.on_response_prepare.append(_add_headers)
     return app
 
 
-async def _sign(request: web.Request, response: web.StreamResponse) -> None:
-    sign(response.headers)
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    add_standard_headers(response.headers)
 
 
-def _admitted(service: Service, endpoint: _Endpoint) -> Handler:
-    """Let a request through to an endpoint, as the caller that it comes from."""
+def _authenticated(service: Service, endpoint: _Endpoint) -> Handler:
+    """A handler that authenticates a request, applies the limits on connections, and calls ``endpoint``."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         caller = await service.keyring.admit(request.headers)
@@ -110,7 +114,8 @@ def _admitted(service: Service, endpoint: _Endpoint) -> Handler:
 
 @web.middleware
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every refusal in the API's shape; unexpected faults are logged, and told without their text."""
+    """Turn exceptions into responses in the API's shape. Unexpected ones are logged, and their text is not
+    sent."""
     try:
         return await handler(request)
     except ApiError as error:
@@ -120,8 +125,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         if isinstance(refusal, web.HTTPMethodNotAllowed):
             response.headers["Allow"] = refusal.headers["Allow"]
     except Exception as error:
-        if isinstance(error, ConnectionError) and _has_left(request):
-            raise  # nobody is left to be told
+        if isinstance(error, ConnectionError) and _is_disconnected(request):
+            raise  # there is no client to answer
         log.exception("a request failed unexpectedly")
         response = error_response(ServerError())
     if connection_of(request).is_surplus:
@@ -131,15 +136,16 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     return response
 
 
-def _has_left(request: web.Request) -> bool:
+def _is_disconnected(request: web.Request) -> bool:
     """Whether the client has closed its connection."""
     return request.transport is None or request.transport.is_closing()
 
 
 def _translate(refusal: web.HTTPException, request: web.Request) -> ApiError:
-    """What the HTTP library refused, in our terms. Its own text is not told: it repeats what was sent."""
+    """An error of aiohttp as an error of the API. aiohttp's text is not sent: it repeats the request."""
     if refusal.status == 404:
-        return NotFound(f"Unknown path: {request.method} {request.path}", code="unknown_url")
+        message = f"Unknown path: {request.method} {request.path}"
+        return NotFound(message + _hint(request.path), code="unknown_url")
     if refusal.status == 405:
         error: ApiError = InvalidRequest(
             f"{request.method} is not allowed on {request.path}.", code="method_not_allowed"
@@ -150,6 +156,15 @@ def _translate(refusal: web.HTTPException, request: web.Request) -> ApiError:
         error = InvalidRequest(f"The request is not valid: {refusal.reason}.", code="invalid_request")
     error.status = refusal.status
     return error
+
+
+def _hint(path: str) -> str:
+    """Which path to use instead, if ``path`` belongs to another API than the Responses API."""
+    inner = path.removeprefix("/v1")
+    for prefix, api, instead in _OTHER_APIS:
+        if inner == prefix or inner.startswith(f"{prefix}/"):
+            return f". This server has the Responses API, not {api}: use POST {instead}."
+    return ""
 
 
 async def _open_socket(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -168,16 +183,10 @@ def _asks_for_socket(request: web.Request) -> bool:
     return request.headers.get("Upgrade", "").lower() == "websocket"
 
 
-async def _create(
-    background: Background, service: Service, request: web.Request, caller: Caller
-) -> web.StreamResponse:
-    return await create_response(service, background, request, caller)
-
-
 def _show_parked(service: Service, request: web.Request) -> web.Response:
-    """To another node: what a socket that was cut has left here. To everybody else, there is no such path."""
+    """Send a parked response state to another node; for every other client the path does not exist."""
     response_id = request.match_info["response_id"]
-    tenant = service.peers.asked_for(request.headers, response_id) if request.method == "GET" else None
+    tenant = service.peers.verify_request(request.headers, response_id) if request.method == "GET" else None
     state = service.parking.find(tenant, response_id, now()) if tenant is not None else None
     if state is None or tenant is None:
         raise web.HTTPNotFound
@@ -198,8 +207,8 @@ async def _show_model(service: Service, request: web.Request, caller: Caller) ->
 
 
 async def _list_turns(service: Service, request: web.Request, caller: Caller) -> web.Response:
-    """How the recent turns of the tenant's open sockets went, each socket's newest first."""
-    sockets = [client for client in service.clients if isinstance(client, Connection)]
+    """The reports of the latest turns of the tenant's open sockets, newest first for each socket."""
+    sockets = [client for client in service.clients if isinstance(client, WebSocketConnection)]
     own = [socket.recent or () for socket in sockets if socket.driver.session.tenant == caller.tenant]
     reports = [report for recent in own for report in reversed(recent)]
     return json_response(TurnList(reports))

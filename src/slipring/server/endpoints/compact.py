@@ -1,7 +1,7 @@
-"""``POST /v1/responses/compact``: a context goes in, a short one to begin anew with comes out.
+"""``POST /v1/responses/compact``: replaces a context by a shorter one to continue from.
 
-It is a turn like any other, one that makes a compaction and nothing else. What is new here is the form of the
-answer: the user's messages that were kept stand in the open, and what is sealed is the rest.
+It runs an ordinary turn whose only output is a compaction. The answer has a form of its own: the user
+messages that were kept are readable, and the rest is sealed in a compaction item.
 """
 
 from functools import partial
@@ -25,7 +25,7 @@ from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.driver import Driver
 from slipring.server.service import Service
-from slipring.server.transports.http import JsonReply, answer
+from slipring.server.transports.http import JsonReply, answer, decode_create
 
 _compaction = msgspec.json.Decoder(CompactionItem)
 _fields = msgspec.json.Decoder(dict[str, Raw])
@@ -33,11 +33,10 @@ _text = msgspec.json.Decoder(str)
 
 
 async def compact(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    """Compact a context and answer with what is left of it."""
+    """Compact a context and answer with the new one."""
     body = await read_body(service, request, caller)
     stages = Stages(clock)
-    create = await service.reading.create(caller.tenant, body, _read)
-    stages.lap("decode")
+    create = await decode_create(service, caller, body, stages, _read)
     session = service.open_exchange(caller)
     reply = JsonReply(partial(_window, service.seal, caller.tenant))
     driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
@@ -49,25 +48,25 @@ def _read(body: bytes) -> CreateRequest:
 
 
 def _window(seal: Seal, tenant: str, response: Response) -> Window:
-    """The window that a finished compaction is."""
+    """The new context of a finished compaction, in the endpoint's form."""
     assert response.usage is not None
-    made = _compaction.decode(response.output[0])
-    meant = seal.open(tenant, made.encrypted_content)
-    messages = [item for item in meant if is_users(item)]
-    rest = tuple(item for item in meant if not is_users(item))
-    shown = [_shown(item, response.id, index) for index, item in enumerate(messages)]
+    compaction = _compaction.decode(response.output[0])
+    kept = seal.open(tenant, compaction.encrypted_content)
+    messages = [item for item in kept if is_users(item)]
+    rest = tuple(item for item in kept if not is_users(item))
+    readable = [_output_message(item, response.id, index) for index, item in enumerate(messages)]
     sealed_id = item_ids.output_id("compaction", response.id, len(messages))
     sealed = CompactionItem(id=sealed_id, encrypted_content=seal.seal(tenant, rest))
     return Window(
         id=response.id,
         created_at=response.created_at,
-        output=[*shown, wire.raw(sealed)],
+        output=[*readable, wire.raw(sealed)],
         usage=response.usage,
     )
 
 
-def _shown(message: Item, response_id: str, index: int) -> Raw:
-    """A user's message in the form of output items."""
+def _output_message(message: Item, response_id: str, index: int) -> Raw:
+    """A user's message in the form of an output item."""
     fields = _fields.decode(message.raw)
     content: object = fields["content"]
     if bytes(fields["content"]).startswith(b'"'):

@@ -1,13 +1,14 @@
-"""The conversations endpoints: a conversation is a list of items that responses take part in."""
+"""``/v1/conversations``: conversations, i.e. lists of items that responses read and extend."""
 
 from aiohttp import web
 from msgspec import Raw, json
 
 from slipring.core.chain import item_ids, sealed_items
-from slipring.core.session.turn_setup import intake_of
+from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn.compaction import TRIGGER
 from slipring.core.turn.request_validation import read_include
 from slipring.errors import InvalidRequest, NotFound, conversation_not_found, quoted
+from slipring.protocol.definitions import Definitions
 from slipring.protocol.endpoints.conversations import (
     ConversationObject,
     CreateConversation,
@@ -15,8 +16,7 @@ from slipring.protocol.endpoints.conversations import (
     read_creation,
     read_update,
 )
-from slipring.protocol.endpoints.small_objects import DeletedConversation
-from slipring.protocol.intake import Intake
+from slipring.protocol.endpoints.reply_bodies import DeletedConversation
 from slipring.protocol.item_listing import present
 from slipring.protocol.items import (
     AdditionalTools,
@@ -30,10 +30,10 @@ from slipring.protocol.requests import read_format
 from slipring.protocol.tools import Toolset
 from slipring.server.access.auth import Caller
 from slipring.server.clock import now
-from slipring.server.cluster.ids import mint
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.endpoints import paging
-from slipring.server.endpoints.replies import json_response
+from slipring.server.id_minting import mint
+from slipring.server.replies import json_response
 from slipring.server.service import Service
 from slipring.stores.base import Conversation
 
@@ -42,27 +42,27 @@ async def create(service: Service, request: web.Request, caller: Caller) -> web.
     asked = CreateConversation()
     if request.can_read_body:
         body = await read_body(service, request, caller)
-        asked = await service.reading.body(caller.tenant, body, read_creation)
+        asked = await service.decoder.body(caller.tenant, body, read_creation)
     conversation = Conversation(mint("conv"), int(now()), asked.metadata or {})
     items, _ = await _read_items(service, caller.tenant, asked.items or [])
     await service.store.conversations.create(caller.tenant, conversation, items)
-    return json_response(_shown(conversation))
+    return json_response(_as_object(conversation))
 
 
 async def retrieve(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id = _id(request)
     conversation = await service.store.conversations.read(caller.tenant, conversation_id)
-    return json_response(_shown(_required(conversation, conversation_id)))
+    return json_response(_as_object(_required(conversation, conversation_id)))
 
 
 async def update(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id = _id(request)
     body = await read_body(service, request, caller)
-    asked = await service.reading.body(caller.tenant, body, read_update)
+    asked = await service.decoder.body(caller.tenant, body, read_update)
     conversation = await service.store.conversations.update(
         caller.tenant, conversation_id, asked.metadata or {}
     )
-    return json_response(_shown(_required(conversation, conversation_id)))
+    return json_response(_as_object(_required(conversation, conversation_id)))
 
 
 async def delete(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -76,7 +76,7 @@ async def list_items(service: Service, request: web.Request, caller: Caller) -> 
     conversation_id = _id(request)
     _read_include(request)
     page = paging.read_page(request.query)
-    async with service.retrieving.place(caller.tenant):
+    async with service.retrieval_slots.hold(caller.tenant):
         found = await service.store.conversations.items(caller.tenant, conversation_id, page)
         if found is None:
             raise conversation_not_found(conversation_id)
@@ -88,13 +88,13 @@ async def add_items(service: Service, request: web.Request, caller: Caller) -> w
     conversation_id = _id(request)
     _read_include(request)
     body = await read_body(service, request, caller)
-    asked = await service.reading.body(caller.tenant, body, read_addition)
+    asked = await service.decoder.body(caller.tenant, body, read_addition)
     items, chosen = await _read_items(service, caller.tenant, asked.items)
     conversations = service.store.conversations
     for item in items:
         if item.id is not None and item.id in chosen:
-            there = await conversations.item(caller.tenant, conversation_id, item.id)
-            _refuse_change(there, item, chosen[item.id])
+            existing = await conversations.item(caller.tenant, conversation_id, item.id)
+            _refuse_change(existing, item, chosen[item.id])
     if not await conversations.add(caller.tenant, conversation_id, items):
         raise conversation_not_found(conversation_id)
     return json_response(paging.as_list(items, "conversation", has_more=False))
@@ -103,7 +103,7 @@ async def add_items(service: Service, request: web.Request, caller: Caller) -> w
 async def retrieve_item(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
     conversation_id, item_id = _id(request), request.match_info["item_id"]
     _read_include(request)
-    async with service.retrieving.place(caller.tenant):
+    async with service.retrieval_slots.hold(caller.tenant):
         item = await service.store.conversations.item(caller.tenant, conversation_id, item_id)
         if item is None:
             raise await _missing(service, caller.tenant, conversation_id, item_id)
@@ -116,7 +116,7 @@ async def delete_item(service: Service, request: web.Request, caller: Caller) ->
     if not await conversations.delete_item(caller.tenant, conversation_id, item_id):
         raise await _missing(service, caller.tenant, conversation_id, item_id)
     conversation = await conversations.read(caller.tenant, conversation_id)
-    return json_response(_shown(_required(conversation, conversation_id)))
+    return json_response(_as_object(_required(conversation, conversation_id)))
 
 
 async def _missing(service: Service, tenant: str, conversation_id: str, item_id: str) -> NotFound:
@@ -135,7 +135,7 @@ def _required(conversation: Conversation | None, conversation_id: str) -> Conver
     return conversation
 
 
-def _shown(conversation: Conversation) -> ConversationObject:
+def _as_object(conversation: Conversation) -> ConversationObject:
     return ConversationObject(conversation.id, conversation.created_at, conversation.metadata)
 
 
@@ -146,20 +146,21 @@ def _read_include(request: web.Request) -> None:
 async def _read_items(
     service: Service, tenant: str, raws: list[Raw]
 ) -> tuple[tuple[Item, ...], dict[str, str]]:
-    """Items that are added by hand, and where those are whose ids the client chose; the others get one.
+    """Decode and check items that a client adds to a conversation.
 
-    One that is there twice is there once.
+    Returns the items, each once and with an id, and the paths (``items[0]``) of those whose id the client
+    chose.
     """
     items: dict[str, Item] = {}
     chosen: dict[str, str] = {}
-    intake = intake_of(service.config.limits)
+    definitions = new_definitions(service.config.limits)
     for index, raw in enumerate(raws):
         where = f"items[{index}]"
         item = read_item(bytes(raw), where)
-        _check_settings(item, where, intake)
+        _check_settings(item, where, definitions)
         if item.type in ("item_reference", TRIGGER):
             raise InvalidRequest(
-                f"Invalid '{where}': a conversation holds items, and nothing that stands for them.",
+                f"Invalid '{where}': a conversation holds items, not references or compaction triggers.",
                 param=f"{where}.type",
             )
         if item.id:
@@ -167,27 +168,28 @@ async def _read_items(
             chosen[item.id] = where
         item_id = item.id or mint(item_ids.prefix(item.type))
         items[item_id] = with_id(item, item_id)
-    await service.compiler.check(tenant, intake.grammars)
+    await service.compiler.check(tenant, definitions.grammars)
     return sealed_items.opened(tuple(items.values()), service.seal, tenant, "items"), chosen
 
 
-def _refuse_change(there: Item | None, item: Item, where: str) -> None:
-    """An id that is taken keeps its item. To send that again does no harm: it may be a second attempt."""
-    if there is not None and _meaning(there) != _meaning(item):
+def _refuse_change(existing: Item | None, item: Item, where: str) -> None:
+    """Raise ``InvalidRequest`` if an id is taken by another item. The same item again is accepted: it may be
+    a retry."""
+    if existing is not None and _content_of(existing) != _content_of(item):
         raise InvalidRequest(
             f"Invalid '{where}.id': the conversation has another item with the id {quoted(item.id or '')}.",
             param=f"{where}.id",
         )
 
 
-def _meaning(item: Item) -> object:
+def _content_of(item: Item) -> object:
     return json.decode(present(item, item.id or "", "conversation"))
 
 
-def _check_settings(item: Item, where: str, intake: Intake) -> None:
-    """What a turn would stumble over is refused now: every turn of the conversation would."""
+def _check_settings(item: Item, where: str, definitions: Definitions) -> None:
+    """Raise for settings that would make every later turn of the conversation fail."""
     body = item.body()
     if isinstance(body, AdditionalTools | LoadedTools):
-        Toolset.read(body.tools, f"{where}.tools", loaded=True, intake=intake)
+        Toolset.read(body.tools, f"{where}.tools", loaded=True, definitions=definitions)
     elif isinstance(body, ConfigurationUpdate) and body.text is not None:
-        read_format(body.text.format, f"{where}.text.format", intake)
+        read_format(body.text.format, f"{where}.text.format", definitions)

@@ -1,6 +1,6 @@
-"""What can be done with a response once it exists: read it, list its input, cancel it, delete it.
+"""``/v1/responses`` over HTTP: create, retrieve, stream, list input items, cancel and delete.
 
-A response of somebody else and one that never was get the same answer.
+A response of another tenant is answered like one that does not exist.
 """
 
 from aiohttp import web
@@ -10,34 +10,53 @@ from slipring.core.chain import item_ids
 from slipring.core.chain.sealed_items import Seal
 from slipring.core.chain.state import ResponseState
 from slipring.core.turn.request_validation import ENCRYPTED_REASONING, read_include
+from slipring.core.turn.stages import Stages
 from slipring.errors import InvalidRequest, response_not_found
 from slipring.protocol import wire
-from slipring.protocol.endpoints.small_objects import DeletedResponse
+from slipring.protocol.endpoints.reply_bodies import DeletedResponse
 from slipring.protocol.items import Item, Reasoning, read_item
+from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.server.access.auth import Caller
 from slipring.server.background import event_stream
-from slipring.server.background.endings import read_response
-from slipring.server.background.runs import Background
+from slipring.server.background.runs import Background, RunRefused
+from slipring.server.background.termination import read_response
+from slipring.server.clock import clock
+from slipring.server.cluster.state_lookup import StoredStates
+from slipring.server.connections.request_bodies import read_body
+from slipring.server.driver import Driver
 from slipring.server.endpoints import paging
-from slipring.server.endpoints.replies import json_response
+from slipring.server.replies import error_event_response, json_response
 from slipring.server.service import Service
+from slipring.server.transports.beta_header import of_exchange
+from slipring.server.transports.http import JsonReply, SseReply, answer, decode_create, read_create
 from slipring.stores.base import Page
 
 _fields = json.Decoder(dict[str, Raw])
 
 
-class StoredResponses:
-    """The endpoints below ``/responses/{response_id}``."""
+class Responses:
+    """The endpoints of responses, those in the background included."""
 
     def __init__(self, background: Background) -> None:
         self._background = background
+
+    async def create(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
+        body = await read_body(service, request, caller)
+        stages = Stages(clock)
+        create = await decode_create(service, caller, body, stages, read_create)
+        if create.background is True:
+            return await self._create_in_background(request, caller, create, stages, len(body))
+        reply: JsonReply | SseReply = SseReply(service, request, stages) if create.stream else JsonReply()
+        session = service.open_exchange(caller, of_exchange(request.headers))
+        driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
+        return await answer(driver, reply, create, stages, len(body))
 
     async def retrieve(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
         include = read_include(request.query.getall("include", []) + request.query.getall("include[]", []))
         streams = _streams(request)
-        async with service.retrieving.place(caller.tenant):
+        async with service.retrieval_slots.hold(caller.tenant):
             response = await _find(service, caller.tenant, response_id)
             if ENCRYPTED_REASONING in include:
                 response.output = [_sealed(raw, service.seal, caller.tenant) for raw in response.output]
@@ -76,7 +95,7 @@ class StoredResponses:
     async def input_items(self, service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
         response_id = request.match_info["response_id"]
         page = paging.read_page(request.query)
-        async with service.retrieving.place(caller.tenant):
+        async with service.retrieval_slots.hold(caller.tenant):
             state = await service.store.responses.load(caller.tenant, response_id)
             if state is None:
                 await _find(service, caller.tenant, response_id)
@@ -84,9 +103,22 @@ class StoredResponses:
                     "The input of a background response can be listed when it has finished.",
                     param="response_id",
                 )
-            # A chain may have any number of items, and all are looked at for a page of them.
-            found, has_more = await service.reading.aside(caller.tenant, _input_page, state, page)
+            # In a thread: a chain may have any number of items, and all are read for one page.
+            found, has_more = await service.decoder.in_thread(caller.tenant, _input_page, state, page)
             return json_response(paging.as_list(found, "response", has_more=has_more))
+
+    async def _create_in_background(
+        self, request: web.Request, caller: Caller, create: CreateRequest, stages: Stages, size_bytes: int
+    ) -> web.StreamResponse:
+        """Start a background run; answer with its queued response, or with a stream of its events."""
+        background = self._background
+        try:
+            run = await background.begin(caller, create, stages, size_bytes)
+        except RunRefused as refused:
+            return error_event_response(refused.error)
+        if create.stream:
+            return await event_stream.follow(background, request, caller.tenant, run.promised.id, after=-1)
+        return json_response(run.promised)
 
 
 def _input_page(state: ResponseState, page: Page) -> tuple[list[Item], bool]:
@@ -94,10 +126,10 @@ def _input_page(state: ResponseState, page: Page) -> tuple[list[Item], bool]:
 
 
 def _input_of(state: ResponseState) -> list[Item]:
-    """All that a response was made from, oldest first, each item with an id that no other here has.
+    """All input items of a response and its ancestors, oldest first, each with a unique id.
 
-    A client may send an item twice; a page that ends with the second must not be followed by what comes after
-    the first.
+    A client may send an item twice. With equal ids, the page after the second one would begin after the
+    first.
     """
     items: dict[str, Item] = {}
     for node in reversed(list(state.chain())):
@@ -111,7 +143,7 @@ def _input_of(state: ResponseState) -> list[Item]:
 
 
 async def _find(service: Service, tenant: str, response_id: str) -> Response:
-    """A response in whatever state it is."""
+    """A stored or running response. Raises ``NotFound``."""
     response = await service.store.responses.retrieve(tenant, response_id)
     if response is not None:
         return response
@@ -129,7 +161,7 @@ def _streams(request: web.Request) -> bool:
 
 
 def _sealed(raw: Raw, seal: Seal, tenant: str) -> Raw:
-    """An output item; if it is reasoning, with what a client may keep of it."""
+    """An output item; if it is reasoning, with its encrypted content."""
     item = read_item(bytes(raw), "output")
     body = item.body()
     if not isinstance(body, Reasoning) or body.encrypted_content:

@@ -1,9 +1,10 @@
-"""The address that is served: who may be behind it without a key, and the sockets that listen there.
+"""Listening sockets, and the rule that only loopback is served without API keys.
 
-With several workers each has a socket of its own on the same port, and the kernel spreads the connections
+Several workers bind one socket each to the same port (SO_REUSEPORT), and the kernel distributes connections
 over those that listen.
 """
 
+import errno
 import ipaddress
 import socket
 
@@ -15,13 +16,13 @@ def base_url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-def refuse_open_door(config: Config) -> None:
-    """Where there are no keys, serve nobody but this machine."""
+def require_keys(config: Config) -> None:
+    """For a server without API keys: raise ``StartupError`` if other machines could reach it."""
     if config.insecure_no_auth or _is_loopback(config.host):
         return
     raise StartupError(
         f"refusing to serve on {config.host} without API keys: configure one with --api-key or"
-        " SLIPRING_API_KEYS, make one in the store with slipring keys create, or say --insecure-no-auth"
+        " SLIPRING_API_KEYS, create one with slipring keys create, or set --insecure-no-auth"
     )
 
 
@@ -35,28 +36,28 @@ def _is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on a port of its own."""
+    """A listening socket on an unshared port; 0: any free port. Raises ``StartupError``."""
     listener = _bind(host, port, shared=False)
     try:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise _taken(host, port, error) from None
+        raise _bind_error(host, port, error) from None
     return listener
 
 
-def join(host: str, port: int) -> socket.socket:
-    """A socket on a port that is shared. It does not listen yet: while it did, the kernel would give it
-    connections, and who is still starting cannot serve them."""
+def bind_shared(host: str, port: int) -> socket.socket:
+    """A socket on a shared port. It does not listen yet: the kernel would give it connections that a server
+    still starting cannot serve."""
     return _bind(host, port, shared=True)
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket that keeps a port for those who will ``join`` it; 0: any free one."""
+    """A socket that keeps a port for workers that will ``bind_shared``; 0: any free port."""
     if not hasattr(socket, "SO_REUSEPORT"):
         raise StartupError("several workers cannot share a port on this platform")
     if port:
-        # Another server with workers would share it with us, and have a part of our connections.
+        # Fails if another server with workers uses the port: it would share the port and our connections.
         listen(host, port).close()
     return _bind(host, port, shared=True)
 
@@ -78,9 +79,16 @@ def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise _taken(host, port, error) from None
+        raise _bind_error(host, port, error) from None
     return bound
 
 
-def _taken(host: str, port: int, error: OSError) -> StartupError:
-    return StartupError(f"cannot listen on {host}:{port}: {error.strerror}")
+def _bind_error(host: str, port: int, error: OSError) -> StartupError:
+    reason = error.strerror
+    if error.errno == errno.EADDRINUSE:
+        reason = "the port is in use; stop the other server, or choose another port with --port"
+    elif error.errno == errno.EACCES:
+        reason = "this port needs privileges; choose one from 1024 up with --port"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        reason = "this machine does not have that address; choose another one with --host"
+    return StartupError(f"cannot listen on {host}:{port}: {reason}")

@@ -1,8 +1,8 @@
-"""Memory of large requests and answers, given back to the system when they are over.
+"""Returns freed memory of large requests and responses to the operating system.
 
-glibc keeps large buffers that are freed in its heap, where they stay resident for as long as the process
-lives. To have each of them mapped by itself instead (M_MMAP_THRESHOLD) makes a request of 15 MiB cost two
-thirds more CPU. So free memory is given back now and then, when much has been freed, by a thread.
+glibc keeps large freed buffers in its heap, where they stay resident. Mapping each buffer separately instead
+(M_MMAP_THRESHOLD) makes a request of 15 MiB cost two thirds more CPU. So a thread calls ``malloc_trim`` from
+time to time, after enough bytes were freed.
 """
 
 import asyncio
@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable
 
 from slipring.core.byte_ledger import Ledger
 
-WORTHWHILE_BYTES = 16 * 1024 * 1024
-"""Freed since the last time."""
-_PAUSE_S = 10.0
+MIN_FREED_BYTES = 16 * 1024 * 1024
+"""Bytes that must have been freed since the last trim."""
+_MIN_INTERVAL_S = 10.0
 
-Trim = Callable[[], object]
+MallocTrim = Callable[[], object]
 
 
-def find_trim() -> Trim | None:
-    """The C library's way to give free memory back; None: it has none, or needs none."""
+def find_malloc_trim() -> MallocTrim | None:
+    """glibc's ``malloc_trim``; None if the C library has no such function."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
@@ -28,21 +28,20 @@ def find_trim() -> Trim | None:
     return lambda: trim(0)
 
 
-class FreedMemory:
-    """What requests and unread answers have freed since it was last given back."""
+class MemoryTrimmer:
+    """Trims the heap after enough bytes of the ledgers were freed, at most every 10 s."""
 
-    def __init__(self, ledgers: Iterable[Ledger], trim: Trim | None) -> None:
-        """``ledgers``: where their bytes are counted."""
+    def __init__(self, ledgers: Iterable[Ledger], malloc_trim: MallocTrim | None) -> None:
         self._ledgers = tuple(ledgers)
-        self._trim = trim
-        self._returned_bytes = 0
+        self._malloc_trim = malloc_trim
+        self._trimmed_at_bytes = 0
         self._not_before = 0.0
 
-    async def give_back(self, clock: float) -> None:
-        """Give it back, if it is worth while and has not been done just now."""
+    async def trim(self, clock: float) -> None:
+        """Trim in a thread, if it is due."""
         freed_bytes = sum(ledger.removed_bytes for ledger in self._ledgers)
-        if self._trim is None or clock < self._not_before:
+        if self._malloc_trim is None or clock < self._not_before:
             return
-        if freed_bytes - self._returned_bytes >= WORTHWHILE_BYTES:
-            self._returned_bytes, self._not_before = freed_bytes, clock + _PAUSE_S
-            await asyncio.to_thread(self._trim)
+        if freed_bytes - self._trimmed_at_bytes >= MIN_FREED_BYTES:
+            self._trimmed_at_bytes, self._not_before = freed_bytes, clock + _MIN_INTERVAL_S
+            await asyncio.to_thread(self._malloc_trim)

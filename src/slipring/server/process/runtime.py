@@ -1,28 +1,28 @@
-"""What every process that serves sets up for itself first: its log and its event loop."""
+"""Log and event loop of a serving process."""
 
 import asyncio
 import logging
 import sys
 
-from aiohttp import web
-from aiohttp.http import HttpProcessingError
-
-_CLOSED = "Connection closed."
-"""What aiohttp raises where a client leaves while the rest of its refused body is read."""
+from slipring.aiohttp_internals import is_client_fault
+from slipring.server import turn_log
 
 
 def set_up_logging(level: str, *, names_process: bool = False) -> None:
-    """Log to standard error. ``names_process``: several processes write there."""
+    """Log to standard error, with short turn lines if that is a terminal. ``names_process``: several
+    processes write there."""
     process = "[%(process)d] " if names_process else ""
-    logging.basicConfig(
-        level=level.upper(), format=f"%(asctime)s %(levelname)s {process}%(name)s %(message)s", force=True
-    )
+    line = f"%(asctime)s %(levelname)s {process}%(name)s %(message)s"
+    handler = logging.StreamHandler(sys.stderr)
+    is_terminal = sys.stderr.isatty()
+    handler.setFormatter(turn_log.TerminalFormatter(line) if is_terminal else logging.Formatter(line))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 def http_logger() -> logging.Logger:
-    """For the HTTP library, to say what is wrong here.
+    """The logger for aiohttp, which drops errors that clients cause.
 
-    What is no HTTP is the fault of whoever sent it, and could fill the log with tracebacks and its own words.
+    Malformed HTTP would otherwise fill the log with tracebacks and with text chosen by the client.
     """
     logger = logging.getLogger("slipring.http")
     logger.addFilter(_is_our_fault)
@@ -30,24 +30,22 @@ def http_logger() -> logging.Logger:
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, RuntimeError) and str(error) == _CLOSED:
-        return False
-    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
+    return not is_client_fault(record.exc_info[1] if record.exc_info else None)
 
 
 def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
+    """uvloop, or None for asyncio's default."""
     try:
         import uvloop
-    except ImportError:  # not to be had on every platform; everything works without it
+    except ImportError:  # not available on every platform, and not required
         return None
     return uvloop.Loop
 
 
-_SWITCH_S = 0.0005
+_SWITCH_INTERVAL_S = 0.0005
 
 
-def favour_the_loop() -> None:
-    """Let the event loop go on soon while threads compute: it gives way with every call to the system, and
-    would wait for each of them as long as Python lets a thread run, which is 5 ms."""
-    sys.setswitchinterval(_SWITCH_S)
+def shorten_switch_interval() -> None:
+    """Let the event loop run soon while threads compute. It releases the interpreter lock with every system
+    call, and would wait up to 5 ms, Python's default switch interval, to get it back."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)

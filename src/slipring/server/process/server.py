@@ -1,7 +1,7 @@
-"""A server's life: start, serve, wind down.
+"""A server: starts, serves and stops.
 
-Stopping is a visible sequence: no new connections; running responses may finish within the deadline; every
-socket is told and closed with 1001; then engine and store are let go.
+Stopping takes these steps: close the listeners; let running responses finish within the deadline; send every
+socket an error and close it with 1001; close engines and store.
 """
 
 import asyncio
@@ -15,8 +15,7 @@ from aiohttp import web
 from slipring.config import Config
 from slipring.core.generation import Defaults
 from slipring.engines.base import Engine
-from slipring.engines.catalog import Catalog, Entry, open_engine
-from slipring.engines.packing import positions
+from slipring.engines.catalog import Catalog, Entry, open_engine, position_codec
 from slipring.engines.tokens.tokenizing import Tokenizing
 from slipring.errors import StartupError, Unavailable
 from slipring.models import ModelEntry
@@ -24,15 +23,16 @@ from slipring.protocol.items import Effort
 from slipring.server.access.seal_keys import open_seal
 from slipring.server.background.runs import Background
 from slipring.server.clock import now
-from slipring.server.cluster.maintenance import Upkeep
+from slipring.server.cluster.store_maintenance import StoreMaintenance
 from slipring.server.connections.acceptor import Acceptor
-from slipring.server.connections.file_descriptors import tell_room
+from slipring.server.connections.file_descriptors import log_reduced_room
 from slipring.server.connections.http_connection import HttpConnection, connection_factory
 from slipring.server.endpoints.app import build_app
-from slipring.server.process.listener import base_url, join, listen, refuse_open_door
-from slipring.server.process.memory_trim import FreedMemory, find_trim
-from slipring.server.process.runtime import favour_the_loop, http_logger
-from slipring.server.process.shutdown import Stopping
+from slipring.server.periodic_tasks import cancel_and_wait
+from slipring.server.process.listener import base_url, bind_shared, listen, require_keys
+from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
+from slipring.server.process.runtime import http_logger, shorten_switch_interval
+from slipring.server.process.shutdown import StopRequest, run_until
 from slipring.server.process.worker_messages import Serving
 from slipring.server.service import Service, shutting_down
 from slipring.stores.base import Store
@@ -42,11 +42,11 @@ _TICK_S = 1.0
 _DAY_S = 86_400.0
 _HTTP_SHUTDOWN_S = 1.0
 _LINGERING_S = 5.0
-"""How long the body of a refused request is still read, so that its client gets to see the answer."""
+"""Time for which the body of a rejected request is still read, so that its client receives the response."""
 
 
 class Server:
-    """One listening server. ``start``, then ``stop``; or ``serve`` for a whole process."""
+    """One listening server. Call ``start``, then ``stop``; or ``serve``, which returns after a signal."""
 
     def __init__(
         self,
@@ -56,28 +56,27 @@ class Server:
         store: Store | None = None,
         open_by_name: Callable[[str], Engine] = open_engine,
     ) -> None:
-        """A server as configured; an ``engine`` or ``store`` of your own takes the place of the named one.
-        ``open_by_name`` makes the engines that the configuration names."""
+        """``engine`` and ``store`` replace the configured ones; ``open_by_name`` opens configured engines."""
         self.config = config
         self.catalog = _catalog(config, engine, open_by_name)
         tokenizing = Tokenizing(config.limits)
         for served in self.catalog.engines:
             served.tokenizing = tokenizing
-        known = positions()
+        positions = position_codec()
         self._store = store or open_store(
-            config.store, config.limits, known, retention_s=config.retention_days * _DAY_S
+            config.store, config.limits, positions, retention_s=config.retention_days * _DAY_S
         )
-        self.service = Service.assemble(config, self.catalog, self._store, known)
-        for each in self.catalog.engines:
-            each.compiler = self.service.compiler
+        self.service = Service.assemble(config, self.catalog, self._store, positions)
+        for served in self.catalog.engines:
+            served.compiler = self.service.compiler
         self.background = Background(self.service)
-        self._upkeep = Upkeep(self.service)
-        counted = (self.service.requests, self.service.connections.unread)
-        self._freed_memory = FreedMemory(counted, find_trim())
+        self._maintenance = StoreMaintenance(self.service)
+        ledgers = (self.service.requests, self.service.connections.unread)
+        self._memory_trimmer = MemoryTrimmer(ledgers, find_malloc_trim())
         self._runner: web.AppRunner | None = None
         self._acceptors: list[Acceptor] = []
         self._ticker: asyncio.Task[None] | None = None
-        self.stopping = Stopping()
+        self.stop_request = StopRequest()
         self.port = config.port
 
     @property
@@ -85,17 +84,16 @@ class Server:
         return base_url(self.config.host, self.port)
 
     async def start(self) -> None:
-        """Begin to serve, or raise ``StartupError`` with nothing left behind."""
-        favour_the_loop()
+        """Start to serve. Raises ``StartupError``, after closing whatever was opened."""
+        shorten_switch_interval()
         try:
-            listener = await self._unlock()
+            listener = await self._open_store_and_port()
         except BaseException:
-            await self._let_go()
+            await self._close_all()
             raise
         try:
-            for engine in self.catalog.engines:
-                await engine.start()
-            # A vanished client must end its request, hence cancellation.
+            await self.catalog.start()
+            # Cancellation: a client that disconnects must end its request.
             runner = web.AppRunner(
                 build_app(self.service, self.background),
                 handler_cancellation=True,
@@ -104,23 +102,23 @@ class Server:
             await runner.setup()
             assert runner.server is not None
             make = connection_factory(runner.server, self.service.connections, **self._http_options())
-            await self._open_to_peers(make)
+            await self._open_peers(make)
             self._accept(listener, make)
         except BaseException:
             for acceptor in self._acceptors:
                 await acceptor.close()
             listener.close()
-            await self._let_go()
+            await self._close_all()
             raise
         self._runner = runner
-        tell_room(self.service.connections.room, self.config.limits.max_connections)
+        log_reduced_room(self.service.connections.room, self.config.limits.max_connections)
         self.port = listener.getsockname()[1]
         self._ticker = asyncio.create_task(self._tick())
-        self._upkeep.start()
+        self._maintenance.start()
         self.background.start()
 
-    async def _unlock(self) -> socket.socket:
-        """Get the store ready and the address taken, for those who may come in."""
+    async def _open_store_and_port(self) -> socket.socket:
+        """Start the store, read keys from it, and bind the address, unless keys are required and missing."""
         await self._store.start()
         try:
             await self.service.keyring.start()
@@ -128,12 +126,12 @@ class Server:
         except Unavailable as error:
             raise StartupError(error.message) from None
         if self.service.keyring.is_open:
-            refuse_open_door(self.config)
-        open_port = join if self.config.workers > 1 else listen
+            require_keys(self.config)
+        open_port = bind_shared if self.config.workers > 1 else listen
         return open_port(self.config.host, self.config.port)
 
     def _http_options(self) -> dict[str, Any]:
-        """What every HTTP connection is told, in aiohttp's terms."""
+        """aiohttp's options for each HTTP connection."""
         return {
             "access_log": None,
             "logger": http_logger(),
@@ -146,24 +144,27 @@ class Server:
         self._acceptors.append(acceptor)
         acceptor.start()
 
-    async def _open_to_peers(self, make: Callable[[], HttpConnection]) -> None:
-        """Let other nodes ask for what was parked here: at a URL that is given, or among workers."""
+    async def _open_peers(self, make: Callable[[], HttpConnection]) -> None:
+        """Let other nodes fetch states parked here: at the configured URL, or a private port per worker."""
         if self.config.node_url:
             await self.service.peers.open(self.config.node_url)
         elif self.config.workers > 1:
-            # The port that all share leads to any of them; this one leads here.
+            # The shared port leads to any worker; this one leads to this worker.
             private = listen("127.0.0.1", 0)
             self._accept(private, make)
             await self.service.peers.open(f"http://127.0.0.1:{private.getsockname()[1]}")
 
     def describe(self) -> Serving:
-        """What is served, for whoever announces it."""
+        """What is served, for the start-up announcement."""
         keyring = self.service.keyring
         models = tuple(model.name for model in self.catalog)
         return Serving(models, self._store.name, str(keyring), keyring.is_open)
 
-    async def stop(self) -> None:
-        """Wind down within the drain deadline, then let go of everything."""
+    async def stop(self, on_drain: Callable[[int], None] | None = None) -> None:
+        """Let running responses finish within the drain deadline, then close everything.
+
+        Calls ``on_drain`` with the number of responses that it waits for.
+        """
         self.service.draining = True
         assert self._runner is not None
         assert self._ticker is not None
@@ -172,47 +173,47 @@ class Server:
         grace_s = self.config.limits.drain_timeout_s
         for client in list(self.service.clients):
             client.wind_down(shutting_down(), grace_s)
-        await self._until_quiet(grace_s + 2 * _TICK_S)
-        self._ticker.cancel()
+        if on_drain is not None:
+            on_drain(sum(client.in_flight for client in self.service.clients))
+        await run_until(
+            self.stop_request.immediate, self.service.wait_until_idle(), timeout_s=grace_s + 2 * _TICK_S
+        )
+        await cancel_and_wait([self._ticker])
         await self.background.close()
-        await self._upkeep.stop()
+        await self._maintenance.stop()
         await self._runner.cleanup()
-        await self._let_go()
+        await self._close_all()
 
     async def serve(self, on_ready: Callable[["Server"], None]) -> None:
-        """Serve until the process is told to stop."""
-        self.stopping.heed_signals()
-        await self.run(on_ready)
+        """Serve until a signal stops the process; print what a graceful stop waits for."""
+        self.stop_request.install_signal_handlers()
+        timeout_s = self.config.limits.drain_timeout_s
+        await self.run(on_ready, lambda responses: self.stop_request.print_wait(responses, timeout_s))
 
-    async def run(self, on_ready: Callable[["Server"], None]) -> None:
-        """Serve until ``stopping`` is asked to, by whomever."""
-        if await self.stopping.unless_asked(self.start()):
+    async def run(
+        self, on_ready: Callable[["Server"], None], on_drain: Callable[[int], None] | None = None
+    ) -> None:
+        """Serve until ``stop_request`` is set. ``on_drain`` as for ``stop``."""
+        if await run_until(self.stop_request.requested, self.start()):
             on_ready(self)
-            await self.stopping.asked.wait()
-            await self.stop()
+            await self.stop_request.requested.wait()
+            await self.stop(on_drain)
 
-    async def _let_go(self) -> None:
-        async with AsyncExitStack() as last:  # each of them, whatever becomes of the others
-            last.push_async_callback(self._store.close)
-            last.push_async_callback(self.service.sandbox.close)
+    async def _close_all(self) -> None:
+        async with AsyncExitStack() as stack:  # closes each, even if closing another one raises
+            stack.push_async_callback(self._store.close)
+            stack.push_async_callback(self.service.sandbox.close)
             for engine in self.catalog.engines:
-                last.push_async_callback(engine.close)
-            last.push_async_callback(self.service.peers.close)
-
-    async def _until_quiet(self, timeout_s: float) -> None:
-        waits = [asyncio.create_task(self.service.quiet()), asyncio.create_task(self.stopping.hurried.wait())]
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+                stack.push_async_callback(engine.close)
+            stack.push_async_callback(self.service.peers.close)
 
     async def _tick(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(
-                _TICK_S - clock() % _TICK_S
-            )  # until a second begins: that is when alarms are due
+            # Timers are due when a second begins.
+            await asyncio.sleep(_TICK_S - clock() % _TICK_S)
             await self.service.tick()
-            await self._freed_memory.give_back(clock())
+            await self._memory_trimmer.trim(clock())
             self.service.parking.sweep(now())
             self.service.connections.tick()
 

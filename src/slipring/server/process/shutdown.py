@@ -1,73 +1,107 @@
-"""How a process that serves is told to stop, and, when it is told again, to wait for nobody.
+"""Requests to stop a serving process, by signal or from its supervisor.
 
-SIGTERM and SIGINT stop it, and the second of them hurries it. SIGHUP stops it too, but never hurries it, and
-is ignored where the process was started so, as by nohup. SIGUSR1 and SIGUSR2 are logged and change nothing.
+SIGTERM and SIGINT start a graceful stop; the second of them makes it immediate. SIGHUP starts a graceful stop
+too, but never makes it immediate, and is ignored if it was ignored when the process started, as by nohup.
+SIGUSR1 and SIGUSR2 are logged and otherwise ignored.
 """
 
 import asyncio
+import contextlib
 import logging
 import signal
+import sys
 from collections.abc import Coroutine
 from typing import Any
 
+from slipring.server.periodic_tasks import cancel_and_wait
+
 log = logging.getLogger("slipring")
 
-MEANINGLESS = (signal.SIGUSR1, signal.SIGUSR2)
-_ONE_SIGNAL_S = 0.1
-"""uvloop reports a signal twice when it comes together with another one: what comes so soon is the same."""
+IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+DUPLICATE_S = 0.1
+"""uvloop reports a signal twice if another one arrives with it: a repetition within this time is dropped."""
 
 
 def ignore(*numbers: signal.Signals) -> None:
-    """Ignore signals from now on, also before there is a loop that could log them."""
+    """Ignore signals, also before there is an event loop that could log them."""
     for number in numbers:
         signal.signal(number, signal.SIG_IGN)
 
 
-def log_meaningless() -> None:
-    """Ignore the signals that mean nothing here, and log each."""
+def block_stop_signals() -> None:
+    """Block SIGINT and SIGTERM until the process has exited. A further Ctrl-C would print a traceback."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+
+
+def log_ignored_signals() -> None:
+    """Log each of ``IGNORED_SIGNALS`` that arrives."""
     loop = asyncio.get_running_loop()
-    for number in MEANINGLESS:
+    for number in IGNORED_SIGNALS:
         loop.add_signal_handler(number, log.warning, "%s is ignored", number.name)
 
 
-class Stopping:
-    """What the process has been told so far."""
+class StopRequest:
+    """Whether the process was asked to stop, and whether at once."""
 
     def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.hurried = asyncio.Event()
-        self._told_at: float | None = None
+        self.requested = asyncio.Event()
+        self.immediate = asyncio.Event()
+        """Do not wait for running responses."""
+        self._signalled_at: float | None = None
+        self._hint = "send SIGTERM twice"
+        """What the operator can do to make the stop immediate."""
 
-    def ask(self) -> None:
-        """Stop; when asked again, wait for nobody."""
+    def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Handle SIGTERM or SIGINT: stop; on the second signal, at once."""
         clock = asyncio.get_running_loop().time()
-        if self._told_at is None:
-            self._told_at = clock
-        elif clock - self._told_at >= _ONE_SIGNAL_S:
-            self.hurried.set()
-        self.asked.set()
+        if self._signalled_at is None:
+            self._signalled_at = clock
+            self._hint = "press Ctrl-C again" if number == signal.SIGINT else "send SIGTERM again"
+        elif clock - self._signalled_at >= DUPLICATE_S:
+            self.immediate.set()
+        self.requested.set()
 
     def hang_up(self) -> None:
-        """Stop: the terminal is gone. That may be told several times, and hurries nobody."""
+        """Handle SIGHUP, which may arrive several times when a terminal closes: stop, but never at once."""
         log.warning("SIGHUP: stopping")
-        self.asked.set()
+        self.requested.set()
 
-    def heed_signals(self) -> None:
+    def install_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.ask)
+            loop.add_signal_handler(number, self.signal, number)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             loop.add_signal_handler(signal.SIGHUP, self.hang_up)
-        log_meaningless()
+        log_ignored_signals()
 
-    async def unless_asked(self, start: Coroutine[Any, Any, None]) -> bool:
-        """Run a start, which may take minutes; whether it came to its end before the process was told."""
-        starting, told = asyncio.create_task(start), asyncio.create_task(self.asked.wait())
-        await asyncio.wait([starting, told], return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
-        if not starting.done():
-            starting.cancel()
-            await asyncio.wait([starting])
-            return False
-        await starting
-        return True
+    def print_wait(self, responses: int, timeout_s: float) -> None:
+        """Print to standard error, at any log level, why the process does not stop yet."""
+        if not responses or not timeout_s or self.immediate.is_set():
+            return
+        noun = "response" if responses == 1 else "responses"
+        start = "\r" if sys.stderr.isatty() else ""  # over the terminal's echo of Ctrl-C
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            print(
+                f"{start}slipring: waiting for {responses} running {noun}, up to {timeout_s:g} s;"
+                f" {self._hint} to stop at once",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+async def run_until(
+    event: asyncio.Event, work: Coroutine[Any, Any, Any], *, timeout_s: float | None = None
+) -> bool:
+    """Run ``work`` until it ends, ``event`` is set, or the timeout passes. Returns whether it ended.
+
+    Work that has not ended is cancelled. Raises what ``work`` raises.
+    """
+    working, waiting = asyncio.create_task(work), asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait([working, waiting], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        has_ended = working.done()
+        await cancel_and_wait([working, waiting])
+    if has_ended:
+        await working
+    return has_ended

@@ -1,7 +1,7 @@
-"""Several workers that serve one port: started together, replaced when they die, drained together.
+"""Runs several worker processes that serve one port: starts, replaces and stops them.
 
-The supervisor serves nobody itself. It keeps the port, and runs those engines of which a machine should have
-only one: workers get shares of them. With its end, however that comes, workers and engines end.
+The supervisor serves no clients. It reserves the port, and runs the engines that should exist once per
+machine; workers borrow shares of them. When the supervisor ends for any reason, workers and engines end too.
 """
 
 import asyncio
@@ -9,23 +9,32 @@ import dataclasses
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from slipring.config import Config
 from slipring.engines.catalog import open_owner
 from slipring.engines.sharing import Owner
 from slipring.errors import StartupError
 from slipring.server.process.listener import base_url, reserve
-from slipring.server.process.shutdown import Stopping
-from slipring.server.process.worker_messages import Assignment, Hurry, Loan, Move, Serving, Stop, Suspicion
-from slipring.server.process.worker_slot import Post
+from slipring.server.process.shutdown import StopRequest, run_until
+from slipring.server.process.worker_messages import (
+    Assignment,
+    EngineMoved,
+    EngineSuspected,
+    Loan,
+    Serving,
+    Stop,
+    StopNow,
+)
+from slipring.server.process.worker_slot import WorkerSlot
 
-_PATIENCE_S = 10.0
-"""How much longer than its deadline a worker may take before it is not waited for."""
+_OVERTIME_S = 10.0
+"""Time after its deadline at which a worker is killed."""
+_DRAIN_REPORT_S = 1.0
+"""Time that workers get to report how many responses they wait for."""
 
 
 def refuse_private_store(config: Config) -> None:
-    """A chain must be found by whichever worker its next turn comes to."""
+    """Raise ``StartupError`` if workers could not find each other's chains with these settings."""
     if config.workers > 1 and config.store.partition(":")[0] == "memory":
         raise StartupError(
             f"--workers {config.workers} with --store memory: each worker would know its own chains only;"
@@ -39,14 +48,14 @@ def refuse_private_store(config: Config) -> None:
 
 
 class Supervisor:
-    """The workers of one machine, and what they share."""
+    """The workers of one machine, and the engines that they share."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.port = config.port
-        self._stopping = Stopping()
+        self._stop_request = StopRequest()
         self._owners: dict[str, Owner] = {}
-        self._posts: list[Post] = []
+        self._slots: list[WorkerSlot] = []
         self._reserved: socket.socket | None = None
 
     @property
@@ -54,16 +63,19 @@ class Supervisor:
         return base_url(self.config.host, self.port)
 
     async def serve(self, on_ready: Callable[["Supervisor", Serving], None]) -> None:
-        """Have the port served until the process is told to stop; ``on_ready`` when all workers serve."""
-        self._stopping.heed_signals()
+        """Run workers until a signal stops the process. Calls ``on_ready`` when all workers serve.
+
+        Raises ``StartupError`` if a worker or an engine cannot start.
+        """
+        self._stop_request.install_signal_handlers()
         try:
-            if await self._stopping.unless_asked(self._start()):
-                on_ready(self, self._posts[0].serving.result())
-                await self._stopping.asked.wait()
-                drain_s = self.config.limits.drain_timeout_s
-                await self._dismiss(Stop(), drain_s + _PATIENCE_S, unless=self._stopping.hurried)
+            if await run_until(self._stop_request.requested, self._start()):
+                on_ready(self, self._slots[0].serving.result())
+                await self._stop_request.requested.wait()
+                timeout_s = self.config.limits.drain_timeout_s + _OVERTIME_S
+                await run_until(self._stop_request.immediate, self._drain(), timeout_s=timeout_s)
         finally:
-            await self._let_go()
+            await self._release()
 
     async def _start(self) -> None:
         self._reserved = reserve(self.config.host, self.config.port)
@@ -72,11 +84,11 @@ class Supervisor:
             owner = open_owner(name, self.config.workers)
             if owner is not None:
                 self._owners[name] = owner
-                await owner.start(partial(self._moved, name))
+                await owner.start(partial(self._announce_move, name))
         for number in range(self.config.workers):
-            self._posts.append(Post(partial(self._assignment, number), self._suspect))
-            self._posts[-1].start()
-        await asyncio.gather(*(post.serving for post in self._posts))
+            self._slots.append(WorkerSlot(partial(self._assignment, number), self._suspect))
+            self._slots[-1].start()
+        await asyncio.gather(*(slot.serving for slot in self._slots))
 
     def _assignment(self, number: int) -> Assignment:
         loans = {
@@ -84,34 +96,32 @@ class Supervisor:
         }
         return Assignment(dataclasses.replace(self.config, port=self.port), loans)
 
-    def _moved(self, name: str) -> None:
-        for post in self._posts:
-            post.tell(Move(name, self._owners[name].address))
+    def _announce_move(self, name: str) -> None:
+        for slot in self._slots:
+            slot.send(EngineMoved(name, self._owners[name].address))
 
-    def _suspect(self, suspicion: Suspicion) -> None:
+    def _suspect(self, suspicion: EngineSuspected) -> None:
         self._owners[suspicion.engine].suspect(suspicion.url)
 
-    async def _dismiss(
-        self, order: Stop | Hurry, within_s: float, unless: asyncio.Event | None = None
-    ) -> None:
-        """Let all workers go and wait for them, but not longer than that."""
-        for post in self._posts:
-            post.dismiss(order)
-        waits: list[asyncio.Task[Any]] = [
-            asyncio.create_task(asyncio.wait([post.gone for post in self._posts])),
-            asyncio.create_task((unless or asyncio.Event()).wait()),
-        ]
-        await asyncio.wait(waits, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+    async def _drain(self) -> None:
+        """Stop all workers, print what they wait for, and wait for them."""
+        for slot in self._slots:
+            slot.dismiss(Stop())
+        await asyncio.wait([slot.draining for slot in self._slots], timeout=_DRAIN_REPORT_S)
+        responses = sum(slot.draining.result() for slot in self._slots if slot.draining.done())
+        self._stop_request.print_wait(responses, self.config.limits.drain_timeout_s)
+        await asyncio.wait([slot.ended for slot in self._slots])
 
-    async def _let_go(self) -> None:
-        """Workers first: the responses that they finish need their engines."""
-        if not all(post.gone.done() for post in self._posts):
-            await self._dismiss(Hurry(), _PATIENCE_S)
-        for post in self._posts:
-            post.kill()
-            await post.gone
+    async def _release(self) -> None:
+        """End workers, then engines, which running responses need, then release the port."""
+        running = [slot.ended for slot in self._slots if not slot.ended.done()]
+        if running:
+            for slot in self._slots:
+                slot.dismiss(StopNow())
+            await asyncio.wait(running, timeout=_OVERTIME_S)
+        for slot in self._slots:
+            slot.kill()
+            await slot.ended
         for owner in self._owners.values():
             await owner.close()
         if self._reserved is not None:
@@ -119,5 +129,5 @@ class Supervisor:
 
 
 def engine_names(config: Config) -> list[str]:
-    """Every engine of a configuration once, as it is named there."""
+    """The engines of a configuration, each once, as it is named there."""
     return list(dict.fromkeys(model.engine for model in config.models)) or [config.engine]

@@ -1,8 +1,7 @@
-"""One of several processes that serve a port together: ``python -m slipring.server.process.worker``.
+"""A worker process: ``python -m slipring.server.process.worker``.
 
-It is told what to serve, where engines are and when to stop on its standard input, and lives as long as that
-is open, so that it ends with its supervisor however the supervisor ends. Whatever else a server does it does
-as if it were alone.
+Runs one server. Commands arrive on standard input: what to serve, where engines are, when to stop. The worker
+exits when standard input closes, so that it never outlives its supervisor.
 """
 
 import asyncio
@@ -20,37 +19,38 @@ from slipring.engines.sharing import Borrowed
 from slipring.errors import StartupError
 from slipring.server.process.runtime import loop_factory, set_up_logging
 from slipring.server.process.server import Server
-from slipring.server.process.shutdown import MEANINGLESS, Stopping, ignore, log_meaningless
+from slipring.server.process.shutdown import IGNORED_SIGNALS, StopRequest, ignore, log_ignored_signals
 from slipring.server.process.worker_messages import (
     Assignment,
+    Command,
+    Draining,
+    EngineMoved,
+    EngineSuspected,
     Failed,
-    Hurry,
-    Move,
-    Order,
     Report,
-    Suspicion,
+    StopNow,
+    decode_command,
     encode,
-    read_order,
 )
 
 
 def main() -> int:
-    # Ctrl-C and the end of a terminal reach everybody; what follows is for the supervisor to say. It may have
+    # Ctrl-C and the end of a terminal signal all processes. The supervisor decides what follows: it may have
     # been started to survive its terminal.
-    ignore(signal.SIGINT, signal.SIGHUP, *MEANINGLESS)
+    ignore(signal.SIGINT, signal.SIGHUP, *IGNORED_SIGNALS)
     reports = os.dup(1)
-    os.dup2(2, 1)  # whoever prints something does not speak to the supervisor
-    orders = _lines(0)
-    first = next(orders, None)
-    if first is None:  # the supervisor has ended already
+    os.dup2(2, 1)  # prints must not reach the supervisor
+    commands = _read_lines(0)
+    first = next(commands, None)
+    if first is None:  # the supervisor has already ended
         return 1
-    assignment = read_order(first)
+    assignment = decode_command(first)
     assert isinstance(assignment, Assignment)
     set_up_logging(assignment.config.log_level, names_process=True)
     worker = Worker(assignment, reports)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(worker.run(orders))
+            runner.run(worker.run(commands))
     except StartupError as error:
         worker.report(Failed(str(error)))
         return 1
@@ -58,13 +58,13 @@ def main() -> int:
 
 
 class Worker:
-    """A server, and its supervisor's side of things."""
+    """Runs a server, carries out the supervisor's commands and reports to it."""
 
     def __init__(self, assignment: Assignment, reports: int) -> None:
-        """``reports`` is the descriptor to write to."""
+        """``reports`` is the file descriptor to write reports to."""
         self._config = assignment.config
         self._reports = reports
-        self._stopping = Stopping()
+        self._stop_request = StopRequest()
         self._borrowed = {
             name: Borrowed(loan.share, loan.key, partial(self._suspect, name))
             for name, loan in assignment.loans.items()
@@ -72,25 +72,25 @@ class Worker:
         for name, loan in assignment.loans.items():
             self._borrowed[name].move(loan.url)
 
-    async def run(self, orders: Iterator[bytes]) -> None:
-        """Serve until the supervisor has had enough."""
+    async def run(self, commands: Iterator[bytes]) -> None:
+        """Serve until a command or SIGTERM stops the server."""
         loop = asyncio.get_running_loop()
 
-        def listen() -> None:
-            for line in orders:
-                with contextlib.suppress(RuntimeError):  # the loop has come to its end
-                    loop.call_soon_threadsafe(self._obey, read_order(line))
-            os._exit(1)  # the supervisor was killed; what it ran for us is gone as well
+        def read_commands() -> None:
+            for line in commands:
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(self._execute, decode_command(line))
+            os._exit(1)  # the supervisor was killed, and the engines that it ran with it
 
-        # A thread, so that the end of the supervisor is noticed whatever the loop is busy with.
-        threading.Thread(target=listen, name="orders", daemon=True).start()
+        # A thread, so that the death of the supervisor is noticed even if the loop is busy.
+        threading.Thread(target=read_commands, name="commands", daemon=True).start()
         server = Server(self._config, open_by_name=self._open)
-        server.stopping = self._stopping
-        # A service manager may tell all processes of a service to stop. That, and the order to stop which
-        # then comes, are not to be taken for impatience.
-        loop.add_signal_handler(signal.SIGTERM, self._stopping.asked.set)
-        log_meaningless()
-        await server.run(self._tell_readiness)
+        server.stop_request = self._stop_request
+        # A service manager may send SIGTERM to all processes of a service. The Stop command that follows from
+        # the supervisor must not count as a second signal.
+        loop.add_signal_handler(signal.SIGTERM, self._stop_request.requested.set)
+        log_ignored_signals()
+        await server.run(self._report_ready, lambda responses: self.report(Draining(responses)))
 
     def report(self, report: Report) -> None:
         os.write(self._reports, encode(report))
@@ -99,24 +99,24 @@ class Worker:
         borrowed = self._borrowed.get(name)
         return open_engine(name) if borrowed is None else borrow_engine(name, borrowed)
 
-    def _tell_readiness(self, server: Server) -> None:
+    def _report_ready(self, server: Server) -> None:
         self.report(server.describe())
 
     def _suspect(self, name: str, url: str) -> None:
-        self.report(Suspicion(name, url))
+        self.report(EngineSuspected(name, url))
 
-    def _obey(self, order: Order) -> None:
-        if isinstance(order, Move):
-            self._borrowed[order.engine].move(order.url)
+    def _execute(self, command: Command) -> None:
+        if isinstance(command, EngineMoved):
+            self._borrowed[command.engine].move(command.url)
             return
-        self._stopping.asked.set()
-        if isinstance(order, Hurry):
-            self._stopping.hurried.set()
+        self._stop_request.requested.set()
+        if isinstance(command, StopNow):
+            self._stop_request.immediate.set()
 
 
-def _lines(descriptor: int) -> Iterator[bytes]:
-    """What is read, line by line. Not by way of ``sys.stdin``: with a thread that waits in there, the
-    interpreter cannot end."""
+def _read_lines(descriptor: int) -> Iterator[bytes]:
+    """Yield lines from a descriptor. Not from ``sys.stdin``: the interpreter cannot exit while a thread reads
+    it."""
     rest = b""
     while chunk := os.read(descriptor, 65536):
         *lines, rest = (rest + chunk).split(b"\n")

@@ -1,7 +1,7 @@
-"""What a supervisor and its workers tell each other: a line of JSON each, over a worker's standard input and
-output.
+"""Messages between a supervisor and its workers: JSON lines on a worker's standard input and output.
 
-Data only. Over pipes rather than as arguments, which everybody on the machine can read: there are keys in it.
+They travel through pipes rather than as arguments, which every user of the machine can read, because they
+contain keys.
 """
 
 import msgspec
@@ -12,33 +12,34 @@ from slipring.engines.sharing import Share
 
 
 class Loan(Struct, frozen=True):
-    """A worker's share of an engine that the supervisor runs, and the way there."""
+    """A worker's share of an engine that the supervisor runs, with its key and its URL."""
 
     share: Share
     key: str
     url: str | None
+    """None while the engine is not running."""
 
 
 class Assignment(Struct, frozen=True, tag=True):
-    """The first order: what to serve, with the supervisor's engines by their names in the configuration."""
+    """The first command: what to serve. ``loans`` has the supervisor's engines by their configured names."""
 
     config: Config
     loans: dict[str, Loan]
 
 
-class Move(Struct, frozen=True, tag=True):
-    """An engine is there no more, or at another address."""
+class EngineMoved(Struct, frozen=True, tag=True):
+    """An engine has another URL, or none."""
 
     engine: str
     url: str | None
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """Take nothing new and finish what runs."""
+    """Accept nothing new, finish running responses, then exit."""
 
 
-class Hurry(Struct, frozen=True, tag=True):
-    """Stop, and wait for nobody."""
+class StopNow(Struct, frozen=True, tag=True):
+    """Exit without waiting for running responses."""
 
 
 class Serving(Struct, frozen=True, tag=True):
@@ -47,38 +48,46 @@ class Serving(Struct, frozen=True, tag=True):
     models: tuple[str, ...]
     store: str
     keys: str
-    """In words."""
+    """A description of the accepted API keys."""
     is_open: bool
-    """Whether it serves without a key."""
+    """Whether requests without a key are accepted."""
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """The worker cannot start, for a reason that the operator can mend."""
+    """The worker cannot start, for a reason that the operator can fix."""
 
     reason: str
 
 
-class Suspicion(Struct, frozen=True, tag=True):
-    """An engine has not answered for too long at this address."""
+class Draining(Struct, frozen=True, tag=True):
+    """The worker is stopping and waits for this many running responses."""
+
+    responses: int
+
+
+class EngineSuspected(Struct, frozen=True, tag=True):
+    """An engine has not answered for too long at this URL."""
 
     engine: str
     url: str
 
 
-Order = Assignment | Move | Stop | Hurry
-Report = Serving | Failed | Suspicion
+Command = Assignment | EngineMoved | Stop | StopNow
+"""From the supervisor."""
+Report = Serving | Failed | Draining | EngineSuspected
+"""From a worker."""
 
-_order: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
+_command: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 _report: msgspec.json.Decoder[Report] = msgspec.json.Decoder(Report)
 
 
-def encode(message: Order | Report) -> bytes:
+def encode(message: Command | Report) -> bytes:
     return msgspec.json.encode(message) + b"\n"
 
 
-def read_order(line: bytes) -> Order:
-    return _order.decode(line)
+def decode_command(line: bytes) -> Command:
+    return _command.decode(line)
 
 
-def read_report(line: bytes) -> Report:
+def decode_report(line: bytes) -> Report:
     return _report.decode(line)

@@ -1,7 +1,4 @@
-"""A worker's post: a process that is started, watched, and started again when it dies.
-
-Owns the life of one worker process. What it serves and what its reports mean is the supervisor's affair.
-"""
+"""Keeps one worker process running, and starts another one, with back-off, when it dies."""
 
 import asyncio
 import contextlib
@@ -12,28 +9,31 @@ from collections.abc import Callable
 from slipring.errors import StartupError
 from slipring.server.process.worker_messages import (
     Assignment,
+    Command,
+    Draining,
+    EngineSuspected,
     Failed,
-    Hurry,
-    Order,
     Serving,
     Stop,
-    Suspicion,
+    StopNow,
+    decode_report,
     encode,
-    read_report,
 )
 
 log = logging.getLogger("slipring")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _STEADY_S = 60.0
-"""A worker that lived so long did not die of how it was started."""
+"""The pause starts over after a worker that ran this long: its start was not the cause of its death."""
 
 
-class Post:
-    """One of the workers, and the next one in its place."""
+class WorkerSlot:
+    """Owns one worker process at a time, from ``start`` until ``ended`` is done."""
 
-    def __init__(self, assign: Callable[[], Assignment], on_suspicion: Callable[[Suspicion], None]) -> None:
-        """``assign`` is asked each time a worker begins."""
+    def __init__(
+        self, assign: Callable[[], Assignment], on_suspicion: Callable[[EngineSuspected], None]
+    ) -> None:
+        """``assign`` is called for each worker that starts."""
         self._assign = assign
         self._on_suspicion = on_suspicion
         self._process: asyncio.subprocess.Process | None = None
@@ -41,48 +41,53 @@ class Post:
         self._dismissed = asyncio.Event()
 
     def start(self) -> None:
-        self.serving: asyncio.Future[Serving] = asyncio.get_running_loop().create_future()
-        """What the first worker tells when it serves, or why it cannot."""
-        self.gone = asyncio.create_task(self._keep_filled())
+        loop = asyncio.get_running_loop()
+        self.serving: asyncio.Future[Serving] = loop.create_future()
+        """The first worker's report that it serves, or the ``StartupError`` that prevented it."""
+        self.draining: asyncio.Future[int] = loop.create_future()
+        """How many responses the dismissed worker waits for."""
+        self.ended = asyncio.create_task(self._keep_running())
+        self.ended.add_done_callback(lambda _: self._drains(0))
 
-    def tell(self, order: Order) -> None:
+    def send(self, command: Command) -> None:
+        """Send a command to the worker, if it runs."""
         if self._process is not None and self._process.returncode is None:
             assert self._process.stdin is not None
-            self._process.stdin.write(encode(order))
+            self._process.stdin.write(encode(command))
 
-    def dismiss(self, order: Stop | Hurry) -> None:
-        """Let the worker go. ``gone`` is done when it went; there will be no other."""
+    def dismiss(self, command: Stop | StopNow) -> None:
+        """Stop the worker and do not replace it. ``ended`` is done when it has exited."""
         self._dismissed.set()
-        self.tell(order)
+        self.send(command)
 
     def kill(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
-    async def _keep_filled(self) -> None:
+    async def _keep_running(self) -> None:
         clock = asyncio.get_running_loop().time
         pause_s = _FIRST_PAUSE_S
         while not self._dismissed.is_set():
-            began_at = clock()
-            code = await self._live()
+            started_at = clock()
+            code = await self._run_worker()
             if self._dismissed.is_set():
                 return
             if not self.serving.done():
-                reason = self._failure or f"a worker ended with {code} before it served"
+                reason = self._failure or f"a worker exited with code {code} before it served"
                 self.serving.set_exception(StartupError(reason))
                 return
-            log.error("a worker ended with %s; starting another one", self._failure or code)
-            if clock() - began_at > _STEADY_S:
+            log.error("a worker ended (%s); starting another one", self._failure or f"exit code {code}")
+            if clock() - started_at > _STEADY_S:
                 pause_s = _FIRST_PAUSE_S
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._dismissed.wait(), pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def _live(self) -> int:
-        """The life of one worker; its exit code.
+    async def _run_worker(self) -> int:
+        """Start a worker and wait for its exit code.
 
-        It is a new interpreter and no fork: a worker that dies has to be replaced while our own loop, its
-        children and its signal handlers are there, none of which a copy of this process could have.
+        A worker is a new interpreter and not a fork: it may have to be replaced while this process runs an
+        event loop with child processes and signal handlers, which a forked copy could not use.
         """
         self._failure = ""
         try:
@@ -92,21 +97,29 @@ class Post:
                 stdout=asyncio.subprocess.PIPE,
             )
         except OSError as error:
-            self._failure = f"a worker cannot be started: {error.strerror}"
+            self._failure = f"cannot start a worker: {error.strerror}"
             return 1
-        self.tell(self._assign())
+        self.send(self._assign())
         if self._dismissed.is_set():  # while it was being started
             self.kill()
         assert process.stdout is not None
         async for line in process.stdout:
-            self._heed(line)
+            self._receive(line)
         return await process.wait()
 
-    def _heed(self, line: bytes) -> None:
-        report = read_report(line)
-        if isinstance(report, Suspicion):
+    def _receive(self, line: bytes) -> None:
+        report = decode_report(line)
+        if isinstance(report, EngineSuspected):
             self._on_suspicion(report)
         elif isinstance(report, Failed):
             self._failure = report.reason
+        elif isinstance(report, Draining):
+            # A worker that drains because it alone was signalled will be replaced.
+            if self._dismissed.is_set():
+                self._drains(report.responses)
         elif not self.serving.done():
             self.serving.set_result(report)
+
+    def _drains(self, responses: int) -> None:
+        if not self.draining.done():
+            self.draining.set_result(responses)

@@ -1,8 +1,8 @@
-"""``/slipring/echo``: a WebSocket that says what it hears, for suites that test servers from outside.
+"""``/slipring/echo``: a WebSocket that sends back every message, for conformance suites.
 
-Such suites (Autobahn's ``wstest``) need nothing but that. The socket has the settings, the framing and the
-goodbyes of ``/v1/responses``, so that what they find is true of both. It is there only where the setting
-``echo`` asks for it.
+Suites such as Autobahn's ``wstest`` need an echo server. This one uses the settings, framing and closing
+handshake of ``/v1/responses``, so that their results hold for both. It exists only if the setting ``echo`` is
+on.
 """
 
 from aiohttp import WSMsgType, web
@@ -10,23 +10,21 @@ from aiohttp import WSMsgType, web
 from slipring.server.access.auth import Caller
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.service import Service
-from slipring.server.transports.framing import text_frame
-from slipring.server.transports.websocket_io import FrameWriter, answer_close, new_socket
+from slipring.server.transports.websocket_io import FrameWriter, answer_close, new_socket, text_frame
 
 PATH = "/slipring/echo"
-_CLOSE_TIMEOUT_S = 5.0
 
 
 async def echo(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:
-    """Send every message back until the client is gone."""
-    socket = new_socket(service.config, _CLOSE_TIMEOUT_S)
+    """Send back every message until the client disconnects."""
+    socket = new_socket(service.config)
     service.sockets += 1
     try:
         await socket.prepare(request)
         connection_of(request).become_socket(lambda: 0, lambda code, reason: connection_of(request).abort())
         await _repeat(request, socket)
     except OSError:
-        pass  # the client left without reading what it had sent
+        pass  # the client disconnected without reading what it was sent
     finally:
         service.sockets -= 1
     return socket

@@ -1,6 +1,6 @@
-"""``POST /v1/responses``: the same turn, told as one JSON body or as an SSE stream.
+"""Responses over HTTP: a session with a single create, answered with a JSON body or an SSE stream.
 
-Each request is a session of its own with one create; what it may continue comes from the store.
+A response that it continues is loaded from the store.
 """
 
 import asyncio
@@ -9,84 +9,67 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from slipring.core.session.actions import Record
 from slipring.core.turn.stages import Stages
 from slipring.errors import ApiError, InvalidRequest, RateLimited, UnsupportedParameter
 from slipring.protocol import requests
+from slipring.protocol.endpoints.reply_bodies import InputTokens
 from slipring.protocol.events import TERMINAL, Error, Event, Failed, ResponseEvent
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.responses import Response
 from slipring.protocol.timing import TurnReport, server_timing
+from slipring.server import turn_log
 from slipring.server.access.auth import Caller
-from slipring.server.access.beta_header import of_exchange
-from slipring.server.background import event_stream
-from slipring.server.background.runs import Background, Refused
-from slipring.server.clock import clock, now
-from slipring.server.cluster.state_lookup import StoredStates
+from slipring.server.clock import now
 from slipring.server.connections.http_connection import connection_of
-from slipring.server.connections.request_bodies import read_body
-from slipring.server.driver import Driver
-from slipring.server.endpoints.replies import error_response, json_response, refusal
+from slipring.server.driver import Driver, Exchange, Sink
+from slipring.server.replies import error_event_response, error_response, json_response
 from slipring.server.service import Service
 from slipring.server.transports import sse
-from slipring.server.transports.outbox import Outbox
+from slipring.server.transports.outbox import Outbox, run_until_waiting
 
 _EOF = b""
-_GOING_AWAY = 1001
 _FAILURES: dict[str, type[ApiError]] = {"rate_limit_exceeded": RateLimited, "invalid_prompt": InvalidRequest}
 
 
-async def create_response(
-    service: Service, background: Background, request: web.Request, caller: Caller
-) -> web.StreamResponse:
-    """Make one response and answer with it."""
-    body = await read_body(service, request, caller)
-    stages = Stages(clock)
-    create = await service.reading.create(caller.tenant, body, read_create)
+async def decode_create(
+    service: Service,
+    caller: Caller,
+    body: bytes,
+    stages: Stages,
+    read: Callable[[bytes], CreateRequest],
+) -> CreateRequest:
+    """Decode the body of a create request with ``read``. A request that is not valid has a line in the turn
+    log, like one that is refused later."""
+    try:
+        create = await service.decoder.create(caller.tenant, body, read)
+    except ApiError as error:
+        stages.lap("decode")
+        report = TurnReport("refused", len(body), stages.laps, stages.total_ms, error_code=error.code)
+        turn_log.write(Record(None, report), caller)
+        raise
     stages.lap("decode")
-    if create.background is True:
-        return await _create_in_background(background, request, caller, create, stages, len(body))
-    reply: JsonReply | _SseReply = _SseReply(service, request, stages) if create.stream else JsonReply()
-    session = service.open_exchange(caller, of_exchange(request.headers))
-    driver = Driver(service, caller, session, reply, states=StoredStates(service.store.responses))
-    return await answer(driver, reply, create, stages, len(body))
+    return create
 
 
 async def answer(
     driver: Driver,
-    reply: "JsonReply | _SseReply",
+    reply: "JsonReply | SseReply",
     create: CreateRequest,
     stages: Stages,
     size_bytes: int,
 ) -> web.StreamResponse:
-    """See the one response of a session through."""
-    service, session = driver.service, driver.session
-    with service.serving(_Exchange(driver, reply)):
+    """Run the single turn of a session and return its HTTP response."""
+    with driver.service.serving(_HttpExchange(driver, reply)):
         try:
-            driver.run(session.create(create, stages, size_bytes=size_bytes, now=now()))
+            driver.run(driver.session.create(create, stages, size_bytes=size_bytes, now=now()))
             return await reply.finished()
         finally:
             await driver.stop()
 
 
-async def _create_in_background(
-    background: Background,
-    request: web.Request,
-    caller: Caller,
-    create: CreateRequest,
-    stages: Stages,
-    size_bytes: int,
-) -> web.StreamResponse:
-    """Begin a response that goes on by itself; answer with it as it is now, or tell how it goes."""
-    try:
-        run = await background.begin(caller, create, stages, size_bytes)
-    except Refused as refused:
-        return refusal(refused.error)
-    if create.stream:
-        return await event_stream.follow(background, request, caller.tenant, run.promised.id, after=-1)
-    return json_response(run.promised)
-
-
 def read_create(body: bytes) -> CreateRequest:
+    """Decode a create request that arrived over HTTP."""
     create = requests.read_create(body)
     if create.stream_id is not None:
         raise UnsupportedParameter(
@@ -95,24 +78,8 @@ def read_create(body: bytes) -> CreateRequest:
     return create
 
 
-class _Exchange:
-    """A request and its reply, as the server looks after them: the one response may finish, in time."""
-
-    def __init__(self, driver: Driver, reply: "JsonReply | _SseReply") -> None:
-        self.driver = driver
-        self.reply = reply
-
-    def tick(self) -> None:
-        if self.driver.service.draining:
-            self.driver.run(self.driver.session.tick(now()))
-        self.reply.tick()
-
-    def wind_down(self, error: ApiError, grace_s: float) -> None:
-        self.driver.run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
-
-
-class JsonReply:
-    """Waits for the terminal event and answers with its response object, or what is to be told of it."""
+class JsonReply(Sink):
+    """Answers with the response object of the terminal event, or with what ``shape`` makes of it."""
 
     def __init__(self, shape: Callable[[Response], object] = lambda response: response) -> None:
         self._shape = shape
@@ -121,9 +88,9 @@ class JsonReply:
     def send(self, events: list[Event]) -> None:
         for event in events:
             if self._answer.done():
-                return  # answered already, or the client has just gone
+                return  # answered already, or the client has disconnected
             if isinstance(event, Error):
-                self._answer.set_result(refusal(event))
+                self._answer.set_result(error_event_response(event))
             elif isinstance(event, TERMINAL):
                 self._answer.set_result(self._final_response(event))
 
@@ -131,16 +98,15 @@ class JsonReply:
         if self._answer.done() and not self._answer.cancelled():
             self._answer.result().headers["Server-Timing"] = server_timing(report.stages)
 
-    def flush(self) -> None:
-        return
+    def counted(self, tokens: int) -> None:
+        if not self._answer.done():
+            self._answer.set_result(json_response(InputTokens(tokens)))
 
-    def close(self, code: int, reason: str) -> None:
-        return
-
-    def tick(self) -> None:
-        return
+    def keep_alive(self) -> None:
+        """Nothing can be sent before the response."""
 
     async def finished(self) -> web.Response:
+        """Wait for the HTTP response."""
         return await self._answer
 
     def _final_response(self, event: ResponseEvent) -> web.Response:
@@ -151,8 +117,8 @@ class JsonReply:
         return json_response(self._shape(response))
 
 
-class _SseReply:
-    """Streams events as they come. A request that is refused gets an ordinary HTTP error instead."""
+class SseReply(Sink):
+    """Streams events as they arrive. A request that is refused gets an ordinary HTTP error instead."""
 
     def __init__(self, service: Service, request: web.Request, stages: Stages) -> None:
         loop = asyncio.get_running_loop()
@@ -164,13 +130,14 @@ class _SseReply:
         self._outbox = Outbox(
             self._write, self._limits.send_buffer_bytes, on_full=self._connection.queue_grew
         )
-        self._spoke_at = loop.time()
+        self._written_at = loop.time()
         self._opened: asyncio.Future[Error | None] = loop.create_future()
+        """Done when the first event, or the error that refuses the request, has arrived."""
         self._ended: asyncio.Future[None] = loop.create_future()
 
     def send(self, events: list[Event]) -> None:
         if self._opened.cancelled() or self._ended.done():
-            return  # answered already, or the client has just gone
+            return  # answered already, or the client has disconnected
         for event in events:
             if isinstance(event, Error):
                 if not self._opened.done():
@@ -187,40 +154,48 @@ class _SseReply:
     def flush(self) -> Awaitable[None] | None:
         return self._outbox.flush() if self._stream.prepared else None
 
-    def close(self, code: int, reason: str) -> None:
-        return
-
-    def record(self, report: TurnReport) -> None:
-        return
-
-    def tick(self) -> None:
-        """Keep a silent stream alive."""
+    def keep_alive(self) -> None:
+        """Send a comment if nothing has been written for ``ping_interval_s``."""
         if self._ended.done() or not self._limits.ping_interval_s:
             return
         clock = asyncio.get_running_loop().time()
-        if clock - self._spoke_at > self._limits.ping_interval_s:
-            self._spoke_at = clock
+        if clock - self._written_at > self._limits.ping_interval_s:
+            self._written_at = clock
             self._outbox.post(sse.KEEPALIVE)
             if self._stream.prepared:
                 self._outbox.kick()
 
     async def finished(self) -> web.StreamResponse:
+        """Stream until the terminal event has been written or the client has disconnected."""
         error = await self._opened
         if error is not None:
-            return refusal(error)
-        # Headers come first, so they know only the stages until now; the event tells all.
+            return error_event_response(error)
+        # Headers are sent first, so they have only the stages until now.
         self._stream.headers["Server-Timing"] = server_timing(self._stages.laps)
         self._connection.queued_bytes = self._outbox.queued_bytes
         try:
-            with contextlib.suppress(ConnectionError):  # the client left before the end
+            with contextlib.suppress(ConnectionError):  # the client disconnected before the end
                 await self._stream.prepare(self._request)
-                self._outbox.kick()
+                if (waiting := self._outbox.flush()) is not None:
+                    await waiting
                 await self._ended
                 await self._outbox.settle()
         finally:
             self._connection.queued_bytes = None
         return self._stream
 
-    async def _write(self, block: bytes) -> None:
-        self._spoke_at = asyncio.get_running_loop().time()
-        await (self._stream.write(block) if block else self._stream.write_eof())
+    def _write(self, block: bytes) -> Awaitable[None] | None:
+        self._written_at = asyncio.get_running_loop().time()
+        return run_until_waiting(self._stream.write(block) if block else self._stream.write_eof())
+
+
+class _HttpExchange(Exchange):
+    """The client of a POST: its reply sends something when a stream has been silent for long."""
+
+    def __init__(self, driver: Driver, reply: JsonReply | SseReply) -> None:
+        super().__init__(driver)
+        self.reply = reply
+
+    def tick(self) -> float | None:
+        self.reply.keep_alive()
+        return super().tick()

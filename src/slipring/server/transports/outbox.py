@@ -1,19 +1,20 @@
-"""The one writer of a connection.
+"""The outgoing queue of a connection and its single writer.
 
-Messages are posted without waiting and written in order by whoever flushes first; the others leave theirs in
-the queue. When a client reads slowly the flush waits, the queue fills, and those who make messages wait for
-room: that is how an engine stops being pulled. How long a client may take is not decided here: see
-``connections``.
+``post`` queues a message without waiting. The first caller of ``flush`` writes the queue in order; callers
+that find it writing leave their messages to it. When a client reads slowly, ``flush`` waits, the queue fills,
+and producers wait for room: that is the backpressure that stops an engine from being pulled. How long a
+client may take is decided by ``connections.registry``, not here.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any
 
 Write = Callable[[bytes], Awaitable[None] | None]
-"""Returns what to wait for, if anything."""
+"""Writes bytes; returns an awaitable if the caller has to wait before the next write."""
 Frame = Callable[[bytes], bytes]
-_MOST_AT_ONCE = 64 * 1024
+_MAX_WRITE_BYTES = 64 * 1024
 
 
 class Outbox:
@@ -40,8 +41,8 @@ class Outbox:
         frame: Frame | None = None,
         on_full: Callable[[], None] | None = None,
     ) -> None:
-        """``frame`` makes of a message what can be written together with others; without it each is written
-        by itself. ``on_full`` is called whenever a message comes that is past the limit."""
+        """``frame`` encodes a message so that several can be written at once; without it each message is
+        written by itself. ``on_full`` is called for each message posted beyond the limit."""
         self._write = write
         self._frame = frame
         self._on_full = on_full
@@ -61,7 +62,7 @@ class Outbox:
         return self._bytes > self._limit_bytes
 
     def post(self, message: bytes) -> None:
-        """Queue a message. ``flush`` or ``kick`` sends it."""
+        """Queue a message. ``flush`` or ``kick`` writes it. Dropped after ``discard``."""
         if not self._failed:
             self._messages.append(message)
             self._bytes += len(message)
@@ -69,16 +70,18 @@ class Outbox:
                 self._on_full()
 
     def kick(self) -> None:
-        """Have the queue written in the background, for callers that must not wait."""
+        """Write the queue, for callers that must not wait; a task waits for a slow client in their place."""
         if self._messages and not self._writing and self._task is None:
-            self._task = asyncio.create_task(self._flush_alone())
+            waiting = self.flush()
+            if waiting is not None:
+                self._task = asyncio.create_task(self._wait_in_task(waiting))
 
     def flush(self) -> Awaitable[None] | None:
-        """Write what is queued, unless somebody else does already. Returns what to wait for: that the client
-        takes it, or that there is room. Mostly that is nothing."""
+        """Write the queue, unless another caller is writing it. Returns an awaitable, to be awaited, if the
+        client does not keep up: it waits until the client has taken the messages or there is room again."""
         if self._writing:
             return self._wait_for_room() if self.full else None
-        waiting = self._write_on()
+        waiting = self._write_queue()
         if waiting is not None:
             self._writing = True
             return self._keep_writing(waiting)
@@ -87,13 +90,14 @@ class Outbox:
         return None
 
     async def room(self) -> None:
-        """Wait until there is room, while somebody else writes. For the reader, which must not."""
+        """Wait until there is room, without becoming the writer: for the connection's reader."""
         while self.full:
             self.kick()
-            await self._wait_for_room()
+            if self.full:
+                await self._wait_for_room()
 
     async def settle(self) -> None:
-        """Wait until everything has been written or nothing can be."""
+        """Wait until the queue has been written, or dropped."""
         while (self._messages or self._writing) and not self._failed:
             if self._writing:
                 await self._wait_for_room()
@@ -101,14 +105,15 @@ class Outbox:
                 await waiting
 
     def discard(self) -> None:
-        """Nobody reads any more: drop what is queued and let everybody go on."""
+        """The client cannot be reached any more: drop the queue and all later messages, and release everyone
+        who waits."""
         self._failed = True
         self._messages.clear()
         self._bytes = 0
         self._give_room()
 
-    def _write_on(self) -> Awaitable[None] | None:
-        """Write until nothing is left, or there is something to wait for."""
+    def _write_queue(self) -> Awaitable[None] | None:
+        """Write until the queue is empty or a write has to be waited for."""
         messages, frame, write = self._messages, self._frame, self._write
         try:
             while messages:
@@ -116,46 +121,45 @@ class Outbox:
                 self._bytes -= len(message)
                 if frame is not None:
                     message = frame(message)
-                    if messages:  # mostly it is one token, and alone
+                    if messages:  # usually false: one token at a time
                         message = self._joined(message, frame)
                 waiting = write(message)
                 if waiting is not None:
                     return waiting
         except OSError:
-            self.discard()  # the client is gone; its reader finds out by itself
+            self.discard()  # disconnected; the connection's reader notices that itself
         return None
 
     async def _keep_writing(self, waiting: Awaitable[None] | None) -> None:
-        """Wait, write what has come meanwhile, and so on."""
+        """Wait for a write, then write what has been queued in the meantime, until the queue is empty."""
         try:
             while waiting is not None:
                 await waiting
                 if self._room is not None and not self.full:
                     self._give_room()
-                waiting = self._write_on()
+                waiting = self._write_queue()
         except OSError:
             self.discard()
         finally:
             self._writing = False
             if self._messages:
-                self.kick()  # the task that was writing has been cancelled: the rest still has to go out
+                self.kick()  # the writing task was cancelled, but the rest still has to be sent
             else:
                 self._give_room()
 
     def _joined(self, first: bytes, frame: Frame) -> bytes:
-        """A frame and those that follow in the queue, up to a bound."""
-        taken, size = [first], len(first)
-        while self._messages and size < _MOST_AT_ONCE:
+        """A frame and those that follow it in the queue, up to a bound."""
+        frames, size = [first], len(first)
+        while self._messages and size < _MAX_WRITE_BYTES:
             message = self._messages.popleft()
             self._bytes -= len(message)
-            taken.append(frame(message))
-            size += len(taken[-1])
-        return b"".join(taken)
+            frames.append(frame(message))
+            size += len(frames[-1])
+        return b"".join(frames)
 
-    async def _flush_alone(self) -> None:
+    async def _wait_in_task(self, waiting: Awaitable[None]) -> None:
         try:
-            if (waiting := self.flush()) is not None:
-                await waiting
+            await waiting
         finally:
             self._task = None
 
@@ -168,3 +172,36 @@ class Outbox:
         if self._room is not None:
             self._room.set()
             self._room = None
+
+
+def run_until_waiting(coroutine: Coroutine[Any, None, None]) -> Awaitable[None] | None:
+    """Run a coroutine up to its first wait. Returns None if it has ended, as a write does while the client
+    keeps up, and otherwise an awaitable for the rest."""
+    try:
+        awaited = coroutine.send(None)
+    except StopIteration:
+        return None
+    return _Rest(coroutine, awaited)
+
+
+class _Rest:
+    """Awaits the rest of a coroutine that waits for ``awaited``."""
+
+    __slots__ = ("_awaited", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, None, None], awaited: Any) -> None:
+        self._coroutine = coroutine
+        self._awaited = awaited
+
+    def __await__(self) -> Generator[Any, None, None]:
+        awaited = self._awaited
+        while True:
+            try:
+                try:
+                    yield awaited
+                except BaseException as error:
+                    awaited = self._coroutine.throw(error)
+                else:
+                    awaited = self._coroutine.send(None)
+            except StopIteration:
+                return

@@ -1,4 +1,4 @@
-"""Server-sent events: how they are framed."""
+"""Server-sent events: headers and framing."""
 
 from slipring.protocol import wire
 from slipring.protocol.events import Event
@@ -13,11 +13,13 @@ KEEPALIVE = b": keepalive\n\n"
 
 
 def block(event: Event) -> bytes:
-    kind = type(event).__struct_config__.tag
-    assert isinstance(kind, str)
-    return named_block(kind, wire.encode(event))
+    """An event as one SSE block."""
+    event_type = type(event).__struct_config__.tag
+    assert isinstance(event_type, str)
+    return named_block(event_type, wire.encode(event))
 
 
-def named_block(kind: str, data: bytes) -> bytes:
-    """An event that is JSON already. Written at once: there are clients that lose one that comes in two."""
-    return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+def named_block(event_type: str, data: bytes) -> bytes:
+    """An encoded event as one SSE block. To be written at once: some clients lose a block that arrives in two
+    parts."""
+    return b"event: " + event_type.encode() + b"\ndata: " + data + b"\n\n"

@@ -1,15 +1,16 @@
-"""A WebSocket connection: one reader, one writer, and the session between them.
+"""``GET /v1/responses`` with an upgrade: a WebSocket connection with one reader, one writer and a session.
 
-The reader never waits for generation, so pings are answered while a response is made. Silence is noticed by
-``tick``, which the server calls about once a second while something is being done, and otherwise when the
-next ping or another deadline is due: a connection at rest costs nothing in between. Slow reading and slow
-sending are noticed by ``connections``.
+The reader never waits for generation, so it answers pings while a response is generated. ``tick`` detects a
+silent client: the server calls it about once a second while turns run, and otherwise when the next ping or
+another deadline is due, so an idle connection costs nothing in between. ``connections.registry`` detects
+clients that read or send too slowly.
 """
 
 import asyncio
 import logging
 import math
 from collections import deque
+from collections.abc import Awaitable
 from functools import partial
 
 from aiohttp import WSMsgType, web
@@ -20,31 +21,35 @@ from slipring.protocol.events import Event
 from slipring.protocol.timing import TurnReport
 from slipring.protocol.wire import encode
 from slipring.server.access.auth import Caller
-from slipring.server.access.beta_header import of_socket, wants_no_retention
 from slipring.server.clock import now
 from slipring.server.cluster.state_lookup import SocketStates
 from slipring.server.connections.http_connection import connection_of
-from slipring.server.driver import Driver
+from slipring.server.driver import Driver, Sink
 from slipring.server.service import Service
-from slipring.server.transports.framing import text_frame
+from slipring.server.transports.beta_header import of_socket, wants_no_retention
 from slipring.server.transports.outbox import Outbox
-from slipring.server.transports.websocket_io import FrameWriter, answer_close, new_socket
+from slipring.server.transports.websocket_io import (
+    CLOSE_TIMEOUT_S,
+    FrameWriter,
+    answer_close,
+    new_socket,
+    text_frame,
+)
 
-_CLOSE_TIMEOUT_S = 5.0
 _RECENT_TURNS = 16
-_GOING_AWAY = 1001
 _INTERNAL_ERROR = _KEEPALIVE_LOST = 1011
 _PING = b"\x89\x00"
-"""A whole frame: final, a ping, without a mask or payload. Control frames are never compressed."""
+"""A ping frame without a payload. Servers send no masks, and control frames are never compressed."""
 
 log = logging.getLogger("slipring")
 
 
-class Connection:
-    """One client on one socket. Also the sink that its driver sends to."""
+class WebSocketConnection(Sink):
+    """One client on one WebSocket. It is the sink of its driver and a client of the server."""
 
     __slots__ = (
         "_betas",
+        "_client_closed",
         "_closing",
         "_heard_at",
         "_http",
@@ -52,10 +57,8 @@ class Connection:
         "_outbox",
         "_pinged_at",
         "_request",
-        "_said_goodbye",
         "_socket",
         "driver",
-        "flush",
         "recent",
     )
 
@@ -73,7 +76,6 @@ class Connection:
             write = FrameWriter(request, socket).write
             self._outbox = Outbox(write, limit_bytes, frame=text_frame, on_full=on_full)
         self._http.become_socket(self._outbox.queued_bytes, self.close)
-        self.flush = self._outbox.flush  # the sink's, without a step between
         self._closing: asyncio.Task[None] | None = None
         self._heard_at = self._pinged_at = asyncio.get_running_loop().time()
         self._betas = of_socket(request.headers)
@@ -81,15 +83,19 @@ class Connection:
         states = SocketStates(service.store.responses, service.parking, service.peers)
         self.driver = Driver(service, caller, session, self, states=states)
         self._keeps_nothing = wants_no_retention(request.headers)
-        self._said_goodbye = False
+        self._client_closed = False
         self.recent: deque[TurnReport] | None = None
+        """Reports of the latest turns; None until there is one."""
 
-    # The sink.
+    # The sink of the driver.
 
     def send(self, events: list[Event]) -> None:
         post = self._outbox.post
         for event in events:
             post(encode(event))
+
+    def flush(self) -> Awaitable[None] | None:
+        return self._outbox.flush()
 
     def close(self, code: int, reason: str) -> None:
         if self._closing is None:
@@ -103,9 +109,9 @@ class Connection:
     # The reader.
 
     async def serve(self) -> None:
-        """Read until the client is gone or the session has ended."""
+        """Read messages until the client disconnects or the session ends."""
         session, socket = self.driver.session, self._socket
-        reading = self.driver.service.reading
+        decoder = self.driver.service.decoder
         clock, wake = asyncio.get_running_loop().time, self.driver.service.wake
         try:
             while True:
@@ -113,11 +119,11 @@ class Connection:
                 self._heard_at = clock()
                 if message.type is WSMsgType.TEXT or message.type is WSMsgType.BINARY:
                     self._http.message_received()
-                    frame = await reading.frame(session.tenant, message.data, self._betas)
+                    frame = await decoder.frame(session.tenant, message.data, self._betas)
                     self._run(session.receive(frame, now()))
                     wake(self)
                     if self._outbox.full:
-                        # A client that sends without reading waits for its own answers.
+                        # A client that sends without reading is not read either.
                         await self._outbox.room()
                 elif message.type is WSMsgType.PING:
                     self._http.control_frame_received(len(message.data))
@@ -126,11 +132,11 @@ class Connection:
                     self._http.control_frame_received(len(message.data))
                 elif message.type is WSMsgType.CLOSE:
                     is_valid = await answer_close(socket, message.data)
-                    self._said_goodbye = self._closing is None and is_valid
+                    self._client_closed = self._closing is None and is_valid
                     return
                 else:
                     return
-                # Thousands of small messages may have come at once: the others are served in between.
+                # Thousands of small messages may have arrived at once: let other connections run in between.
                 await asyncio.sleep(0)
         except OSError:
             return  # reset by the client
@@ -141,7 +147,7 @@ class Connection:
             await self._stop()
 
     async def _stop(self) -> None:
-        # First what runs: the client may leave while its last words are on their way, which cancels this.
+        # Turns first: waiting for the close frame below is cancelled if the client disconnects.
         self._outbox.discard()
         self.driver.run(self.driver.session.leave(now()))
         self._park()
@@ -150,44 +156,51 @@ class Connection:
             await asyncio.wait([self._closing])  # bounded in time
         transport = self._request.transport
         if transport is not None and transport.get_write_buffer_size():
-            # What it still holds may arrive, but not hold the socket forever.
-            asyncio.get_running_loop().call_later(_CLOSE_TIMEOUT_S, transport.abort)
+            # Give the rest some time to arrive, but do not keep the socket open forever.
+            asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, transport.abort)
 
     def _park(self) -> None:
-        """Keep what the client may come back for: it was cut off or told to move, and said no goodbye."""
-        if self._said_goodbye or self._keeps_nothing:
+        """Keep the cache for a client that may reconnect: one that was cut off or asked to reconnect, and has
+        not closed the socket itself."""
+        if self._client_closed or self._keeps_nothing:
             return
         session, parking = self.driver.session, self.driver.service.parking
-        parking.park(session.tenant, session.bequeath(), now())
+        parking.park(session.tenant, session.detach_cache(), now())
 
-    # Time.
+    # A client of the server.
 
     def tick(self) -> float | None:
-        """Look after deadlines: the session's own, and silence. Returns in how many seconds the next one is,
-        if the connection is at rest."""
+        """Enforce the deadlines of the session and of keepalive pings. Returns in how many seconds the next
+        one is due, if the connection is idle."""
         session = self.driver.session
         self._run(session.tick(now()))
         limits = self.driver.service.config.limits
         clock = asyncio.get_running_loop().time()
-        silence_s = self._keep_alive(clock, limits.ping_interval_s, limits.pong_timeout_s)
+        keepalive_s = self._keep_alive(clock, limits.ping_interval_s, limits.pong_timeout_s)
         if session.rests_until is None or self._closing is not None:
             return None
-        return min(silence_s, session.rests_until - now())
+        return min(keepalive_s, session.rests_until - now())
 
     def wind_down(self, error: ApiError, grace_s: float) -> None:
-        self._run(self.driver.session.end(error, code=_GOING_AWAY, grace_s=grace_s, now=now()))
+        self.driver.wind_down(error, grace_s)
+        self._outbox.kick()
+
+    @property
+    def in_flight(self) -> int:
+        return self.driver.in_flight
 
     def abort(self) -> None:
         """Drop the connection without waiting for the client."""
         self._http.abort()
 
     def _run(self, actions: list[Action]) -> None:
-        """Carry out actions from where one must not wait: what they send is written in the background."""
+        """Carry out actions without waiting for the client to take what they send."""
         self.driver.run(actions)
         self._outbox.kick()
 
     def _keep_alive(self, clock: float, interval_s: float, timeout_s: float) -> float:
-        """Ping a client when it is time, or give it up; returns in how many seconds it is time again."""
+        """Send a ping if one is due, and close a connection that has not answered; returns the seconds until
+        the next check."""
         if not interval_s:
             return math.inf
         if clock - self._heard_at >= interval_s + timeout_s:
@@ -202,22 +215,22 @@ class Connection:
 
     async def _close(self, code: int, reason: str) -> None:
         try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._outbox.settle()
                 await self._socket.close(code=code, message=reason.encode())
         except (OSError, asyncio.CancelledError):
-            # Out of time (an OSError too), or a writer was cancelled while the client did not read, which
-            # cancels all who wait to write: whoever does not read gets no farewell.
+            # The timeout is an OSError too. Cancelled: a turn that waited for a client that does not read was
+            # cancelled, and aiohttp cancels all others who wait with it.
             self.abort()
 
 
 async def serve_websocket(service: Service, request: web.Request, caller: Caller) -> web.WebSocketResponse:
-    """Hold a connection until it ends."""
-    socket = new_socket(service.config, _CLOSE_TIMEOUT_S)
+    """Accept a WebSocket and serve it until the connection ends."""
+    socket = new_socket(service.config)
     service.sockets += 1
     try:
         await socket.prepare(request)
-        connection = Connection(service, request, socket, caller)
+        connection = WebSocketConnection(service, request, socket, caller)
         with service.serving(connection):
             await connection.serve()
     finally:

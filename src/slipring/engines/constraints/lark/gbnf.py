@@ -10,7 +10,7 @@ from slipring.engines.constraints.lark.definition import Definition, read_defini
 from slipring.engines.constraints.lark.patterns import read_pattern
 from slipring.engines.constraints.lark.productions import LONGEST, Key, Productions, State
 from slipring.engines.constraints.lark.trees import Either, Node, Repeated, Sequence, Terminal, Unknown
-from slipring.protocol.grammars import Grammar
+from slipring.protocol.definitions import Grammar
 
 _STATES = (State(True), State(False))
 _SIGNS = frozenset('"\\[]^-/')

@@ -1,0 +1,122 @@
+"""Every undocumented part of aiohttp that slipring depends on.
+
+Other modules use the functions and classes below instead of reaching into aiohttp themselves.
+``tests/test_aiohttp_internals.py`` asserts each assumption directly, so a release of aiohttp that breaks one
+fails there first.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import StreamReader, web
+from aiohttp.http import HttpProcessingError, RawRequestMessage
+from aiohttp.payload import Payload
+
+_CLOSED_WHILE_READING = "Connection closed."
+"""Text of the ``RuntimeError`` that aiohttp raises when a client disconnects while aiohttp reads the rest of
+a refused body."""
+
+
+class ServerProtocol(web.RequestHandler):
+    """aiohttp's server-side HTTP protocol with hooks around responses and access to its request queue.
+
+    Relies on ``RequestHandler`` calling ``finish_response`` for every response, ``handle_error`` for every
+    request that is not HTTP or that raised, and on its attributes ``_messages`` and ``_lingering_time``.
+    """
+
+    __slots__ = ()
+
+    @property
+    def has_queued_request(self) -> bool:
+        """Whether the head of a request has been parsed that no handler has been started for."""
+        return bool(self._messages)
+
+    def stop_lingering(self) -> None:
+        """Do not read the rest of the current request's body after the response has been sent."""
+        self._lingering_time = 0.0
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        finished = await super().finish_response(request, self.prepare_response(request, resp), start_time)
+        self.response_sent()
+        return finished
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        response = self.respond_to_error(status, exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("a part of the response has been sent already")
+        return response
+
+    def prepare_response(self, request: web.BaseRequest, response: web.StreamResponse) -> web.StreamResponse:
+        """Called before each response is sent; returns the response to send."""
+        return response
+
+    def response_sent(self) -> None:
+        """Called after each response has been written to the transport."""
+
+    def respond_to_error(self, status: int, exc: BaseException | None) -> web.StreamResponse:
+        """Called for a malformed request (``status`` 400) and for an exception that no middleware caught;
+        returns the response to send, or raises ``ConnectionError`` to send none."""
+        raise NotImplementedError
+
+
+def observe_requests(server: web.Server, on_request: Callable[[Any], None]) -> None:
+    """Call ``on_request`` with the protocol instance each time a request's handler is about to start.
+
+    Replaces ``Server.request_factory``, which ``RequestHandler`` copies when it is created.
+    """
+    make_request = server.request_factory
+
+    def begin(
+        message: RawRequestMessage, payload: Any, protocol: Any, writer: Any, task: Any
+    ) -> web.BaseRequest:
+        on_request(protocol)
+        return make_request(message, payload, protocol, writer, task)
+
+    server.request_factory = begin
+
+
+def protocol_of(request: web.BaseRequest) -> object:
+    """The protocol instance that received a request."""
+    return request.protocol
+
+
+def drain_of(request: web.BaseRequest) -> Callable[[], Awaitable[None]]:
+    """The function that waits until a request's transport is below its high-water mark.
+
+    ``StreamWriter.drain`` waits for the protocol's ``resume_writing``, so it also covers bytes that were
+    written to the transport directly.
+    """
+    return request.writer.drain
+
+
+def fail_read(content: StreamReader, error: BaseException) -> None:
+    """Make the pending read of a stream, and all later ones, raise ``error``."""
+    content.set_exception(error)
+
+
+def is_client_fault(error: BaseException | None) -> bool:
+    """Whether an exception that aiohttp logs was caused by what a client sent, or by its disconnect."""
+    if isinstance(error, RuntimeError) and str(error) == _CLOSED_WHILE_READING:
+        return True
+    return isinstance(error, HttpProcessingError | web.RequestPayloadError)
+
+
+class MemoryPayload(Payload):
+    """A request body in memory: of known size, sent again on a retry, with nothing to close.
+
+    Without ``_autoclose`` aiohttp warns about an unclosed payload.
+    """
+
+    _autoclose = True
+
+    def __init__(self, value: Any, *, size_bytes: int, content_type: str) -> None:
+        super().__init__(value, content_type=content_type)
+        self._size = size_bytes

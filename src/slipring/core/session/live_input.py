@@ -1,0 +1,83 @@
+"""Routes steer and append events to the running turn they name.
+
+Such an event is not a turn and waits in no lane: the running turn takes its input, or the event is refused
+and its input returned to the client.
+"""
+
+from msgspec import Struct
+
+from slipring.core.chain import lineage
+from slipring.core.chain.state_cache import ConnectionCache
+from slipring.core.limits import Limits
+from slipring.core.session.lanes import Lanes
+from slipring.core.session.request_charges import Charges
+from slipring.core.session.successors import Successors
+from slipring.core.session.turn_setup import new_definitions
+from slipring.core.turn import rollout, steering
+from slipring.core.turn.rollout import AppendRefused
+from slipring.core.turn.turn import Phase, Turn
+from slipring.errors import ApiError
+from slipring.protocol.definitions import Compilable
+from slipring.protocol.events import Event
+from slipring.protocol.live_input import Append, Steer
+
+
+class LiveInput(Struct, frozen=True):
+    """Handles the steer and append events of one connection."""
+
+    lanes: Lanes
+    limits: Limits
+    successors: Successors
+    charges: Charges
+
+    def steer(self, steer: Steer, cache: ConnectionCache, refusing: ApiError | None) -> Event:
+        """Handle a steer; returns the event that answers it. ``refusing``: why no response may follow."""
+        if (turn := self.lanes.find(steer.target)) is not None:
+            return self.successors.steer(steer, turn, refusing)
+        state = cache.find(steer.target)
+        lane = cache.lane_of(steer.target) if state is not None else None
+        return steering.failed_event(steer, steering.not_running(steer, state), None, lane)
+
+    def grammars_in(self, append: Append) -> list[Compilable]:
+        """The grammars to compile before an append is handled. Raises ``ApiError`` for invalid tools."""
+        turn = self.lanes.find(append.target)
+        if append.error is not None or turn is None or turn.rollout is None:
+            return []
+        definitions = new_definitions(self.limits)
+        lineage.take_definitions(append.items, definitions)
+        return definitions.grammars
+
+    def append(self, append: Append, cache: ConnectionCache, now: float) -> tuple[list[Event], Turn | None]:
+        """Handle an append; returns the events that answer it, and the turn that can resume now, if any."""
+        turn = self.lanes.find(append.target)
+        try:
+            if append.error is not None:
+                raise AppendRefused("invalid_input", append.error.message, append.error.param)
+            if turn is None:
+                raise rollout.not_running(append, cache.find(append.target))
+            return self._append(append, turn, now), turn if turn.may_resume else None
+        except AppendRefused as refusal:
+            output = turn.output if turn is not None else None
+            lane = cache.lane_of(append.target) if turn is None and append.target in cache else None
+            return [rollout.failed_event(append, refusal, output, lane)], None
+
+    def _append(self, append: Append, turn: Turn, now: float) -> list[Event]:
+        if turn.rollout is None:
+            raise AppendRefused("append_not_supported", "This response is not a rollout.")
+        if turn.phase is Phase.SAVING:
+            message = "The response has been completed. Continue it instead."
+            raise AppendRefused("response_already_completed", message)
+        self._require_room(append)
+        emitted = turn.append(append, now + self.limits.rollout_wait_s)
+        self.charges.take(turn, append.size_bytes)
+        return emitted
+
+    def _require_room(self, append: Append) -> None:
+        rollouts = [turn.rollout for turn in self.lanes.running() if turn.rollout is not None]
+        held, new = sum(each.held_bytes for each in rollouts), append.size_bytes
+        total = held + sum(each.size_bytes for each in rollouts)
+        if held + new > self.limits.max_queued_bytes or total + new > self.limits.connection_cache_bytes:
+            message = "The rollouts on this connection hold too much input already."
+            raise AppendRefused("too_much_pending_input", message)
+        if (error := self.charges.objection(append.size_bytes)) is not None:
+            raise AppendRefused("too_much_pending_input", error.message)

@@ -1,0 +1,150 @@
+"""Starts the response that follows a steered one, and keeps accepted steers until a response contains them.
+
+Each accepted steer has one of two ends: it is committed when a response with its messages in its input is
+created, or its input is returned to the client in ``response.steer.failed``. A steered response that waits
+for call outputs leaves its steers to the client's continuation.
+"""
+
+from msgspec import structs
+
+from slipring.core.chain.state import ResponseState
+from slipring.core.generation import Models
+from slipring.core.limits import Limits
+from slipring.core.ports import Ports
+from slipring.core.session.request_charges import Charges
+from slipring.core.turn import request_validation, steering
+from slipring.core.turn.stages import Stages
+from slipring.core.turn.steering import SteerRefused, Steers
+from slipring.core.turn.turn import Turn
+from slipring.errors import ApiError
+from slipring.protocol.events import Event, SteerErrorCode
+from slipring.protocol.live_input import Steer
+
+
+class Successors:
+    """The accepted steers of one connection, and the turns that they lead to."""
+
+    __slots__ = ("_charges", "_limits", "_models", "_ports", "_size_bytes", "_waiting")
+
+    def __init__(self, limits: Limits, ports: Ports, models: Models, charges: Charges) -> None:
+        self._charges = charges
+        self._limits = limits
+        self._ports = ports
+        self._models = models
+        self._size_bytes = 0
+        self._waiting: dict[str, Steers] = {}
+        """By response id: steers of ended responses that only the client can continue."""
+
+    def steer(self, steer: Steer, turn: Turn, refusing: ApiError | None) -> Event:
+        """Accept or refuse a steer of a running turn; ``refusing``: why no response may follow."""
+        after_tokens = self._limits.steer_after_tokens
+        steers = turn.steers or Steers(steer.target, turn.lane, turn.output, after_tokens)
+        try:
+            self._require_steerable(turn, steer, refusing)
+            self._require_room(steers, steer)
+        except SteerRefused as refusal:
+            return steering.failed_event(steer, refusal, turn.output, turn.lane)
+        self._size_bytes += steer.size_bytes
+        self._charges.take(steers, steer.size_bytes)
+        accepted = steers.accept(steer, self._ports.mint("steer"))
+        turn.steer(steers)
+        return accepted
+
+    def after(
+        self, turn: Turn, state: ResponseState | None, refusing: ApiError | None
+    ) -> tuple[list[Event], Turn | None]:
+        """Use the steers of an ended turn: returns events about them, or the turn that follows.
+
+        ``state``: the response's state, None if it failed. ``refusing``: why no response may follow.
+        """
+        steers, turn.steers = turn.steers, None
+        if steers is None:
+            return [], None
+        if state is None:
+            return self._fail(steers, "response_not_active", "The response has failed."), None
+        if refusing is not None:
+            return self._fail_successor(steers, refusing), None
+        if steering.requires_input(state):
+            self._waiting[steers.response_id] = steers
+            return steers.pending(steering.required_input(state.output, state.carry)), None
+        return [], self._successor(turn, state, steers)
+
+    def prepend_steers(self, turn: Turn) -> None:
+        """Put the waiting steers of a turn's parent before its own input. Warmups leave them waiting."""
+        if turn.steered_by is None and not turn.request.warms_up:
+            turn.steered_by = self._take(turn)
+        if turn.steered_by is not None:
+            turn.input = turn.steered_by.items + turn.input
+
+    def commit(self, turn: Turn) -> None:
+        """A response is created: the steers at the beginning of its input are part of it now."""
+        if turn.steered_by is not None:
+            self._size_bytes -= turn.steered_by.size_bytes
+            self._charges.hand_over(turn.steered_by, turn)
+            turn.steered_by = None
+
+    def return_steers(self, turn: Turn, error: ApiError) -> list[Event]:
+        """A turn has failed: returns the steers in its input, and those that wait for a continuation of its
+        parent, which the cache may have lost with this failure."""
+        emitted: list[Event] = []
+        for steers in (turn.steered_by, None if turn.follows else self._take(turn)):
+            emitted += self._fail_successor(steers, error) if steers is not None else []
+        turn.steered_by = None
+        return emitted
+
+    def return_all(self, error: ApiError) -> list[Event]:
+        """The connection ends: returns all steers that wait for a continuation."""
+        waiting = list(self._waiting.values())
+        self._waiting.clear()
+        return [event for steers in waiting for event in self._fail_successor(steers, error)]
+
+    def _take(self, turn: Turn) -> Steers | None:
+        """Remove and return the waiting steers of a turn's parent, if the turn is on the parent's lane."""
+        steers = self._waiting.get(turn.request.previous_response_id or "")
+        if steers is None or steers.lane != turn.lane:
+            return None
+        return self._waiting.pop(steers.response_id)
+
+    def _successor(self, turn: Turn, state: ResponseState, steers: Steers) -> Turn:
+        """A turn with the request of the one before it, except for parent and input."""
+        successor = Turn(
+            structs.replace(turn.request, previous_response_id=state.id),
+            tenant=turn.tenant,
+            lane=turn.lane,
+            size_bytes=steers.size_bytes,
+            ports=self._ports,
+            stages=Stages(self._ports.clock),
+        )
+        successor.follows, successor.steered_by, successor.parent = True, steers, state
+        return successor
+
+    def _require_steerable(self, turn: Turn, steer: Steer, refusing: ApiError | None) -> None:
+        if steer.error is not None:
+            raise SteerRefused("invalid_input", steer.error.message)
+        if (reason := turn.cannot_be_steered) is not None:
+            raise SteerRefused("steering_not_supported", f"This response cannot be steered. {reason}")
+        if refusing is not None:
+            raise SteerRefused("response_not_active", refusing.message)
+        try:
+            request_validation.refuse_unseen_content(
+                steer.items, self._models.find(turn.request.model).capabilities
+            )
+        except ApiError as error:
+            raise SteerRefused("invalid_input", error.message) from None
+
+    def _require_room(self, steers: Steers, steer: Steer) -> None:
+        limits = self._limits
+        too_long = self._size_bytes + steer.size_bytes > limits.max_queued_bytes
+        if len(steers) >= limits.max_steers or too_long:
+            raise SteerRefused("too_many_pending_steers", "Too many steers wait for this response to end.")
+        if (error := self._charges.objection(steer.size_bytes)) is not None:
+            raise SteerRefused("too_many_pending_steers", error.message)
+
+    def _fail_successor(self, steers: Steers, error: ApiError) -> list[Event]:
+        message = f"The response that follows could not be created: {error.message}"
+        return self._fail(steers, "successor_creation_failed", message)
+
+    def _fail(self, steers: Steers, code: SteerErrorCode, message: str) -> list[Event]:
+        self._size_bytes -= steers.size_bytes
+        self._charges.release(steers)
+        return steers.failed(code, message)

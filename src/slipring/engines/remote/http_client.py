@@ -1,0 +1,429 @@
+"""The HTTP client of all engines: one aiohttp session to one server.
+
+It raises its own failures (subclasses of ``HttpFailure``), which callers translate for operators or API
+clients.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+from aiohttp.abc import AbstractStreamWriter
+
+from slipring.aiohttp_internals import MemoryPayload, fail_read
+
+_BLOCK = 100_000
+"""Bytes per write: large enough for few writes, small enough for allocators to reuse."""
+_LONGEST_LINE = 64 * 2**20
+_LAST_BYTES_S = 1.0
+_LOOK_S = 1.0
+_QUERY_TIMEOUT_S = 30.0
+_DONE = b"[DONE]"
+_DATA = re.compile(rb"^data:(.*)", re.MULTILINE)
+Patience = Callable[[], float | None]
+"""Returns how many seconds of silence a stream may have; None: any number."""
+
+
+class HttpFailure(Exception):
+    """A request got no usable answer."""
+
+
+class Unreachable(HttpFailure):
+    """No connection could be made, or it broke. The message says why, for operators."""
+
+
+class ConnectTimedOut(Unreachable):
+    """The server did not accept a connection in time."""
+
+
+class TimedOut(HttpFailure):
+    """The server accepted the request and then sent nothing for too long."""
+
+
+class BadStatus(HttpFailure):
+    """The server answered with a status other than 200."""
+
+    def __init__(self, status: int, reason: str, body: bytes, headers: Mapping[str, str]) -> None:
+        super().__init__(f"{status} {reason}".rstrip())
+        self.status = status
+        self.body = body
+        self.headers = headers
+
+
+class Unreadable(HttpFailure):
+    """The answer is not what its content type promises: no JSON, or an event line without end."""
+
+
+def spliced(opening: bytes, items: Iterable[bytes], closing: bytes) -> list[bytes]:
+    """Join items with commas between an opening and a closing, as pieces of about one block each.
+
+    A long history is sent with every turn: it is copied at most once, block by block. An item that is as long
+    as a block is a piece by itself and is not copied.
+    """
+    pieces = [opening]
+    block: list[bytes] = []
+    size = 0
+    for item in items:
+        if len(item) >= _BLOCK:
+            pieces += [b",".join([*block, b""]), item]
+            block, size = [b""], 0
+            continue
+        block.append(item)
+        size += len(item)
+        if size >= _BLOCK:
+            pieces.append(b",".join(block))
+            block, size = [b""], 0
+    return [*pieces, b",".join(block), closing]
+
+
+class JsonBody(MemoryPayload):
+    """A JSON body in pieces. It can be sent more than once."""
+
+    _value: Sequence[bytes]
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        super().__init__(pieces, size_bytes=sum(map(len, pieces)), content_type="application/json")
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return b"".join(self._value).decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        small: list[bytes] = []
+        for piece in self._value:
+            if len(piece) < _BLOCK:
+                small.append(piece)
+                continue
+            if small:
+                await writer.write(b"".join(small))
+                small = []
+            await writer.write(piece)
+        if small:
+            await writer.write(b"".join(small))
+
+
+class HttpClient:
+    """One server's session. ``start`` before use; ``close`` ends every request that still runs."""
+
+    def __init__(
+        self,
+        url: str | Callable[[], str],
+        headers: Mapping[str, str],
+        *,
+        connect_timeout_s: float = 5.0,
+        read_timeout_s: float | None = None,
+        keep_alive: bool = True,
+    ) -> None:
+        """Opens nothing. A callable ``url`` is called per request, for servers that move. ``headers`` go with
+        every request. ``read_timeout_s`` bounds the wait for any bytes of an answer, the first included.
+        Without ``keep_alive`` every request has its own connection."""
+        self._url = url
+        self._headers = headers
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=connect_timeout_s, sock_read=read_timeout_s
+        )
+        self._keep_alive = keep_alive
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        self._draining: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return self._url if isinstance(self._url, str) else self._url()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "not started"
+        return self._session
+
+    async def start(self) -> None:
+        """Make the session. Connections are opened by requests."""
+        self._session = aiohttp.ClientSession(
+            headers=self._headers,
+            # Cookies would be shared by all tenants, and pin all chains to one replica.
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=self._timeout,
+            connector=aiohttp.TCPConnector(limit=0, force_close=not self._keep_alive),
+            # A batch of events is what one read brings: this bounds it, and so what a slow client has unsent.
+            read_bufsize=2**16,
+            max_line_size=2**20,
+        )
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+
+    async def close(self) -> None:
+        self._loop = None
+        for task in (draining := list(self._draining)):
+            task.cancel()
+        await asyncio.gather(*draining, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def __aenter__(self) -> "HttpClient":
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def query(
+        self, path: str, pieces: Sequence[bytes] | None = None, timeout_s: float = _QUERY_TIMEOUT_S
+    ) -> Any:
+        """GET a path, or POST a JSON body to it, and decode the JSON answer.
+
+        Only for requests that may be repeated: a server may close a kept connection just when it is used
+        again, so a request whose connection breaks is sent once more.
+        """
+        with _failures():
+            async with asyncio.timeout(timeout_s):
+                try:
+                    return await self._query(path, pieces)
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                    if isinstance(error, aiohttp.ClientConnectorError) or self.session.closed:
+                        raise
+                    return await self._query(path, pieces)
+
+    async def _query(self, path: str, pieces: Sequence[bytes] | None) -> Any:
+        method, body = ("GET", None) if pieces is None else ("POST", JsonBody(pieces))
+        async with self.session.request(method, self.url + path, data=body) as answer:
+            content = await answer.read()
+            if answer.status != 200:
+                raise BadStatus(answer.status, answer.reason or "", content, answer.headers)
+        try:
+            return msgspec.json.decode(content)
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise Unreadable("the answer is no JSON") from error
+
+    def query_from_thread(self, path: str, body: object) -> Any:
+        """POST a body and wait for the JSON answer, in a thread other than the event loop's.
+
+        Renderers run in threads and need a server's tokenizer in the middle of their work. The loop sends the
+        question, so that threads share the session, its kept connections and its failures.
+        """
+        loop = self._loop
+        if loop is None:
+            raise Unreachable("the client is closed")
+        if threading.get_ident() == self._loop_thread:
+            raise RuntimeError("the event loop must not wait for an answer")
+        query = self.query(path, [msgspec.json.encode(body)])
+        try:
+            asked = asyncio.run_coroutine_threadsafe(query, loop)
+        except RuntimeError as error:  # the loop has just closed
+            query.close()
+            raise Unreachable("the client is closed") from error
+        try:
+            # The query has its own timeout; this one ends the wait where the loop stops in the meantime.
+            return asked.result(2 * _QUERY_TIMEOUT_S)
+        except (concurrent.futures.CancelledError, TimeoutError) as error:
+            asked.cancel()
+            raise Unreachable("the client is closed") from error
+
+    async def status(self, path: str) -> int:
+        """GET a path and return the status, whatever the body."""
+        with _failures():
+            async with self.session.get(self.url + path) as answer:
+                return answer.status
+
+    def events(
+        self,
+        path: str,
+        pieces: Sequence[bytes],
+        headers: Mapping[str, str] | None = None,
+        *,
+        idle_s: Patience,
+        is_over: Callable[[], bool] | None = None,
+    ) -> "EventStream":
+        """POST a body and read the server-sent events that answer it.
+
+        ``idle_s`` bounds the silence between two reads, not before the first. ``is_over`` tells after each
+        batch whether the answer is complete, for servers that do not send ``[DONE]``.
+        """
+
+        def post() -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+            return self.session.post(self.url + path, data=JsonBody(pieces), headers=headers)
+
+        return EventStream(post, idle_s, is_over, self._drain)
+
+    def _drain(self, answer: aiohttp.ClientResponse) -> None:
+        """Read the last bytes of a complete answer in the background, to reuse its connection."""
+
+        def forget(task: asyncio.Task[None]) -> None:
+            self._draining.discard(task)
+            answer.release()
+
+        task = asyncio.create_task(_read_last(answer.content))
+        self._draining.add(task)
+        task.add_done_callback(forget)
+
+
+class EventStream:
+    """An answer as batches of payloads: a batch holds what one read brought and is never empty.
+
+    To be entered with ``async with``, which sends the request. Leaving before the end cancels it.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[], contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]],
+        idle_s: Patience,
+        is_over: Callable[[], bool] | None,
+        drain: Callable[[aiohttp.ClientResponse], None],
+    ) -> None:
+        self._post = post
+        self._idle_s = idle_s
+        self._is_over = is_over
+        self._drain = drain
+        self._held = AsyncExitStack()
+        self._payloads = _Payloads()
+        self._has_read = self._at_end = False
+
+    async def __aenter__(self) -> "EventStream":
+        try:
+            with _failures():
+                self._answer = answer = await self._held.enter_async_context(self._post())
+                if answer.status != 200:
+                    body = await answer.read()
+                    raise BadStatus(answer.status, answer.reason or "", body, answer.headers)
+        except BaseException:
+            await self._held.aclose()
+            raise
+        self._silence = _Silence(answer.content, self._idle_s)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._silence.forget()
+        await self._held.aclose()
+
+    def __aiter__(self) -> "EventStream":
+        return self
+
+    async def __anext__(self) -> list[bytes]:
+        with _failures():
+            while not self._is_complete():
+                chunk = await self._read()
+                self._at_end = not chunk
+                if found := self._payloads.take(chunk or b"\n"):  # the last line need not end
+                    return found
+        raise StopAsyncIteration
+
+    async def _read(self) -> bytes:
+        content = self._answer.content
+        if not self._has_read:
+            self._has_read = True
+            return await content.readany()
+        self._silence.begins()
+        chunk = await content.readany()
+        self._silence.ends()
+        return chunk
+
+    def _is_complete(self) -> bool:
+        if self._at_end:
+            return True
+        if not self._payloads.ended and not (self._is_over is not None and self._is_over()):
+            return False
+        self._at_end = True
+        if not self._answer.content.at_eof():
+            self._held.pop_all()
+            self._drain(self._answer)
+        return True
+
+
+class _Payloads:
+    """Splits a stream of bytes into the data of server-sent events; ``[DONE]`` ends them."""
+
+    __slots__ = ("_rest", "ended")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.ended = False
+
+    def take(self, chunk: bytes) -> list[bytes]:
+        """The payloads that are complete with this chunk."""
+        if len(self._rest) > _LONGEST_LINE:
+            raise Unreadable("a line of the stream is too long")
+        lines, end, rest = chunk.rpartition(b"\n")
+        if not end:
+            self._rest += chunk
+            return []
+        # Empty data keeps a connection alive.
+        found = [payload for each in _DATA.findall(self._rest + lines) if (payload := each.strip())]
+        self._rest = rest
+        if _DONE in found:
+            self.ended = True
+            del found[found.index(_DONE) :]
+        return found
+
+
+async def _read_last(content: aiohttp.StreamReader) -> None:
+    # However the connection ends now, the answer is complete.
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+        async with asyncio.timeout(_LAST_BYTES_S):
+            while await content.readany():
+                pass
+
+
+class _Silence:
+    """Fails a read that has waited too long. One timer per stream checks now and then: a timeout around every
+    read costs more than the read."""
+
+    __slots__ = ("_clock", "_content", "_idle_s", "_since", "_timer")
+
+    def __init__(self, content: aiohttp.StreamReader, idle_s: Patience) -> None:
+        self._content = content
+        self._idle_s = idle_s
+        self._clock = asyncio.get_running_loop().time
+        self._since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begins(self) -> None:
+        self._since = self._clock()
+        if self._timer is None:
+            self._check()
+
+    def ends(self) -> None:
+        self._since = None
+
+    def forget(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        """Fail the read, or check again when it could have waited long enough."""
+        idle_s, since = self._idle_s(), self._since
+        left_s = _LOOK_S if idle_s is None else idle_s
+        if idle_s is not None and since is not None:
+            left_s = since + idle_s - self._clock()
+            if left_s <= 0:
+                fail_read(self._content, TimeoutError("silence"))
+                return
+        self._timer = asyncio.get_running_loop().call_later(max(left_s, 0.001), self._check)
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Raise what goes wrong on the way as an ``HttpFailure``."""
+    try:
+        yield
+    except aiohttp.ConnectionTimeoutError as error:
+        raise ConnectTimedOut("timed out") from error
+    except TimeoutError as error:
+        raise TimedOut("timed out") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise Unreachable(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Why a connection failed, without the addresses that aiohttp and asyncio add."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
+        return os.strerror(cause.errno)
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return str(cause) or type(cause).__name__

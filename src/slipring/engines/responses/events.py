@@ -1,0 +1,77 @@
+"""The events of an upstream. Each is decoded once, when it arrives."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from slipring.errors import ServerError
+
+TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed", "error"})
+"""The types of events that end a response."""
+
+
+class EventLogprob(Struct, gc=False):
+    token: str = ""
+    logprob: float = 0.0
+    bytes: list[int] | None = None
+
+
+class EventTokenLogprobs(EventLogprob, gc=False):
+    top_logprobs: list[EventLogprob] = []
+
+
+class Event(Struct, gc=False):
+    """The fields that are used of all types of events together. Parts that only some need stay raw."""
+
+    type: str = ""
+    stream_id: str | None = None
+    output_index: int | None = None
+    item_id: str | None = None
+    content_index: int = 0
+    summary_index: int = 0
+    delta: str = ""
+    text: str = ""
+    refusal: str = ""
+    arguments: str = ""
+    input: str = ""
+    logprobs: list[EventTokenLogprobs] | None = None
+    annotation: Raw = Raw(b"{}")
+    item: Raw = Raw(b"{}")
+    response: Raw = Raw(b"{}")
+    # Of errors, in any of their forms: a frame, a flat event.
+    error: Any = None
+    code: Any = None
+    message: Any = None
+    param: Any = None
+    headers: Any = None
+    status: Any = None
+    status_code: Any = None
+
+
+class OtherEvent(Event, gc=False):
+    """An event whose fields have other types than those above: of a type that is not used, or malformed."""
+
+
+class _Outline(Struct):
+    type: str = ""
+    stream_id: str | None = None
+
+
+_event = msgspec.json.Decoder(Event)
+_outline = msgspec.json.Decoder(_Outline)
+
+
+def decode_event(payload: bytes | str) -> Event:
+    """Decode an event. Raises ``ServerError`` if the payload is no JSON object."""
+    try:
+        return _event.decode(payload)
+    except msgspec.ValidationError:
+        pass
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise ServerError("The engine's answer cannot be read.") from error
+    try:
+        outline = _outline.decode(payload)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise ServerError("The engine's answer cannot be read.") from error
+    return OtherEvent(outline.type, outline.stream_id)

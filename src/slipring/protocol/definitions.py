@@ -1,0 +1,85 @@
+"""Grammars and JSON schemas that a request defines, with bounds on their number and size.
+
+Nothing is compiled here. ``Definitions`` collects the grammars of one request, each with the name of its
+field, so that an engine's compiler can check them before the request is accepted.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct, UnsetType
+
+from slipring.errors import InvalidRequest
+from slipring.protocol import wire
+
+_TOTAL_FACTOR = 2
+"""The grammars of a request may have this many times ``max_grammar_bytes`` in total."""
+
+
+class Grammar(Struct, frozen=True, tag_field="type", tag="grammar"):
+    """The ``format`` of a custom tool: which inputs its calls may have."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Meta(min_length=1)]
+
+
+class _FormatType(Struct):
+    type: Literal["text", "grammar"]
+
+
+_format_type = msgspec.json.Decoder(_FormatType)
+_grammar = msgspec.json.Decoder(Grammar)
+
+
+def read_grammar(data: Raw | UnsetType, where: str) -> Grammar | None:
+    """Decode a custom tool's ``format``; None if it allows any text. The definition itself is not parsed."""
+    sent = wire.given(data)
+    if sent is None or wire.decode(_format_type, sent, where=where).type == "text":
+        return None
+    return wire.decode(_grammar, bytes(sent), where=where)
+
+
+class Compilable(Struct, frozen=True):
+    """A grammar to compile before the request is accepted; ``param`` names its field in error messages."""
+
+    param: str
+    grammar: Grammar
+
+
+class Definitions:
+    """Collects the grammars of one request, and raises ``InvalidRequest`` where a bound is exceeded."""
+
+    __slots__ = ("_bytes", "_max_grammar_bytes", "_max_grammars", "_max_schema_bytes", "grammars")
+
+    def __init__(self, *, max_grammars: int, max_grammar_bytes: int, max_schema_bytes: int) -> None:
+        self._max_grammars = max_grammars
+        self._max_grammar_bytes = max_grammar_bytes
+        self._max_schema_bytes = max_schema_bytes
+        self._bytes = 0
+        self.grammars: list[Compilable] = []
+        """The grammars added so far, in the order of the request."""
+
+    def add_grammar(self, grammar: Grammar, where: str) -> None:
+        """Check a grammar's size and keep it for the compiler; ``where`` names the ``format`` around it."""
+        param = f"{where}.definition"
+        size = len(grammar.definition.encode("utf-8", "surrogatepass"))
+        if size > self._max_grammar_bytes:
+            raise _refusal(
+                param, f"a grammar has at most {self._max_grammar_bytes} bytes (max_grammar_bytes)"
+            )
+        if len(self.grammars) >= self._max_grammars:
+            raise _refusal(param, f"a request has at most {self._max_grammars} grammars (max_grammars)")
+        self._bytes += size
+        if self._bytes > _TOTAL_FACTOR * self._max_grammar_bytes:
+            raise _refusal(param, "the grammars of the request are too large in total (max_grammar_bytes)")
+        self.grammars.append(Compilable(param, grammar))
+
+    def check_schema(self, schema: Raw | UnsetType, param: str) -> None:
+        """Check the size of a JSON schema. Absent and null schemas pass."""
+        sent = wire.given(schema)
+        if sent is not None and len(bytes(sent)) > self._max_schema_bytes:
+            raise _refusal(param, f"a schema has at most {self._max_schema_bytes} bytes (max_schema_bytes)")
+
+
+def _refusal(param: str, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"Invalid '{param}': {reason}.", param=param)

@@ -1,0 +1,68 @@
+"""JSON bodies of the smaller endpoints: item pages, models, token counts, deletions, turn lists, health."""
+
+from typing import Literal
+
+from msgspec import Raw, Struct
+
+from slipring.protocol.timing import TurnReport
+
+
+class ItemPage(Struct):
+    """One page of a list of items."""
+
+    data: list[Raw]
+    first_id: str
+    last_id: str
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class DeletedResponse(Struct):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class DeletedConversation(Struct):
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: Literal[True] = True
+
+
+class InputTokens(Struct):
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
+class ModelObject(Struct):
+    id: str
+    created: int
+    owned_by: str
+    object: Literal["model"] = "model"
+
+
+class ModelList(Struct):
+    data: list[ModelObject]
+    object: Literal["list"] = "list"
+
+
+class TurnList(Struct):
+    data: list[TurnReport]
+    object: Literal["list"] = "list"
+
+
+class EngineHealth(Struct):
+    name: str
+    trouble: str | None
+
+
+class Health(Struct):
+    status: Literal["ok", "degraded", "draining"]
+    version: str
+    pid: int
+    engines: list[EngineHealth]
+    store: str
+    connections: int
+    render_fallbacks: dict[str, int]
+    trouble: str | None
+    """Why new clients are refused; None if they are not."""

@@ -1,0 +1,88 @@
+"""Ends a background run in place of its owner: cancelled by a client, or failed because the owner died.
+
+The run is first taken over from its owner. The final response is built from the store, and written only if
+the run has not changed meanwhile: every run has exactly one terminal event.
+"""
+
+from msgspec import Raw, Struct, json, structs
+
+from slipring.protocol.events import Completed, Failed, Incomplete, ResponseEvent
+from slipring.protocol.responses import Response, ResponseError
+from slipring.protocol.wire import NULL, encode
+from slipring.stores.base import Run, RunEvent, Store
+
+_PAGE = 500
+_OWNER_DIED = "The server that made this response went away before it was finished."
+
+
+class _Outline(Struct):
+    type: str
+    item: Raw = NULL
+
+
+_response = json.Decoder(Response)
+_outline = json.Decoder(_Outline)
+
+
+def read_response(data: bytes) -> Response:
+    return _response.decode(data)
+
+
+class Claim(Struct, frozen=True):
+    """The node that takes a run over, and the lease that it takes."""
+
+    owner: str
+    lease_until: float
+
+
+async def cancel(store: Store, run: Run, claim: Claim) -> Response | None:
+    """Cancel a run, unless it is over, and return its final response; None if it does not exist."""
+    return await _end(store, run, claim, cancelled=True)
+
+
+async def fail_abandoned(store: Store, run: Run, claim: Claim) -> None:
+    """Fail a run whose owner has died."""
+    await _end(store, run, claim, cancelled=False)
+
+
+async def _end(store: Store, run: Run, claim: Claim, *, cancelled: bool) -> Response | None:
+    # Taken over first: otherwise the owner could add events faster than the end can be written.
+    current: Run | None = run
+    while current is not None and current.is_open:
+        taken = await store.runs.seize(current, owner=claim.owner, lease_until=claim.lease_until)
+        if taken is not None:
+            number = taken.last_sequence + 1
+            event = await _last_event(store, taken, number, cancelled=cancelled)
+            if await store.runs.end(taken, event.response, RunEvent(number, encode(event))):
+                return event.response
+        current = await store.runs.read(run.tenant, run.response_id)
+        if current is not None and not cancelled and current.epoch != run.epoch:
+            return None  # another node has taken it over
+    return read_response(current.response) if current is not None else None
+
+
+async def _last_event(store: Store, run: Run, number: int, *, cancelled: bool) -> ResponseEvent:
+    saved = await store.responses.retrieve(run.tenant, run.response_id)
+    if saved is not None:  # the owner saved the response, and died before it wrote the last event
+        kind = Completed if saved.status == "completed" else Incomplete
+        return kind(sequence_number=number, response=saved)
+    response = structs.replace(read_response(run.response), output=await _output(store, run))
+    if cancelled:
+        # The API has no event for cancelled responses; the status distinguishes them.
+        return Incomplete(sequence_number=number, response=structs.replace(response, status="cancelled"))
+    error = ResponseError(code="server_error", message=_OWNER_DIED)
+    return Failed(sequence_number=number, response=structs.replace(response, status="failed", error=error))
+
+
+async def _output(store: Store, run: Run) -> list[Raw]:
+    """The finished output items, from the events."""
+    items: list[Raw] = []
+    after = -1
+    while events := await store.runs.events(run.tenant, run.response_id, after=after, limit=_PAGE):
+        after = events[-1].sequence_number
+        for event in events:
+            if b'"response.output_item.done"' in event.data:
+                outline = _outline.decode(event.data)
+                if outline.type == "response.output_item.done":
+                    items.append(outline.item)
+    return items

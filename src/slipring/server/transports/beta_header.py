@@ -1,0 +1,30 @@
+"""Reads the ``OpenAI-Beta: name=version, …`` header: the beta features that a client enables."""
+
+from multidict import CIMultiDictProxy
+
+from slipring.core.ports import Betas
+
+_TIMING = "slipring_timing=v1"
+_ROLLOUT = "slipring_rollout=v1"
+_INJECT = "responses_multi_agent=v1"
+_NO_RETENTION = "slipring_zero_retention=v1"
+
+
+def of_exchange(headers: CIMultiDictProxy[str]) -> Betas:
+    """Betas of a single HTTP request, which cannot be steered or appended to."""
+    return Betas(timing=_TIMING in _named(headers))
+
+
+def of_socket(headers: CIMultiDictProxy[str]) -> Betas:
+    """Betas of a WebSocket connection."""
+    named = _named(headers)
+    return Betas(timing=_TIMING in named, rollout=_ROLLOUT in named, inject=_INJECT in named)
+
+
+def wants_no_retention(headers: CIMultiDictProxy[str]) -> bool:
+    """Whether the connection's responses must be dropped, and not parked, when it closes."""
+    return _NO_RETENTION in _named(headers)
+
+
+def _named(headers: CIMultiDictProxy[str]) -> set[str]:
+    return {beta.strip() for value in headers.getall("OpenAI-Beta", []) for beta in value.split(",")}

@@ -1,0 +1,127 @@
+"""The turn log: one line per turn in the logger ``slipring.turns``, at level info.
+
+Every turn has its line: completed, incomplete, failed, cancelled and refused ones. A line has ids, sizes and
+times, the tenant and the id of its stored key, never content and never a key. Lines are ``key=value`` fields;
+``TerminalFormatter`` shortens them for a human reader.
+"""
+
+import logging
+import re
+
+from msgspec import UNSET, UnsetType
+
+from slipring.core.session.actions import Record
+from slipring.protocol.timing import TurnReport
+from slipring.server.access.auth import Caller
+
+log = logging.getLogger("slipring.turns")
+
+_PLAIN = re.compile(r"[\w.-]+")
+
+
+def write(record: Record, caller: Caller) -> None:
+    """Log a turn that has ended."""
+    log.info(TurnLine(record, caller))
+
+
+class TurnLine:
+    """The log message of a turn, formatted only if a handler emits it."""
+
+    __slots__ = ("_caller", "_lane", "_report")
+
+    def __init__(self, record: Record, caller: Caller) -> None:
+        self._report = record.report
+        self._lane = record.lane
+        self._caller = caller
+
+    def __str__(self) -> str:
+        """All fields, as ``key=value``."""
+        report, key = self._report, self._caller.key
+        fields: dict[str, object] = {
+            "response": report.response_id,
+            "tenant": _plain(self._caller.tenant),
+            "key": UNSET if key is None else key.id,
+            "lane": UNSET if self._lane is None else self._lane,
+            "previous": _plain(report.previous_response_id),
+            "status": report.status,
+            "error": report.error_code,
+            "model": report.model,
+            "bytes": report.request_bytes,
+            "items": report.input_items,
+            "dropped": report.dropped_items,
+            "fallback": UNSET if report.fallback is UNSET else f'"{report.fallback}"',
+        }
+        if report.tokens is not UNSET:
+            tokens = report.tokens
+            fields |= {
+                "rendered": tokens.rendered,
+                "input": tokens.input,
+                "cached": tokens.cached,
+                "output": tokens.output,
+            }
+        fields |= _stage_times(report)
+        fields |= {"send_ms": report.send_ms, "total_ms": report.total_ms}
+        return " ".join(f"{name}={value}" for name, value in fields.items() if value is not UNSET)
+
+    def short(self) -> str:
+        """Model, outcome, tokens and times in human units, and who asked."""
+        report, caller = self._report, self._caller
+        outcome = report.status
+        if report.error_code is not UNSET:
+            outcome += f" ({report.error_code})"
+        parts = []
+        if report.tokens is not UNSET:
+            tokens = report.tokens
+            parts += [f"{tokens.input:,} in ({tokens.cached:,} cached)", f"{tokens.output:,} out"]
+        first_token_ms = _first_token_ms(report)
+        if first_token_ms is not None:
+            parts.append(f"first token {_duration(first_token_ms)}")
+        parts.append(f"total {_duration(report.total_ms)}")
+        if not caller.is_guest:
+            parts.append(f"tenant {_plain(caller.tenant)}")
+        if caller.key is not None:
+            parts.append(f"key {caller.key.id}")
+        model = "turn" if report.model is UNSET else report.model
+        return f"{model} {outcome}: {', '.join(parts)}"
+
+
+class TerminalFormatter(logging.Formatter):
+    """Formats the lines of the turn log as a time and a short text, and all others as configured."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if isinstance(record.msg, TurnLine):
+            return f"{self.formatTime(record, '%H:%M:%S')} {record.msg.short()}"
+        return super().format(record)
+
+
+def _stage_times(report: TurnReport) -> dict[str, float]:
+    """Milliseconds by stage; a rollout goes through some stages several times."""
+    times: dict[str, float] = {}
+    for stage in report.stages:
+        name = f"{stage.name}_ms"
+        times[name] = round(times.get(name, 0.0) + stage.duration_ms, 3)
+    return times
+
+
+def _first_token_ms(report: TurnReport) -> float | None:
+    """Time from the arrival of the request to the end of the first prefill."""
+    ends = (stage.start_ms + stage.duration_ms for stage in report.stages if stage.name == "prefill")
+    return next(ends, None)
+
+
+def _duration(ms: float) -> str:
+    """A duration in the largest unit that keeps two or three digits, such as ``85 ms`` or ``1.4 s``."""
+    if ms < 10:
+        return f"{ms:.1f} ms"
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    if ms < 60_000:
+        return f"{ms / 1000:.1f} s"
+    return f"{int(ms // 60_000)} min {int(ms % 60_000 // 1000)} s"
+
+
+def _plain(text: str | UnsetType) -> str | UnsetType:
+    """Text from outside, escaped so that it cannot end the line or look like another field."""
+    if text is UNSET or _PLAIN.fullmatch(text):
+        return text
+    return ascii(text).replace(" ", "_")

@@ -1,0 +1,398 @@
+"""Test driver for the pure core: runs sessions without sockets, engines, stores or clocks.
+
+A `Connection` has one session and records its actions: the events that it sends are in `events`; the work
+that it asks for waits in `loads`, `checks`, `weighs`, `starts` and `saves` until the test does it. A `Server`
+holds what connections share. Every event is validated against the API's types, and so is the order of all
+events, so that each test also tests the wire format.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from msgspec import Raw, structs
+
+from slipring.core.byte_ledger import Ledger
+from slipring.core.chain.head import Head
+from slipring.core.chain.sealed_items import BrokenSeal
+from slipring.core.chain.state import Carry, ResponseState
+from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
+from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Text
+from slipring.core.limits import Limits
+from slipring.core.ports import NO_BETAS, Betas, Ports
+from slipring.core.session.actions import (
+    Action,
+    Cancel,
+    Check,
+    CheckAppended,
+    Close,
+    Load,
+    Loaded,
+    Record,
+    Save,
+    Send,
+    Start,
+    Weigh,
+)
+from slipring.core.session.session import Session
+from slipring.core.turn.turn import Turn
+from slipring.errors import ApiError, ModelNotFound, ServerError
+from slipring.protocol import wire
+from slipring.protocol.items import Item, user_message
+from slipring.protocol.responses import ReasoningEcho, Response, TextEcho
+from tests.wire import NO_TYPES, Order, check_frame
+
+Json = dict[str, Any]
+PLAIN = Model(name="m", owner="tests", capabilities=Capabilities())
+ABLE = Model(
+    name="able",
+    owner="tests",
+    capabilities=Capabilities(logprobs=True, images=True, files=True),
+    context_tokens=10_000,
+)
+
+
+class Models:
+    """Two models: the default one without optional capabilities, and one with all of them."""
+
+    def find(self, name: str | None) -> Model:
+        for model in (PLAIN, ABLE):
+            if name in (None, model.name):
+                return model
+        raise ModelNotFound(name or "", ["m", "able"])
+
+
+class Envelopes:
+    """A `Seal` without encryption: a blob is the number of an entry that only its tenant can read."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[str, tuple[Item, ...]]] = []
+
+    def seal(self, tenant: str, items: tuple[Item, ...]) -> str:
+        self._kept.append((tenant, items))
+        return f"envelope {len(self._kept) - 1}"
+
+    def open(self, tenant: str, blob: str) -> tuple[Item, ...]:
+        for number, (owner, items) in enumerate(self._kept):
+            if (tenant, blob) == (owner, f"envelope {number}"):
+                return items
+        raise BrokenSeal
+
+
+class Server:
+    """What connections share: the store, the limits, the clock and the ids."""
+
+    def __init__(self, **limits: float) -> None:
+        self.limits = Limits(**limits)  # type: ignore[arg-type]
+        self.scopes = SharedScopes(self.limits.tenant_cache_bytes, self.limits.process_cache_bytes)
+        self.store: dict[tuple[str, str], ResponseState] = {}
+        self.models = Models()
+        self.now = 1000.0
+        self.requests = Ledger(self.limits.tenant_request_bytes, self.limits.request_bytes)
+        self.ports = Ports(mint=self.mint, clock=lambda: self.now, seal=Envelopes(), requests=self.requests)
+        self._minted: Counter[str] = Counter()
+
+    def mint(self, prefix: str) -> str:
+        """`resp_1`, `resp_2`, `call_1`, …: the same in every run."""
+        self._minted[prefix] += 1
+        return f"{prefix}_{self._minted[prefix]}"
+
+    def connect(self, tenant: str = "tenant", **watch: Any) -> "Connection":
+        return Connection(self, tenant, **watch)
+
+
+class Connection:
+    """One session, with the events that it sent and the work that it waits for."""
+
+    def __init__(
+        self,
+        server: Server | None = None,
+        tenant: str = "tenant",
+        *,
+        foreign_tools: frozenset[str] = NO_TYPES,
+        on_event: Callable[[Json], None] | None = None,
+        on_start: Callable[[Start], None] | None = None,
+        accepts: Callable[[Job], bool] = lambda job: True,
+        refuses: Callable[[Job], ApiError | None] = lambda job: None,
+        betas: Betas = NO_BETAS,
+    ) -> None:
+        """``accepts``: whether the engine accepts a job at once; if not, the test sends the first delta."""
+        self.server = server = server or Server()
+        self.tenant = tenant
+        self.cache = ConnectionCache(server.limits.connection_cache_bytes, server.scopes.of(tenant))
+        self.session = Session(
+            tenant=tenant,
+            models=server.models,
+            limits=server.limits,
+            ports=server.ports,
+            cache=self.cache,
+            now=server.now,
+            betas=betas,
+        )
+        self.events: list[Json] = []
+        self.frames: list[bytes] = []
+        self.loads: dict[Turn, Load] = {}
+        self.checks: dict[Turn, Check] = {}
+        self.checks_appended: list[CheckAppended] = []
+        self.weighs: dict[Turn, Weigh] = {}
+        self.starts: dict[Turn, Start] = {}
+        self.saves: dict[Turn, Save] = {}
+        self.cancelled: list[Turn] = []
+        self.close: Close | None = None
+        self.order = Order()
+        self._foreign_tools = foreign_tools
+        self._on_event = on_event
+        self._on_start = on_start
+        self._accepts = accepts
+        self._refuses = refuses
+        self.reports: list[Record] = []
+
+    # The client. Each method returns the events that it causes.
+
+    def receive(self, frame: bytes | str) -> list[Json]:
+        return self._run(self.session.receive(frame, self.server.now))
+
+    def create(self, lane: str | None = None, previous: str | None = None, **fields: Any) -> list[Json]:
+        """Send a create with an input and `store` false, unless `fields` override them."""
+        frame: Json = {"type": "response.create", "model": "m", "input": "hi", "store": False, **fields}
+        if lane is not None:
+            frame["stream_id"] = lane
+        if previous is not None:
+            frame["previous_response_id"] = previous
+        return self.receive(json.dumps(frame))
+
+    def steer(self, target: str, input: Any = "wait", **fields: Any) -> Json:
+        """Steer a response; returns the event that answers."""
+        frame = {"type": "response.steer", "previous_response_id": target, "input": input, **fields}
+        (answer,) = self.receive(json.dumps(frame))
+        return answer
+
+    def append(self, target: str, *items: Json, kind: str = "append", **fields: Any) -> list[Json]:
+        """Append call outputs to a response."""
+        return self.receive(self.append_frame(target, *items, kind=kind, **fields))
+
+    def append_frame(self, target: str, *items: Json, kind: str = "append", **fields: Any) -> str:
+        return json.dumps({"type": f"response.{kind}", "response_id": target, "input": items, **fields})
+
+    def respond(self, lane: str | None = None, previous: str | None = None, **fields: Any) -> Json:
+        """Send a create and complete its response; returns the finished response object."""
+        text = fields.pop("says", "ok")
+        self.create(lane, previous, **fields)
+        if any(turn.lane == lane for turn in self.loads):
+            self.load(lane)
+        return self.complete(lane, text)
+
+    # The compiler and the engine.
+
+    def job(self, lane: str | None = None) -> Job:
+        """The job that runs on a lane."""
+        return self.starts[self._at(self.starts, lane)].job
+
+    def check(self, lane: str | None = None) -> list[Json]:
+        """The grammars of a request compile."""
+        return self._run(self.session.checked(self.checks.pop(self._at(self.checks, lane))))
+
+    def check_appended(self, error: ApiError | None = None) -> list[Json]:
+        """The grammars of the first append that waits compile, or fail with ``error``."""
+        asked = self.checks_appended.pop(0).asked
+        return self._run(self.session.appended(structs.replace(asked, error=error), self.server.now))
+
+    def weigh(self, tokens: int, lane: str | None = None) -> list[Json]:
+        """The engine has counted the tokens of a job."""
+        weigh = self.weighs.pop(self._at(self.weighs, lane))
+        return self._run(self.session.weighed(weigh, tokens))
+
+    def generate(self, *deltas: Delta, lane: str | None = None) -> list[Json]:
+        return self._run([Send(self.session.deltas(self._at(self.starts, lane), list(deltas)))])
+
+    def finish(
+        self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: Any = None
+    ) -> list[Json]:
+        """The engine's last deltas. A response with `store` true then waits in `saves`."""
+        turn = self._at(self.starts, lane)
+        job = self.starts.pop(turn).job
+        tokens = 3 if job.generate else 0
+        end = Finished(
+            reason=reason, input_tokens=7, cached_tokens=2, output_tokens=tokens, position=position
+        )
+        sent = self._run([Send(self.session.deltas(turn, [*deltas, end]))])
+        return sent + self._run(self.session.finished(turn, self.server.now))
+
+    def complete(self, lane: str | None = None, text: str = "ok") -> Json:
+        """Finish with a text (a warmup with nothing), save if needed; returns the response object."""
+        self.finish(*([Text(text)] if self.job(lane).generate else []), lane=lane)
+        if any(turn.lane == lane for turn in self.saves):
+            self.save(lane)
+        response: Json = self.order.responses[-1]
+        return response
+
+    # The store.
+
+    def load(self, lane: str | None = None) -> list[Json]:
+        turn = self._at(self.loads, lane)
+        wanted = self.loads.pop(turn)
+        state = self.server.store.get((self.tenant, wanted.response_id or ""))
+        own = (s.input + s.output for (tenant, _), s in self.server.store.items() if tenant == self.tenant)
+        found = {item.id: item for items in own for item in items if item.id in wanted.item_ids}
+        return self._run(self.session.loaded(turn, Loaded(state, found), self.server.now))
+
+    def save(self, lane: str | None = None) -> list[Json]:
+        turn = self._at(self.saves, lane)
+        state = self.saves.pop(turn).state
+        self.server.store[self.tenant, state.id] = state
+        return self._run(self.session.saved(turn, self.server.now))
+
+    # Failures and time.
+
+    def fail(self, lane: str | None = None, error: ApiError | None = None) -> list[Json]:
+        """The work on this lane's turn fails, whatever it is."""
+        for work in (self.checks, self.weighs, self.starts, self.loads, self.saves):
+            for turn in [turn for turn in work if turn.lane == lane]:
+                del work[turn]
+                return self._run(self.session.failed(turn, error or ServerError(), self.server.now))
+        raise LookupError(f"nothing runs on lane {lane!r}")
+
+    def tick(self, seconds: float = 0.0) -> list[Json]:
+        self.server.now += seconds
+        return self._run(self.session.tick(self.server.now))
+
+    def end(self, error: ApiError, *, code: int = 1001, grace_s: float = 30.0) -> list[Json]:
+        return self._run(self.session.end(error, code=code, grace_s=grace_s, now=self.server.now))
+
+    def hang_up(self) -> list[Json]:
+        """The client disconnects; events that are sent after that are dropped."""
+        left: list[Action] = [
+            action for action in self.session.leave(self.server.now) if not isinstance(action, Send)
+        ]
+        return self._run(left + self.session.closed())
+
+    # Implementation.
+
+    def _at(self, work: Iterable[Turn], lane: str | None) -> Turn:
+        found = [turn for turn in work if turn.lane == lane]
+        assert len(found) == 1, f"{len(found)} such turns on lane {lane!r}"
+        return found[0]
+
+    def _run(self, actions: list[Action]) -> list[Json]:
+        before = len(self.events)
+        for action in actions:
+            assert self.close is None, f"{action} after Close"
+            if isinstance(action, Send):
+                self._send(action)
+            elif isinstance(action, CheckAppended):
+                self.checks_appended.append(action)
+            elif isinstance(action, Start):
+                self._start(action)
+            elif isinstance(action, Load | Check | Weigh | Save):
+                work: Any = {Load: self.loads, Check: self.checks, Weigh: self.weighs, Save: self.saves}
+                work[type(action)][action.turn] = action
+            elif isinstance(action, Cancel):
+                self.cancelled.append(action.turn)
+                for work in (self.loads, self.checks, self.weighs, self.starts, self.saves):
+                    work.pop(action.turn, None)
+            elif isinstance(action, Record):
+                self.reports.append(action)
+            elif isinstance(action, Close):
+                self.close = action
+        return self.events[before:]
+
+    def _start(self, start: Start) -> None:
+        if (error := self._refuses(start.job)) is not None:
+            self._run(self.session.failed(start.turn, error, self.server.now))
+            return
+        self.starts[start.turn] = start
+        if self._accepts(start.job):
+            self._send(Send(self.session.deltas(start.turn, [Accepted()])))
+        if self._on_start is not None:
+            self._on_start(start)
+
+    def _send(self, send: Send) -> None:
+        for event in send.events:
+            frame = wire.encode(event)
+            decoded = check_frame(frame, self._foreign_tools)
+            self.frames.append(frame)
+            self.events.append(decoded)
+            self.order.see(decoded)
+            if self._on_event is not None:
+                self._on_event(decoded)
+
+
+def types(events: Iterable[Json]) -> list[str]:
+    """The types of events, without the common prefix."""
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+def only_error(events: list[Json]) -> Json:
+    """The error event; fails if there is any other event."""
+    assert types(events) == ["error"]
+    return events[0]
+
+
+def message(text: str | list[Json], role: str = "user") -> Json:
+    return {"type": "message", "role": role, "content": text}
+
+
+def call_output(call_id: str, output: str = "42", kind: str = "function_call_output") -> Json:
+    return {"type": kind, "call_id": call_id, "output": output}
+
+
+def function(name: str, **fields: Any) -> Json:
+    return {"type": "function", "name": name, "parameters": {"type": "object"}, **fields}
+
+
+def context_of(job: Job) -> list[Json]:
+    """The items of a job's context, oldest first."""
+    return [json.loads(item.raw) for item in job.context()]
+
+
+_HEAD = Head()
+
+
+def node(
+    id: str, parent: ResponseState | None = None, *, text: str = "hi", output: tuple[Item, ...] = ()
+) -> ResponseState:
+    """The state of a finished response."""
+    response = Response(
+        id=id,
+        created_at=0,
+        model="m",
+        instructions=Raw(b"null"),
+        previous_response_id=parent.id if parent is not None else None,
+        tools=Raw(b"[]"),
+        tool_choice=Raw(b'"auto"'),
+        parallel_tool_calls=True,
+        reasoning=ReasoningEcho(),
+        text=TextEcho(format=Raw(b'{"type":"text"}')),
+        store=False,
+        metadata={},
+        truncation="disabled",
+        temperature=1.0,
+        top_p=1.0,
+        top_logprobs=0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        service_tier="default",
+        max_output_tokens=None,
+        max_tool_calls=None,
+        prompt_cache_key=None,
+        safety_identifier=None,
+        user=None,
+        status="completed",
+    )
+    return ResponseState(
+        response=response,
+        parent=parent,
+        head=parent.head if parent is not None else _HEAD,
+        input=(user_message(text),),
+        output=output,
+        carry=parent.carry if parent is not None else Carry(),
+    )
+
+
+def line(length: int, first: str = "n0") -> list[ResponseState]:
+    """A chain of this many nodes, oldest first."""
+    nodes = [node(first)]
+    for number in range(1, length):
+        nodes.append(node(f"n{number}", nodes[-1]))
+    return nodes

@@ -1,0 +1,89 @@
+"""A fake SGLang: the protocol of its native ``/generate``, read from the source of SGLang 0.5.
+
+As there, every chunk holds all ids so far, or only the new ones with ``--incremental-streaming-output``;
+the token that ends an answer is among them; refused requests and aborted answers are reported
+within a stream whose status is 200.
+"""
+
+from typing import Any
+
+from aiohttp import web
+
+from slipring.engines.sglang import SglangEngine
+from tests.engines.fakes.server import Refuse, Stop
+from tests.engines.fakes.tokens import CONTEXT, END, Chunk, FakeTokenServer, tokenizer_directory
+
+
+class FakeSglang(FakeTokenServer):
+    """SGLang with SmolLM2's vocabulary."""
+
+    maker = SglangEngine
+    path = "/generate"
+    prompt_field = "input_ids"
+
+    incremental = False
+    names_ids = True
+    is_old = False
+    """Versions before 0.5.6 know ``/get_model_info`` only."""
+    tokenizer_path: str | None = None
+    max_req_input_len: int | None = None
+    """The longest prompt that it reports; None: a gateway in front of it does not know the path."""
+    abort: dict[str, Any] | None = None
+    """How the next answer ends, if it is aborted."""
+
+    def routes(self) -> list[web.RouteDef]:
+        prefix = "/get_" if self.is_old else "/"
+        routes = [
+            web.get("/v1/models", self._models),
+            web.get(f"{prefix}model_info", self._model_info),
+        ]
+        if self.max_req_input_len is not None:
+            routes.append(web.get(f"{prefix}server_info", self._server_info))
+        return routes
+
+    def refuse(self, refused: Refuse) -> web.Response:
+        if refused.status != 400:
+            return super().refuse(refused)
+        fault = f'{{"message": "{refused.message}", "type": "invalid_request_error", "code": 400}}'
+        return web.Response(
+            text=f'data: {{"error": {fault}}}\n\ndata: [DONE]\n\n', content_type="text/event-stream"
+        )
+
+    def events(self, body: dict[str, Any], chunk: Chunk, ids: list[int], stop: Stop) -> list[Any]:
+        new = len(chunk.ids)
+        sent = chunk.ids if self.incremental else list(ids)
+        reason: dict[str, Any] | None = None
+        if chunk.reason == "stop":
+            reason = {"type": "stop", "matched": END}
+        elif chunk.reason == "length":
+            reason = {"type": "length", "length": len(ids)}
+        meta: dict[str, Any] = {
+            "id": "1",
+            "finish_reason": self.abort if chunk.reason and self.abort else reason,
+            "prompt_tokens": len(body["input_ids"]),
+            "completion_tokens": len(ids),
+            "cached_tokens": stop.cached_tokens,
+        }
+        if body.get("return_logprob"):
+            top = body["top_logprobs_num"]
+            meta["output_token_logprobs"] = [[-0.5, id, None] for id in ids]
+            if top:
+                likely = [[[-0.5 - at, id + at, None] for at in range(top)] for id in ids]
+                meta["output_top_logprobs"] = likely
+            if self.incremental:
+                for name in ("output_token_logprobs", "output_top_logprobs"):
+                    meta[name] = meta.get(name, [])[-new:]
+        event = {"text": "", "meta_info": meta, **({"output_ids": sent} if self.names_ids else {})}
+        return [event, "[DONE]"] if chunk.reason else [event]
+
+    async def _models(self, request: web.Request) -> web.Response:
+        card = {"id": self.model_name, "object": "model", "owned_by": "sglang", "root": "smollm2"}
+        return web.json_response({"object": "list", "data": [{**card, "max_model_len": CONTEXT}]})
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        path = tokenizer_directory() if self.tokenizer_path is None else self.tokenizer_path
+        info = {"model_path": path, "tokenizer_path": path, "is_generation": True}
+        return web.json_response(info)
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        return web.json_response({"max_req_input_len": self.max_req_input_len, "internal_states": []})

@@ -1,0 +1,312 @@
+"""The HTTP client of engines: bodies, event streams, queries, and what it uses of aiohttp's internals."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from slipring.engines.remote.http_client import (
+    BadStatus,
+    HttpClient,
+    TimedOut,
+    Unreachable,
+    Unreadable,
+    _Payloads,
+    spliced,
+)
+
+
+def any_silence() -> None:
+    return None
+
+
+@asynccontextmanager
+async def serving(answer: Handler) -> AsyncIterator[str]:
+    """A server that answers GET and POST of ``/x`` with this handler; its URL."""
+    app = web.Application()
+    app.router.add_route("*", "/x", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def streaming(*pieces: bytes) -> AsyncIterator[tuple[HttpClient, set[object]]]:
+    """A client of a server that streams these pieces, and the connections that the server has seen."""
+    seen: set[object] = set()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.add(request.transport)
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        for piece in pieces:
+            await stream.write(piece)
+            await asyncio.sleep(0)
+        await stream.write_eof()
+        return stream
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        yield client, seen
+
+
+async def batches(client: HttpClient, pieces: tuple[bytes, ...] = (b"{", b"}")) -> list[list[bytes]]:
+    async with client.events("/x", pieces, idle_s=any_silence) as stream:
+        return [batch async for batch in stream]
+
+
+async def payloads(client: HttpClient) -> list[bytes]:
+    found = [payload for batch in await batches(client) for payload in batch]
+    await drained(client)
+    return found
+
+
+async def drained(client: HttpClient) -> None:
+    """Wait until the last bytes of complete answers have been read."""
+    if client._draining:
+        await asyncio.wait(client._draining)
+
+
+# Bodies.
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 20, 60, 200])
+def test_pieces_hold_items_with_commas_between_them(count: int) -> None:
+    items = [b'"%d%s"' % (number, b"x" * 10_000) for number in range(count)]
+    pieces = spliced(b'{"a":[', items, b"]}")
+    assert b"".join(pieces) == b'{"a":[' + b",".join(items) + b"]}"
+    assert max(map(len, pieces)) < 120_000
+
+
+@pytest.mark.parametrize("sizes", [(0,), (10, 20), (10, 200_000, 300_000, 5, 6), (150_000,)])
+async def test_a_body_in_pieces_arrives_whole(sizes: tuple[int, ...]) -> None:
+    seen: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append((request.content_type, request.content_length, await request.read()))
+        return web.Response(body=b"data: 1\n\ndata: [DONE]\n\n")
+
+    pieces = tuple(bytes([65 + number]) * size for number, size in enumerate(sizes))
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        assert await batches(client, pieces) == [[b"1"]]
+    assert seen == [("application/json", sum(sizes), b"".join(pieces))]
+
+
+# Event streams.
+
+
+async def test_events_are_split_wherever_reads_cut_them_and_connections_are_reused() -> None:
+    pieces = [b": hello\n\nda", b"ta: 1\n", b"\ndata:2\r\n\r\nevent: x\ndata: ", b"3\n\ndata: [DONE]\n\n"]
+    async with streaming(*pieces) as (client, seen):
+        for _ in range(3):
+            assert await payloads(client) == [b"1", b"2", b"3"]
+        assert len(seen) == 1
+
+
+async def test_a_batch_holds_all_that_one_read_brought() -> None:
+    async with streaming(b"data: 1\n\ndata: 2\n\ndata: [DONE]\n\ndata: 3\n\n") as (client, _):
+        assert await batches(client) == [[b"1", b"2"]]
+
+
+async def test_a_complete_answer_leaves_its_connection_to_the_next_request() -> None:
+    async with streaming(b"data: 1\n\n", b"data: last\n\n", b"data: more\n\n") as (client, seen):
+        for _ in range(3):
+            received: list[bytes] = []
+
+            def is_over(received: list[bytes] = received) -> bool:
+                return b"last" in received
+
+            events = client.events("/x", [b"{}"], idle_s=any_silence, is_over=is_over)
+            async with events as stream:
+                async for batch in stream:
+                    received += batch
+            assert received[:2] == [b"1", b"last"]
+            await drained(client)
+        assert len(seen) == 1
+
+
+async def test_a_stream_ends_without_waiting_for_the_last_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipring.engines.remote.http_client._LAST_BYTES_S", 3600.0)
+    released = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        await stream.write(b"data: 1\n\ndata: [DONE]\n\n")
+        await released.wait()
+        return stream
+
+    async with serving(answer) as url:
+        client = HttpClient(url, {})
+        await client.start()
+        async with asyncio.timeout(60):
+            assert await batches(client) == [[b"1"]]
+        assert client._draining
+        async with asyncio.timeout(60):
+            await client.close()
+        assert not client._draining
+        released.set()
+
+
+async def test_a_line_may_be_longer_than_any_buffer_and_the_last_need_not_end() -> None:
+    long = b"x" * 3_000_000
+    async with streaming(b"data: " + long, b"\ndata: end") as (client, _):
+        assert await payloads(client) == [long, b"end"]
+
+
+@asynccontextmanager
+async def raw_server(answer: Any) -> AsyncIterator[str]:
+    """A server of plain sockets: ``answer`` gets reader and writer of each connection."""
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+async def test_a_complete_answer_stays_complete_however_its_connection_ends() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        body = b"data: 1\n\ndata: [DONE]\n\n"
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        writer.write(f"{len(body):x}\r\n".encode() + body + b"\r\n")
+        writer.close()  # without the last chunk
+
+    async with raw_server(answer) as url, HttpClient(url, {}) as client:
+        assert await payloads(client) == [b"1"]
+
+
+async def test_silence_fails_a_stream_and_a_slow_reader_does_not() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        await stream.write(b"data: 1\n\n")
+        await asyncio.Event().wait()
+        return stream
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        async with client.events("/x", [b"{}"], idle_s=lambda: 0.05) as stream:
+            assert await anext(stream) == [b"1"]
+            with pytest.raises(TimedOut):
+                await anext(stream)
+        async with client.events("/x", [b"{}"], idle_s=any_silence) as stream:
+            assert await anext(stream) == [b"1"]
+            waiting = asyncio.ensure_future(anext(stream))
+            done, _ = await asyncio.wait([waiting], timeout=0.2)
+            assert not done, "without a limit it waits on"
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+
+def test_events_without_data_are_skipped() -> None:
+    payloads = _Payloads()
+    assert payloads.take(b"data:\n\ndata: \r\n\ndata: {}\n\n") == [b"{}"]
+    assert payloads.take(b"data: [DONE]\n\n") == []
+    assert payloads.ended
+
+
+def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipring.engines.remote.http_client._LONGEST_LINE", 10)
+    payloads = _Payloads()
+    assert payloads.take(b"data: 0123456789") == []
+    with pytest.raises(Unreadable):
+        payloads.take(b"more")
+
+
+# Queries.
+
+
+async def test_failures_of_a_query_say_what_is_wrong() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.Response(status=503, body=b"{}", headers={"Retry-After": "3"})
+        return web.Response(body=b"<html>")
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        with pytest.raises(BadStatus, match="503 Service Unavailable") as bad:
+            await client.query("/x")
+        assert (bad.value.body, bad.value.headers["retry-after"]) == (b"{}", "3")
+        with pytest.raises(Unreadable):
+            await client.query("/x", [b"{}"])
+        assert await client.status("/x") == 503
+    async with HttpClient("http://127.0.0.1:9", {}) as client:
+        with pytest.raises(Unreachable, match=r"^Connection refused$"):
+            await client.query("/x")
+
+
+async def test_a_query_without_an_answer_times_out() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with serving(answer) as url, HttpClient(url, {}) as client:
+        with pytest.raises(TimedOut):
+            await client.query("/x", timeout_s=0.05)
+
+
+async def test_a_query_over_a_connection_that_the_server_has_closed_is_repeated_once() -> None:
+    """The server closes each connection after one answer, without announcing it."""
+    connections = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n{}")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n7")
+        await reader.readuntil(b"\r\n\r\n{}")
+        writer.close()  # the second request gets no answer
+
+    async with raw_server(answer) as url, HttpClient(url, {}) as client:
+        assert [await client.query("/x", [b"{}"]) for _ in range(3)] == [7, 7, 7]
+    assert connections == 3
+
+
+async def test_threads_query_over_the_loops_connections() -> None:
+    seen: set[object] = set()
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.add(request.transport)
+        return web.json_response((await request.json())["text"].upper())
+
+    async with serving(answer) as url:
+        async with HttpClient(url, {}) as client:
+
+            def ask() -> list[str]:
+                return [client.query_from_thread("/x", {"text": f"t{number}"}) for number in range(100)]
+
+            assert await asyncio.to_thread(ask) == [f"T{number}" for number in range(100)]
+            with pytest.raises(RuntimeError, match="must not wait"):
+                client.query_from_thread("/x", {})
+        with pytest.raises(Unreachable):
+            await asyncio.to_thread(client.query_from_thread, "/x", {})
+    assert len(seen) == 1
+
+
+async def test_a_thread_does_not_wait_for_a_client_that_is_closed() -> None:
+    asked = asyncio.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with serving(answer) as url:
+        client = HttpClient(url, {})
+        await client.start()
+        waiting = asyncio.create_task(asyncio.to_thread(client.query_from_thread, "/x", {}))
+        await asked.wait()
+        await client.close()
+        with pytest.raises(Unreachable):
+            await waiting
+
+
+def test_bodies_are_json() -> None:
+    assert msgspec.json.decode(b"".join(spliced(b'{"a":[', [b"1", b"2"], b"]}"))) == {"a": [1, 2]}

@@ -1,0 +1,115 @@
+"""The driver: one task per running turn, whatever the turn has to do, and how failures end it."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipring.server.driver import Driver
+from tests.harness import PuppetEngine, serve
+from tests.server.issuing import issue, serve_stored
+
+GRAMMAR = {
+    "type": "custom",
+    "name": "pick",
+    "format": {"type": "grammar", "syntax": "regex", "definition": "[ab]+"},
+}
+
+
+class CreatedTasks:
+    """The names of the coroutines that tasks were created for in a driver or in a transport."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def create(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+        code = getattr(coroutine, "cr_code", None)
+        if code is not None and "/slipring/server/" in code.co_filename:
+            self.names.append(coroutine.__qualname__)
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+
+@pytest.fixture
+async def created() -> Any:
+    loop = asyncio.get_running_loop()
+    tasks = CreatedTasks()
+    loop.set_task_factory(tasks.create)
+    yield tasks
+    loop.set_task_factory(None)
+
+
+RUN_TURN = f"{Driver.__name__}._run_turn"
+
+
+async def test_a_stored_turn_on_a_socket_has_one_task(created: CreatedTasks) -> None:
+    """It is checked, generated and saved."""
+    async with serve() as server, server.connect() as socket:
+        created.names.clear()
+        await socket.response(input="hello", tools=[GRAMMAR], store=True)
+        assert created.names == [RUN_TURN]
+
+
+async def test_a_turn_that_is_loaded_has_one_task(tmp_path: Path, created: CreatedTasks) -> None:
+    """Its key is checked, and its parent is read from the store."""
+    async with serve_stored(tmp_path) as server:
+        key = await issue(server)
+        _, first = await server.post(key=key, input="one")
+        async with server.connect(key=key) as socket:
+            created.names.clear()
+            await socket.response(input="two", previous_response_id=first["id"], tools=[GRAMMAR])
+            assert [name for name in created.names if "Driver" in name] == [RUN_TURN]
+
+
+async def test_deltas_create_no_tasks(created: CreatedTasks) -> None:
+    engine = PuppetEngine()
+    async with serve(engine) as server, server.connect() as socket:
+        created.names.clear()
+        await socket.create(input="hello", store=True)
+        performance = await engine.next()
+        for word in range(100):
+            performance.say(f"word {word}")
+        performance.finish()
+        await socket.until("response.completed")
+        assert created.names == [RUN_TURN]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["json", "sse"])
+async def test_a_post_has_one_task(stream: bool, created: CreatedTasks) -> None:
+    async with serve() as server:
+        await server.post(input="open the connection")
+        created.names.clear()
+        if stream:
+            await server.stream(input="hello", store=True)
+        else:
+            await server.post(input="hello", store=True)
+        assert created.names == [RUN_TURN]
+
+
+async def test_each_turn_has_its_own_task(created: CreatedTasks) -> None:
+    async with serve() as server, server.connect() as socket:
+        created.names.clear()
+        for lane in ("a", "b"):
+            await socket.response(input="hello", stream_id=lane, store=True)
+        assert created.names == [RUN_TURN] * 2
+
+
+async def test_an_error_on_a_socket_creates_no_task(created: CreatedTasks) -> None:
+    async with serve() as server, server.connect() as socket:
+        created.names.clear()
+        await socket.error(input="hello", model="nobody")
+        assert created.names == []
+
+
+async def test_a_failed_save_ends_its_turn_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve() as server, server.connect() as socket:
+
+        async def fail(*arguments: Any, **options: Any) -> None:
+            raise OSError("the disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.service.store.responses, "save", fail)
+            await socket.create(input="hello", store=True)
+            (*_, failed) = await socket.until("response.failed")
+            assert failed["response"]["error"]["code"] == "server_error"
+        assert (await socket.response(input="again", store=True))["status"] == "completed"

@@ -1,0 +1,63 @@
+"""Periodic tasks: repetition, failures, the last call."""
+
+import asyncio
+
+import pytest
+
+from slipring.errors import Unavailable
+from slipring.server.periodic_tasks import PeriodicTasks
+
+NEVER_S = 3600.0
+
+
+async def test_work_is_repeated_after_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+    calls: asyncio.Queue[int] = asyncio.Queue()
+    errors = iter([Unavailable("The store is away."), RuntimeError("unexpected"), None])
+
+    async def work() -> None:
+        calls.put_nowait(1)
+        error = next(errors, None)
+        if error is not None:
+            raise error
+
+    tasks = PeriodicTasks()
+    tasks.start("counting", work, 0.001)
+    async with asyncio.timeout(60):
+        for _ in range(4):
+            await calls.get()
+    await tasks.stop()
+    assert [record.getMessage() for record in caplog.records] == [
+        "counting failed: The store is away.",
+        "counting failed unexpectedly",
+    ]
+
+
+async def test_stop_calls_only_work_that_asks_for_it_once_more() -> None:
+    calls = []
+
+    async def work(name: str) -> None:
+        calls.append(name)
+
+    tasks = PeriodicTasks()
+    tasks.start("a", lambda: work("a"), NEVER_S)
+    tasks.start("b", lambda: work("b"), NEVER_S, at_stop=True)
+    await asyncio.sleep(0)
+    await tasks.stop()
+    assert calls == ["b"]
+
+
+async def test_stop_cancels_a_last_call_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipring.server.periodic_tasks._LAST_RUN_S", 0.01)
+    cancelled = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    tasks = PeriodicTasks()
+    tasks.start("waiting", work, NEVER_S, at_stop=True)
+    await asyncio.sleep(0)
+    await tasks.stop()
+    assert cancelled.is_set()

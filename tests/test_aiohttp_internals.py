@@ -1,0 +1,267 @@
+"""The assumptions about undocumented parts of aiohttp. A release that breaks one of them fails here."""
+
+import ast
+import asyncio
+import inspect
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import StreamReader, web
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http import HttpProcessingError
+from aiohttp.payload import Payload
+from aiohttp.test_utils import TestServer
+
+from slipring.aiohttp_internals import (
+    MemoryPayload,
+    ServerProtocol,
+    drain_of,
+    fail_read,
+    is_client_fault,
+    observe_requests,
+    protocol_of,
+)
+from tests.server.raw import until
+
+SRC = Path(__file__).parent.parent / "src" / "slipring"
+REQUEST_INTERNALS = {"writer", "protocol", "request_factory"}
+PRIVATE_NAMES = {"_lingering_time", "_autoclose", "_payload_writer", "_request_factory", "_task_handler"}
+
+
+class Recording(ServerProtocol):
+    """Records which hooks aiohttp calls."""
+
+    __slots__ = ("calls", "queued")
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.calls: list[str] = []
+        self.queued: list[bool] = []
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.queued.append(self.has_queued_request)
+
+    def prepare_response(self, request: web.BaseRequest, response: web.StreamResponse) -> web.StreamResponse:
+        self.calls.append(f"prepare {response.status}")
+        return response
+
+    def response_sent(self) -> None:
+        self.calls.append("sent")
+
+    def respond_to_error(self, status: int, exc: BaseException | None) -> web.StreamResponse:
+        self.calls.append(f"error {status} {type(exc).__name__}")
+        return web.Response(status=status)
+
+
+class Served:
+    """A listening server whose connections are ``Recording``."""
+
+    def __init__(self, server: web.Server, port: int) -> None:
+        self.server = server
+        self.port = port
+        self.protocols: list[Recording] = []
+        self.begun: list[object] = []
+
+    async def exchange(self, request: bytes) -> bytes:
+        """Send bytes on a new connection and return everything until it is closed."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(request)
+        answer = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        return answer
+
+
+@asynccontextmanager
+async def serving(handler: Any) -> AsyncIterator[Served]:
+    server = web.Server(handler)
+    loop = asyncio.get_running_loop()
+    served = Served(server, 0)
+    observe_requests(server, served.begun.append)
+
+    def connect() -> Recording:
+        protocol = Recording(server, loop=loop, access_log=None)
+        served.protocols.append(protocol)
+        return protocol
+
+    listener = await loop.create_server(connect, "127.0.0.1", 0)
+    served.port = listener.sockets[0].getsockname()[1]
+    try:
+        yield served
+    finally:
+        listener.close()
+        await server.shutdown()
+
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+
+
+async def test_hooks_are_called_around_every_response() -> None:
+    async def handler(request: web.BaseRequest) -> web.Response:
+        assert protocol_of(request) is served.protocols[0]
+        return web.Response(text="hello")
+
+    async with serving(handler) as served:
+        assert (await served.exchange(GET)).endswith(b"hello")
+        (protocol,) = served.protocols
+        assert served.begun == [protocol]
+        assert protocol.calls == ["prepare 200", "sent"]
+
+
+async def test_a_request_is_queued_from_the_end_of_its_head_to_the_start_of_its_handler() -> None:
+    async def handler(request: web.BaseRequest) -> web.Response:
+        assert not served.protocols[0].has_queued_request
+        return web.Response()
+
+    async with serving(handler) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(GET[:10])
+        await until(lambda: bool(served.protocols and served.protocols[0].queued))
+        writer.write(GET[10:])
+        await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        assert served.protocols[0].queued[0] is False
+        assert served.protocols[0].queued[-1] is True
+
+
+async def test_malformed_requests_and_exceptions_reach_the_error_hook() -> None:
+    async def handler(request: web.BaseRequest) -> web.Response:
+        raise KeyError("a fault")
+
+    async with serving(handler) as served:
+        await served.exchange(b"no HTTP at all\r\n\r\n")
+        await served.exchange(GET)
+        malformed, failed = (protocol.calls for protocol in served.protocols)
+    assert malformed[0].startswith("error 400 ")
+    assert failed[:2] == ["error 500 KeyError", "prepare 500"]
+
+
+async def test_no_error_is_sent_after_the_beginning_of_a_response() -> None:
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"a part")
+        raise KeyError("a fault")
+
+    async with serving(handler) as served:
+        answer = await served.exchange(GET)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"a part" in answer
+
+
+@pytest.mark.parametrize("lingers", [True, False])
+async def test_the_rest_of_a_body_is_read_only_while_lingering(lingers: bool) -> None:
+    async def handler(request: web.BaseRequest) -> web.Response:
+        if not lingers:
+            served.protocols[0].stop_lingering()
+        return web.Response()
+
+    async with serving(handler) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf")
+        await reader.readuntil(b"\r\n\r\n")
+        if lingers:
+            writer.write(b" more" + GET)  # completes the body, so the connection stays open
+            assert b"200 OK" in await asyncio.wait_for(reader.read(), 60)
+        else:
+            assert await asyncio.wait_for(reader.read(), 60) == b""
+        writer.close()
+
+
+async def test_drain_waits_for_bytes_that_were_written_to_the_transport_directly() -> None:
+    drained = asyncio.Event()
+    waiting = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        assert request.transport is not None
+        request.transport.write(b"\x82\x7f" + (64 * 2**20).to_bytes(8) + bytes(64 * 2**20))
+        waiting.set()
+        await drain_of(request)()
+        drained.set()
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/", handler)
+    async with (
+        TestServer(app) as server,
+        aiohttp.ClientSession() as http,
+        http.ws_connect(server.make_url("/"), max_msg_size=0) as socket,
+    ):
+        await waiting.wait()
+        assert not drained.is_set()
+        assert len((await socket.receive()).data) == 64 * 2**20
+        await asyncio.wait_for(drained.wait(), 60)
+
+
+def stream(*, is_connected: bool) -> StreamReader:
+    loop = asyncio.get_running_loop()
+    protocol = BaseProtocol(loop)
+    if is_connected:
+        protocol.connection_made(asyncio.Transport())
+    return StreamReader(protocol, 2**16, loop=loop)
+
+
+async def test_a_failed_stream_raises_in_the_pending_read_and_in_later_ones() -> None:
+    content = stream(is_connected=True)
+    pending = asyncio.create_task(content.readany())
+    await asyncio.sleep(0)
+    fail_read(content, TimeoutError("silent"))
+    with pytest.raises(TimeoutError, match="silent"):
+        await pending
+    with pytest.raises(TimeoutError, match="silent"):
+        await content.readany()
+
+
+def test_a_body_in_memory_has_a_size_and_needs_no_closing() -> None:
+    class Body(MemoryPayload):
+        def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+            return ""
+
+        async def write(self, writer: Any) -> None: ...
+
+    body = Body([b"ab", b"c"], size_bytes=3, content_type="application/json")
+    assert (body.size, body.autoclose, body.content_type) == (3, True, "application/json")
+    assert body._value == [b"ab", b"c"]
+    assert Payload._autoclose is False, "the attribute has another meaning, or is not needed any more"
+
+
+async def test_errors_that_clients_cause_are_recognized() -> None:
+    assert is_client_fault(HttpProcessingError())
+    assert is_client_fault(web.RequestPayloadError())
+    with pytest.raises(RuntimeError) as disconnected:
+        await stream(is_connected=False).readany()
+    assert is_client_fault(disconnected.value)
+    assert not is_client_fault(RuntimeError("another"))
+    assert not is_client_fault(None)
+
+
+async def test_overridden_methods_have_the_signatures_of_aiohttp() -> None:
+    for name in ("finish_response", "handle_error"):
+        ours = inspect.signature(getattr(ServerProtocol, name))
+        theirs = inspect.signature(getattr(web.RequestHandler, name))
+        assert list(ours.parameters) == list(theirs.parameters), name
+    factory = inspect.signature(web.Server(lambda request: None).request_factory)  # type: ignore[arg-type,return-value]
+    assert len(factory.parameters) == 5
+
+
+@pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda path: str(path.relative_to(SRC)))
+def test_no_other_module_uses_internals_of_aiohttp(path: Path) -> None:
+    text = path.read_text()
+    if ("import aiohttp" not in text and "from aiohttp" not in text) or path.name == "aiohttp_internals.py":
+        return
+    tree = ast.parse(text)
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    internal = {name for name in imported if name.startswith("aiohttp.")}
+    assert internal <= {"aiohttp.typedefs", "aiohttp.abc"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = node.value.id if isinstance(node.value, ast.Name) else ""
+            assert not (owner in ("request", "server") and node.attr in REQUEST_INTERNALS), node.attr
+            assert not (owner == "web" and node.attr == "RequestHandler"), node.attr
+            assert node.attr not in PRIVATE_NAMES, node.attr
