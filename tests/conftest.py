@@ -2,15 +2,31 @@
 
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from slipring.prompts.tokenization.tokenizer import Tokenizer
+from tests.model import elsewhere, real_model, smollm2, tiny, tiny_model, tiny_path
 from tests.postgres import postgres_server, postgres_url
 from tests.tap import tapped
 
-__all__ = ["data_home", "postgres_server", "postgres_url", "tap", "usual_signals"]
+__all__ = [
+    "data_home",
+    "elsewhere",
+    "postgres_server",
+    "postgres_url",
+    "real_model",
+    "smollm2",
+    "tap",
+    "tiny",
+    "tiny_model",
+    "tiny_path",
+    "tokenizers_built_once",
+    "usual_signals",
+]
 
 # The same examples on every machine and in every run, so that failures can be reproduced.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
@@ -24,6 +40,31 @@ def usual_signals() -> None:
     for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tokenizers_built_once() -> Iterator[None]:
+    """Engines with the same vocabulary share one tokenizer: it does not change, and building it takes as long
+    as a hundred turns."""
+    from_json, from_gguf = Tokenizer.from_json, Tokenizer.from_gguf
+    built: dict[object, Tokenizer] = {}
+
+    def json_once(text: str) -> Tokenizer:
+        if text not in built:
+            built[text] = from_json(text)
+        return built[text]
+
+    def gguf_once(metadata: Mapping[str, Any]) -> Tokenizer:
+        described = {key: value for key, value in metadata.items() if key.startswith("tokenizer.ggml.")}
+        key = repr(sorted(described.items()))
+        if key not in built:
+            built[key] = from_gguf(metadata)
+        return built[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tokenizer, "from_json", json_once)
+        patch.setattr(Tokenizer, "from_gguf", gguf_once)
+        yield
 
 
 @pytest.fixture(autouse=True)

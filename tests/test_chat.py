@@ -189,7 +189,7 @@ async def test_a_turn_sends_only_what_is_new() -> None:
 
 async def test_options_reach_the_server() -> None:
     engine = PuppetEngine()
-    settings = {"model": "large", "store": True, "max_output_tokens": 7}
+    settings: dict[str, Any] = {"model": "large", "store": True, "max_output_tokens": 7}
     async with serve(engine, model=("small", "large")) as server, chatting(server.url, **settings) as user:
         user.type("hello")
         performance = await engine.next()

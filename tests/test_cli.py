@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -280,7 +281,7 @@ async def test_the_version_is_printed() -> None:
 def mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """Run a command that is used wrongly; return its line on standard error."""
     try:
-        code = main(arguments)
+        code: Any = main(arguments)
     except SystemExit as end:
         code = end.code
     assert code == 2

@@ -19,7 +19,7 @@ from typing import Any
 import openai
 import pytest
 import typing_extensions
-from msgspec import structs
+from msgspec import Struct, structs
 from openai.resources import beta, conversations, models, responses
 from openai.types import beta as beta_types
 from openai.types import responses as sdk
@@ -730,7 +730,7 @@ AGENT_MESSAGE = {
 }
 SEALED = SEAL.seal("tests", (STORED_ITEM,))
 APPROVAL = {"name": "search", "server_label": "docs", "arguments": "{}"}
-TOOL_SEARCH = [
+TOOL_SEARCH: list[Any] = [
     {
         "type": "tool_search_call",
         "call_id": "call_1",
@@ -1081,7 +1081,7 @@ def test_the_page_lists_every_error_code_of_appending() -> None:
     assert listed("Rollouts").keys() == set(typing.get_args(events.AppendErrorCode))
 
 
-def tags(kind: type) -> set[str]:
+def tags(kind: type[Struct]) -> set[str]:
     """Return the wire names of an event class and its subclasses."""
     tag = kind.__struct_config__.tag
     own = {tag} if isinstance(tag, str) and tag in SERVER_EVENTS else set()
@@ -1127,8 +1127,8 @@ def test_the_page_names_the_keys_that_output_items_lack() -> None:
 def test_the_page_names_the_keys_that_events_lack() -> None:
     sent: dict[str, set[str]] = {}
 
-    def collect(kind: type) -> None:
-        if (tag := kind.__struct_config__.tag) in SERVER_EVENTS:
+    def collect(kind: type[Struct]) -> None:
+        if (tag := str(kind.__struct_config__.tag)) in SERVER_EVENTS:
             sent.setdefault(tag, set()).update(kind.__struct_encode_fields__)
         for below in kind.__subclasses__():
             collect(below)

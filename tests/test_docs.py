@@ -18,14 +18,13 @@ from slipring.config import from_namespace
 from slipring.core.limits import Limits
 from slipring.engines import chat, responses
 from slipring.engines.catalog import open_engine
-from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.options import reference
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import token_server
 from slipring.engines.tokens.model_files import MODEL_COMMAND
-from tests.harness import serve
+from tests.model import ServeModel
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -63,8 +62,12 @@ def commands() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "code"), blocks("python"))
-async def test_python_snippets_run_as_they_stand(where: str, code: str) -> None:
-    async with serve(LlamaEngine(LlamaOptions(slots=1, context=512))) as server:
+async def test_python_snippets_run_as_they_stand(
+    smollm2: ServeModel, tiny: ServeModel, where: str, code: str
+) -> None:
+    # The real model where a snippet names it or needs calls that a model finishes.
+    serve_model = smollm2 if "smollm2" in code or "tools" in code else tiny
+    async with serve_model(slots=1, context=512) as server:
         code = code.replace("http://127.0.0.1:8000/v1", server.url)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-W", "error", "-c", code, stdout=-1, stderr=-1

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, get_args
 
 from openai.types.beta import BetaResponseInjectCreatedEvent, BetaResponseInjectFailedEvent
@@ -100,9 +101,15 @@ def _explain(error: ValidationError) -> str:
 def validate(model: type[BaseModel], document: Json) -> None:
     """Require that a document matches the SDK's type and has no extra keys."""
     try:
-        model.model_validate_json(json.dumps(document), strict=True, extra="forbid")
+        _validate_text(model, json.dumps(document))
     except ValidationError as error:
         raise AssertionError(f"not a valid {model.__name__}: {_explain(error)}") from error
+
+
+@lru_cache(maxsize=4096)
+def _validate_text(model: type[BaseModel], text: str) -> None:
+    """Validate JSON. The cache is for frames that the tap has seen and a test's client then reads."""
+    model.model_validate_json(text, strict=True, extra="forbid")
 
 
 # One document: the response object ---------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 from tests.attack.limits import LARGE_EVENT_MS, MIB
 from tests.attack.sockets import GONE, TEXT, Json, frame_head
@@ -24,7 +25,7 @@ def _create(fields: bytes) -> tuple[bytes, bytes]:
 async def _both(stage: Stage, fields: bytes, *, refused: bool = True, param: str = "") -> None:
     """Send a create by POST and on a WebSocket."""
     body, payload = _create(fields)
-    answers = [await stage.post(body)]
+    answers: list[Any] = [await stage.post(body)]
     socket = await stage.websocket()
     try:
         async with asyncio.timeout(30):

@@ -40,7 +40,7 @@ class Sdk:
         found: Any = self._client
         for part in name.split("."):
             found = getattr(found, part)
-        return found  # type: ignore[no-any-return]
+        return found
 
     async def call(self, name: str, *args: Any, **fields: Any) -> Any:
         if isinstance(self._client, OpenAI):

@@ -382,10 +382,11 @@ def test_stored_responses_are_continued_over_http(served: Served) -> None:
     with served("simulated:tokens_per_s=0,tool_calls=1") as relay, client_of(relay) as client:
         asked = client.responses.create(model=MODEL, input="weather?", tools=[WEATHER])
         (call,) = asked.output
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
         answered = client.responses.create(
             model=MODEL,
             previous_response_id=asked.id,
-            input=[{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}],
+            input=[result],
             tools=[WEATHER],
         )
         assert answered.previous_response_id == asked.id
@@ -444,7 +445,8 @@ def test_a_refusal_has_no_parsed_output(served: Served, scripted: Callable[..., 
     with served(scripted([{"refusal": "I would rather not."}])) as relay, client_of(relay) as client:
         response = client.responses.parse(model=MODEL, input="forecast?", text_format=Forecast)
         assert response.output_parsed is None
-        assert response.output[0].content[0].refusal == "I would rather not."
+        message: Any = response.output[0]
+        assert message.content[0].refusal == "I would rather not."
 
 
 def test_models_are_listed_and_retrieved(served: Served) -> None:

@@ -207,7 +207,7 @@ class Connection:
         return self._run([Send(self.session.deltas(self._at(self.starts, lane), list(deltas)))])
 
     def finish(
-        self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: object = None
+        self, *deltas: Delta, lane: str | None = None, reason: Any = "stop", position: Any = None
     ) -> list[Json]:
         """The engine's last deltas. A response with `store` true then waits in `saves`."""
         turn = self._at(self.starts, lane)
@@ -262,7 +262,9 @@ class Connection:
 
     def hang_up(self) -> list[Json]:
         """The client disconnects; events that are sent after that are dropped."""
-        left = [action for action in self.session.leave(self.server.now) if not isinstance(action, Send)]
+        left: list[Action] = [
+            action for action in self.session.leave(self.server.now) if not isinstance(action, Send)
+        ]
         return self._run(left + self.session.closed())
 
     # Implementation.
@@ -291,7 +293,7 @@ class Connection:
                     work.pop(action.turn, None)
             elif isinstance(action, Record):
                 self.reports.append(action)
-            else:
+            elif isinstance(action, Close):
                 self.close = action
         return self.events[before:]
 
@@ -327,7 +329,7 @@ def only_error(events: list[Json]) -> Json:
     return events[0]
 
 
-def message(text: str, role: str = "user") -> Json:
+def message(text: str | list[Json], role: str = "user") -> Json:
     return {"type": "message", "role": role, "content": text}
 
 

@@ -15,14 +15,14 @@ GREEDY = {"temperature": 0, "max_output_tokens": 8, "store": False, "tools": [WE
 TIMED = {"OpenAI-Beta": "slipring_timing=v1"}
 
 
-async def test_a_chain_keeps_its_history_from_llama_to_chat_and_back(tmp_path: Path) -> None:
+async def test_a_chain_keeps_its_history_from_llama_to_chat_and_back(tiny_path: str, tmp_path: Path) -> None:
     fake = FakeChatServer()
     await fake.start()
     file = tmp_path / "slipring.toml"
     file.write_text(
         f"""
         [models.small]
-        engine = "llama:slots=1,context=1024"
+        engine = "llama:{tiny_path},slots=1,context=1024"
         [models.large]
         engine = "chat:{fake.url},model=upstream-name"
         """,

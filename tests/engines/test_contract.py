@@ -40,7 +40,7 @@ FAKES: dict[str, Callable[[], FakeServer]] = {
     "vllm": FakeVllm,
 }
 EVERY = pytest.mark.parametrize("kind", FAKES)
-ASK = {"input": "hello", "store": False}
+ASK: dict[str, Any] = {"input": "hello", "store": False}
 ARGUMENTS = '{"city": "Rome"}'
 
 

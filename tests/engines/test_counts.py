@@ -12,8 +12,6 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Accepted, Capabilities, Delta, Finished, Job, Model, Settings
 from slipring.engines.base import Engine, Level
-from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.remote.estimates import _weight, estimated_tokens
 from slipring.engines.simulated import open_simulated
 from slipring.protocol import wire
@@ -25,6 +23,7 @@ from tests.engines.fakes.responses import FakeResponsesServer
 from tests.engines.fakes.server import started
 from tests.engines.fakes.vllm import FakeVllm
 from tests.harness import serve
+from tests.model import SharedModel
 
 
 def job_of(*texts: str, **fields: Any) -> Job:
@@ -88,8 +87,10 @@ async def test_the_simulated_engine_counts_as_it_reports() -> None:
     assert await engine.count(job) == finished.input_tokens
 
 
-async def test_the_llama_engine_counts_as_it_reports_and_beyond_what_it_can_read() -> None:
-    engine = LlamaEngine(LlamaOptions(slots=1, context=256))
+async def test_the_llama_engine_counts_as_it_reports_and_beyond_what_it_can_read(
+    tiny_model: SharedModel,
+) -> None:
+    engine = tiny_model.engine(slots=1, context=256)
     async with serve(engine) as server:
         _, response = await server.post(input="hello", max_output_tokens=4)
     assert await engine.count(job_of("hello")) == response["usage"]["input_tokens"]

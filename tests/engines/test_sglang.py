@@ -226,7 +226,7 @@ async def test_an_aborted_answer_that_has_not_begun_is_retried() -> None:
             fake.events = events  # type: ignore[method-assign]
             return [{"text": "", "output_ids": [], "meta_info": meta}]
 
-        fake.events = once  # type: ignore[method-assign]
+        fake.events = once  # type: ignore[method-assign,assignment]
         response = await socket.response(**ASK)
         assert (response["status"], text_of(response), len(fake.requests)) == ("completed", "ok", 2)
 

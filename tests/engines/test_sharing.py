@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,11 @@ from slipring.engines.sharing import Borrowed, Share
 from slipring.errors import StartupError, Unavailable
 from tests.engines.fakes.server import started
 from tests.engines.llama.test_llama import ASK, GREEDY, three_chains
-from tests.engines.llama.test_llama_elsewhere import elsewhere
 from tests.harness import Running, serve
 from tests.server.raw import until
 
 
-def owner_of(users: int, **options: int) -> Embedded:
+def owner_of(users: int, **options: Any) -> Embedded:
     return Embedded(LlamaOptions(**options), "no.gguf", 64, users)
 
 
@@ -96,17 +96,18 @@ async def sharing(users: int, options: LlamaOptions) -> AsyncIterator[tuple[Embe
         await owner.close()
 
 
-async def test_users_find_their_own_contexts() -> None:
-    async with sharing(2, LlamaOptions(slots=4, context=512)) as (_, servers):
+async def test_users_find_their_own_contexts(tiny_path: str) -> None:
+    async with sharing(2, LlamaOptions(model=tiny_path, slots=4, context=512)) as (_, servers):
         found = await asyncio.gather(*map(three_chains, servers))
         assert found == [[True] * 3] * 2
 
 
 async def test_an_engine_that_hangs_is_restarted_once_for_all_users(
+    tiny_path: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("slipring.engines.llama.api._SILENCE_TIMEOUT_S", 2.0)
-    async with sharing(2, LlamaOptions(slots=2, context=512)) as (owner, servers):
+    async with sharing(2, LlamaOptions(model=tiny_path, slots=2, context=512)) as (owner, servers):
         hung, before = owner.process.pid, owner.address
         assert hung is not None
         assert before is not None
@@ -121,17 +122,16 @@ async def test_an_engine_that_hangs_is_restarted_once_for_all_users(
         assert owner.process.restarts == 1
 
 
-async def test_the_slots_of_a_server_elsewhere_are_divided_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with elsewhere(monkeypatch) as engine:
-        owner = ExternalOwner(engine.options, 2)
-        await owner.start(lambda: None)
-        users = [
-            LlamaEngine(engine.options, Borrowed(owner.share(number), owner.key, owner.suspect))
-            for number in range(2)
-        ]
-        async with serve(users[1]) as server, started(users[0]):
-            assert [list(user._slots._all) for user in users] == [[0], [1]]
-            _, response = await server.post(input=ASK, **GREEDY)
-            assert response["output"]
-        with pytest.raises(StartupError, match="has 2 slots, and 3 workers need one each"):
-            await ExternalOwner(engine.options, 3).start(lambda: None)
+async def test_the_slots_of_a_server_elsewhere_are_divided_too(elsewhere: LlamaEngine) -> None:
+    options = elsewhere.options
+    owner = ExternalOwner(options, 2)
+    await owner.start(lambda: None)
+    users = [
+        LlamaEngine(options, Borrowed(owner.share(number), owner.key, owner.suspect)) for number in range(2)
+    ]
+    async with serve(users[1]) as server, started(users[0]):
+        assert [list(user._slots._all) for user in users] == [[0, 2], [1]]
+        _, response = await server.post(input=ASK, **GREEDY)
+        assert response["output"]
+    with pytest.raises(StartupError, match="has 3 slots, and 4 workers need one each"):
+        await ExternalOwner(options, 4).start(lambda: None)

@@ -100,7 +100,7 @@ async def pair(
         nodes = []
         for engine in (first, second):
             front = await stack.enter_async_context(relay()) if reachable else None
-            options = {"node_url": front.url} if front is not None else {}
+            options: dict[str, Any] = {"node_url": front.url} if front is not None else {}
             node = await stack.enter_async_context(serve(engine, store=store, **options, **settings))
             if front is not None:
                 front.targets = [node.server.port]

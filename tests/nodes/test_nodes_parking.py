@@ -156,7 +156,7 @@ async def unstored_response(ws: aiohttp.ClientWebSocketResponse, previous: str |
 def reset(ws: aiohttp.ClientWebSocketResponse) -> None:
     """Drop a connection without a close frame."""
     ws.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
-    transport = ws._conn.transport  # type: ignore[union-attr]
+    transport = ws._conn.transport
     assert transport is not None
     transport.abort()
 

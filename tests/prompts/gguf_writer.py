@@ -1,11 +1,15 @@
 """Writes GGUF files for tests."""
 
+import re
 import struct
 from math import prod
 from pathlib import Path
+from random import Random
 from typing import Any
 
 _ALIGNMENT = 32
+_F32, _Q8_0 = 0, 8
+_WORD = re.compile("Ġ[a-z]{3,}")
 _WIDTH = 32
 _PARAMETERS = {
     "general.architecture": "llama",
@@ -34,28 +38,76 @@ def array(kind: int, count: int, values: bytes) -> bytes:
 
 
 def write_hollow_model(path: Path, metadata: dict[str, Any]) -> None:
-    """Write a model of one layer with all weights zero, for the tokenizer of llama.cpp.
+    """Write a model of one layer, all zeros. It cannot generate, but llama.cpp tokenizes with its vocabulary.
 
     The zeros are a hole in a sparse file, which takes no more disk space than the metadata.
     """
-    shapes = {"token_embd": (_WIDTH, len(metadata["tokenizer.ggml.tokens"]))}
+    _write_model(path, metadata, {})
+
+
+def write_tiny_model(path: Path, metadata: dict[str, Any]) -> None:
+    """Write a model of one layer that generates words, for tests that need a model and not its sense.
+    Of the metadata of another model it takes the vocabulary and the template.
+
+    The layer adds nothing, so a token's vector reaches the output as it is. The output has the vector of each
+    word at the place of the word that follows it in a fixed circle: greedy decoding walks the circle, and no
+    other token, an end least of all, is ever as likely as a word.
+    """
+    tokens = metadata["tokenizer.ggml.tokens"]
+    words = [id for id, token in enumerate(tokens) if _WORD.fullmatch(token)]
+    random = Random(7)
+    vectors = [random.randbytes(_WIDTH) for _ in tokens]
+    output = [bytes(_WIDTH)] * len(tokens)
+    for word, next_word in zip(words, [*words[1:], words[0]], strict=True):
+        output[next_word] = vectors[word]
+    ones = struct.pack("<f", 1.0) * _WIDTH
+    _write_model(
+        path,
+        {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+        | {"llama.context_length": 2048},
+        {"token_embd": _quantized(vectors), "output": _quantized(output), **dict.fromkeys(_VECTORS, ones)},
+    )
+
+
+def _quantized(rows: list[bytes]) -> bytes:
+    """Rows of ``_WIDTH`` signed bytes as blocks of Q8_0: a scale, then the bytes."""
+    scale = struct.pack("<e", 1 / 256)
+    return b"".join(scale + row for row in rows)
+
+
+def _write_model(path: Path, metadata: dict[str, Any], weights: dict[str, bytes]) -> None:
+    """Write a model. Tensors that ``weights`` does not name are zeros."""
+    vocabulary = (_WIDTH, len(metadata["tokenizer.ggml.tokens"]))
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": vocabulary}
+    shapes |= {"output": vocabulary} if "output" in weights else {}
     shapes |= dict.fromkeys(_VECTORS, (_WIDTH,))
     shapes |= {f"blk.0.{name}": (_WIDTH, _WIDTH) for name in _MATRICES}
     entries = [_any_entry(key, value) for key, value in (_PARAMETERS | metadata).items()]
-    tensors, size = [], 0
+    tensors, offsets, size = [], {}, 0
     for name, shape in shapes.items():
+        bytes_needed = 4 * prod(shape)
+        kind = _F32
+        if name in weights and len(weights[name]) != bytes_needed:
+            bytes_needed, kind = len(weights[name]), _Q8_0
         dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-        tensors.append(string(f"{name}.weight") + dimensions + struct.pack("<IQ", 0, size))
-        size += 4 * prod(shape)
+        tensors.append(string(f"{name}.weight") + dimensions + struct.pack("<IQ", kind, size))
+        offsets[name] = size
+        size += -(-bytes_needed // _ALIGNMENT) * _ALIGNMENT
     data = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(entries)) + b"".join([*entries, *tensors])
+    start = -(-len(data) // _ALIGNMENT) * _ALIGNMENT
     with path.open("wb") as file:
         file.write(data)
-        file.truncate(-(-len(data) // _ALIGNMENT) * _ALIGNMENT + size)
+        for name, values in weights.items():
+            file.seek(start + offsets[name])
+            file.write(values)
+        file.truncate(start + size)
 
 
 def _any_entry(key: str, value: Any) -> bytes:
     if isinstance(value, str):
         return entry(key, 8, string(value))
+    if isinstance(value, bool):
+        return entry(key, 7, struct.pack("<?", value))
     if isinstance(value, int):
         return entry(key, 4, struct.pack("<I", value))
     if isinstance(value, float):

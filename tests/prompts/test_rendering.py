@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -60,7 +61,7 @@ def job(
     )
 
 
-def after(done: Job, position: object, *, output: Items = ()) -> ResponseState:
+def after(done: Job, position: Any, *, output: Items = ()) -> ResponseState:
     """The response state after a finished job."""
     return ResponseState(
         response=node("r").response,
@@ -104,7 +105,7 @@ def test_rendering_by_delta_gives_the_tokens_of_the_whole_context(writer: str) -
             assert rendering.context.ids() == context
             assert rendering.prompt.ids() == prompt
             assert (rendering.context.total, rendering.prompt.total) == (len(context), len(prompt))
-            before = 0 if parent is None else parent.position.total  # type: ignore[attr-defined]
+            before = 0 if parent is None else parent.position.total
             assert rendering.new_tokens == len(prompt) - before
             parent = after(step, rendering.context)
 
@@ -165,7 +166,7 @@ def test_forks_share_their_parents_tokens_and_do_not_see_each_other(writer: str)
     assert [fork.ids() for fork in forks] == [
         whole(writes, user("hello"), user(text))[0] for text in ("one", "two")
     ]
-    assert forks[0].body.parent is forks[1].body.parent is parent.position.body  # type: ignore[attr-defined]
+    assert forks[0].body.parent is forks[1].body.parent is parent.position.body
 
 
 @EVERY_WRITER

@@ -315,7 +315,7 @@ def test_a_parent_of_another_engine_is_not_needed() -> None:
 def test_an_appended_context_cannot_be_unpacked_without_its_parent() -> None:
     states = chain_of(renderer("chatml in small"), [Turn(ASKED, [30]), Turn(ASKED, [31]), Turn(ASKED, [32])])
     (foreign,) = chain_of(renderer("llama3 in small"), [Turn(ASKED)])
-    same_length = Rendered("another", states[1].position.preface, states[1].position.body)  # type: ignore[union-attr]
+    same_length = Rendered("another", states[1].position.preface, states[1].position.body)
     data = packed(states[2])
     assert POSITIONS.unpack(data, states[1].position, HEAD) is not None
     for parent in (None, foreign.position, same_length, states[0].position, SimpleNamespace(size_bytes=9)):

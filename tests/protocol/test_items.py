@@ -272,7 +272,7 @@ def test_plain_text_concatenates_text_parts():
         items.InputFile(file_id="f"),
         items.Refusal("c"),
     ]
-    assert plain_text(content) == "abc"
+    assert plain_text(content) == "abc"  # type: ignore[arg-type]
     assert plain_text("abc") == "abc"
 
 

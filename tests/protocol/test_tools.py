@@ -1,6 +1,7 @@
 """Tools are decoded once, echoed exactly, and restricted by ``tool_choice``."""
 
 import json
+from typing import Any
 
 import pytest
 from msgspec import UNSET, Raw
@@ -40,7 +41,7 @@ def read(*tools: object) -> Toolset:
     return Toolset.read(Raw(json.dumps(tools).encode()), definitions=definitions())
 
 
-def echo(toolset: Toolset) -> list:
+def echo(toolset: Toolset) -> list[Any]:
     return json.loads(bytes(toolset.echo))
 
 

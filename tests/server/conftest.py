@@ -8,7 +8,7 @@ import pytest
 try:
     from uvloop import new_event_loop as new_uvloop
 except ImportError:  # not available on every platform
-    new_uvloop = asyncio.new_event_loop
+    new_uvloop = asyncio.new_event_loop  # type: ignore[assignment]
 
 _BOTH = {"asyncio": asyncio.new_event_loop, "uvloop": new_uvloop}
 _ON_BOTH = ("test_connection", "test_registry", "test_drain", "test_websocket_protocol")

@@ -157,7 +157,9 @@ def transport_of(server: Running) -> asyncio.Transport:
     """The transport of the server's only connection."""
     client = only_client(server)
     request = client._request if isinstance(client, WebSocketConnection) else client.reply._request
-    return request.transport  # type: ignore[no-any-return]
+    transport = request.transport
+    assert transport is not None
+    return transport
 
 
 def fill(server: Running, size_bytes: int) -> None:
@@ -174,7 +176,7 @@ def narrow(server: Running) -> None:
 
 def stop_clock(server: Running) -> None:
     """Stop the server's ticker: only the test calls ``tick``, so nothing depends on the machine's speed."""
-    server.server._ticker.cancel()  # type: ignore[union-attr]
+    server.server._ticker.cancel()
 
 
 def only_client(server: Running) -> Any:

@@ -438,25 +438,24 @@ async def test_responses_of_another_tenant_are_not_found_on_a_socket(store: str,
         assert await everything(at) == before
 
 
-async def test_malformed_ids_are_not_found(store: str) -> None:
+@pytest.mark.parametrize("aim", ["chain", "open run", "conversation", "output", "input"])
+async def test_malformed_ids_are_not_found(store: str, aim: str) -> None:
     """Neither for the attacker nor for the owner."""
     async with scene(store, ("owners", "attackers")) as at:
         estate, before = at.estate, await everything(at)
         by_item = on_items(estate.conversation, at.own_conversation, at.own_response)
-        aims = [
-            (estate.responses["chain"], [*ON_RESPONSES.values()]),
-            (estate.responses["open run"], [*ON_RESPONSES.values()]),
-            (estate.conversation, [*ON_CONVERSATIONS.values()]),
-            (estate.items["output"], [by_item[name] for name in ("refer", "read", "delete")]),
-            (estate.items["input"], [by_item[name] for name in ("refer", "read", "delete")]),
-        ]
-        for target, attacks in aims:
-            for name, twist in TWISTS.items():
-                for attack in attacks:
-                    answer = await require_same(at, name, partial(encoded, attack, twist), target)
-                    assert answer.status in (400, 404, 405), (name, answer)
-                    answer = await at.owner.ask(*encoded(attack, twist, target))
-                    assert answer.status in (400, 404, 405), (name, answer)
+        if aim == "conversation":
+            target, attacks = estate.conversation, [*ON_CONVERSATIONS.values()]
+        elif aim in estate.responses:
+            target, attacks = estate.responses[aim], [*ON_RESPONSES.values()]
+        else:
+            target, attacks = estate.items[aim], [by_item[name] for name in ("refer", "read", "delete")]
+        for name, twist in TWISTS.items():
+            for attack in attacks:
+                answer = await require_same(at, name, partial(encoded, attack, twist), target)
+                assert answer.status in (400, 404, 405), (name, answer)
+                answer = await at.owner.ask(*encoded(attack, twist, target))
+                assert answer.status in (400, 404, 405), (name, answer)
         assert await everything(at) == before
 
 

@@ -77,7 +77,7 @@ ATTACKS: dict[str, tuple[Json, str, str]] = {
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A pipe. The compilation of a grammar that names it blocks until the test writes to it."""
-    monkeypatch.setitem(TASKS, "check_grammar", "tests.sandbox.holding")  # type: ignore[arg-type]
+    monkeypatch.setitem(TASKS, "check_grammar", "tests.sandbox.holding")
     path = tmp_path / "held"
     os.mkfifo(path)
     return path

@@ -163,7 +163,7 @@ async def test_a_line_names_the_tenant_and_the_stored_key_but_not_its_secret(
 ) -> None:
     async with serve_stored(tmp_path) as server:
         key = await issue(server, "acme")
-        token = Token.read(key)
+        token = Token.parse(key)
         assert token is not None
         await server.post(key=key, input="hello")
         async with server.connect(key=key) as socket:

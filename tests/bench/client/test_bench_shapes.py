@@ -25,7 +25,7 @@ class Malformed(Faulty):
         if len(self.requests) > self._probes:
             for event in events:
                 self._change(event)
-        return events  # type: ignore[no-any-return]
+        return events
 
 
 def without_call_id(event: Json) -> None:

@@ -124,7 +124,7 @@ def test_ratios_follow_from_the_figures_that_are_shown(seed: int) -> None:
     loop, base_loop = (shown(text(each["Loop"].findall("span")[0])) for each in (cells, base_cells))
     percent = text(cells["Loop, compared"].findall("span")[0]).replace(units.SPACE, " ")
     if percent != NO_DIFFERENCE:
-        number, words = re.fullmatch(r"≈?([\d.]+) % (less|more)", percent).groups()  # type: ignore[union-attr]
+        number, words = re.fullmatch(r"≈?([\d.]+) % (less|more)", percent).groups()
         rounding = 0.05 if "." in number else 0.5
         saved = float(number) * (1 if words == "less" else -1)
         assert saved == pytest.approx(100 * (1 - loop / base_loop), abs=rounding + 1e-6)

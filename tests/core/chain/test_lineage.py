@@ -96,7 +96,7 @@ def test_asynchronous_and_incomplete_calls_need_no_output(kind, excuse):
 
 def test_an_asynchronous_call_can_be_answered_later():
     connection = Connection()
-    first = connection.respond(input=[call("c1", **{"async": True}), message("go")])
+    first = connection.respond(input=[call("c1", **{"async": True}), message("go")])  # type: ignore[arg-type]
     second = connection.respond(previous=first["id"])
     assert connection.respond(previous=second["id"], input=[call_output("c1")])["status"] == "completed"
 

@@ -4,6 +4,7 @@ import gc
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def state_of(connection: Connection, response_id: str) -> ResponseState:
     return state
 
 
-def texts(items: Iterator[Item]) -> list[str]:
+def texts(items: Iterator[Item]) -> list[Any]:
     return [item.body().content for item in items]
 
 
@@ -88,7 +89,7 @@ def test_a_loaded_parent_is_shared_with_the_store():
 
 def test_the_head_is_shared_while_instructions_and_tools_stay_the_same():
     connection = Connection()
-    head = {"tools": [function("f")], "instructions": "be brief"}
+    head: Any = {"tools": [function("f")], "instructions": "be brief"}
     connection.respond(**head)
     connection.respond(previous="resp_1", **head)
     assert state_of(connection, "resp_2").head is state_of(connection, "resp_1").head
@@ -98,7 +99,7 @@ def test_the_head_is_shared_while_instructions_and_tools_stay_the_same():
 def test_shared_instructions_and_tools_are_encoded_once():
     """Every response object contains both; encoding 20 kB per turn would dominate its cost."""
     connection = Connection()
-    head = {"tools": [function("f")], "instructions": "be brief"}
+    head: Any = {"tools": [function("f")], "instructions": "be brief"}
     connection.respond(**head)
     connection.respond(previous="resp_1", **head)
     first, second = state_of(connection, "resp_1").response, state_of(connection, "resp_2").response
@@ -144,7 +145,7 @@ def test_no_tools_and_empty_tools_are_the_same(absent):
 # Size.
 
 
-def growth(connection: Connection, turns: int, **fields: object) -> list[int]:
+def growth(connection: Connection, turns: int, **fields: Any) -> list[int]:
     """The sizes of the states of a conversation with equal turns, oldest first."""
     sizes, previous = [], None
     for _ in range(turns):

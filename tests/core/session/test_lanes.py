@@ -41,9 +41,9 @@ def test_lanes_get_a_free_slot_in_the_order_they_became_ready():
     for turn in (a1, b1, a2, c1):
         lanes.enqueue(turn, lanes.open(turn.lane))
     served = []
-    while (turn := lanes.next()) is not None:
-        served.append(turn)
-        lanes.release(turn)
+    while (ready := lanes.next()) is not None:
+        served.append(ready)
+        lanes.release(ready)
     assert served == [a1, b1, c1, a2]
 
 
@@ -57,7 +57,12 @@ def test_only_the_running_turn_of_a_lane_can_be_released():
 
 def test_a_create_opens_its_lane_once(monkeypatch):
     opened, open_lane = [], Lanes.open
-    monkeypatch.setattr(Lanes, "open", lambda lanes, id: opened.append(id) or open_lane(lanes, id))
+
+    def recorded(lanes: Lanes, lane: str | None) -> object:
+        opened.append(lane)
+        return open_lane(lanes, lane)
+
+    monkeypatch.setattr(Lanes, "open", recorded)
     connection = Connection()
     connection.create("a")
     connection.create("a")

@@ -1,12 +1,12 @@
 """A session: chaining, forking, eviction, warmup, storing."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from slipring.core.generation import CallArguments, CallStarted, Text
-from slipring.core.session.actions import Counted
-from slipring.core.session.session import Loaded
+from slipring.core.session.actions import Counted, Loaded
 from slipring.core.turn.turn import Phase
 from slipring.errors import ApiError, AuthenticationFailed, InvalidRequest, RateLimited, ServerError
 from tests.core.connection import (
@@ -23,7 +23,7 @@ from tests.core.connection import (
 CALL = (CallStarted(kind="function", name="f"), CallArguments("{}"))
 
 
-def not_found(response_id: str, lane: str | None = None) -> dict:
+def not_found(response_id: str, lane: str | None = None) -> dict[str, Any]:
     """The documented error event."""
     frame = {
         "type": "error",

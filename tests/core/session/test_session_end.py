@@ -4,8 +4,7 @@ import pytest
 from msgspec import UNSET
 
 from slipring.core.generation import Finished, Text
-from slipring.core.session.actions import Close
-from slipring.core.session.session import Loaded
+from slipring.core.session.actions import Close, Loaded
 from slipring.errors import ServerError, Unavailable
 from tests.core.connection import Connection, Server, only_error, types
 

@@ -638,8 +638,8 @@ class Peer:
         assert (job.response_id, job.tenant) == (asked.response_id, self.tenant)
         assert job.generate is asked.request.generate
         continues = asked.request.rollout and bool(asked.output)
-        expected = asked.response_id if continues else asked.previous if asked.left is None else None
-        assert (job.parent.id if job.parent else None) == expected
+        parent = asked.response_id if continues else asked.previous if asked.left is None else None
+        assert (job.parent.id if job.parent else None) == parent
         context, expected = context_of(job), self.model.context(asked)
         if job.offer.forbidden:
             context.pop()  # the request for a summary
@@ -712,7 +712,7 @@ class Connections(RuleBasedStateMachine):
 
     def _is_certain(self, peer: Peer, lane: str | None, previous: str | None) -> bool:
         """Whether the parent is cached, and is pinned by a fork or bound at once."""
-        if previous not in peer.connection.cache:
+        if previous is None or previous not in peer.connection.cache:
             return False
         return peer.begins_at_once(lane) or self.model.made[previous].lane != lane
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.core.generation import CallArguments, CallStarted, Refused, Text, Thought
+from slipring.core.generation import CallArguments, CallStarted, Delta, Refused, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.turn.compaction import is_users
 from slipring.errors import InvalidRequest, ServerError
@@ -24,7 +24,7 @@ from tests.core.connection import (
 
 TRIGGER = {"type": "compaction_trigger"}
 MANAGED = [{"type": "compaction", "compact_threshold": 100}]
-CALL = [CallStarted("function", "look"), CallArguments("{}")]
+CALL: list[Delta] = [CallStarted("function", "look"), CallArguments("{}")]
 
 
 def texts(items: list[Json]) -> list[str]:

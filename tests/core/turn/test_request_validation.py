@@ -141,7 +141,9 @@ def test_an_error_names_the_index_of_an_unsupported_image_or_file_in_a_tool_outp
 def test_a_capable_model_receives_images_and_files():
     connection = Connection()
     connection.create(model="able", input=[{"role": "user", "content": [TEXT, IMAGE, FILE]}])
-    assert len(connection.job().input[0].body().content) == 3
+    content = connection.job().input[0].body().content
+    assert isinstance(content, list)
+    assert len(content) == 3
 
 
 def test_text_that_mentions_input_image_is_only_text():

@@ -173,11 +173,11 @@ def test_an_injection_is_answered_with_the_events_of_the_api():
     assert types(sent) == ["inject.created", "output_item.added", "output_item.done"]
     assert sent[0]["response_id"] == response_id
     connection.complete()
-    (sent,) = connection.append(response_id, call_output(one), kind="inject")
-    assert sent["error"]["code"] == "response_already_completed"
-    assert sent["input"] == [call_output(one)]
-    (sent,) = connection.append("resp_unknown", call_output(one), kind="inject")
-    assert sent["error"]["code"] == "response_not_found"
+    (refused,) = connection.append(response_id, call_output(one), kind="inject")
+    assert refused["error"]["code"] == "response_already_completed"
+    assert refused["input"] == [call_output(one)]
+    (refused,) = connection.append("resp_unknown", call_output(one), kind="inject")
+    assert refused["error"]["code"] == "response_not_found"
 
 
 @pytest.mark.parametrize(
@@ -538,9 +538,10 @@ def test_found_tools_that_break_tool_choice_are_returned():
     )
     sent = connection.finish(CallStarted(kind="tool_search", name="tool_search"), CallArguments("{}"))
     (stub,) = sent[-1]["required_input"]
-    (sent,) = connection.append(sent[-1]["response_id"], {**stub, "tools": [{"type": "custom", "name": "f"}]})
-    assert sent["error"]["code"] == "invalid_input"
-    connection.append(sent["response_id"], {**stub, "tools": []})
+    unoffered = {**stub, "tools": [{"type": "custom", "name": "f"}]}
+    (refused,) = connection.append(sent[-1]["response_id"], unoffered)
+    assert refused["error"]["code"] == "invalid_input"
+    connection.append(refused["response_id"], {**stub, "tools": []})
     connection.complete()
 
 

@@ -1,5 +1,7 @@
 """The stages of a turn, its report and its timing event."""
 
+from typing import Any
+
 from slipring.core.generation import Accepted, Begun, Finished, Prefilled, Text
 from slipring.core.ports import Betas
 from slipring.errors import ContextLengthExceeded, ServerError
@@ -13,7 +15,7 @@ def stages_of(report: Json) -> list[str]:
     return [each["name"] for each in report["stages"]]
 
 
-def slow_turn(connection: Connection, **fields: object) -> list[Json]:
+def slow_turn(connection: Connection, **fields: Any) -> list[Json]:
     """Complete a turn whose stages each take some seconds; returns its events."""
     server = connection.server
     events = connection.create(**fields)

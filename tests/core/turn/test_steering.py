@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.core.generation import CallArguments, CallStarted, Refused, Text, Thought, ThoughtSummary
+from slipring.core.generation import CallArguments, CallStarted, Delta, Refused, Text, Thought, ThoughtSummary
 from slipring.core.ports import Betas
 from slipring.errors import InvalidRequest, ModelNotFound, ServerError, Unavailable
 from tests.core.connection import (
@@ -20,8 +20,8 @@ from tests.core.connection import (
     types,
 )
 
-CALL = [CallStarted(kind="function", name="f"), CallArguments("{}")]
-CUSTOM = [CallStarted(kind="custom", name="g"), CallArguments("x")]
+CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
+CUSTOM: list[Delta] = [CallStarted(kind="custom", name="g"), CallArguments("x")]
 
 
 def running(lane: str | None = None, server: Server | None = None, **fields: Any) -> Connection:

@@ -1,5 +1,7 @@
 """A turn: its job, and the changes of the response object."""
 
+from typing import Any
+
 import pytest
 
 from slipring.core.generation import Accepted, Finished, Text
@@ -15,14 +17,14 @@ from tests.core.connection import PLAIN, Connection, Server, types
 DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
 
 
-def turn_on(lane: str | None = None, **fields: object) -> Turn:
+def turn_on(lane: str | None = None, **fields: Any) -> Turn:
     stages = Stages(lambda: 0.0)
     return Turn(
         CreateRequest(**fields), tenant="t", lane=lane, size_bytes=0, ports=Server().ports, stages=stages
     )
 
 
-def begun(**fields: object) -> Turn:
+def begun(**fields: Any) -> Turn:
     turn = turn_on(**fields)
     turn.begin("resp_1", PLAIN, (user_message("hi"),), 5.9, new_definitions(Limits()))
     return turn
@@ -45,7 +47,8 @@ def test_a_response_that_begins_is_in_progress_and_empty():
 
 
 def test_the_opening_events_share_one_response_object():
-    created, in_progress = begun().accept([Accepted()])
+    opening: list[Any] = begun().accept([Accepted()])
+    created, in_progress = opening
     assert created.response is in_progress.response
     assert (created.sequence_number, in_progress.sequence_number) == (0, 1)
 
@@ -57,7 +60,8 @@ def test_a_warmup_opens_with_created_alone():
 def test_an_event_does_not_change_after_it_was_returned():
     """Events may be encoded after the turn has progressed."""
     turn = begun()
-    created, in_progress = turn.accept([Accepted()])
+    opening: list[Any] = turn.accept([Accepted()])
+    created, in_progress = opening
     turn.feed([Text("hi"), DONE])
     turn.finish(now=9.0)
     assert created.response.status == in_progress.response.status == "in_progress"
@@ -74,7 +78,7 @@ def test_open_items_are_closed_before_the_terminal_event():
         "ContentPartDone",
         "OutputItemDone",
     ]
-    terminal = turn.terminal()
+    terminal: Any = turn.terminal()
     assert terminal.response.completed_at == 9
     assert terminal.response is state.response
 
@@ -111,7 +115,8 @@ def test_a_failure_keeps_the_output_so_far():
     turn.accept([Accepted()])
     turn.feed([Text("half")])
     events = turn.fail(ServerError("Gone."))
-    response = events[-1].response
+    last: Any = events[-1]
+    response = last.response
     assert (response.status, response.error.message, response.usage) == ("failed", "Gone.", None)
     assert b"half" in bytes(response.output[0])
 

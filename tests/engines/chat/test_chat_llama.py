@@ -16,7 +16,7 @@ from msgspec import structs
 
 from slipring.engines.chat import ChatEngine
 from slipring.engines.chat.options import read_options
-from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama.models import locate
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.process import ChildSettings
 from tests.engines.llama.test_llama import ASK, GREEDY, cached, text_of
@@ -51,7 +51,7 @@ child.main()
 @asynccontextmanager
 async def in_front(monkeypatch: pytest.MonkeyPatch, more: str = "") -> AsyncIterator[Running]:
     """A server in front of a llama-server that slipring did not start."""
-    path = LlamaEngine(LlamaOptions()).model.path
+    path, _ = locate(LlamaOptions())
     settings = ChildSettings(path, context=1024, slots=1, threads=2)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CHILD, HERMES),

@@ -30,7 +30,7 @@ from tests.core.connection import PLAIN
 from tests.engines.fitting import STATES, fits
 from tests.harness import serve
 
-DIGITS = {"type": "custom", "name": "dial", "format": {"type": "grammar", "syntax": "regex"}}
+DIGITS: dict[str, Any] = {"type": "custom", "name": "dial", "format": {"type": "grammar", "syntax": "regex"}}
 DIGITS["format"]["definition"] = "[0-9]+"
 FREE = {"type": "custom", "name": "note"}
 DONE = Finished("stop", 1, 0, 1, position=object())  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def call(name: str, *pieces: str, kind: Any = "custom") -> list[Delta]:
 async def test_jobs_without_bounds_go_straight_to_their_engine() -> None:
     engine = open_engine("simulated")
     for job in (job_with(), job_with(FREE), job_with(DIGITS, most=1, generate=False)):
-        assert call_limits.generate(engine, job).__qualname__ == "SimulatedEngine.generate"
+        assert call_limits.generate(engine, job).__qualname__ == "SimulatedEngine.generate"  # type: ignore[attr-defined]
 
 
 async def test_calls_past_the_bound_are_ignored_and_what_is_said_is_not() -> None:

@@ -26,7 +26,7 @@ from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN
 from tests.prompts.vocabulary import renderer, small_metadata
 
-CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CITY: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 CITY["additionalProperties"] = False
 STRICT = {"type": "function", "name": "weather", "parameters": CITY, "strict": True}
 LOOSE = {"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}

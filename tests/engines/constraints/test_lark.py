@@ -151,8 +151,8 @@ def test_a_grammar_in_gbnf_takes_no_less(name: str) -> None:
     gbnf = "\n".join([r'root ::= "\"" input "\""', *rules, ""])
     inside = reading(grammar_from("gbnf", gbnf))
     chance = random.Random(name)
-    for text in filter(None, (walk(inside, chance) for _ in range(30))):
-        json.loads(text)
+    for written in filter(None, (walk(inside, chance) for _ in range(30))):
+        json.loads(written)
     if "%ignore" in definition or name in ("lines", "patch"):
         return  # llguidance makes terminals of GBNF's strings, which is more than GBNF says
     found = [text for _ in range(60) if (text := walk(outside, chance)) is not None]

@@ -1,11 +1,9 @@
 """Lark grammars with the real embedded model, which knows nothing of them and cannot leave them."""
 
-from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import LlamaOptions
 from slipring.protocol.definitions import Grammar
 from tests.engines.constraints.test_lark import PATCH, SQL
 from tests.engines.fitting import fits
-from tests.harness import serve
+from tests.model import ServeModel
 
 SUM = r"""
 start: term (OPERATOR term)~1..4
@@ -27,8 +25,8 @@ GRAMMARS = {
 }
 
 
-async def test_a_model_cannot_leave_a_lark_grammar() -> None:
-    async with serve(LlamaEngine(LlamaOptions(slots=1, context=1024))) as server, server.connect() as socket:
+async def test_a_model_cannot_leave_a_lark_grammar(tiny: ServeModel) -> None:
+    async with tiny(slots=1) as server, server.connect() as socket:
         for name, definition in GRAMMARS.items():
             format = {"type": "grammar", "syntax": "lark", "definition": definition}
             whole = 0

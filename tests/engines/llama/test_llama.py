@@ -30,18 +30,20 @@ from slipring.prompts.rendering import Preface, Rendered, Step, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol.requests import TEXT
 from tests.harness import TERMINAL, WEATHER, Running, serve
+from tests.model import ServeModel, SharedModel
 from tests.prompts.corpus import CORPUS
 from tests.prompts.vocabulary import smollm2
 from tests.server.raw import until
 
-GREEDY = {"temperature": 0, "max_output_tokens": 12, "store": False}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "store": False}
 ASK = "What is the capital of France?"
 LONG = "Tell me about the weather, in short words, as if I were five years old. " * 3
 
 
 @asynccontextmanager
-async def llama(slots: int = 2, context: int = 1024, **settings: Any) -> AsyncIterator[Running]:
-    async with serve(LlamaEngine(LlamaOptions(slots=slots, context=context)), **settings) as server:
+async def own_child(**options: Any) -> AsyncIterator[Running]:
+    """A server whose engine starts its own llama.cpp, for tests of that child."""
+    async with serve(LlamaEngine(LlamaOptions(**options))) as server:
         yield server
 
 
@@ -57,8 +59,8 @@ def cached(response: dict[str, Any]) -> int:
     return int(response["usage"]["input_tokens_details"]["cached_tokens"])
 
 
-async def test_a_continuation_is_prefilled_from_where_its_parent_ended() -> None:
-    async with llama() as server, server.connect() as socket:
+async def test_a_continuation_is_prefilled_from_where_its_parent_ended(tiny: ServeModel) -> None:
+    async with tiny() as server, server.connect() as socket:
         first = await socket.response(input=ASK, **GREEDY)
         assert cached(first) == 0
         second = await socket.response(input="And of Italy?", previous_response_id=first["id"], **GREEDY)
@@ -66,17 +68,17 @@ async def test_a_continuation_is_prefilled_from_where_its_parent_ended() -> None
         assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
 
 
-async def test_a_warmup_really_prefills() -> None:
+async def test_a_warmup_really_prefills(tiny: ServeModel) -> None:
     system = [{"role": "system", "content": "You are a helpful assistant who answers briefly. " * 5}]
-    async with llama() as server, server.connect() as socket:
+    async with tiny() as server, server.connect() as socket:
         warm = await socket.response(input=system, generate=False, store=False)
         assert warm["usage"]["output_tokens"] == 0
         turn = await socket.response(input=ASK, previous_response_id=warm["id"], **GREEDY)
         assert cached(turn) >= warm["usage"]["input_tokens"]
 
 
-async def test_the_same_words_follow_a_continuation_and_a_full_history() -> None:
-    async with llama() as server, server.connect() as socket:
+async def test_the_same_words_follow_a_continuation_and_a_full_history(smollm2: ServeModel) -> None:
+    async with smollm2() as server, server.connect() as socket:
         first = await socket.response(input=ASK, **GREEDY)
         second = await socket.response(input="Go on.", previous_response_id=first["id"], **GREEDY)
         history = [{"role": "user", "content": ASK}, *first["output"], {"role": "user", "content": "Go on."}]
@@ -89,8 +91,8 @@ def text_of(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
-async def test_the_models_own_template_is_continued_by_delta() -> None:
-    engine = LlamaEngine(LlamaOptions(slots=1, context=512, dialect="template"))
+async def test_the_models_own_template_is_continued_by_delta(tiny_model: SharedModel) -> None:
+    engine = tiny_model.engine(slots=1, context=512, dialect="template")
     assert isinstance(engine.renderer, TemplateRenderer)
     timed = {"OpenAI-Beta": "slipring_timing=v1"}
     async with serve(engine) as server, server.connect(headers=timed) as socket:
@@ -105,8 +107,8 @@ async def test_the_models_own_template_is_continued_by_delta() -> None:
         assert cached(second) >= first["usage"]["total_tokens"]
 
 
-async def test_a_required_call_fits_its_schema() -> None:
-    async with llama() as server, server.connect() as socket:
+async def test_a_required_call_fits_its_schema(smollm2: ServeModel) -> None:
+    async with smollm2() as server, server.connect() as socket:
         response = await socket.response(
             input="Weather in Rome?",
             tools=[WEATHER],
@@ -124,7 +126,7 @@ async def test_a_required_call_fits_its_schema() -> None:
         assert cached(answer) >= response["usage"]["total_tokens"]
 
 
-async def test_a_format_is_a_constraint() -> None:
+async def test_a_format_is_a_constraint(smollm2: ServeModel) -> None:
     schema = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
@@ -132,13 +134,13 @@ async def test_a_format_is_a_constraint() -> None:
         "additionalProperties": False,
     }
     asked = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
-    async with llama() as server:
+    async with smollm2() as server:
         _, response = await server.post(input="A person as JSON.", text=asked, temperature=0)
         jsonschema.validate(json.loads(text_of(response)), schema)
 
 
-async def test_logprobs_cover_every_token_of_the_answer() -> None:
-    async with llama(slots=1) as server, server.connect() as socket:
+async def test_logprobs_cover_every_token_of_the_answer(tiny: ServeModel) -> None:
+    async with tiny(slots=1) as server, server.connect() as socket:
         response = await socket.response(input=ASK, top_logprobs=2, **GREEDY)
         (part,) = response["output"][0]["content"]
         assert "".join(each["token"] for each in part["logprobs"]) == part["text"]
@@ -158,8 +160,8 @@ def test_a_job_is_asked_for_as_the_client_meant_it() -> None:
     assert (sent["top_k"], sent["min_p"], sent["repeat_penalty"]) == (40, 0.0, 1.0)
 
 
-async def test_a_fork_reuses_its_parents_kv_and_leaves_it_alone() -> None:
-    async with llama(slots=2) as server, server.connect() as socket:
+async def test_a_fork_reuses_its_parents_kv_and_leaves_it_alone(tiny: ServeModel) -> None:
+    async with tiny(slots=2) as server, server.connect() as socket:
         parent = await socket.response(input=LONG, **GREEDY)
         total = parent["usage"]["total_tokens"]
         fork = await socket.response(
@@ -174,8 +176,8 @@ async def test_a_fork_reuses_its_parents_kv_and_leaves_it_alone() -> None:
         assert cached(again) >= fork["usage"]["total_tokens"]
 
 
-async def test_forks_that_come_at_once_all_reuse_their_parents_kv() -> None:
-    async with llama(slots=2) as server, server.connect() as socket:
+async def test_forks_that_come_at_once_all_reuse_their_parents_kv(tiny: ServeModel) -> None:
+    async with tiny(slots=2) as server, server.connect() as socket:
         parent = await socket.response(input=LONG, **GREEDY)
         lanes = ("a", "b", None)
         for lane in lanes:
@@ -204,19 +206,20 @@ async def three_chains(server: Running) -> list[bool]:
         return found
 
 
-async def test_more_chains_than_slots_find_their_kv_again() -> None:
-    async with llama(slots=2) as server:
+async def test_more_chains_than_slots_find_their_kv_again(tiny: ServeModel) -> None:
+    async with tiny(slots=2) as server:
         assert await three_chains(server) == [True, True, True]
 
 
-async def test_what_is_saved_is_bounded_and_may_be_nothing() -> None:
-    async with serve(LlamaEngine(LlamaOptions(slots=2, context=1024, saved_mib=0))) as server:
+async def test_what_is_saved_is_bounded_and_may_be_nothing(tiny_model: SharedModel) -> None:
+    async with serve(tiny_model.engine(slots=2, context=1024, saved_mib=0)) as server:
         assert await three_chains(server) == [False, False, False]
 
 
-async def test_nothing_of_what_was_saved_is_left_behind() -> None:
-    engine = LlamaEngine(LlamaOptions(slots=1, context=512))
-    directory = engine._host._directory  # type: ignore[union-attr]
+async def test_nothing_of_what_was_saved_is_left_behind(tiny_path: str) -> None:
+    engine = LlamaEngine(LlamaOptions(model=tiny_path, slots=1, context=512))
+    process: Any = engine._host
+    directory = process._directory
     async with serve(engine) as server, server.connect() as socket:
         for lane in ("a", "b"):
             await socket.response(input=f"{lane}: {LONG}", stream_id=lane, **GREEDY)
@@ -225,8 +228,8 @@ async def test_nothing_of_what_was_saved_is_left_behind() -> None:
     assert not directory.exists()
 
 
-async def test_a_history_that_is_sent_again_finds_its_slot() -> None:
-    async with llama(slots=2) as server:
+async def test_a_history_that_is_sent_again_finds_its_slot(tiny: ServeModel) -> None:
+    async with tiny(slots=2) as server:
         history: list[dict[str, Any]] = [{"role": "user", "content": LONG}]
         _, first = await server.post(input=history, **GREEDY)
         history += [*first["output"], {"role": "user", "content": "And?"}]
@@ -234,9 +237,9 @@ async def test_a_history_that_is_sent_again_finds_its_slot() -> None:
         assert cached(second) >= first["usage"]["input_tokens"]
 
 
-async def test_characters_of_several_tokens_come_whole_and_are_kept_as_emitted() -> None:
+async def test_characters_of_several_tokens_come_whole_and_are_kept_as_emitted(smollm2: ServeModel) -> None:
     asked = {**GREEDY, "max_output_tokens": 24}
-    async with llama(slots=1) as server, server.connect() as socket:
+    async with smollm2(slots=1) as server, server.connect() as socket:
         first = await socket.response(input="Say this emoji: 👩‍👩‍👧 and 東京 in words", **asked)
         assert "👩" in text_of(first)
         assert "\N{REPLACEMENT CHARACTER}" not in text_of(first)[:-1]
@@ -244,9 +247,9 @@ async def test_characters_of_several_tokens_come_whole_and_are_kept_as_emitted()
         assert cached(second) >= first["usage"]["total_tokens"] - 3  # but for a character that was cut
 
 
-async def test_a_client_that_leaves_frees_its_slot() -> None:
+async def test_a_client_that_leaves_frees_its_slot(tiny: ServeModel) -> None:
     endless = {"input": "Count to a million.", "temperature": 0, "store": False}
-    async with llama(slots=1) as server:
+    async with tiny(slots=1) as server:
         async with server.connect(abandoned=True) as socket:
             await socket.create(**endless)
             await socket.until("response.output_text.delta")
@@ -254,15 +257,15 @@ async def test_a_client_that_leaves_frees_its_slot() -> None:
             assert (await socket.response(input=ASK, **GREEDY))["status"] in ("completed", "incomplete")
 
 
-async def test_no_tenant_finds_its_words_in_another_ones_slot() -> None:
-    async with llama(slots=1, api_key=("a:key-a", "b:key-b")) as server:
+async def test_no_tenant_finds_its_words_in_another_ones_slot(tiny: ServeModel) -> None:
+    async with tiny(slots=1, api_key=("a:key-a", "b:key-b")) as server:
         for key in ("key-a", "key-b", "key-a"):
             _, response = await server.post(key=key, input=ASK, **GREEDY)
             assert cached(response) == 0
 
 
-async def test_a_context_that_is_too_long_is_refused_before_its_response_exists() -> None:
-    async with llama(context=64) as server, server.connect() as socket:
+async def test_a_context_that_is_too_long_is_refused_before_its_response_exists(tiny: ServeModel) -> None:
+    async with tiny(context=64) as server, server.connect() as socket:
         refused = await socket.error(input="word " * 200)
         assert (refused["status"], refused["error"]["code"]) == (400, "context_length_exceeded")
         assert (refused["error"]["param"], "64 tokens" in refused["error"]["message"]) == ("input", True)
@@ -271,10 +274,10 @@ async def test_a_context_that_is_too_long_is_refused_before_its_response_exists(
         assert (await socket.response(input="Hi", **GREEDY))["output"], "nothing else is lost"
 
 
-async def test_truncation_drops_the_oldest_items_and_keeps_the_head() -> None:
+async def test_truncation_drops_the_oldest_items_and_keeps_the_head(tiny: ServeModel) -> None:
     asked = {**GREEDY, "max_output_tokens": 8, "instructions": "Be brief.", "truncation": "auto"}
     timed = {"OpenAI-Beta": "slipring_timing=v1"}
-    async with llama(context=128, slots=1) as server, server.connect(headers=timed) as socket:
+    async with tiny(context=128, slots=1) as server, server.connect(headers=timed) as socket:
         response: dict[str, Any] = {"id": None}
         dropped = []
         for number in range(8):
@@ -293,7 +296,7 @@ async def test_truncation_drops_the_oldest_items_and_keeps_the_head() -> None:
 
 async def test_a_client_that_leaves_during_a_prefill_loses_one_chunk_at_most() -> None:
     engine = LlamaEngine(LlamaOptions(slots=1, context=1024, chunk=32))
-    words = "one two three four five six seven " * 70
+    words = "one two three four five six seven " * 25
     async with serve(engine) as server:
         async with server.connect(abandoned=True) as socket:
             progress = watch_progress(engine)
@@ -320,8 +323,8 @@ def watch_progress(engine: LlamaEngine) -> asyncio.Event:
     return seen
 
 
-async def test_a_killed_child_fails_one_turn_and_comes_back() -> None:
-    async with llama() as server, server.connect() as socket:
+async def test_a_killed_child_fails_one_turn_and_comes_back(tiny_path: str) -> None:
+    async with own_child(model=tiny_path, slots=2, context=1024) as server, server.connect() as socket:
         process = process_of(server)
         await socket.create(input="Count to a million.", temperature=0, store=False)
         await socket.until("response.output_text.delta")
@@ -343,9 +346,11 @@ async def health(server: Running) -> tuple[int, str, str | None]:
         return answer.status, body["status"], body["engines"][0]["trouble"]
 
 
-async def test_a_child_that_hangs_is_ended_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_child_that_hangs_is_ended_and_comes_back(
+    tiny_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("slipring.engines.llama.api._SILENCE_TIMEOUT_S", 0.5)
-    async with llama() as server, server.connect() as socket:
+    async with own_child(model=tiny_path, slots=2, context=1024) as server, server.connect() as socket:
         process = process_of(server)
         os.kill(process.pid, signal.SIGSTOP)
         failed = await socket.response(input=ASK, **GREEDY)
@@ -381,8 +386,8 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def test_our_tokenizer_and_the_engines_own_agree_id_for_id() -> None:
-    engine = LlamaEngine(LlamaOptions(slots=1, context=256))
+async def test_our_tokenizer_and_the_engines_own_agree_id_for_id(real_model: SharedModel) -> None:
+    engine = real_model.engine(slots=1, context=256)
     async with serve(engine) as server, aiohttp.ClientSession() as http:
         url = process_of(server).url
         for text in CORPUS:
@@ -392,9 +397,9 @@ async def test_our_tokenizer_and_the_engines_own_agree_id_for_id() -> None:
             assert engine.renderer.vocabulary.encode(text) == theirs
 
 
-async def test_the_child_answers_nobody_else() -> None:
+async def test_the_child_answers_nobody_else(tiny: ServeModel) -> None:
     async with (
-        llama(slots=1, context=256) as server,
+        tiny(slots=1, context=256) as server,
         aiohttp.ClientSession() as http,
         http.post(f"{process_of(server).url}/completion", json={"prompt": "hi"}) as answer,
     ):

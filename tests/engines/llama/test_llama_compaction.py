@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import LlamaOptions
-from tests.harness import TERMINAL, serve
+from tests.harness import TERMINAL
+from tests.model import ServeModel
 
 GREEDY = {"temperature": 0, "max_output_tokens": 12, "store": False}
 SENTENCE = "Tell me about the weather, in short words, as if I were five years old. "
@@ -14,9 +13,10 @@ def cached(response: dict[str, Any]) -> int:
     return int(response["usage"]["input_tokens_details"]["cached_tokens"])
 
 
-async def test_a_summary_is_prefilled_from_where_the_parent_ended_and_the_chain_goes_on_by_delta() -> None:
-    engine = LlamaEngine(LlamaOptions(slots=2, context=1024))
-    async with serve(engine) as server, server.connect() as socket:
+async def test_a_summary_is_prefilled_from_where_the_parent_ended_and_the_chain_goes_on_by_delta(
+    tiny: ServeModel,
+) -> None:
+    async with tiny() as server, server.connect() as socket:
         first = await socket.response(input=SENTENCE * 6, **GREEDY)
         length = first["usage"]["total_tokens"]
         managed = [{"type": "compaction", "compact_threshold": length + 100}]

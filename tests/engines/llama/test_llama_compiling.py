@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import LlamaOptions
 from tests.harness import serve
+from tests.model import SharedModel
 
 AMBIGUOUS = 'start: ("a"?){20000} "a"{20000}'
 OPTIONAL = "a?" * 2000 + "a" * 2000
@@ -31,8 +30,10 @@ def pattern(source: str) -> dict[str, Any]:
     }
 
 
-async def test_expensive_grammars_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = LlamaEngine(LlamaOptions(slots=1, context=512))
+async def test_expensive_grammars_are_refused_by_name(
+    tiny_model: SharedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tiny_model.engine(slots=1, context=512)
     sent: list[bytes] = []
     complete = engine._api.complete
 
@@ -43,7 +44,7 @@ async def test_expensive_grammars_are_refused_by_name(monkeypatch: pytest.Monkey
     monkeypatch.setattr(engine._api, "complete", recorded)
     strict = {"type": "function", "name": "f", "strict": True}
     schema = {"type": "json_schema", "name": "n", "strict": True}
-    attacks = [
+    attacks: list[tuple[dict[str, Any], str]] = [
         ({"tools": [custom(AMBIGUOUS, "lark")], "tool_choice": "required"}, "tools[0].format.definition"),
         ({"tools": [custom(OPTIONAL, "regex")], "tool_choice": "required"}, "tools[0].format.definition"),
         ({"tools": [{**strict, "parameters": pattern(PATTERN)}]}, "tools[0].parameters"),

@@ -1,9 +1,6 @@
 """Models whose tokens are known to their server alone: one elsewhere, and a vocabulary we cannot build."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -17,33 +14,20 @@ from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from tests.engines.fakes.server import started
 from tests.engines.llama.test_llama import ASK, GREEDY, LONG, cached, text_of
 from tests.harness import WEATHER, serve
+from tests.model import SharedModel
 from tests.prompts.corpus import CORPUS
 
-KEY = "SLIPRING_TEST_LLAMA_KEY"
+
+def test_a_server_elsewhere_says_what_it_serves(elsewhere: LlamaEngine) -> None:
+    model = elsewhere.model
+    assert model.name == "smollm2-135m-instruct"
+    assert (model.context, model.slots) == (SharedModel.context, SharedModel.slots)
+    assert model.llguidance
+    assert not elsewhere.renderer.vocabulary.is_local
 
 
-@asynccontextmanager
-async def elsewhere(monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIterator[LlamaEngine]:
-    """An engine that talks to a llama-server of somebody else: here, the child of another engine."""
-    other = LlamaEngine(LlamaOptions(slots=2, context=512))
-    await other.start()
-    try:
-        monkeypatch.setenv(KEY, other._host.key)
-        yield LlamaEngine(LlamaOptions(model=other._host.url, key_env=KEY, **options))
-    finally:
-        await other.close()
-
-
-async def test_a_server_elsewhere_says_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with elsewhere(monkeypatch) as named, started(named) as engine:
-        model = engine.model
-        assert (model.name, model.context, model.slots) == ("smollm2-135m-instruct", 512, 2)
-        assert model.llguidance
-        assert not engine.renderer.vocabulary.is_local
-
-
-async def test_chains_forks_and_constraints_work_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with elsewhere(monkeypatch) as engine, serve(engine) as server, server.connect() as socket:
+async def test_chains_forks_and_constraints_work_there_too(elsewhere: LlamaEngine) -> None:
+    async with serve(elsewhere) as server, server.connect() as socket:
         first = await socket.response(input=LONG, **GREEDY)
         second = await socket.response(input="Go on.", previous_response_id=first["id"], **GREEDY)
         assert cached(second) >= first["usage"]["total_tokens"]
@@ -54,8 +38,8 @@ async def test_chains_forks_and_constraints_work_there_too(monkeypatch: pytest.M
         assert call["output"][0]["name"] == "get_weather"
 
 
-async def test_text_is_text_whoever_tokenizes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with elsewhere(monkeypatch) as named, started(named) as engine:
+async def test_text_is_text_whoever_tokenizes_it(elsewhere: LlamaEngine) -> None:
+    async with started(elsewhere) as engine:
         ours = LlamaEngine(LlamaOptions()).renderer
         theirs = engine.renderer
 
@@ -75,15 +59,17 @@ def same(ours: Renderer, theirs: Renderer, text: str) -> bool:
     return ours.vocabulary.encode(text) == told
 
 
-async def test_a_vocabulary_that_cannot_be_built_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serve(LlamaEngine(LlamaOptions(slots=1, context=512))) as server:
+async def test_a_vocabulary_that_cannot_be_built_is_asked_for(
+    real_model: SharedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(real_model.engine(slots=1, context=512)) as server:
         _, expected = await server.post(input=ASK, **GREEDY)
 
     def unknown(metadata: object) -> Tokenizer:
         raise UnknownVocabulary("of another kind")
 
     monkeypatch.setattr(Tokenizer, "from_gguf", unknown)
-    engine = LlamaEngine(LlamaOptions(slots=1, context=512))
+    engine = real_model.engine(slots=1, context=512)
     assert isinstance(engine.renderer.vocabulary, RemoteVocabulary)
     async with serve(engine) as server, server.connect() as socket:
         response = await socket.response(input=ASK, **GREEDY)

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import LlamaOptions
-from tests.harness import TERMINAL, WEATHER, Socket, serve
+from tests.harness import TERMINAL, WEATHER, Socket
+from tests.model import ServeModel
 
 HEADER = {"OpenAI-Beta": "slipring_rollout=v1"}
 ASK: dict[str, Any] = {
@@ -13,7 +12,7 @@ ASK: dict[str, Any] = {
     "tool_choice": "required",
     "parallel_tool_calls": False,
     "temperature": 0,
-    "max_output_tokens": 200,
+    "max_output_tokens": 60,
     "store": False,
 }
 RESULT = "Sunny, 21 degrees."
@@ -23,7 +22,7 @@ def outputs(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"type": "function_call_output", "call_id": call["call_id"], "output": RESULT} for call in calls]
 
 
-async def turn_by_turn(socket: Socket) -> list[dict[str, Any]]:
+async def turn_by_turn(socket: Socket) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     first = await socket.response(**ASK)
     again = {**ASK, "input": outputs(first["output"]), "tool_choice": "none"}
     second = await socket.response(**again, previous_response_id=first["id"])
@@ -44,9 +43,8 @@ def told(items: list[dict[str, Any]]) -> list[str]:
     return [item.get("arguments") or item["content"][0]["text"] for item in items if "output" not in item]
 
 
-async def test_it_says_the_same_and_reads_nothing_twice() -> None:
-    engine = LlamaEngine(LlamaOptions(slots=1, context=2048))
-    async with serve(engine) as server, server.connect(headers=HEADER) as socket:
+async def test_it_says_the_same_and_reads_nothing_twice(smollm2: ServeModel) -> None:
+    async with smollm2(slots=1, context=2048) as server, server.connect(headers=HEADER) as socket:
         separate, last = await turn_by_turn(socket)
         together = await rolled_out(socket)
         assert told(together["output"]) == told(separate)

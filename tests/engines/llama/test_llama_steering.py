@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import LlamaOptions
-from tests.harness import TERMINAL, Socket, serve
+from tests.harness import TERMINAL, Socket
+from tests.model import ServeModel
 
-GREEDY = {"temperature": 0, "max_output_tokens": 60, "store": False}
+GREEDY = {"temperature": 0, "max_output_tokens": 32, "store": False}
 LONG = "Tell me a long story about a cat, in many short sentences."
 MARKS = 4
 """Tokens that open a message: what was said to nobody is not kept."""
@@ -37,9 +36,11 @@ async def steered(socket: Socket, *, after: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("after", [1, 10])
-async def test_a_steered_answer_changes_its_course_and_goes_on_from_where_it_was_ended(after: int) -> None:
-    engine = LlamaEngine(LlamaOptions(slots=1, context=1024))
-    async with serve(engine, limits=Limits(steer_after_tokens=8)) as server, server.connect() as socket:
+async def test_a_steered_answer_changes_its_course_and_goes_on_from_where_it_was_ended(
+    smollm2: ServeModel, after: int
+) -> None:
+    limits = Limits(steer_after_tokens=8)
+    async with smollm2(slots=1, limits=limits) as server, server.connect() as socket:
         whole = await socket.response(input=LONG, **GREEDY)
         ended, follows = await steered(socket, after=after)
         assert ended["incomplete_details"] == {"reason": "steered"}
@@ -59,9 +60,8 @@ async def test_a_steered_answer_changes_its_course_and_goes_on_from_where_it_was
         assert (text_of(again), text_of(by_hand)) == (text_of(ended), text_of(follows))
 
 
-async def test_an_answer_that_was_not_begun_gives_way_at_once() -> None:
-    engine = LlamaEngine(LlamaOptions(slots=1, context=1024))
-    async with serve(engine) as server, server.connect() as socket:
+async def test_an_answer_that_was_not_begun_gives_way_at_once(smollm2: ServeModel) -> None:
+    async with smollm2(slots=1) as server, server.connect() as socket:
         whole = await socket.response(input=LONG, **GREEDY)
         ended, follows = await steered(socket, after=0)
         assert ended["incomplete_details"] == {"reason": "steered"}

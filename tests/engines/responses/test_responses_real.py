@@ -11,11 +11,10 @@ import pytest
 from slipring.core.generation import CallArguments, CallStarted, ThoughtSummary
 from slipring.core.limits import Limits
 from slipring.engines.base import Engine
-from slipring.engines.llama import LlamaEngine
-from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.responses import ResponsesEngine
 from slipring.engines.responses.options import ResponsesOptions
 from tests.harness import WEATHER, PuppetEngine, Running, Socket, serve
+from tests.model import SharedModel
 
 GREEDY = {"temperature": 0, "max_output_tokens": 16, "store": False}
 KEY = "SLIPRING_TEST_RESPONSES_KEY"
@@ -51,8 +50,10 @@ async def converse(socket: Socket) -> list[str]:
 
 
 @pytest.mark.parametrize("transport", ["websocket", "sse"])
-async def test_a_model_gives_the_same_answer_through_another_slipring(transport: str) -> None:
-    engine = LlamaEngine(LlamaOptions(slots=3, context=512))
+async def test_a_model_gives_the_same_answer_through_another_slipring(
+    real_model: SharedModel, transport: str
+) -> None:
+    engine = real_model.engine(slots=3, context=512)
     async with two(engine, transport=transport) as (before, behind):
         async with behind.connect() as socket:
             expected = await converse(socket)
@@ -153,19 +154,15 @@ async def test_a_warmup_reaches_the_model_behind_both() -> None:
         await socket.until("response.completed")
 
 
-async def test_llama_server_is_served_by_its_own_responses_api(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = LlamaEngine(LlamaOptions(slots=2, context=512))
-    await other.start()
-    try:
-        monkeypatch.setenv(KEY, other._host.key)
-        options = ResponsesOptions(url=f"{other._host.url}/v1", key_env=KEY)
-        engine = ResponsesEngine(options)
-        async with serve(engine) as server, server.connect() as socket:
-            first = await socket.response(input="Name a river in Italy.", **GREEDY)
-            assert (first["status"], bool(text_of(first))) == ("completed", True)
-            second = await socket.response(input="Another?", previous_response_id=first["id"], **GREEDY)
-            assert text_of(second)
-            assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
-            assert engine._posts
-    finally:
-        await other.close()
+async def test_llama_server_is_served_by_its_own_responses_api(
+    real_model: SharedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, real_model.key)
+    engine = ResponsesEngine(ResponsesOptions(url=f"{real_model.url}/v1", key_env=KEY))
+    async with serve(engine) as server, server.connect() as socket:
+        first = await socket.response(input="Name a river in Italy.", **GREEDY)
+        assert (first["status"], bool(text_of(first))) == ("completed", True)
+        second = await socket.response(input="Another?", previous_response_id=first["id"], **GREEDY)
+        assert text_of(second)
+        assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
+        assert engine._posts

@@ -714,8 +714,8 @@ async def test_hostile_schemas_are_refused_and_the_sandbox_serves_on() -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        obj(**{f"p{n}": obj(a=STRING, b=arr(INTEGER), c=MAYBE_STRING) for n in range(200)}),
-        obj(**{f"p{n}": STRING for n in range(1000)}),
+        obj(None, **{f"p{n}": obj(a=STRING, b=arr(INTEGER), c=MAYBE_STRING) for n in range(200)}),
+        obj(None, **{f"p{n}": STRING for n in range(1000)}),
         {"type": "object", "properties": {f"p{n}": STRING for n in range(300)}},
         {"anyOf": [obj(kind={"const": n}, value=STRING) for n in range(500)]},
         {"enum": list(range(10**4))},

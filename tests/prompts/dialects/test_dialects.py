@@ -269,6 +269,6 @@ def test_the_dialect_in_the_documentation_renders_by_delta() -> None:
     assert writes.stop_ids() == {writes.vocabulary.control("<end_of_turn>")}
     for cut in range(len(CONVERSATION) + 1):
         start = writes.start(Head("Help."), TEXT, CONVERSATION[:cut], BudgetedEncoder(writes.vocabulary))
-        fragments, block = writes.dialect.write_items(start.body.tail, CONVERSATION[cut:])
+        fragments, block = writes.dialect.write_items(start.body.tail, CONVERSATION[cut:])  # type: ignore[arg-type]
         whole = writes.start(Head("Help."), TEXT, CONVERSATION, BudgetedEncoder(writes.vocabulary))
         assert start.then(writes.encode(fragments), block).ids() == whole.ids()

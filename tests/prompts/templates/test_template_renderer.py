@@ -142,7 +142,7 @@ def test_rendering_by_delta_gives_the_tokens_of_the_whole_context(name: str) -> 
             assert rendering.prompt.ids() == expected.prompt.ids()
             before = 0
             if parent is not None and rendering.fallback is None:
-                before = parent.position.total  # type: ignore[attr-defined]
+                before = parent.position.total
             assert rendering.new_tokens == rendering.prompt.total - before
             parent = after(step, rendering.context)
 
@@ -230,7 +230,7 @@ def test_forks_share_their_parents_tokens() -> None:
     forks = [writes.render(job((user(text),), parent)).context for text in ("one", "two")]
     for fork, text in zip(forks, ("one", "two"), strict=True):
         assert fork.ids() == whole(writes, user("hello"), user(text)).context.ids()
-    assert forks[0].body.parent is forks[1].body.parent is parent.position.body  # type: ignore[attr-defined]
+    assert forks[0].body.parent is forks[1].body.parent is parent.position.body
 
 
 def test_a_job_without_new_items_has_the_position_of_its_parent() -> None:

@@ -11,7 +11,7 @@ from tests.server.issuing import NOW, bearer, issue, serve_stored
 
 MINUTE_LEFT = "45"
 DAY_LEFT = str(24 * 60 * 60 - 15)
-COST = {"input_tokens": 30, "output_tokens": 12}
+COST: dict[str, Any] = {"input_tokens": 30, "output_tokens": 12}
 
 
 async def post(server: Running, key: str, **body: Any) -> tuple[int, str | None]:

@@ -138,7 +138,7 @@ async def test_an_unknown_id_is_compared_like_a_known_one(
     async with serve_stored(tmp_path) as server:
         await issue(server)
         await server.service.sync_keys()
-        monkeypatch.setattr(auth.hmac, "compare_digest", spy)
+        monkeypatch.setattr(auth.hmac, "compare_digest", spy)  # type: ignore[attr-defined]
         unknown = Token.generate()
         assert (await models(server, unknown.reveal()))[0] == 401
         ((stored_digest, presented),) = compared

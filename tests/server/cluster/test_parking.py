@@ -24,7 +24,7 @@ async def cut(server: Running, socket: Socket) -> None:
     """Reset the TCP connection of a socket, without a close frame."""
     connection = socket.ws.get_extra_info("socket")
     connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
-    transport = socket.ws._conn.transport  # type: ignore[union-attr]
+    transport = socket.ws._conn.transport
     assert transport is not None
     transport.abort()
     await until(lambda: not server.service.sockets)

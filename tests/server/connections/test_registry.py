@@ -9,6 +9,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 import pytest
 
@@ -342,14 +343,16 @@ async def test_an_unfinished_message_that_stops_closes_the_socket() -> None:
 async def test_an_unfinished_message_that_continues_is_waited_for() -> None:
     async with serve() as server:
         clock = Clock(server)
+
+        def is_unfinished(least: int) -> bool:
+            return max(each.unfinished_bytes for each in server.service.connections._known) > least
+
         async with open_raw(server) as raw:
             await raw.send_frame(TEXT, b'{"type": "response.create", "input": "', final=False)
             for number in range(4):
                 await raw.send_frame(CONTINUATION, b"x" * PROGRESS_BYTES, final=False)
                 received = (number + 1) * PROGRESS_BYTES
-                await until(
-                    lambda n=received: max(c.unfinished_bytes for c in server.service.connections._known) > n
-                )  # type: ignore[misc]
+                await until(partial(is_unfinished, received))
                 clock.pass_by(20)
             await raw.send_frame(CONTINUATION, b'"}')
             assert (await raw.receive_event())["type"] == "response.created"

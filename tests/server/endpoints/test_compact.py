@@ -214,7 +214,7 @@ async def test_a_disconnect_stops_the_summary() -> None:
 async def test_a_trigger_over_every_transport() -> None:
     engine = PuppetEngine()
     async with serve(engine) as server, server.connect() as socket:
-        asked = {"input": [user("one"), TRIGGER], "store": False}
+        asked: dict[str, Any] = {"input": [user("one"), TRIGGER], "store": False}
         (_, posted), _ = await played(engine, server.post(**asked), "so far")
         streamed, _ = await played(engine, server.stream(**asked), "so far")
         received, _ = await played(engine, socket.response(**asked), "so far")

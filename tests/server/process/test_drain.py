@@ -92,7 +92,7 @@ async def test_a_response_that_exceeds_the_deadline_fails() -> None:
         performance.say("half an ans")
         await socket.until("response.output_text.delta")
         async with stopping(server):
-            await until(lambda: not server.server._runner.sites)  # type: ignore[union-attr]
+            await until(lambda: not server.server._runner.sites)
             connection_of(server).tick()
             failed = (await socket.until(*TERMINAL))[-1]
             assert failed["type"] == "response.failed"
@@ -107,7 +107,7 @@ async def test_new_connections_are_refused() -> None:
     async with serve(engine) as server, server.connect() as socket:
         performance = await start_response(socket, engine)
         async with stopping(server):
-            await until(lambda: not server.server._runner.sites)  # type: ignore[union-attr]
+            await until(lambda: not server.server._runner.sites)
             with pytest.raises(aiohttp.ClientConnectorError):
                 async with aiohttp.ClientSession() as http, http.get(f"{server.url}/models"):
                     pass
@@ -167,7 +167,7 @@ async def test_a_request_that_exceeds_the_deadline_fails() -> None:
         second = await engine.next()
         second.say("half an ans")
         async with stopping(server):
-            await until(lambda: not server.server._runner.sites)  # type: ignore[union-attr]
+            await until(lambda: not server.server._runner.sites)
             for client in list(server.service.clients):
                 client.tick()
             status, body = await post

@@ -28,7 +28,7 @@ PATIENCE_S = 60.0
 
 
 @asynccontextmanager
-async def workers(*arguments: str, count: int = 2, **variables: str) -> AsyncIterator[Process]:
+async def workers(*arguments: str, count: int = 2, **variables: Any) -> AsyncIterator[Process]:
     async with launched("--workers", str(count), *arguments, **variables) as server:
         yield server
 

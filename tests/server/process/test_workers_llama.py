@@ -21,8 +21,11 @@ from tests.server.process.test_workers import (
 )
 from tests.test_cli import Process
 
-LLAMA = ("--engine", "llama:slots=1,context=512,threads=1")
 ENGINE, WORKER = "slipring.engines.llama.child", "slipring.server.process.worker"
+
+
+def with_model(path: str) -> tuple[str, str]:
+    return ("--engine", f"llama:{path},slots=1,context=512,threads=1")
 
 
 def command_of(pid: int) -> str:
@@ -89,8 +92,8 @@ async def all_well(server: Process) -> None:
     )
 
 
-async def test_one_engine_serves_all_workers_and_is_restarted_for_all() -> None:
-    async with workers(*LLAMA) as server:
+async def test_one_engine_serves_all_workers_and_is_restarted_for_all(tiny_path: str) -> None:
+    async with workers(*with_model(tiny_path)) as server:
         (engine,) = engines_of(server)
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(engine, number)  # as Ctrl-C and service managers do: running responses need it
@@ -111,8 +114,8 @@ async def test_one_engine_serves_all_workers_and_is_restarted_for_all() -> None:
         assert not is_alive(engine)
 
 
-async def test_a_replacement_worker_uses_the_same_engine() -> None:
-    async with workers(*LLAMA) as server:
+async def test_a_replacement_worker_uses_the_same_engine(tiny_path: str) -> None:
+    async with workers(*with_model(tiny_path)) as server:
         (engine,) = engines_of(server)
         first, second = set(children_of(server.process.pid)) - {engine}
         os.kill(first, signal.SIGKILL)
@@ -125,21 +128,21 @@ async def test_a_replacement_worker_uses_the_same_engine() -> None:
         assert engines_of(server) == [engine]
 
 
-async def test_the_engine_exits_when_the_supervisor_is_killed() -> None:
-    async with workers(*LLAMA) as server:
+async def test_the_engine_exits_when_the_supervisor_is_killed(tiny_path: str) -> None:
+    async with workers(*with_model(tiny_path)) as server:
         pids = children_of(server.process.pid)
         assert len(pids) == 3
         server.process.kill()
         await until(lambda: not any(map(is_alive, pids)))
 
 
-async def test_an_engine_that_hangs_is_restarted_by_the_supervisor(tmp_path: Path) -> None:
+async def test_an_engine_that_hangs_is_restarted_by_the_supervisor(tiny_path: str, tmp_path: Path) -> None:
     # Every interpreter imports sitecustomize: the only way to patch a constant in another process.
     (tmp_path / "sitecustomize.py").write_text(
         "import slipring.engines.llama.api as api\napi._SILENCE_TIMEOUT_S = 2.0\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    async with workers(*LLAMA, PYTHONPATH=path) as server, chains(server) as made:
+    async with workers(*with_model(tiny_path), PYTHONPATH=path) as server, chains(server) as made:
         (engine,) = engines_of(server)
         os.kill(engine, signal.SIGSTOP)
         failed = await made[0].turn()

@@ -294,7 +294,7 @@ async def test_a_finished_response_is_saved_although_its_client_does_not_read_th
             elif ends == "send timeout":
                 await ticked_away(server)
             else:
-                server.server.stopping.hurried.set()
+                server.server.stop_request.immediate.set()
                 await server.server.stop()
         assert saved == [performance.job.response_id]
 

@@ -162,13 +162,14 @@ async def test_streams_and_posts_continue_each_other() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_refusal_before_creation_is_a_plain_http_error(stream: bool) -> None:
     async with serve() as server:
-        for fields, status, code in [
+        cases: list[tuple[dict[str, Any], int, str]] = [
             ({"input": "hello", "model": "other"}, 404, "model_not_found"),
             ({"input": "hello", "previous_response_id": "resp_none"}, 400, "previous_response_not_found"),
             ({"input": "hello", "temperature": 3}, 400, "invalid_value"),
             ({"input": [{"type": "unheard_of"}]}, 400, "invalid_value"),
             ({}, 400, "missing_required_parameter"),
-        ]:
+        ]
+        for fields, status, code in cases:
             refused, body = await server.post(**fields, stream=stream)
             assert (refused, body["error"]["code"]) == (status, code)
 
@@ -331,7 +332,12 @@ async def test_unsupported_parameters_are_refused_by_name(fields: dict[str, Any]
 
 
 async def test_unsupported_fields_that_ask_for_nothing_are_accepted() -> None:
-    nothing = {"background": False, "conversation": None, "prompt": None, "context_management": []}
+    nothing: dict[str, Any] = {
+        "background": False,
+        "conversation": None,
+        "prompt": None,
+        "context_management": [],
+    }
     async with serve() as server:
         assert (await server.post(input="hello", **nothing))[0] == 200
 

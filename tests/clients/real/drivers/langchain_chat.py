@@ -15,7 +15,7 @@ def chat(**settings: Any) -> ChatOpenAI:
     return ChatOpenAI(model=os.environ["OPENAI_MODEL"], use_responses_api=True, max_retries=0, **settings)
 
 
-@tool
+@tool  # type: ignore[untyped-decorator]
 def get_weather(city: str) -> str:
     """Weather of a city."""
     return f"sunny in {city}"
