@@ -1,10 +1,13 @@
 """Codex CLI: `codex exec` over its WebSocket transport, with slipring as a provider in `config.toml`."""
 
+import re
+import tomllib
 from collections.abc import Sequence
 
 from tests.clients.real.client import Client
 from tests.clients.real.disturbances import Cutting, Forgetting, Refusing
 from tests.clients.real.stage import Answer, Ended, Stage, call, require_delta, say, tool_outputs
+from tests.guides.page import blocks
 from tests.relay import Relay, RelayedSocket
 
 codex = Client("codex", "Codex CLI")
@@ -35,10 +38,10 @@ _FINAL = "It printed what it should."
 _FOREIGN = frozenset({"namespace", "web_search"})
 
 
-async def _exec(stage: Stage, relay: Relay, *arguments: str) -> Ended:
+async def _exec(stage: Stage, relay: Relay, *arguments: str, config: str = CONFIG) -> Ended:
     home = stage.directory / "codex"
     home.mkdir(exist_ok=True)
-    (home / "config.toml").write_text(CONFIG.replace("http://127.0.0.1:8000/v1", relay.url))
+    (home / "config.toml").write_text(re.sub(r"http://127\.0\.0\.1:\d+/v1", relay.url, config))
     return await stage.run(
         stage.workshop.node,
         stage.workshop.package("codex") / "bin" / "codex.js",
@@ -98,6 +101,19 @@ async def _(stage: Stage) -> None:
 async def _(stage: Stage) -> None:
     socket = await _run_turn(stage, ["--compression"])
     assert socket.deflate
+
+
+@codex.check("WebSocket", "the configuration of the guide for vLLM")
+async def _(stage: Stage) -> None:
+    (shown,) = [block.text for block in blocks("codex-on-vllm.md") if block.language == "toml"]
+    unattended = CONFIG[CONFIG.index("approval_policy") : CONFIG.index("[model_providers")]
+    head, table = shown.split("[model_providers", 1)
+    model = tomllib.loads(shown)["model"]
+    async with stage.serve(*_TURN, flags=["--model", model], foreign_tool_types=_FOREIGN) as relay:
+        config = f"{head}{unattended}[model_providers{table}"
+        ended = await _exec(stage, relay, "--ephemeral", f"Run {_COMMAND}", config=config)
+    _require_turn(ended)
+    _require_healthy(relay.socket)
 
 
 @codex.check("WebSocket", "the same with a model of Codex' own catalog")
