@@ -1,6 +1,6 @@
 """Texts held against grammars."""
 
-from slipring.engines.constraints.tool_grammars import Proof, matcher
+from slipring.engines.constraints.grammar_matcher import Proof, matcher
 from slipring.protocol.definitions import Grammar
 
 STATES = 10_000

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.engines.constraints import tool_grammars
+from slipring.engines.constraints import grammar_matcher
 from slipring.engines.simulated import drafts
 from slipring.sandbox.sandbox import TASKS
 from tests.harness import FAST, PuppetEngine, Running, serve
@@ -192,7 +192,7 @@ async def test_compiler_processes_end_with_the_server(held: Path) -> None:
 async def test_nothing_is_compiled_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither to check grammars and follow them, nor to generate inputs and documents."""
     threads: list[int] = []
-    read = tool_grammars._reader
+    read = grammar_matcher._reader
 
     def reader(text: str, max_states: int) -> Any:
         threads.append(threading.get_ident())
@@ -201,9 +201,9 @@ async def test_nothing_is_compiled_on_the_event_loop(monkeypatch: pytest.MonkeyP
     def here(*_: Any) -> Any:
         raise AssertionError("compiled in the process that serves")
 
-    monkeypatch.setattr(tool_grammars, "_reader", reader)
-    monkeypatch.setattr(tool_grammars, "check_grammar", here)
-    monkeypatch.setattr(tool_grammars, "invalid", here)
+    monkeypatch.setattr(grammar_matcher, "_reader", reader)
+    monkeypatch.setattr(grammar_matcher, "check_grammar", here)
+    monkeypatch.setattr(grammar_matcher, "invalid", here)
     monkeypatch.setattr(drafts, "draft_document", here)
     monkeypatch.setattr(drafts, "draft_input", here)
     async with shared() as server:

@@ -8,11 +8,11 @@ from itertools import product
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
-from slipring.engines.constraints.lark.definition import read_definition
-from slipring.engines.constraints.lark.gbnf import gbnf_rules
-from slipring.engines.constraints.lark.patterns import read_pattern
-from slipring.engines.constraints.lark.strings import string_rules
-from slipring.engines.constraints.lark.trees import Unknown, is_nullable, not_empty
+from slipring.engines.constraints.lark.gbnf_writer import gbnf_rules
+from slipring.engines.constraints.lark.lark_parser import read_definition
+from slipring.engines.constraints.lark.llguidance_writer import llguidance_rules
+from slipring.engines.constraints.lark.regex_parser import read_pattern
+from slipring.engines.constraints.lark.syntax_tree import Unknown, is_nullable, not_empty
 from slipring.protocol.definitions import Grammar
 from tests.engines.fitting import fits
 
@@ -84,7 +84,7 @@ def in_itself(definition: str) -> LLMatcher:
 
 
 def in_a_string(definition: str) -> LLMatcher:
-    rules = string_rules(definition, "input")
+    rules = llguidance_rules(definition, "input")
     assert rules is not None
     return reading("\n".join(["%llguidance {}", r'start: "\"" input "\""', *rules, ""]))
 
@@ -193,7 +193,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("definition", UNKNOWN)
 def test_what_cannot_be_written_is_left_to_be_checked(definition: str) -> None:
-    assert string_rules(definition, "input") is None
+    assert llguidance_rules(definition, "input") is None
     assert gbnf_rules(Grammar("lark", definition), "input") is None
 
 
@@ -205,7 +205,7 @@ def test_characters_that_json_writes_by_number_are_left_out() -> None:
 
 
 def test_thousands_of_repetitions_are_few_rules() -> None:
-    rules = string_rules('start: ("a" "\\n"){3,5000}', "input")
+    rules = llguidance_rules('start: ("a" "\\n"){3,5000}', "input")
     assert rules is not None
     assert len(rules) < 300
     inside = in_a_string('start: ("a" "\\n"){3,50}')
@@ -230,7 +230,7 @@ TOO_LARGE = {
 
 @pytest.mark.parametrize("kind", TOO_LARGE)
 def test_a_grammar_that_would_become_too_large_is_left_to_be_checked(kind: str) -> None:
-    assert string_rules(TOO_LARGE[kind], "input") is None
+    assert llguidance_rules(TOO_LARGE[kind], "input") is None
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_patterns_know_whether_they_are_empty(pattern: str, empty: bool) -> None
 def test_a_rule_that_is_missing_is_not_guessed() -> None:
     with pytest.raises(Unknown):
         read_definition("start: MISSING")
-    assert string_rules("start: missing", "input") is None
+    assert llguidance_rules("start: missing", "input") is None
 
 
 def test_regular_expressions_are_written_in_gbnf_too() -> None:

@@ -23,8 +23,8 @@ from slipring.core.generation import (
     Prefilled,
 )
 from slipring.engines.base import Engine
-from slipring.engines.constraints.compiler import Compiler
-from slipring.engines.constraints.tool_grammars import Proof
+from slipring.engines.constraints.grammar_compiler import Compiler
+from slipring.engines.constraints.grammar_matcher import Proof
 from slipring.errors import ServerError
 from slipring.protocol.definitions import Grammar
 

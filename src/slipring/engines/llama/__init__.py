@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.constraints.constraint import constraint_of
+from slipring.engines.constraints.answer_constraint import constraint_of
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import LlamaAnswer
 from slipring.engines.llama.answer_grammar import constrains_calls, grammar_of

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from slipring.core.generation import CallArguments, Delta, Finished, Job, Prefilled, Settings, Text
-from slipring.engines.tokens.tokenizing import Tokenizing
+from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.errors import ContextLengthExceeded
 from slipring.prompts.parsing.parser import Parser
 from slipring.prompts.parsing.utf8 import Utf8Stream
@@ -42,7 +42,7 @@ async def learn(renderer: Renderer) -> None:
         await asyncio.to_thread(renderer.mark_of, 0)
 
 
-async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokenizing) -> Rendering:
+async def render(job: Job, renderer: Renderer, context: int, tokenizing: TokenizerThreads) -> Rendering:
     """Render; refuse what does not fit in ``context``. No more is tokenized than fits."""
     rendering: Rendering | None = None
     try:
@@ -67,7 +67,7 @@ async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokeniz
 
 
 async def count(
-    job: Job, renderer: Renderer, context: int, tokenizing: Tokenizing, enough: int | None = None
+    job: Job, renderer: Renderer, context: int, tokenizing: TokenizerThreads, enough: int | None = None
 ) -> int:
     """The tokens of a job's prompt: up to ``enough``, or exactly, up to what is worth counting."""
     most = context * tokenizing.counted_contexts
@@ -80,7 +80,7 @@ async def count(
         raise ContextLengthExceeded(error.least, context, is_exact=False) from None
 
 
-async def _rendered(job: Job, renderer: Renderer, room: Room, tokenizing: Tokenizing) -> Rendering:
+async def _rendered(job: Job, renderer: Renderer, room: Room, tokenizing: TokenizerThreads) -> Rendering:
     """Render, off the event loop where it is much or has to wait."""
     if _renders_at_once(job, renderer):
         return renderer.render(job, room)

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.constraints.constraint import Constraint, constraint_of
+from slipring.engines.constraints.answer_constraint import Constraint, constraint_of
 from slipring.engines.options import option, read_pairs
 from slipring.engines.remote.admission import BegunStream, Gate, Retryable
 from slipring.engines.remote.upstream import Upstream, UpstreamOptions, read_each, refusal, startup_errors

@@ -7,8 +7,8 @@ leaves. What a notation makes of a terminal from one state to another is for its
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from slipring.engines.constraints.lark.definition import Definition
-from slipring.engines.constraints.lark.trees import (
+from slipring.engines.constraints.lark.lark_parser import Definition
+from slipring.engines.constraints.lark.syntax_tree import (
     NOTHING,
     Either,
     Node,

@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
-from slipring.engines.constraints import tool_grammars
-from slipring.engines.constraints.tool_grammars import Proof
+from slipring.engines.constraints import grammar_matcher
+from slipring.engines.constraints.grammar_matcher import Proof
 from slipring.errors import InvalidRequest
 from slipring.protocol.definitions import Compilable, Grammar
 from slipring.sandbox.sandbox import InThread, Runner, TooExpensive
@@ -49,7 +49,7 @@ class Compiler:
         if key not in self._matchers:
             passed = await self._complaint(tenant, grammar) is None
             made = (
-                await asyncio.to_thread(tool_grammars.matcher, grammar, self.max_states) if passed else None
+                await asyncio.to_thread(grammar_matcher.matcher, grammar, self.max_states) if passed else None
             )
             self._matchers[key] = made
             if len(self._matchers) > _KEPT:

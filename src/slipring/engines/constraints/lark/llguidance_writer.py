@@ -6,16 +6,23 @@ comes twice: as it is, and with the backslash of whatever follows it; and the on
 backslash is written from its second half on. Then texts are taken apart as they would be outside of JSON.
 """
 
-from slipring.engines.constraints.lark.characters import Characters
-from slipring.engines.constraints.lark.definition import read_definition
+from slipring.engines.constraints.lark.character_sets import Characters
+from slipring.engines.constraints.lark.lark_parser import read_definition
 from slipring.engines.constraints.lark.productions import LONGEST, Key, Productions, State
-from slipring.engines.constraints.lark.trees import Either, Node, Repeated, Sequence, Unknown, beginnings
+from slipring.engines.constraints.lark.syntax_tree import (
+    Either,
+    Node,
+    Repeated,
+    Sequence,
+    Unknown,
+    beginnings,
+)
 
 _STATES = (State(True), State(True, True), State(False))
 _BACKSLASH = r"\\"
 
 
-def string_rules(definition: str, name: str) -> tuple[str, ...] | None:
+def llguidance_rules(definition: str, name: str) -> tuple[str, ...] | None:
     """Rules for what stands between the quotes, by this name and by names that begin with it; None: there is
     something about the grammar that cannot be written so."""
     try:

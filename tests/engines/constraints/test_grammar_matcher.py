@@ -2,8 +2,8 @@
 
 import pytest
 
-from slipring.engines.constraints.compiler import Compiler
-from slipring.engines.constraints.tool_grammars import check_grammar
+from slipring.engines.constraints.grammar_compiler import Compiler
+from slipring.engines.constraints.grammar_matcher import check_grammar
 from slipring.errors import InvalidRequest
 from slipring.protocol.definitions import Compilable, Grammar
 from slipring.sandbox.sandbox import InThread

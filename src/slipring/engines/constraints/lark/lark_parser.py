@@ -12,9 +12,17 @@ from typing import Final
 
 from msgspec import Struct
 
-from slipring.engines.constraints.lark.characters import span
-from slipring.engines.constraints.lark.patterns import literal, read_pattern
-from slipring.engines.constraints.lark.trees import Either, Node, Repeated, Rule, Sequence, Terminal, Unknown
+from slipring.engines.constraints.lark.character_sets import span
+from slipring.engines.constraints.lark.regex_parser import literal, read_pattern
+from slipring.engines.constraints.lark.syntax_tree import (
+    Either,
+    Node,
+    Repeated,
+    Rule,
+    Sequence,
+    Terminal,
+    Unknown,
+)
 
 _TOKEN: Final = re.compile(
     r"""

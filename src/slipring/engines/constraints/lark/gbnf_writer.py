@@ -5,11 +5,11 @@ takes as much as it can. So more texts fit than do in truth, and what comes is s
 Of sets that are known in ASCII only (``\\w``), no more than that is allowed.
 """
 
-from slipring.engines.constraints.lark.characters import LAST, Characters, Ranges, joined, others
-from slipring.engines.constraints.lark.definition import Definition, read_definition
-from slipring.engines.constraints.lark.patterns import read_pattern
+from slipring.engines.constraints.lark.character_sets import LAST, Characters, Ranges, joined, others
+from slipring.engines.constraints.lark.lark_parser import Definition, read_definition
 from slipring.engines.constraints.lark.productions import LONGEST, Key, Productions, State
-from slipring.engines.constraints.lark.trees import Either, Node, Repeated, Sequence, Terminal, Unknown
+from slipring.engines.constraints.lark.regex_parser import read_pattern
+from slipring.engines.constraints.lark.syntax_tree import Either, Node, Repeated, Sequence, Terminal, Unknown
 from slipring.protocol.definitions import Grammar
 
 _STATES = (State(True), State(False))

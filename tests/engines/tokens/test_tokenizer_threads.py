@@ -13,9 +13,8 @@ from msgspec import structs
 from slipring.core.generation import Job, Settings
 from slipring.core.limits import Limits
 from slipring.engines.tokens import token_answer
-from slipring.engines.tokens.crew import Crew
-from slipring.engines.tokens.remote_vocabulary import AskedVocabulary, apart, starts_of
-from slipring.engines.tokens.tokenizing import Tokenizing
+from slipring.engines.tokens.remote_vocabulary import ServerVocabulary, spelling_pattern, split_spellings
+from slipring.engines.tokens.tokenizer_threads import FairThreadPool, TokenizerThreads
 from slipring.errors import ContextLengthExceeded, InvalidRequest
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import FoldingRenderer
@@ -26,6 +25,10 @@ from tests.engines.tokens.test_tokens import job
 from tests.prompts.vocabulary import message, qwen2
 
 LIMITS = Limits(max_tokenizing=2, max_unsplit_chars=100_000, counted_contexts=2)
+
+
+def threads() -> TokenizerThreads:
+    return TokenizerThreads(LIMITS)
 
 
 class Watched(Vocabulary):
@@ -70,11 +73,11 @@ async def test_what_cannot_fit_is_refused_without_being_tokenized() -> None:
     vocabulary, renderer = watched()
     text = " " * (128 * 1000)  # a token is 128 bytes at most
     with pytest.raises(ContextLengthExceeded) as refused:
-        await token_answer.render(asking(message("user", text)), renderer, 999, Tokenizing(LIMITS))
+        await token_answer.render(asking(message("user", text)), renderer, 999, threads())
     assert "at least 100" in refused.value.message
     assert max((length for length, _ in vocabulary.rooms), default=0) < 100
     with pytest.raises(ContextLengthExceeded):
-        await token_answer.count(asking(message("user", text)), renderer, 499, Tokenizing(LIMITS))
+        await token_answer.count(asking(message("user", text)), renderer, 499, threads())
     assert max((length for length, _ in vocabulary.rooms), default=0) < 100
 
 
@@ -82,7 +85,7 @@ async def test_a_text_is_tokenized_no_further_than_it_fits() -> None:
     vocabulary, renderer = watched()
     text = "7" * 150_000
     with pytest.raises(ContextLengthExceeded) as refused:
-        await token_answer.render(asking(message("user", text)), renderer, 40_000, Tokenizing(LIMITS))
+        await token_answer.render(asking(message("user", text)), renderer, 40_000, threads())
     assert "at least" in refused.value.message
     (room,) = (room for length, room in vocabulary.rooms if length == len(text))
     assert room.tokens <= 40_000
@@ -91,7 +94,7 @@ async def test_a_text_is_tokenized_no_further_than_it_fits() -> None:
 
 async def test_what_an_earlier_response_has_taken_is_no_room() -> None:
     _, renderer = watched()
-    limits = Tokenizing(LIMITS)
+    limits = threads()
     first = asking(message("user", "7" * 500))
     rendering = await token_answer.render(first, renderer, 1000, limits)
     held = rendering.prompt.total
@@ -111,19 +114,19 @@ async def test_what_an_earlier_response_has_taken_is_no_room() -> None:
 async def test_a_context_that_fills_the_model_exactly_is_refused_with_its_exact_length() -> None:
     _, renderer = watched()
     asked = asking(message("user", "hello " * 3000))
-    total = (await token_answer.render(asked, renderer, 10**6, Tokenizing(LIMITS))).prompt.total
-    assert (await token_answer.render(asked, renderer, total + 1, Tokenizing(LIMITS))).prompt.total == total
+    total = (await token_answer.render(asked, renderer, 10**6, threads())).prompt.total
+    assert (await token_answer.render(asked, renderer, total + 1, threads())).prompt.total == total
     with pytest.raises(ContextLengthExceeded) as refused:
-        await token_answer.render(asked, renderer, total, Tokenizing(LIMITS))
+        await token_answer.render(asked, renderer, total, threads())
     assert f"resulted in {total} tokens" in refused.value.message
 
 
 async def test_long_texts_are_not_tokenized_on_the_loop() -> None:
     vocabulary, renderer = watched()
-    await token_answer.render(asking(message("user", "short")), renderer, 10**6, Tokenizing(LIMITS))
+    await token_answer.render(asking(message("user", "short")), renderer, 10**6, threads())
     assert vocabulary.threads == {threading.current_thread().name}
     vocabulary.threads.clear()
-    await token_answer.render(asking(message("user", "long " * 10_000)), renderer, 10**6, Tokenizing(LIMITS))
+    await token_answer.render(asking(message("user", "long " * 10_000)), renderer, 10**6, threads())
     assert all(name.startswith("tokenize") for name in vocabulary.threads)
 
 
@@ -131,7 +134,7 @@ async def test_truncation_tokenizes_no_more_than_fits_at_each_step_of_its_search
     vocabulary, renderer = watched()
     items = [message("user", f"{number} " + "x y " * 500) for number in range(200)]
     asked = asking(*items, truncation="auto")
-    rendering = await token_answer.render(asked, renderer, 8000, Tokenizing(LIMITS))
+    rendering = await token_answer.render(asked, renderer, 8000, threads())
     lengths = [length for length, _ in vocabulary.rooms if length > 1000]
     assert len(lengths) <= 9 * 8  # eight texts of 1,000 tokens, at each of nine steps
     assert rendering.prompt.total <= 6000
@@ -144,46 +147,43 @@ async def test_truncation_cannot_help_a_last_item_that_is_too_long() -> None:
     _, renderer = watched()
     asked = asking(message("user", "a"), message("user", "7" * 50_000), truncation="auto")
     with pytest.raises(ContextLengthExceeded):
-        await token_answer.render(asked, renderer, 8000, Tokenizing(LIMITS))
+        await token_answer.render(asked, renderer, 8000, threads())
 
 
 async def test_a_count_is_exact_up_to_some_contexts_and_refused_past_them() -> None:
     _, renderer = watched()
     asked = asking(message("user", "7" * 10_000))
-    total = await token_answer.count(asked, renderer, 8000, Tokenizing(LIMITS))
+    total = await token_answer.count(asked, renderer, 8000, threads())
     assert total == renderer.render(asked).prompt.total
     half = -(-total // 2)
-    assert await token_answer.count(asked, renderer, half, Tokenizing(LIMITS)) == total
+    assert await token_answer.count(asked, renderer, half, threads()) == total
     with pytest.raises(ContextLengthExceeded) as refused:
-        await token_answer.count(asked, renderer, half - 5, Tokenizing(LIMITS))
+        await token_answer.count(asked, renderer, half - 5, threads())
     assert f"maximum context length is {half - 5} tokens" in refused.value.message
 
 
 async def test_a_count_ends_where_it_is_enough() -> None:
     _, renderer = watched()
     asked = asking(message("user", "7" * 200_000))
-    told = await token_answer.count(asked, renderer, 10**6, Tokenizing(LIMITS), enough=1000)
+    told = await token_answer.count(asked, renderer, 10**6, threads(), enough=1000)
     assert 1000 <= told < 100_000
     # What is enough may be more than is ever counted.
     with pytest.raises(ContextLengthExceeded):
-        await token_answer.count(asked, renderer, 1000, Tokenizing(LIMITS), enough=10**6)
+        await token_answer.count(asked, renderer, 1000, threads(), enough=10**6)
     assert (
-        await token_answer.count(
-            asking(message("user", "7" * 100)), renderer, 10**6, Tokenizing(LIMITS), 1000
-        )
-        < 200
+        await token_answer.count(asking(message("user", "7" * 100)), renderer, 10**6, threads(), 1000) < 200
     )
 
 
 async def test_a_run_that_cannot_be_split_is_refused_by_name() -> None:
     _, renderer = watched()
     with pytest.raises(InvalidRequest) as refused:
-        await token_answer.render(asking(message("user", "a" * 100_001)), renderer, 10**6, Tokenizing(LIMITS))
+        await token_answer.render(asking(message("user", "a" * 100_001)), renderer, 10**6, threads())
     assert (refused.value.param, refused.value.code) == ("input", "invalid_value")
-    await token_answer.render(asking(message("user", "a" * 100_000)), renderer, 10**6, Tokenizing(LIMITS))
+    await token_answer.render(asking(message("user", "a" * 100_000)), renderer, 10**6, threads())
 
 
-class Asked(AskedVocabulary):
+class Asked(ServerVocabulary):
     """A vocabulary elsewhere: every character is a token."""
 
     def __init__(self) -> None:
@@ -205,21 +205,21 @@ async def test_a_server_is_not_asked_about_what_cannot_fit() -> None:
     vocabulary = Asked()
     renderer = FoldingRenderer(ChatMl(), vocabulary)
     with pytest.raises(ContextLengthExceeded):
-        await token_answer.render(asking(message("user", "x" * 256 * 100)), renderer, 99, Tokenizing(LIMITS))
+        await token_answer.render(asking(message("user", "x" * 256 * 100)), renderer, 99, threads())
     with pytest.raises(InvalidRequest) as refused:
-        await token_answer.render(asking(message("user", "x" * 100_001)), renderer, 10**6, Tokenizing(LIMITS))
+        await token_answer.render(asking(message("user", "x" * 100_001)), renderer, 10**6, threads())
     assert refused.value.param == "input"
     assert max(vocabulary.asked, default=0) < 100
     # After the text that is too much, no other is sent.
     items = [message("user", f"{number}" * 200) for number in range(1, 9)]
     with pytest.raises(ContextLengthExceeded):
-        await token_answer.render(asking(*items), renderer, 500, Tokenizing(LIMITS))
+        await token_answer.render(asking(*items), renderer, 500, threads())
     assert sum(length >= 200 for length in vocabulary.asked) <= 3
 
 
 class Split(Asked):
     def _pieces(self, text: str) -> list[str]:
-        return apart(text, starts_of(["<s>"]))
+        return split_spellings(text, spelling_pattern(["<s>"]))
 
 
 async def test_a_text_that_spells_very_many_control_tokens_is_not_asked_about() -> None:
@@ -233,11 +233,11 @@ async def test_a_text_that_spells_very_many_control_tokens_is_not_asked_about() 
 
 @given(st.lists(st.sampled_from(["<s>", "<", "s", "<<s>", "x"]), max_size=40).map("".join), st.integers(1, 9))
 def test_a_text_that_is_searched_in_steps_is_taken_apart_as_one_that_is_not(text: str, step: int) -> None:
-    starts = starts_of(["<s>", "s>x"])
-    whole = apart(text, starts)
+    starts = spelling_pattern(["<s>", "s>x"])
+    whole = split_spellings(text, starts)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("slipring.engines.tokens.remote_vocabulary._STEP_CHARS", step)
-        assert apart(text, starts) == whole
+        assert split_spellings(text, starts) == whole
 
 
 class Blocked:
@@ -263,7 +263,7 @@ class Blocked:
 
 
 async def test_so_much_is_done_at_once_and_tenants_take_turns() -> None:
-    crew, blocked = Crew("test", 2), Blocked()
+    crew, blocked = FairThreadPool("test", 2), Blocked()
     names = [("a", "a1"), ("a", "a2"), ("a", "a3"), ("a", "a4"), ("b", "b1")]
     running = [asyncio.create_task(crew.run(tenant, blocked.work(name))) for tenant, name in names]
     assert {await blocked.begun.get(), await blocked.begun.get()} == {"a1", "a2"}
@@ -280,7 +280,7 @@ async def test_so_much_is_done_at_once_and_tenants_take_turns() -> None:
 
 
 async def test_whoever_gives_up_does_not_make_room_before_the_work_is_done() -> None:
-    crew, blocked = Crew("test", 1), Blocked()
+    crew, blocked = FairThreadPool("test", 1), Blocked()
     first = asyncio.create_task(crew.run("a", blocked.work("first")))
     assert await blocked.begun.get() == "first"
     waiting = asyncio.create_task(crew.run("b", blocked.work("waiting")))
@@ -297,7 +297,7 @@ async def test_whoever_gives_up_does_not_make_room_before_the_work_is_done() -> 
 
 
 async def test_work_that_fails_gives_its_place_back() -> None:
-    crew = Crew("test", 1)
+    crew = FairThreadPool("test", 1)
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             await crew.run("a", lambda: 1 / 0)
@@ -305,7 +305,7 @@ async def test_work_that_fails_gives_its_place_back() -> None:
 
 
 async def test_little_is_prepared_at_once_and_much_in_a_thread() -> None:
-    tokenizing = Tokenizing(LIMITS)
+    tokenizing = threads()
     here = threading.current_thread().name
     name = lambda: threading.current_thread().name  # noqa: E731
     assert await tokenizing.prepare(asking(message("user", "x")), name) == here

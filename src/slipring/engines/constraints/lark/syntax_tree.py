@@ -5,7 +5,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from slipring.engines.constraints.lark.characters import Characters
+from slipring.engines.constraints.lark.character_sets import Characters
 
 
 class Unknown(Exception):

@@ -11,8 +11,8 @@ from msgspec import Raw, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
-from slipring.engines.constraints import constraint
-from slipring.engines.constraints.compiler import IN_THREAD
+from slipring.engines.constraints import answer_constraint
+from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.engines.llama import answer_grammar as llama_grammar
 from slipring.engines.llama.answer_grammar import constrains_calls
 from slipring.errors import InvalidRequest
@@ -55,7 +55,7 @@ def grammar_of(job: Job, writes: FoldingRenderer, *, opens_thought: bool = False
 
 def constraint_of(job: Job, calls: CallFormat, *, grammars: bool = True) -> Any:
     """A grammar, a schema, or nothing."""
-    made = asyncio.run(constraint.constraint_of(job, calls, IN_THREAD, grammars=grammars))
+    made = asyncio.run(answer_constraint.constraint_of(job, calls, IN_THREAD, grammars=grammars))
     if made is None:
         return None
     return made.text if made.kind == "grammar" else json.loads(made.text)

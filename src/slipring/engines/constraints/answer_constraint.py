@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from slipring.core.generation import Job
-from slipring.engines.constraints.compiler import Compiler
-from slipring.engines.constraints.lark.gbnf import ANY_STRING, gbnf_rules
+from slipring.engines.constraints.grammar_compiler import Compiler
+from slipring.engines.constraints.lark.gbnf_writer import ANY_STRING, gbnf_rules
 from slipring.prompts.parsing.parser import CallFormat, flat_name
 from slipring.prompts.tool_definitions import parameters_of
 from slipring.protocol import wire

@@ -7,7 +7,7 @@ The syntax is that of Rust's ``regex``. What is not understood here (set operati
 import re
 from typing import Final
 
-from slipring.engines.constraints.lark.characters import (
+from slipring.engines.constraints.lark.character_sets import (
     ANY,
     NOT_A_NEWLINE,
     Characters,
@@ -18,7 +18,7 @@ from slipring.engines.constraints.lark.characters import (
     span,
     union,
 )
-from slipring.engines.constraints.lark.trees import Either, Node, Repeated, Sequence, Unknown
+from slipring.engines.constraints.lark.syntax_tree import Either, Node, Repeated, Sequence, Unknown
 
 _CONTROL: Final = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _HEX: Final = re.compile(r"\\(?:[xuU]\{(H+)\}|x(HH)|u(HHHH)|U(H{8}))".replace("H", "[0-9a-fA-F]"))
