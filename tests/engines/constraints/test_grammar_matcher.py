@@ -1,30 +1,16 @@
-"""Grammars of custom tools: refused where they mean nothing, and held against what was written."""
+"""Grammars of custom tools: which ones are rejected, and which texts match them."""
 
 import pytest
 
-from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.constraints.grammar_matcher import check_grammar
-from slipring.errors import InvalidRequest
-from slipring.protocol.definitions import Compilable, Grammar
-from slipring.sandbox.sandbox import InThread
-from tests.engines.fitting import STATES, fits, proof
+from slipring.protocol.definitions import Grammar
+from tests.engines.fitting import STATES, fits, text_matcher
 
 LINES = Grammar("lark", 'start: line+\nline: WORD "\\n"\nWORD: /[a-zäé]+/\n')
 
 
 @pytest.mark.parametrize(
-    ("syntax", "definition"),
-    [("regex", "("), ("regex", "(?=a)b"), ("lark", "start: missing"), ("lark", "nothing"), ("lark", '"')],
-)
-async def test_what_cannot_be_compiled_is_refused_by_its_field(syntax, definition):
-    found = Compilable("tools[3].format.definition", Grammar(syntax, definition))
-    with pytest.raises(InvalidRequest, match="cannot be compiled") as caught:
-        await Compiler(InThread()).check("t", [found])
-    assert caught.value.param == "tools[3].format.definition"
-
-
-@pytest.mark.parametrize(
-    ("grammar", "text", "is_right"),
+    ("grammar", "text", "is_match"),
     [
         (Grammar("regex", "a+b"), "aab", True),
         (Grammar("regex", "a+b"), "aabc", False),
@@ -39,15 +25,15 @@ async def test_what_cannot_be_compiled_is_refused_by_its_field(syntax, definitio
         (LINES, "\ud800", False),
     ],
 )
-def test_a_text_fits_as_a_whole_or_not_at_all(grammar, text, is_right):
-    assert fits(grammar, text) is is_right
+def test_the_whole_text_has_to_match(grammar, text, is_match):
+    assert fits(grammar, text) is is_match
 
 
-def test_an_expression_that_others_never_finish_takes_no_time():
+def test_an_expression_that_backtracking_matchers_never_finish_is_matched():
     assert fits(Grammar("regex", "(a+)+b"), "a" * 5000) is False
 
 
-def complaint(grammar: Grammar, states: int = STATES) -> str | None:
+def problem(grammar: Grammar, states: int = STATES) -> str | None:
     return check_grammar(grammar.syntax, grammar.definition, states)
 
 
@@ -62,7 +48,7 @@ def bomb(depth: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("definition", "said"),
+    ("definition", "message"),
     [
         (chain(3000), "more than 500 rules"),
         (bomb(25), "terminals are too large"),
@@ -72,23 +58,23 @@ def bomb(depth: int) -> str:
         ('%llguidance {}\nstart: "a"', "directives"),
     ],
 )
-def test_what_the_compiler_could_not_stand_is_not_given_to_it(definition, said):
-    """Some of these would end the process."""
-    assert said in str(complaint(Grammar("lark", definition)))
+def test_grammars_that_crash_the_compiler_are_rejected_before_compiling(definition, message):
+    """Some of these would overflow the stack of the process."""
+    assert message in str(problem(Grammar("lark", definition)))
 
 
-def test_what_is_large_but_sound_is_compiled():
-    assert complaint(Grammar("lark", chain(400))) is None
-    assert complaint(Grammar("lark", bomb(8))) is None
+def test_large_grammars_within_the_limits_are_compiled():
+    assert problem(Grammar("lark", chain(400))) is None
+    assert problem(Grammar("lark", bomb(8))) is None
 
 
-def test_a_text_is_refused_as_soon_as_it_cannot_fit():
-    lines = proof(LINES)
-    assert lines.take("ab")
-    assert lines.ends() is False
-    assert lines.take("c\n")
-    assert lines.ends() is True
-    assert not lines.take("9")
+def test_a_text_is_rejected_as_soon_as_no_continuation_can_match():
+    lines = text_matcher(LINES)
+    assert lines.feed("ab")
+    assert lines.is_complete() is False
+    assert lines.feed("c\n")
+    assert lines.is_complete() is True
+    assert not lines.feed("9")
 
 
 OPTIONAL = "a?" * 500 + "a" * 500
@@ -96,36 +82,15 @@ AMBIGUOUS = 'start: ("a"?){20000} "a"{20000}'
 
 
 @pytest.mark.parametrize("grammar", [Grammar("regex", OPTIONAL), Grammar("lark", AMBIGUOUS)])
-def test_what_is_expensive_to_follow_is_refused_by_the_limit_that_says_so(grammar):
-    """Both compile in no time."""
-    said = complaint(grammar)
-    assert said is not None
-    assert said.startswith("it is too large: ")
-    assert said.endswith("(max_grammar_states)")
+def test_grammars_that_are_expensive_to_match_are_rejected_with_the_name_of_the_limit(grammar):
+    """Both compile at once: only matching is expensive."""
+    message = problem(grammar)
+    assert message is not None
+    assert message.startswith("it is too large: ")
+    assert message.endswith("(max_grammar_states)")
 
 
-def test_how_large_a_grammar_may_be_is_the_operators_choice():
+def test_the_size_limit_is_configurable():
     grammar = Grammar("lark", 'start: ("a"?){20} "a"{20}')
-    assert complaint(grammar) is None
-    assert "max_grammar_states" in str(complaint(grammar, states=20))
-
-
-async def test_matchers_are_compiled_once_and_read_texts_apart():
-    compiler = Compiler(InThread())
-    first, second = await compiler.proof("t", LINES), await compiler.proof("t", LINES)
-    assert not first.take("9")
-    assert second.take("ab")
-    assert second.ends() is False
-
-
-async def test_more_grammars_than_are_kept_can_be_followed():
-    compiler = Compiler(InThread())
-    for number in range(40):
-        held = await compiler.proof("t", Grammar("regex", f"a{number}"))
-        assert held.take(f"a{number}")
-        assert held.ends()
-
-
-async def test_a_grammar_that_was_not_accepted_is_not_followed():
-    held = await Compiler(InThread()).proof("t", Grammar("lark", AMBIGUOUS))
-    assert held.ends() is None
+    assert problem(grammar) is None
+    assert "max_grammar_states" in str(problem(grammar, states=20))

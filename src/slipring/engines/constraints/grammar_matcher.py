@@ -1,7 +1,7 @@
-"""Grammars of custom tools, compiled: whether one can be followed, and whether a text follows it.
+"""Grammars of custom tools, compiled by llguidance: checks grammars, and matches texts against them.
 
-llguidance compiles them. ``check_grammar`` runs in a sandbox, since a short grammar can take for ever. A
-grammar that has passed it may be compiled in the serving process, in a thread.
+``check_grammar`` runs in a sandbox, since a short grammar can take unlimited time. A grammar that has passed
+the check may be compiled in the serving process, in a thread.
 """
 
 import re
@@ -11,74 +11,75 @@ from typing import Any
 
 from slipring.protocol.definitions import Grammar
 
-_MOST_RULES = 500
-"""The compiler recurses from rule to rule, and with some thousands of them overflows its stack."""
-_MOST_EXPANDED = 20_000
-"""Terminals are copied wherever they are named: a few lines can ask for millions of copies."""
-_FOREIGN = re.compile(r"%(?:json|lark|regex|llguidance)\b")
-_DEFINED = re.compile(r"^[ \t]*[?!]?(\w+)(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
+_MAX_RULES = 500
+"""llguidance recurses from rule to rule, and overflows its stack with some thousands of them."""
+_MAX_TERMINAL_COPIES = 20_000
+"""llguidance copies a terminal wherever it is named: a few lines can cause millions of copies."""
+_UNSUPPORTED_DIRECTIVE = re.compile(r"%(?:json|lark|regex|llguidance)\b")
+_DEFINITION = re.compile(r"^[ \t]*[?!]?(\w+)(?:\.-?\d+)?[ \t]*:", re.MULTILINE)
 _TERMINAL = re.compile(r"\b_?[A-Z][A-Z0-9_]*\b")
-_TOO_LARGE = re.compile(r"too many|too large|max is|limit|fuel", re.IGNORECASE)
+_LIMIT_ERROR = re.compile(r"too many|too large|max is|limit|fuel", re.IGNORECASE)
 TOO_LARGE = "it is too large"
-_LONGEST_COMPLAINT = 300
-_CHOICES, _STEPS = 64, 1000
-"""How far a grammar is followed to see what that takes: over so many bytes that are one of several, and so
-many in all."""
+_MAX_ERROR_CHARS = 300
+_WALK_CHOICES, _WALK_BYTES = 64, 1000
+"""How long a walk through a grammar is: bytes at which the grammar allows several, and bytes in all."""
 _FUEL_PER_STATE = 20
-"""What the compiler counts while it builds the automaton of a grammar's terminals, for each state that is
-allowed. At 10,000 states that is its own default for one step."""
+"""Fuel that llguidance may spend on the automaton of a grammar's terminals, per allowed state. At 10,000
+states this is llguidance's default for one step."""
 
 
 def check_grammar(syntax: str, definition: str, max_states: int) -> str | None:
-    """What keeps a grammar from being compiled and followed, if anything is known to."""
-    if syntax == "lark" and (excess := _excess(definition)) is not None:
-        return excess
-    text = _compilable(syntax, definition)
-    return invalid(text) or followed(text, max_states)
+    """Why a grammar cannot be compiled or is too expensive to match; None if no problem is found."""
+    if syntax == "lark" and (problem := _size_problem(definition)) is not None:
+        return problem
+    text = _llguidance_text(syntax, definition)
+    return syntax_error(text) or walk_error(text, max_states)
 
 
-def invalid(text: str) -> str | None:
-    """What is wrong with a grammar in llguidance's form, as far as it can be read from the text."""
-    failed, complaints = _library().LLMatcher.validate_grammar_with_warnings(text)
+def syntax_error(text: str) -> str | None:
+    """The first error of a grammar in llguidance's format that can be found without compiling it."""
+    failed, errors = _library().LLMatcher.validate_grammar_with_warnings(text)
     if not failed:
         return None
-    return _words("".join(complaints[:1])) or "it is not a grammar"
+    return _one_line("".join(errors[:1])) or "it is not a grammar"
 
 
-def followed(text: str, max_states: int) -> str | None:
-    """Compile a grammar in llguidance's form and follow it for some bytes; what was in the way."""
-    compiled = _reader(text, max_states)
+def walk_error(text: str, max_states: int) -> str | None:
+    """Compile a grammar in llguidance's format and walk through it for some bytes; return the first error."""
+    compiled = _compile(text, max_states)
     for share in (0.0, 0.5, 1.0):
-        if said := _walk(compiled.deep_copy(), share):
-            return _explained(said)
+        if error := _walk(compiled.deep_copy(), share):
+            return _explain(error)
     return None
 
 
-def _walk(reader: Any, share: float) -> str:
-    """Follow a grammar along the first, the middle or the last of the bytes that may come next; the error
-    that ends it, if one does."""
+def _walk(matcher: Any, share: float) -> str:
+    """Feed a matcher one of the bytes that it allows, step by step; return its error, or an empty string.
+
+    ``share`` selects the byte: 0 the first, 0.5 the middle one, 1 the last.
+    """
     choices = 0
-    for _ in range(_STEPS):
-        error = str(reader.get_error())
-        if error or reader.is_stopped() or choices == _CHOICES:
+    for _ in range(_WALK_BYTES):
+        error = str(matcher.get_error())
+        if error or matcher.is_stopped() or choices == _WALK_CHOICES:
             return error
-        mask = reader.compute_bitmask()
+        mask = matcher.compute_bitmask()
         allowed = [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
         if allowed:
             choices += len(allowed) > 1
-            reader.consume_token(allowed[int(share * (len(allowed) - 1))])
-        elif not reader.get_error():
-            return ""  # it ends here
+            matcher.consume_token(allowed[int(share * (len(allowed) - 1))])
+        elif not matcher.get_error():
+            return ""  # the text is complete
     return ""
 
 
-def matcher(grammar: Grammar, max_states: int) -> Any:
-    """llguidance's matcher, which reads texts of a grammar byte by byte; None if it cannot be compiled."""
-    reader = _reader(_compilable(grammar.syntax, grammar.definition), max_states)
-    return None if reader.get_error() else reader
+def compile_grammar(grammar: Grammar, max_states: int) -> Any:
+    """llguidance's matcher for a grammar, with bytes as tokens; None if it cannot be compiled."""
+    matcher = _compile(_llguidance_text(grammar.syntax, grammar.definition), max_states)
+    return None if matcher.get_error() else matcher
 
 
-def schema_matcher(schema: bytes, max_states: int, *, lenient: bool = False) -> Any:
+def compile_schema(schema: bytes, max_states: int, *, lenient: bool = False) -> Any:
     """llguidance's matcher for JSON without white space that fits a schema, which must be an object.
 
     Its ``get_error`` is not empty if the schema cannot be compiled. Raises ``ValueError`` if llguidance
@@ -92,41 +93,41 @@ def schema_matcher(schema: bytes, max_states: int, *, lenient: bool = False) -> 
         "coerce_one_of": lenient,
     }
     text = _library().LLMatcher.grammar_from_json_schema(schema.decode(), overrides=options)
-    return _reader(text, max_states)
+    return _compile(text, max_states)
 
 
 def error_of(matcher: Any) -> str:
     """The error of a matcher on one line, without a full stop; empty if it has none. If a limit was exceeded,
     it begins with ``TOO_LARGE``."""
-    return _explained(str(matcher.get_error()))
+    return _explain(str(matcher.get_error()))
 
 
-class Proof:
-    """Holds a text against a grammar as it comes.
+class TextMatcher:
+    """Matches a text against a grammar while it arrives.
 
-    Python's own regular expressions are not asked: there are some that take years to fail, and both the
-    expression and, by way of the model, the text may be chosen by whoever wants that.
+    Python's ``re`` is not used: some expressions take exponential time to fail, and a client can choose the
+    expression and, through the model, the text.
     """
 
-    def __init__(self, reader: Any) -> None:
-        """``reader``: a matcher that nobody else uses; None: it cannot be told what fits."""
-        self._reader = reader
+    def __init__(self, matcher: Any) -> None:
+        """``matcher``: an llguidance matcher for this text alone; None: every text is accepted."""
+        self._matcher = matcher
 
-    def take(self, text: str) -> bool:
-        """Read on; False: whatever follows, it will not fit."""
-        if self._reader is None:
+    def feed(self, text: str) -> bool:
+        """Read more of the text. Returns False if no continuation can match the grammar."""
+        if self._matcher is None:
             return True
         data = text.encode("utf-8", "surrogatepass")
-        taken = int(self._reader.try_consume_tokens(list(data)))
-        if taken == len(data):
+        consumed = int(self._matcher.try_consume_tokens(list(data)))
+        if consumed == len(data):
             return True
-        if self._reader.is_error():  # it has grown too large to be followed
-            self._reader = None
-        return self._reader is None
+        if self._matcher.is_error():  # a limit was exceeded: the rest is not checked
+            self._matcher = None
+        return self._matcher is None
 
-    def ends(self) -> bool | None:
-        """Whether what was read is whole; None where that cannot be told."""
-        return bool(self._reader.is_accepting()) if self._reader is not None else None
+    def is_complete(self) -> bool | None:
+        """Whether the text so far matches the grammar; None if that is unknown."""
+        return bool(self._matcher.is_accepting()) if self._matcher is not None else None
 
 
 @lru_cache(maxsize=1)
@@ -136,11 +137,12 @@ def _library() -> Any:
 
 
 @lru_cache(maxsize=1)
-def _bytewise() -> Any:
+def _byte_tokenizer() -> Any:
     return _library().LLTokenizer("byte")
 
 
-def _reader(text: str, max_states: int) -> Any:
+def _compile(text: str, max_states: int) -> Any:
+    """A matcher for a grammar in llguidance's format. Its ``get_error`` says if that failed."""
     library = _library()
     limits = library.LLParserLimits(
         max_lexer_states=max_states,
@@ -149,39 +151,39 @@ def _reader(text: str, max_states: int) -> Any:
         step_lexer_fuel=_FUEL_PER_STATE * max_states,
         verbose_errors=False,
     )
-    return library.LLMatcher(_bytewise(), text, log_level=0, limits=limits)
+    return library.LLMatcher(_byte_tokenizer(), text, log_level=0, limits=limits)
 
 
-def _compilable(syntax: str, definition: str) -> str:
-    """A grammar in the form that llguidance takes."""
+def _llguidance_text(syntax: str, definition: str) -> str:
+    """A client's grammar in llguidance's format."""
     matcher = _library().LLMatcher
-    write = matcher.grammar_from_regex if syntax == "regex" else matcher.grammar_from_lark
-    return str(write(definition))
+    convert = matcher.grammar_from_regex if syntax == "regex" else matcher.grammar_from_lark
+    return str(convert(definition))
 
 
-def _words(said: str) -> str:
-    """What the compiler says, on one line and not at the length that a client chose."""
-    return " ".join(said.replace("<non-verbose/>", "").split())[:_LONGEST_COMPLAINT].rstrip(".")
+def _one_line(error: str) -> str:
+    """An error of llguidance on one line. Cut, because it quotes text of the client."""
+    return " ".join(error.replace("<non-verbose/>", "").split())[:_MAX_ERROR_CHARS].rstrip(".")
 
 
-def _explained(error: str) -> str:
-    words = _words(error)
-    return f"{TOO_LARGE}: {words} (max_grammar_states)" if _TOO_LARGE.search(words) else words
+def _explain(error: str) -> str:
+    line = _one_line(error)
+    return f"{TOO_LARGE}: {line} (max_grammar_states)" if _LIMIT_ERROR.search(line) else line
 
 
-def _excess(definition: str) -> str | None:
-    """What makes a grammar one that must not be given to the compiler."""
-    if _FOREIGN.search(definition):
+def _size_problem(definition: str) -> str | None:
+    """Why a Lark grammar must not be passed to llguidance, which could crash; None if it may."""
+    if _UNSUPPORTED_DIRECTIVE.search(definition):
         return "of all directives, only %import and %ignore are known"
-    # By what bounds the number of rules from above, whatever is a string or a comment.
-    if definition.count(":") > _MOST_RULES or definition.count("\n") > 2 * _MOST_RULES:
-        return f"more than {_MOST_RULES} rules"
-    return "its terminals are too large" if _expanded(definition) > _MOST_EXPANDED else None
+    # Upper bounds of the number of rules: strings and comments are counted too.
+    if definition.count(":") > _MAX_RULES or definition.count("\n") > 2 * _MAX_RULES:
+        return f"more than {_MAX_RULES} rules"
+    return "its terminals are too large" if _terminal_copies(definition) > _MAX_TERMINAL_COPIES else None
 
 
-def _expanded(definition: str) -> int:
-    """How many copies of terminals are made, at most."""
-    heads = list(_DEFINED.finditer(definition))
+def _terminal_copies(definition: str) -> int:
+    """Upper bound of the number of copies of terminals that llguidance makes."""
+    heads = list(_DEFINITION.finditer(definition))
     ends = [*(head.start() for head in heads[1:]), len(definition)][: len(heads)]
     named = {
         head[1]: _TERMINAL.findall(definition, head.end(), end) for head, end in zip(heads, ends, strict=True)
@@ -190,7 +192,7 @@ def _expanded(definition: str) -> int:
 
     def size(name: str) -> int:
         if name not in sizes:
-            sizes[name] = _MOST_EXPANDED + 1  # of a circle, which no terminal can be
+            sizes[name] = _MAX_TERMINAL_COPIES + 1  # the size seen by a terminal that contains itself
             sizes[name] = 1 + sum(size(each) for each in named.get(name, ()))
         return sizes[name]
 

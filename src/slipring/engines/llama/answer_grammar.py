@@ -284,7 +284,7 @@ def _grammar_complaint(grammar: str, max_states: int) -> str | None:
     failed, complaints = LLMatcher.validate_grammar_with_warnings(grammar)
     if failed:
         return " ".join("".join(complaints[:1]).split("\n   1 |")[0].split())
-    return grammar_matcher.followed(_TOKENS.sub("<[255]>", grammar), max_states)
+    return grammar_matcher.walk_error(_TOKENS.sub("<[255]>", grammar), max_states)
 
 
 def _laid_out(schema: bytes, *, lenient: bool = False) -> str:

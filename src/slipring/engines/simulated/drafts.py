@@ -83,15 +83,15 @@ def draft_document(schema: bytes, strict: bool, max_states: int) -> tuple[str, s
 
 def draft_input(syntax: Literal["lark", "regex"], definition: str, max_states: int) -> str | None:
     """A text that fits a grammar; None if none is found. A task of the sandbox."""
-    matcher = grammar_matcher.matcher(Grammar(syntax, definition), max_states)
+    matcher = grammar_matcher.compile_grammar(Grammar(syntax, definition), max_states)
     return write_text(matcher) if matcher is not None else None
 
 
 def _schema_matcher(schema: bytes, strict: bool, max_states: int) -> Any:
     try:
-        matcher = grammar_matcher.schema_matcher(schema, max_states)
+        matcher = grammar_matcher.compile_schema(schema, max_states)
         if not strict and matcher.get_error():
-            matcher = grammar_matcher.schema_matcher(schema, max_states, lenient=True)
+            matcher = grammar_matcher.compile_schema(schema, max_states, lenient=True)
         error = grammar_matcher.error_of(matcher)
     except ValueError as refused:
         error = str(refused)
