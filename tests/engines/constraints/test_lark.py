@@ -9,10 +9,10 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
 from slipring.engines.constraints.lark.gbnf_writer import gbnf_rules
-from slipring.engines.constraints.lark.lark_parser import read_definition
+from slipring.engines.constraints.lark.lark_parser import parse_lark
 from slipring.engines.constraints.lark.llguidance_writer import llguidance_rules
-from slipring.engines.constraints.lark.regex_parser import read_pattern
-from slipring.engines.constraints.lark.syntax_tree import Unknown, is_nullable, not_empty
+from slipring.engines.constraints.lark.regex_parser import parse_regex
+from slipring.engines.constraints.lark.syntax_tree import Unsupported, is_nullable, without_empty
 from slipring.protocol.definitions import Grammar
 from tests.engines.fitting import fits
 
@@ -238,14 +238,14 @@ def test_a_grammar_that_would_become_too_large_is_left_to_be_checked(kind: str) 
     [("a*", True), ("(a|)b?", True), ("a+", False), ("()", True), ("(ab?){0,3}c", False)],
 )
 def test_patterns_know_whether_they_are_empty(pattern: str, empty: bool) -> None:
-    tree = read_pattern(pattern)
+    tree = parse_regex(pattern)
     assert is_nullable(tree) is empty
-    assert not is_nullable(not_empty(tree))
+    assert not is_nullable(without_empty(tree))
 
 
 def test_a_rule_that_is_missing_is_not_guessed() -> None:
-    with pytest.raises(Unknown):
-        read_definition("start: MISSING")
+    with pytest.raises(Unsupported):
+        parse_lark("start: MISSING")
     assert llguidance_rules("start: missing", "input") is None
 
 

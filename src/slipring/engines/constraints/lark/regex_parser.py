@@ -1,7 +1,7 @@
-"""Regular expressions, as llguidance reads them, as trees.
+"""Parses regular expressions of llguidance into syntax trees.
 
-The syntax is that of Rust's ``regex``. What is not understood here (set operations, scripts, flags other than
-``i`` and ``s``) raises ``Unknown``; what is no expression at all has been refused before.
+The syntax is that of Rust's ``regex``. Set operations, scripts, anchors and flags other than ``i`` and ``s``
+raise ``Unsupported``. The expression must be valid: it has been checked before.
 """
 
 import re
@@ -10,15 +10,15 @@ from typing import Final
 from slipring.engines.constraints.lark.character_sets import (
     ANY,
     NOT_A_NEWLINE,
-    Characters,
-    category,
+    CharacterSet,
+    class_escape,
+    code_range,
     complement,
-    named,
-    one,
-    span,
+    single,
+    unicode_category,
     union,
 )
-from slipring.engines.constraints.lark.syntax_tree import Either, Node, Repeated, Sequence, Unknown
+from slipring.engines.constraints.lark.syntax_tree import Either, Node, Repeated, Sequence, Unsupported
 
 _CONTROL: Final = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _HEX: Final = re.compile(r"\\(?:[xuU]\{(H+)\}|x(HH)|u(HHHH)|U(H{8}))".replace("H", "[0-9a-fA-F]"))
@@ -26,47 +26,47 @@ _CATEGORY: Final = re.compile(r"\\[pP](?:\{(\^?)(\w+)\}|(\w))")
 _COUNT: Final = re.compile(r"\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
 _FLAGS: Final = re.compile(r"\(\?([a-zA-Z]*)(?:-([a-zA-Z]+))?([:)])")
 _NAMED: Final = re.compile(r"\(\?P?<\w+>")
-_TAKEN: Final = frozenset("imsu")
-"""Flags that are understood; without anchors ``m`` means nothing, and ``u`` is the rule."""
+_SUPPORTED_FLAGS: Final = frozenset("imsu")
+"""``m`` has no effect without anchors, and ``u`` is the default."""
 
 
-def read_pattern(expression: str, flags: str = "") -> Node:
-    """The tree of an expression."""
-    reader = _Reader(expression)
-    tree = reader.alternatives(_with(frozenset(), flags, ""))
-    if reader.at < len(expression):
-        raise Unknown("a parenthesis")
+def parse_regex(expression: str, flags: str = "") -> Node:
+    """Parse an expression. Raises ``Unsupported``."""
+    parser = _Parser(expression)
+    tree = parser.alternatives(_with_flags(frozenset(), flags, ""))
+    if parser.at < len(expression):
+        raise Unsupported("unbalanced parenthesis")
     return tree
 
 
-def literal(text: str, *, folded: bool = False) -> Node:
-    """A text that means itself."""
-    parts = [one(character) for character in text]
-    return Sequence(tuple(part.fold() if folded else part for part in parts))
+def literal(text: str, *, ignores_case: bool = False) -> Node:
+    """The tree of a text that matches itself."""
+    parts = [single(character) for character in text]
+    return Sequence(tuple(part.ignore_case() if ignores_case else part for part in parts))
 
 
-def _with(flags: frozenset[str], added: str, removed: str) -> frozenset[str]:
-    if not _TAKEN.issuperset(added) or not {"i", "m", "s"}.issuperset(removed):
-        raise Unknown("a flag")
+def _with_flags(flags: frozenset[str], added: str, removed: str) -> frozenset[str]:
+    if not _SUPPORTED_FLAGS.issuperset(added) or not {"i", "m", "s"}.issuperset(removed):
+        raise Unsupported("flag")
     return (flags | set(added)) - set(removed)
 
 
-class _Reader:
+class _Parser:
     def __init__(self, expression: str) -> None:
         self._text = expression
         self.at = 0
 
     def alternatives(self, flags: frozenset[str]) -> Node:
-        """Up to the end, or the parenthesis that closes."""
+        """Parse up to the end, or up to the closing parenthesis."""
         options: list[Node] = []
         items: list[Node] = []
         while self.at < len(self._text) and self._text[self.at] != ")":
             if self._take("|"):
                 options.append(Sequence(tuple(items)))
                 items = []
-            elif (found := _FLAGS.match(self._text, self.at)) and found[3] == ")":
-                self.at = found.end()
-                flags = _with(flags, found[1], found[2] or "")
+            elif (match := _FLAGS.match(self._text, self.at)) and match[3] == ")":
+                self.at = match.end()
+                flags = _with_flags(flags, match[1], match[2] or "")
             else:
                 items.append(self._repeated(self._atom(flags)))
         options.append(Sequence(tuple(items)))
@@ -90,90 +90,90 @@ class _Reader:
                 most = (int(count[3]) if count[3] else None) if count[2] else least
             elif not self._take("*"):
                 return item
-            self._take("?")  # how much is taken first makes no other texts
+            self._take("?")  # lazy or greedy: the same texts match
             item = Repeated(item, least, most)
 
     def _atom(self, flags: frozenset[str]) -> Node:
         if self._text[self.at] == "(":
             return self._group(flags)
         if self._text[self.at] in "^$":
-            raise Unknown("an anchor")
+            raise Unsupported("anchor")
         if self._take("."):
             return ANY if "s" in flags else NOT_A_NEWLINE
         if self._take("["):
             return self._class("i" in flags)
-        found = self._character()
-        return found.fold() if "i" in flags else found
+        character = self._character()
+        return character.ignore_case() if "i" in flags else character
 
     def _group(self, flags: frozenset[str]) -> Node:
-        if found := _FLAGS.match(self._text, self.at):
-            flags = _with(flags, found[1], found[2] or "")
-            self.at = found.end()
-        elif found := _NAMED.match(self._text, self.at):
-            self.at = found.end()
+        if match := _FLAGS.match(self._text, self.at):
+            flags = _with_flags(flags, match[1], match[2] or "")
+            self.at = match.end()
+        elif match := _NAMED.match(self._text, self.at):
+            self.at = match.end()
         else:
             self.at += 1
             if self._text.startswith("?", self.at):
-                raise Unknown("a group")
+                raise Unsupported("group")
         tree = self.alternatives(flags)
         if not self._take(")"):
-            raise Unknown("a parenthesis")
+            raise Unsupported("unbalanced parenthesis")
         return tree
 
-    def _character(self) -> Characters:
-        """One that stands alone or within a class."""
+    def _character(self) -> CharacterSet:
+        """Parse one character or escape, alone or within a class."""
         character = self._text[self.at]
         if character != "\\":
             self.at += 1
-            return one(character)
-        if found := _HEX.match(self._text, self.at):
-            self.at = found.end()
-            return one(chr(int(next(filter(None, found.groups())), 16)))
-        if found := _CATEGORY.match(self._text, self.at):
-            self.at = found.end()
-            known = category(found[2] or found[3])
+            return single(character)
+        if match := _HEX.match(self._text, self.at):
+            self.at = match.end()
+            return single(chr(int(next(filter(None, match.groups())), 16)))
+        if match := _CATEGORY.match(self._text, self.at):
+            self.at = match.end()
+            known = unicode_category(match[2] or match[3])
             if known is None:
-                raise Unknown("a property of characters")
-            return complement(known) if (found[0][1] == "P") != bool(found[1]) else known
+                raise Unsupported("character property")
+            return complement(known) if (match[0][1] == "P") != bool(match[1]) else known
         letter = self._text[self.at + 1 : self.at + 2]
         self.at += 2
         if letter in _CONTROL and letter:
-            return one(_CONTROL[letter])
-        if (known := named(letter)) is not None:
+            return single(_CONTROL[letter])
+        if (known := class_escape(letter)) is not None:
             return known
         if not letter or letter.isalnum() or letter in "<>":
-            raise Unknown("an escape")
-        return one(letter)
+            raise Unsupported("escape")
+        return single(letter)
 
-    def _class(self, folded: bool) -> Characters:
-        """A class, from behind its bracket on."""
+    def _class(self, ignores_case: bool) -> CharacterSet:
+        """Parse a class after its opening bracket."""
         is_negated = self._take("^")
-        parts: list[Characters] = []
+        parts: list[CharacterSet] = []
         while self._text.startswith("-", self.at):
             self.at += 1
-            parts.append(one("-"))
+            parts.append(single("-"))
         if not parts and self._take("]"):
-            parts.append(one("]"))
+            parts.append(single("]"))
         while not self._take("]"):
             if self.at >= len(self._text) or self._text[self.at] == "[":
-                raise Unknown("a class within a class")
+                raise Unsupported("nested class")
             if self._text[self.at : self.at + 2] in ("&&", "--", "~~"):
-                raise Unknown("an operation on classes")
+                raise Unsupported("set operation")
             parts.append(self._member())
-        found = union(parts).fold() if folded else union(parts)
-        return complement(found) if is_negated else found
+        members = union(parts).ignore_case() if ignores_case else union(parts)
+        return complement(members) if is_negated else members
 
-    def _member(self) -> Characters:
+    def _member(self) -> CharacterSet:
         first = self._character()
         following = self._text[self.at + 1 : self.at + 2]
         if not self._text.startswith("-", self.at) or following in ("]", "-", ""):
             return first
         self.at += 1
         last = self._character()
-        return span(_code(first), _code(last))
+        return code_range(_code(first), _code(last))
 
 
-def _code(characters: Characters) -> int:
-    if len(characters.sure) != 1 or characters.sure[0][0] != characters.sure[0][1]:
-        raise Unknown("a range of sets")
-    return characters.sure[0][0]
+def _code(characters: CharacterSet) -> int:
+    if len(characters.certain) != 1 or characters.certain[0][0] != characters.certain[0][1]:
+        raise Unsupported("range of sets")
+    return characters.certain[0][0]
