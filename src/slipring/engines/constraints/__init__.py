@@ -1,1 +1,1 @@
-"""Output constraints: JSON schemas and grammars for engines, checks of tool grammars, limits on tool calls."""
+"""Output constraints: schemas and grammars for engines, checks of tool grammars, limits on tool calls."""
