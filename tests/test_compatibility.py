@@ -51,7 +51,7 @@ from slipring.core.session.actions import Action, Check, Load, Loaded, Send, Sta
 from slipring.core.session.session import Session
 from slipring.core.turn.turn import Joined
 from slipring.engines.catalog import Catalog, open_engine
-from slipring.engines.constraints.compiler import IN_THREAD
+from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.errors import ApiError, UnsupportedParameter
 from slipring.protocol import events, items, requests, tools, wire
 from slipring.protocol.requests import TextFormat

@@ -1,17 +1,17 @@
-"""Texts held against grammars."""
+"""Matches texts against grammars of custom tools."""
 
-from slipring.engines.constraints.tool_grammars import Proof, matcher
+from slipring.engines.constraints.grammar_matcher import TextMatcher, compile_grammar
 from slipring.protocol.definitions import Grammar
 
 STATES = 10_000
-"""As many as a grammar may need by default."""
+"""The default of ``max_grammar_states``."""
 
 
-def proof(grammar: Grammar) -> Proof:
-    return Proof(matcher(grammar, STATES))
+def text_matcher(grammar: Grammar) -> TextMatcher:
+    return TextMatcher(compile_grammar(grammar, STATES))
 
 
 def fits(grammar: Grammar, text: str) -> bool | None:
-    """Whether a text is of the grammar, all of it; None where that cannot be told."""
-    held = proof(grammar)
-    return held.ends() if held.take(text) else False
+    """Whether the whole text matches the grammar; None if that is unknown."""
+    matcher = text_matcher(grammar)
+    return matcher.is_complete() if matcher.feed(text) else False

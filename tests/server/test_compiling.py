@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from slipring.core.limits import Limits
-from slipring.engines.constraints import tool_grammars
+from slipring.engines.constraints import grammar_matcher
 from slipring.engines.simulated import drafts
 from slipring.sandbox.sandbox import TASKS
 from tests.harness import FAST, PuppetEngine, Running, serve
@@ -192,18 +192,18 @@ async def test_compiler_processes_end_with_the_server(held: Path) -> None:
 async def test_nothing_is_compiled_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither to check grammars and follow them, nor to generate inputs and documents."""
     threads: list[int] = []
-    read = tool_grammars._reader
+    compile = grammar_matcher._compile
 
-    def reader(text: str, max_states: int) -> Any:
+    def compile_recorded(text: str, max_states: int) -> Any:
         threads.append(threading.get_ident())
-        return read(text, max_states)
+        return compile(text, max_states)
 
     def here(*_: Any) -> Any:
         raise AssertionError("compiled in the process that serves")
 
-    monkeypatch.setattr(tool_grammars, "_reader", reader)
-    monkeypatch.setattr(tool_grammars, "check_grammar", here)
-    monkeypatch.setattr(tool_grammars, "invalid", here)
+    monkeypatch.setattr(grammar_matcher, "_compile", compile_recorded)
+    monkeypatch.setattr(grammar_matcher, "check_grammar", here)
+    monkeypatch.setattr(grammar_matcher, "syntax_error", here)
     monkeypatch.setattr(drafts, "draft_document", here)
     monkeypatch.setattr(drafts, "draft_input", here)
     async with shared() as server:

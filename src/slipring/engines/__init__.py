@@ -1,1 +1,1 @@
-"""How tokens are made: one interface, and the engines behind it."""
+"""Engines: the interface that generates responses, its implementations, and the parts that they share."""

@@ -13,8 +13,8 @@ from msgspec import structs
 
 from slipring.core.generation import Delta, Finished, Job, Model
 from slipring.core.limits import Limits
-from slipring.engines.constraints.compiler import IN_THREAD, Compiler
-from slipring.engines.tokens.tokenizing import Tokenizing
+from slipring.engines.constraints.grammar_compiler import IN_THREAD, Compiler
+from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 
 
 class Level(Enum):
@@ -36,7 +36,7 @@ class Engine(ABC):
     level: Level
     compiler: Compiler = IN_THREAD
     """Compiles grammars and schemas of clients. The server replaces it by its own, which is bounded."""
-    tokenizing = Tokenizing(Limits())
+    tokenizing = TokenizerThreads(Limits())
     """Tokenizes long contexts in threads. The server replaces it by one that all its engines share."""
 
     @property

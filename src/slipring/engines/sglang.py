@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from slipring.core.generation import Job, Settings
-from slipring.engines.constraints.constraint import Constraint
+from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.remote.http_client import BadStatus, HttpFailure, spliced
 from slipring.engines.remote.upstream import startup_errors, tenant_salt
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer

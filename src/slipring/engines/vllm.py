@@ -12,11 +12,17 @@ import msgspec
 from msgspec import Raw, Struct, structs
 
 from slipring.core.generation import Job, Settings
-from slipring.engines.constraints.constraint import Constraint
+from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.remote.http_client import HttpFailure, spliced
 from slipring.engines.remote.upstream import tenant_salt
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
-from slipring.engines.tokens.remote_vocabulary import MARKS, AskedVocabulary, apart, starts_of, tokenizing
+from slipring.engines.tokens.remote_vocabulary import (
+    MARKS,
+    ServerVocabulary,
+    spelling_pattern,
+    split_spellings,
+    tokenizer_errors,
+)
 from slipring.engines.tokens.token_answer import Piece
 from slipring.engines.tokens.token_server import (
     Fault,
@@ -182,25 +188,25 @@ class _Reader(Reader):
         return TopLogprob(token, logprob, list(token.encode()))
 
 
-class VllmVocabulary(AskedVocabulary):
+class VllmVocabulary(ServerVocabulary):
     """A vocabulary behind vLLM's ``/tokenize``, which finds control tokens in any text."""
 
     def __init__(self, query: Callable[[str, object], Any], served: Served) -> None:
         """``query`` posts a body to a path and waits for the JSON answer."""
         super().__init__(f"{served.root} {served.name}")
         self._query, self._model = query, served.name
-        self._starts = starts_of((), _BARRED)
+        self._starts = spelling_pattern((), _BARRED)
         self._forbidden: frozenset[int] = frozenset()
 
     def learn_control(self, names: Iterable[str]) -> None:
         super().learn_control(names)
         # White space is always text, even if a vocabulary lists it as a control token.
         spelled = {name: id for name, id in self._control.items() if len(name) > 1 and not name.isspace()}
-        self._starts = starts_of(spelled, _BARRED)
+        self._starts = spelling_pattern(spelled, _BARRED)
         self._forbidden = frozenset(spelled.values())
 
     def _pieces(self, text: str) -> list[str]:
-        return apart(text, self._starts)
+        return split_spellings(text, self._starts)
 
     def _tokenize_text(self, text: str) -> tuple[int, ...]:
         ids = self._tokenize(text)
@@ -215,5 +221,5 @@ class VllmVocabulary(AskedVocabulary):
 
     def _tokenize(self, text: str) -> tuple[int, ...]:
         asked = {"model": self._model, "prompt": text, "add_special_tokens": False}
-        with tokenizing():
+        with tokenizer_errors():
             return tuple(self._query("/tokenize", asked)["tokens"]) if text else ()

@@ -18,10 +18,10 @@ from slipring.sandbox.pipe_messages import Call, Crashed, Done, Exceeded, Outcom
 log = logging.getLogger("slipring")
 
 TASKS: Mapping[str, str] = {
-    "check_grammar": "slipring.engines.constraints.tool_grammars",
+    "check_grammar": "slipring.engines.constraints.grammar_matcher",
     "draft_document": "slipring.engines.simulated.drafts",
     "draft_input": "slipring.engines.simulated.drafts",
-    "write_constraint": "slipring.engines.constraints.constraint",
+    "write_constraint": "slipring.engines.constraints.answer_constraint",
     "write_grammar": "slipring.engines.llama.answer_grammar",
 }
 """The functions that a child may call, each with its module. Only the child imports these modules: this layer

@@ -12,7 +12,7 @@ from typing import TypeVar
 from slipring.core.byte_ledger import Ledger
 from slipring.core.ports import Betas
 from slipring.core.session import client_events
-from slipring.engines.tokens.crew import Crew
+from slipring.engines.tokens.tokenizer_threads import FairThreadPool
 from slipring.protocol import requests
 from slipring.protocol.requests import CreateRequest
 
@@ -27,7 +27,7 @@ class RequestDecoder:
 
     def __init__(self, requests: Ledger) -> None:
         """``requests``: counts the bytes of large requests while they wait for the thread and are decoded."""
-        self._crew = Crew("read", _THREADS)
+        self._threads = FairThreadPool("read", _THREADS)
         self._requests = requests
 
     async def frame(self, tenant: str, frame: bytes | str, betas: Betas) -> bytes | str | client_events.Read:
@@ -50,7 +50,7 @@ class RequestDecoder:
 
     async def in_thread(self, tenant: str, work: Callable[..., T], *arguments: object) -> T:
         """Call ``work`` in the thread. Tenants take turns."""
-        return await self._crew.run(tenant, work, *arguments)
+        return await self._threads.run(tenant, work, *arguments)
 
     @contextmanager
     def _counted(self, tenant: str, size_bytes: int) -> Iterator[None]:

@@ -22,7 +22,7 @@ from slipring.core.chain.state_cache import ConnectionCache, NoCache, SharedScop
 from slipring.core.ports import NO_BETAS, Betas, Mint, Ports
 from slipring.core.session.session import Session
 from slipring.engines.catalog import Catalog
-from slipring.engines.constraints.compiler import Compiler
+from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.errors import ApiError, Unavailable
 from slipring.protocol.timing import TurnReport
 from slipring.sandbox.sandbox import Sandbox, SandboxLimits

@@ -1,4 +1,4 @@
-"""What holds whichever engine makes the answer."""
+"""Limits on tool calls, enforced for every engine."""
 
 import json
 from collections.abc import AsyncGenerator, Sequence
@@ -55,13 +55,13 @@ class Scripted(Engine):
             self.closed = True
 
 
-def job_with(*tools: Any, most: int | None = None, generate: bool = True) -> Job:
+def job_with(*tools: Any, max_calls: int | None = None, generate: bool = True) -> Job:
     offer = Offer(Toolset.read(Raw(json.dumps(tools).encode())).callables)
-    settings = Settings(max_tool_calls=most)
+    settings = Settings(max_tool_calls=max_calls)
     return Job("r", "t", PLAIN, Head(), None, (), offer, settings, generate=generate)
 
 
-async def told(engine: Engine, job: Job) -> list[Delta]:
+async def generated(engine: Engine, job: Job) -> list[Delta]:
     return [delta async for batch in call_limits.generate(engine, job) for delta in batch]
 
 
@@ -69,62 +69,64 @@ def call(name: str, *pieces: str, kind: Any = "custom") -> list[Delta]:
     return [CallStarted(kind, name), *map(CallArguments, pieces)]
 
 
-async def test_jobs_without_bounds_go_straight_to_their_engine() -> None:
+async def test_jobs_without_limits_go_straight_to_their_engine() -> None:
     engine = open_engine("simulated")
-    for job in (job_with(), job_with(FREE), job_with(DIGITS, most=1, generate=False)):
+    for job in (job_with(), job_with(FREE), job_with(DIGITS, max_calls=1, generate=False)):
         assert call_limits.generate(engine, job).__qualname__ == "SimulatedEngine.generate"  # type: ignore[attr-defined]
 
 
-async def test_calls_past_the_bound_are_ignored_and_what_is_said_is_not() -> None:
+async def test_calls_past_the_limit_are_dropped_and_text_is_kept() -> None:
     engine = Scripted(
         [Accepted(), *call("a", "{}", kind="function")],
         [*call("b", "{", kind="function")],
         [CallArguments("}"), Text("so")],
         [DONE],
     )
-    heard = await told(engine, job_with(most=1))
-    assert heard[:-1] == [Accepted(), *call("a", "{}", kind="function"), Text("so")]
-    assert isinstance(heard[-1], Finished)
-    assert heard[-1].position is None, "the engine remembers a call that nobody was told of"
+    deltas = await generated(engine, job_with(max_calls=1))
+    assert deltas[:-1] == [Accepted(), *call("a", "{}", kind="function"), Text("so")]
+    assert isinstance(deltas[-1], Finished)
+    assert deltas[-1].position is None, "the engine's context has a call that the client never sees"
 
 
-async def test_as_many_calls_as_allowed_leave_the_engine_where_it_is() -> None:
+async def test_the_engines_position_is_kept_if_no_call_is_dropped() -> None:
     engine = Scripted([*call("a", kind="function"), *call("b", kind="function")], [DONE])
-    assert (await told(engine, job_with(most=2)))[-1] is DONE
+    assert (await generated(engine, job_with(max_calls=2)))[-1] is DONE
 
 
 @pytest.mark.parametrize("ending", [[DONE], [Text("so"), DONE], [*call("note", "x"), DONE]])
-async def test_an_input_that_does_not_fit_fails_the_response_at_once(ending: list[Delta]) -> None:
+async def test_an_input_that_does_not_match_the_grammar_fails_the_response_at_once(
+    ending: list[Delta],
+) -> None:
     engine = Scripted([Accepted()], call("dial", "12"), [CallArguments("x"), *ending])
-    heard: list[Delta] = []
+    deltas: list[Delta] = []
 
-    async def listen() -> None:
+    async def consume() -> None:
         async for batch in call_limits.generate(engine, job_with(DIGITS, FREE)):
-            heard.extend(batch)
+            deltas.extend(batch)
 
     with pytest.raises(ServerError, match="does not fit the grammar of the tool 'dial'"):
-        await listen()
-    assert heard == [Accepted(), *call("dial", "12")], "what does not fit is not told"
+        await consume()
+    assert deltas == [Accepted(), *call("dial", "12")], "the text that does not match is not emitted"
     assert engine.closed
 
 
 @pytest.mark.parametrize("text", ["1", "1" * 5000])
-async def test_an_input_that_fits_passes(text: str) -> None:
+async def test_an_input_that_matches_the_grammar_is_passed_on(text: str) -> None:
     engine = Scripted([*call("dial", text), *call("note", "anything"), DONE])
-    assert (await told(engine, job_with(DIGITS, FREE)))[-1] is DONE
+    assert (await generated(engine, job_with(DIGITS, FREE)))[-1] is DONE
 
 
 PAIR = {**DIGITS, "format": {**DIGITS["format"], "definition": "[0-9]{2}"}}
 
 
-async def test_an_input_that_was_cut_off_is_nobodys_fault() -> None:
+async def test_an_input_that_a_token_limit_cut_off_does_not_fail_the_response() -> None:
     cut = Finished("max_output_tokens", 1, 0, 1)
-    assert (await told(Scripted([*call("dial", "1"), cut]), job_with(PAIR)))[-1] is cut
+    assert (await generated(Scripted([*call("dial", "1"), cut]), job_with(PAIR)))[-1] is cut
 
 
-async def test_an_input_that_is_not_whole_fails_the_response_at_its_end() -> None:
+async def test_an_incomplete_input_fails_the_response_at_its_end() -> None:
     with pytest.raises(ServerError, match="does not fit"):
-        await told(Scripted([*call("dial", "1"), DONE]), job_with(PAIR))
+        await generated(Scripted([*call("dial", "1"), DONE]), job_with(PAIR))
 
 
 @pytest.mark.parametrize(
@@ -137,13 +139,13 @@ async def test_an_input_that_is_not_whole_fails_the_response_at_its_end() -> Non
         Grammar("lark", 'start: line+ "end"\nline: "+" /.+/ LF\n%import common.LF'),
     ],
 )
-def test_the_simulated_engine_finds_something_that_fits(grammar: Grammar) -> None:
-    found = draft_input(grammar.syntax, grammar.definition, STATES)
-    assert found is not None
-    assert fits(grammar, found)
+def test_the_simulated_engine_finds_a_text_that_matches(grammar: Grammar) -> None:
+    text = draft_input(grammar.syntax, grammar.definition, STATES)
+    assert text is not None
+    assert fits(grammar, text)
 
 
-async def test_over_the_wire(tmp_path: Any) -> None:
+async def test_a_server_enforces_both_limits(tmp_path: Any) -> None:
     script = tmp_path / "script"
     calls = [{"custom_tool_call": {"name": "dial", "input": text}} for text in ("1", "2", "three")]
     script.write_text("\n".join(json.dumps(line) for line in (calls[:2], calls[2:])))

@@ -1,4 +1,7 @@
-"""Lark grammars as grammars of JSON strings, held against llguidance's own reading of them, byte by byte."""
+"""Lark grammars converted to grammars of JSON strings.
+
+A converted grammar and the original, both compiled by llguidance, must match the same texts.
+"""
 
 import json
 import random
@@ -8,11 +11,11 @@ from itertools import product
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
-from slipring.engines.constraints.lark.definition import read_definition
-from slipring.engines.constraints.lark.gbnf import gbnf_rules
-from slipring.engines.constraints.lark.patterns import read_pattern
-from slipring.engines.constraints.lark.strings import string_rules
-from slipring.engines.constraints.lark.trees import Unknown, is_nullable, not_empty
+from slipring.engines.constraints.lark.gbnf_writer import gbnf_rules
+from slipring.engines.constraints.lark.lark_parser import parse_lark
+from slipring.engines.constraints.lark.llguidance_writer import llguidance_rules
+from slipring.engines.constraints.lark.regex_parser import parse_regex
+from slipring.engines.constraints.lark.syntax_tree import Unsupported, is_nullable, without_empty
 from slipring.protocol.definitions import Grammar
 from tests.engines.fitting import fits
 
@@ -42,20 +45,20 @@ change: ("+" | "-" | " ") /[^\n]{0,16}/ LF
 """
 
 GRAMMARS = {
-    # What it says, and characters that matter to it.
+    # The definition, and characters to build texts from.
     "lines": ('start: line+ "end"\nline: "+" /.+/ LF\n%import common.LF', '+a"\\\nend\t'),
-    "as much as can be": ('start: WORD "x"\nWORD: /[a-z"]+/', 'ax"'),
-    "where quotes meet": ('start: A B\nA: /[ab"]*/\nB: /"|\\n/', 'ab"\n'),
+    "longest match": ('start: WORD "x"\nWORD: /[a-z"]+/', 'ax"'),
+    "adjacent quotes": ('start: A B\nA: /[ab"]*/\nB: /"|\\n/', 'ab"\n'),
     "strings": (
         "start: (ESCAPED_STRING | CNAME)+\n%import common (ESCAPED_STRING, CNAME)",
         '"\\an',
     ),
     "arithmetic": (ARITHMETIC, "1+( )*.e"),
-    "lines that break": ('start: "a" (NL "b")*\nNL: /\\r?\\n/\n%ignore /[ \\t]+/', "ab\r\n \t"),
-    "breaks that mean nothing": ('start: x*\nx: "a" | "\\"" "b"\n%ignore /[ \\n]/', 'ab" \n'),
+    "line breaks": ('start: "a" (NL "b")*\nNL: /\\r?\\n/\n%ignore /[ \\t]+/', "ab\r\n \t"),
+    "ignored line breaks": ('start: x*\nx: "a" | "\\"" "b"\n%ignore /[ \\n]/', 'ab" \n'),
     "counts and ranges": ('start: ("a".."c"~2..3 ["\\t"]){1,3} "END"i?', "abc\teNdD"),
-    "what is not": ('start: /[^\\n"]*/ "\\n" /(?i)[^a]/', 'a\n"A\\'),
-    "nothing or more": ('start: A? B? C\nA: /\\n*/\nB: /\\t?/\nC: /["\\n]/', '\n\t"'),
+    "negated classes": ('start: /[^\\n"]*/ "\\n" /(?i)[^a]/', 'a\n"A\\'),
+    "optional terminals": ('start: A? B? C\nA: /\\n*/\nB: /\\t?/\nC: /["\\n]/', '\n\t"'),
     "classes": (r"start: /\w+\s\W/ /\S/ /\pL|\p{Nd}/ /[\d\-\]x-z]/", 'aZ0 \n"\\-]é'),
     "comments": ("start: (C_COMMENT | SH_COMMENT)+\n%import common (C_COMMENT, SH_COMMENT)", "/*# \n"),
     "numbers": (
@@ -65,28 +68,28 @@ GRAMMARS = {
     "sql": (SQL, 'SELECT a,FROM b;="'),
     "patch": (PATCH, "*\n"),
 }
-EVERY = pytest.mark.parametrize("name", GRAMMARS)
+every_grammar = pytest.mark.parametrize("name", GRAMMARS)
 
 
 @cache
-def bytewise() -> LLTokenizer:
+def byte_tokenizer() -> LLTokenizer:
     return LLTokenizer("byte")
 
 
-def reading(grammar: str) -> LLMatcher:
-    matcher = LLMatcher(bytewise(), grammar)
+def compiled(grammar: str) -> LLMatcher:
+    matcher = LLMatcher(byte_tokenizer(), grammar)
     assert not matcher.is_error(), matcher.get_error()
     return matcher
 
 
-def in_itself(definition: str) -> LLMatcher:
-    return reading(LLMatcher.grammar_from_lark(definition))
+def original(definition: str) -> LLMatcher:
+    return compiled(LLMatcher.grammar_from_lark(definition))
 
 
-def in_a_string(definition: str) -> LLMatcher:
-    rules = string_rules(definition, "input")
+def converted(definition: str) -> LLMatcher:
+    rules = llguidance_rules(definition, "input")
     assert rules is not None
-    return reading("\n".join(["%llguidance {}", r'start: "\"" input "\""', *rules, ""]))
+    return compiled("\n".join(["%llguidance {}", r'start: "\"" input "\""', *rules, ""]))
 
 
 def accepts(matcher: LLMatcher, text: str) -> bool:
@@ -99,66 +102,66 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def walk(matcher: LLMatcher, chance: random.Random) -> str | None:
-    """A text that a grammar leads to, if it comes to an end soon."""
+def walk(matcher: LLMatcher, rng: random.Random) -> str | None:
+    """A random text that matches; None if it is not complete within 70 bytes."""
     matcher.reset()
     found = bytearray()
     for _ in range(70):
         allowed = [byte for byte, bias in enumerate(matcher.compute_logit_bias()[:128]) if bias]
-        if not allowed or (matcher.is_accepting() and chance.random() < 0.3):
+        if not allowed or (matcher.is_accepting() and rng.random() < 0.3):
             break
-        # What is rare among all characters is what grammars are about.
+        # Prefer the characters that JSON escapes and grammars delimit with.
         rare = [byte for byte in allowed if chr(byte) in '"\\\n\tn }']
-        found.append(chance.choice(rare if rare and chance.random() < 0.5 else allowed))
+        found.append(rng.choice(rare if rare and rng.random() < 0.5 else allowed))
         assert matcher.consume_tokens([found[-1]])
     return found.decode() if matcher.is_accepting() else None
 
 
-@EVERY
-def test_texts_fit_within_json_as_they_do_outside(name: str) -> None:
+@every_grammar
+def test_a_converted_grammar_matches_the_texts_of_the_original(name: str) -> None:
     definition, characters = GRAMMARS[name]
-    outside, inside = in_itself(definition), in_a_string(definition)
-    chance = random.Random(name)
+    plain, in_json = original(definition), converted(definition)
+    rng = random.Random(name)
     alphabet = sorted(set(characters))
     texts = ["".join(each) for length in range(4) for each in product(alphabet, repeat=length)][:1500]
-    texts += ["".join(chance.choices(alphabet, k=chance.randint(4, 12))) for _ in range(300)]
-    found = [text for _ in range(60) if (text := walk(outside, chance)) is not None]
+    texts += ["".join(rng.choices(alphabet, k=rng.randint(4, 12))) for _ in range(300)]
+    found = [text for _ in range(60) if (text := walk(plain, rng)) is not None]
     texts += [text for text in found if not any(ord(each) < 32 and each not in "\b\f\n\r\t" for each in text)]
     ignored = "%ignore" in definition
     for text in texts:
-        fit = accepts(outside, text)
-        taken = accepts(inside, quoted(text))
-        # At the very end, what means nothing is not written.
-        assert taken == fit or (ignored and fit and text[-1] in " \t\n"), text
+        expected = accepts(plain, text)
+        actual = accepts(in_json, quoted(text))
+        # A converted grammar does not allow ignored text at the very end.
+        assert actual == expected or (ignored and expected and text[-1] in " \t\n"), text
 
 
-@EVERY
-def test_what_a_model_is_led_to_fits(name: str) -> None:
+@every_grammar
+def test_texts_that_a_converted_grammar_generates_match_the_original(name: str) -> None:
     definition, _ = GRAMMARS[name]
-    outside, inside = in_itself(definition), in_a_string(definition)
-    chance = random.Random(name)
+    plain, in_json = original(definition), converted(definition)
+    rng = random.Random(name)
     for _ in range(60):
-        if (text := walk(inside, chance)) is not None:
-            assert accepts(outside, json.loads(text)), text
+        if (text := walk(in_json, rng)) is not None:
+            assert accepts(plain, json.loads(text)), text
 
 
-@EVERY
-def test_a_grammar_in_gbnf_takes_no_less(name: str) -> None:
+@every_grammar
+def test_a_gbnf_grammar_matches_at_least_the_texts_of_the_original(name: str) -> None:
     definition, _ = GRAMMARS[name]
-    outside = in_itself(definition)
+    plain = original(definition)
     rules = gbnf_rules(Grammar("lark", definition), "input")
     assert rules is not None
     gbnf = "\n".join([r'root ::= "\"" input "\""', *rules, ""])
-    inside = reading(grammar_from("gbnf", gbnf))
-    chance = random.Random(name)
-    for written in filter(None, (walk(inside, chance) for _ in range(30))):
-        json.loads(written)
+    in_json = compiled(grammar_from("gbnf", gbnf))
+    rng = random.Random(name)
+    for document in filter(None, (walk(in_json, rng) for _ in range(30))):
+        json.loads(document)
     if "%ignore" in definition or name in ("lines", "patch"):
-        return  # llguidance makes terminals of GBNF's strings, which is more than GBNF says
-    found = [text for _ in range(60) if (text := walk(outside, chance)) is not None]
+        return  # llguidance reads strings in GBNF as terminals, which is stricter than GBNF
+    found = [text for _ in range(60) if (text := walk(plain, rng)) is not None]
     for text in found:
         if not any(ord(each) < 32 and each not in "\b\f\n\r\t" for each in text):
-            assert accepts(inside, quoted(text)), text
+            assert accepts(in_json, quoted(text)), text
 
 
 WRITTEN = [
@@ -171,13 +174,13 @@ WRITTEN = [
 ]
 
 
-@pytest.mark.parametrize(("definition", "text", "fit"), WRITTEN)
-def test_texts_as_they_are_meant(definition: str, text: str, fit: bool) -> None:
-    assert accepts(in_itself(definition), text) is fit
-    assert accepts(in_a_string(definition), quoted(text)) is fit
+@pytest.mark.parametrize(("definition", "text", "is_match"), WRITTEN)
+def test_realistic_texts_match_in_both_forms(definition: str, text: str, is_match: bool) -> None:
+    assert accepts(original(definition), text) is is_match
+    assert accepts(converted(definition), quoted(text)) is is_match
 
 
-UNKNOWN = [
+UNSUPPORTED = [
     'start[lazy]: "a"',
     'start: A\nA: "a" & /./',
     'start: A\nA: ~"a"',
@@ -191,26 +194,26 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize("definition", UNKNOWN)
-def test_what_cannot_be_written_is_left_to_be_checked(definition: str) -> None:
-    assert string_rules(definition, "input") is None
+@pytest.mark.parametrize("definition", UNSUPPORTED)
+def test_grammars_with_unsupported_features_are_not_converted(definition: str) -> None:
+    assert llguidance_rules(definition, "input") is None
     assert gbnf_rules(Grammar("lark", definition), "input") is None
 
 
-def test_characters_that_json_writes_by_number_are_left_out() -> None:
-    inside = in_a_string("start: /[^a]+/")
-    assert accepts(inside, json.dumps("b\n\x7f é", ensure_ascii=False))
-    assert not accepts(inside, r'"b\u0007"')
-    assert not accepts(inside, r'"\u00e9"'), "one way of writing is enough"
+def test_characters_that_json_writes_by_code_are_not_allowed() -> None:
+    in_json = converted("start: /[^a]+/")
+    assert accepts(in_json, json.dumps("b\n\x7f é", ensure_ascii=False))
+    assert not accepts(in_json, r'"b\u0007"')
+    assert not accepts(in_json, r'"\u00e9"'), "a character that needs no escape has one spelling"
 
 
-def test_thousands_of_repetitions_are_few_rules() -> None:
-    rules = string_rules('start: ("a" "\\n"){3,5000}', "input")
+def test_thousands_of_repetitions_become_few_rules() -> None:
+    rules = llguidance_rules('start: ("a" "\\n"){3,5000}', "input")
     assert rules is not None
     assert len(rules) < 300
-    inside = in_a_string('start: ("a" "\\n"){3,50}')
+    in_json = converted('start: ("a" "\\n"){3,50}')
     for count in (2, 3, 50, 51):
-        assert accepts(inside, json.dumps("a\n" * count)) is (3 <= count <= 50)
+        assert accepts(in_json, json.dumps("a\n" * count)) is (3 <= count <= 50)
 
 
 TOO_LARGE = {
@@ -229,30 +232,30 @@ TOO_LARGE = {
 
 
 @pytest.mark.parametrize("kind", TOO_LARGE)
-def test_a_grammar_that_would_become_too_large_is_left_to_be_checked(kind: str) -> None:
-    assert string_rules(TOO_LARGE[kind], "input") is None
+def test_a_grammar_that_would_become_too_large_is_not_converted(kind: str) -> None:
+    assert llguidance_rules(TOO_LARGE[kind], "input") is None
 
 
 @pytest.mark.parametrize(
     ("pattern", "empty"),
     [("a*", True), ("(a|)b?", True), ("a+", False), ("()", True), ("(ab?){0,3}c", False)],
 )
-def test_patterns_know_whether_they_are_empty(pattern: str, empty: bool) -> None:
-    tree = read_pattern(pattern)
+def test_patterns_that_match_the_empty_text_are_recognized(pattern: str, empty: bool) -> None:
+    tree = parse_regex(pattern)
     assert is_nullable(tree) is empty
-    assert not is_nullable(not_empty(tree))
+    assert not is_nullable(without_empty(tree))
 
 
-def test_a_rule_that_is_missing_is_not_guessed() -> None:
-    with pytest.raises(Unknown):
-        read_definition("start: MISSING")
-    assert string_rules("start: missing", "input") is None
+def test_a_grammar_with_an_undefined_name_is_not_converted() -> None:
+    with pytest.raises(Unsupported):
+        parse_lark("start: MISSING")
+    assert llguidance_rules("start: missing", "input") is None
 
 
-def test_regular_expressions_are_written_in_gbnf_too() -> None:
+def test_regular_expressions_are_converted_to_gbnf() -> None:
     grammar = Grammar("regex", r'\d{4}-"[^\n]"')
     rules = gbnf_rules(grammar, "input")
     assert rules is not None
-    inside = reading(grammar_from("gbnf", "\n".join([r'root ::= "\"" input "\""', *rules, ""])))
+    in_json = compiled(grammar_from("gbnf", "\n".join([r'root ::= "\"" input "\""', *rules, ""])))
     for text in ('2024-"x"', '2024-"""', '2024-"\n"', '204-"x"'):
-        assert accepts(inside, quoted(text)) is fits(grammar, text), text
+        assert accepts(in_json, quoted(text)) is fits(grammar, text), text

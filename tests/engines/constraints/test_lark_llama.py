@@ -1,4 +1,4 @@
-"""Lark grammars with the real embedded model, which knows nothing of them and cannot leave them."""
+"""Lark grammars enforced on the real embedded model."""
 
 from slipring.protocol.definitions import Grammar
 from tests.engines.constraints.test_lark import PATCH, SQL
@@ -25,11 +25,11 @@ GRAMMARS = {
 }
 
 
-async def test_a_model_cannot_leave_a_lark_grammar(tiny: ServeModel) -> None:
+async def test_the_input_that_a_model_writes_matches_the_lark_grammar(tiny: ServeModel) -> None:
     async with tiny(slots=1) as server, server.connect() as socket:
         for name, definition in GRAMMARS.items():
             format = {"type": "grammar", "syntax": "lark", "definition": definition}
-            whole = 0
+            completed = 0
             for seed in range(3):
                 response = await socket.response(
                     input="Write something with the tool.",
@@ -43,7 +43,7 @@ async def test_a_model_cannot_leave_a_lark_grammar(tiny: ServeModel) -> None:
                 )
                 (call,) = response["output"]
                 assert call["type"] == "custom_tool_call"
-                # One that was cut off fits as far as it goes: otherwise it would have failed.
+                # An input that was cut off matches so far: otherwise the response would have failed.
                 assert response["status"] == "incomplete" or fits(Grammar("lark", definition), call["input"])
-                whole += response["status"] == "completed"
-            assert whole, name
+                completed += response["status"] == "completed"
+            assert completed, name

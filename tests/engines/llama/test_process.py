@@ -8,7 +8,7 @@ import pytest
 
 from slipring.engines.llama.process import ChildSettings, Process
 from slipring.errors import StartupError, Unavailable
-from tests.engines.tokens.test_remote_vocabulary import cut_as
+from tests.engines.llama.test_llama_tokenizer import pair_vocabulary
 from tests.prompts.gguf_writer import write_hollow_model
 from tests.server.raw import until
 
@@ -27,7 +27,7 @@ async def test_a_model_that_cannot_be_loaded_is_told_at_start(tmp_path: Path) ->
 
 async def test_a_model_that_cannot_be_loaded_again_is_tried_until_it_can(tmp_path: Path) -> None:
     path, aside = tmp_path / "hollow.gguf", tmp_path / "aside.gguf"
-    write_hollow_model(path, cut_as("gpt-2"))
+    write_hollow_model(path, pair_vocabulary("gpt-2"))
     process = process_for(path)
     await process.start()
     try:

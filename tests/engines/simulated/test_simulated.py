@@ -13,7 +13,7 @@ from msgspec import Raw
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Settings, Text
-from slipring.engines.constraints.compiler import Compiler
+from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.simulated import SimulatedEngine, pace
 from slipring.engines.simulated.options import SimulatedOptions, read_options
 from slipring.errors import StartupError

@@ -1,1 +1,1 @@
-"""Constrained output: JSON schemas, tool grammars, limits on calls."""
+"""Output constraints: schemas and grammars for engines, checks of tool grammars, limits on tool calls."""

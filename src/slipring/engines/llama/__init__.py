@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.constraints.constraint import constraint_of
+from slipring.engines.constraints.answer_constraint import constraint_of
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import LlamaAnswer
 from slipring.engines.llama.answer_grammar import constrains_calls, grammar_of
@@ -27,7 +27,7 @@ from slipring.engines.llama.shelf import Shelf
 from slipring.engines.llama.slots import Slots, Wish
 from slipring.engines.remote.admission import JobQueue
 from slipring.engines.sharing import Borrowed, Share
-from slipring.engines.tokens.token_answer import count, learn, render
+from slipring.engines.tokens.job_rendering import count, prefetch, render
 from slipring.prompts.rendering import Rendered, Rendering
 
 
@@ -94,7 +94,7 @@ class LlamaEngine(Engine):
             model = await models.from_server(self.options, self._api.queries)
             whole = Share(tuple(range(model.slots)), self.options.saved_mib * 2**20)
             self._serve(model, whole if self._borrowed is None else self._borrowed.share)
-        await learn(self.renderer)
+        await prefetch(self.renderer)
 
     async def close(self) -> None:
         await self._api.close()

@@ -7,7 +7,7 @@ turn renders from items.
 
 from slipring.core.generation import Delta, Finished, Job, Prefilled
 from slipring.engines.llama.api import Chunk, Timings
-from slipring.engines.tokens.token_answer import Speech
+from slipring.engines.tokens.token_answer import OutputDecoder
 from slipring.errors import ServerError
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 
@@ -24,7 +24,7 @@ class LlamaAnswer:
         self._generates = job.generate
         self._limit = limit
         self._stop_ids = renderer.stop_ids()
-        self._speech = Speech(job, rendering, renderer, trusted=trusted)
+        self._decoder = OutputDecoder(job, rendering, renderer, trusted=trusted)
         self._last: Chunk | None = None
         self._predicted = 0
         self._cached = 0
@@ -47,13 +47,13 @@ class LlamaAnswer:
         ids = self._found_again(chunk, hidden) if hidden else chunk.tokens
         said = self._listen(ids, chunk, room) if ids is not None else self._overhear(chunk, room)
         logprobs = [] if self._cut_off else [each.as_logprob() for each in chunk.completion_probabilities]
-        return first + self._speech.say(said, len(chunk.tokens) + hidden, logprobs)
+        return first + self._decoder.feed(said, len(chunk.tokens) + hidden, logprobs)
 
     def ends_before(self, chunk: Chunk) -> bool:
         """Whether to end the answer before a chunk, though the model goes on. That there is one shows that
         the engine has read all that was said before it: the next turn finds it there."""
         is_word = chunk.prompt_progress is None and not chunk.stop and not self._stopped
-        self._steered = self._stop.asked and self._generates and is_word and self._speech.may_end
+        self._steered = self._stop.asked and self._generates and is_word and self._decoder.may_end
         return self._steered
 
     def finish(self) -> tuple[list[Delta], Rendered | None]:
@@ -62,7 +62,7 @@ class LlamaAnswer:
             raise ServerError("The engine ended its answer without a finish reason.")
         last = self._last or self._as_ended()
         timings = last.timings
-        rest = self._speech.finish() if self._generates else []
+        rest = self._decoder.finish() if self._generates else []
         cut_off = self._generates and (self._cut_off or (not self._stopped and last.stop_type == "limit"))
         output_tokens = min(timings.predicted_n - self._stopped, self._limit) if self._generates else 0
         position = self._position()
@@ -72,7 +72,7 @@ class LlamaAnswer:
             input_tokens=input_tokens,
             cached_tokens=min(timings.cache_n, input_tokens),
             output_tokens=output_tokens,
-            reasoning_tokens=min(self._speech.thought_tokens, output_tokens),
+            reasoning_tokens=min(self._decoder.thought_tokens, output_tokens),
             position=position,
         )
         return [*rest, finished], position
@@ -97,7 +97,7 @@ class LlamaAnswer:
             return ""
         renderer = self._renderer
         if renderer.vocabulary.is_local:
-            return self._speech.characters.feed(renderer.token_bytes.join(ids))
+            return self._decoder.characters.feed(renderer.token_bytes.join(ids))
         return "".join(renderer.mark_of(id) for id in ids) or chunk.content
 
     def _overhear(self, chunk: Chunk, room: int) -> str:
@@ -105,7 +105,7 @@ class LlamaAnswer:
         self._ids = None
         self._until_stop(chunk.tokens)
         self._cut_off = self._cut_off or not room
-        return self._speech.characters.finish() + chunk.content if room else ""
+        return self._decoder.characters.finish() + chunk.content if room else ""
 
     def _until_stop(self, ids: list[int]) -> list[int]:
         if self._stop_ids.isdisjoint(ids):

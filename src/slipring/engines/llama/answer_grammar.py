@@ -15,10 +15,16 @@ import msgspec
 from msgspec import Struct
 
 from slipring.core.generation import Job
-from slipring.engines.constraints import tool_grammars
-from slipring.engines.constraints.compiler import Compiler
-from slipring.engines.constraints.constraint import ANY_OBJECT, CalledTool, Form, arguments_schema, form_of
-from slipring.engines.constraints.lark.strings import string_rules
+from slipring.engines.constraints import grammar_matcher
+from slipring.engines.constraints.answer_constraint import (
+    ANY_OBJECT,
+    CalledTool,
+    Form,
+    arguments_schema,
+    form_of,
+)
+from slipring.engines.constraints.grammar_compiler import Compiler
+from slipring.engines.constraints.lark.llguidance_writer import llguidance_rules
 from slipring.errors import InvalidRequest
 from slipring.prompts.rendering import Renderer
 from slipring.protocol.definitions import Grammar
@@ -132,7 +138,7 @@ class _Writer:
         """Rules for an input that follows a Lark grammar, quotes aside; none where it cannot be enforced."""
         if number not in self._input_rules:
             name = f"input_{number}"
-            rules = string_rules(grammar.definition, name) or ()
+            rules = llguidance_rules(grammar.definition, name) or ()
             lead = ["%llguidance {}", f'start: "\\"" {name} "\\""']
             is_valid = _grammar_complaint("\n".join([*lead, *rules, ""]), self._max_states) is None
             self._input_rules[number] = rules if is_valid else ()
@@ -252,8 +258,8 @@ def _complaint(schema: bytes, max_states: int, *, lenient: bool = False) -> str 
         return (said.partition("failed to compile JSON schema: ")[2] or said)[:300]
     # A pattern may stand where a short walk does not lead.
     for pattern in set(_patterns(json.loads(schema))):
-        said = tool_grammars.check_grammar("regex", pattern, max_states)
-        if said is not None and said.startswith(tool_grammars.TOO_LARGE):
+        said = grammar_matcher.check_grammar("regex", pattern, max_states)
+        if said is not None and said.startswith(grammar_matcher.TOO_LARGE):
             return said
     return None
 
@@ -278,7 +284,7 @@ def _grammar_complaint(grammar: str, max_states: int) -> str | None:
     failed, complaints = LLMatcher.validate_grammar_with_warnings(grammar)
     if failed:
         return " ".join("".join(complaints[:1]).split("\n   1 |")[0].split())
-    return tool_grammars.followed(_TOKENS.sub("<[255]>", grammar), max_states)
+    return grammar_matcher.walk_error(_TOKENS.sub("<[255]>", grammar), max_states)
 
 
 def _laid_out(schema: bytes, *, lenient: bool = False) -> str:

@@ -7,9 +7,15 @@ import msgspec
 
 from slipring.engines.remote.http_client import HttpClient, HttpFailure
 from slipring.engines.remote.upstream import startup_errors
-from slipring.engines.tokens.remote_vocabulary import MARKS, AskedVocabulary, apart, starts_of, tokenizing
+from slipring.engines.tokens.remote_vocabulary import (
+    MARKS,
+    ServerVocabulary,
+    spelling_pattern,
+    split_spellings,
+    tokenizer_errors,
+)
 
-_MARKS = starts_of(MARKS)
+_MARKS = spelling_pattern(MARKS)
 Query = Callable[[str, object], Any]
 """Posts a body to a path of the server and waits for the JSON answer; not for the event loop's thread."""
 
@@ -53,7 +59,7 @@ async def understands_llguidance(client: HttpClient) -> bool:
     return True
 
 
-class RemoteVocabulary(AskedVocabulary):
+class RemoteVocabulary(ServerVocabulary):
     """A vocabulary behind llama-server's ``/tokenize``."""
 
     def __init__(self, query: Query, name: str, control: Mapping[str, int] | None = None) -> None:
@@ -62,7 +68,7 @@ class RemoteVocabulary(AskedVocabulary):
 
     def _pieces(self, text: str) -> list[str]:
         # The server finds tokens that a vocabulary marks as user defined in any text.
-        return apart(text, _MARKS)
+        return split_spellings(text, _MARKS)
 
     def _tokenize_text(self, text: str) -> tuple[int, ...]:
         return self._tokenize(text, False)
@@ -74,5 +80,5 @@ class RemoteVocabulary(AskedVocabulary):
 
     def _tokenize(self, text: str, special: bool) -> tuple[int, ...]:
         asked = {"content": text, "add_special": False, "parse_special": special}
-        with tokenizing():
+        with tokenizer_errors():
             return tuple(self._query("/tokenize", asked)["tokens"]) if text else ()

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from slipring.engines.constraints import tool_grammars
-from slipring.engines.constraints.compiler import Compiler
+from slipring.engines.constraints import grammar_matcher
+from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.simulated.masked import DeadEnd, write_json, write_text
 from slipring.errors import InvalidRequest
 from slipring.protocol import wire
@@ -83,16 +83,16 @@ def draft_document(schema: bytes, strict: bool, max_states: int) -> tuple[str, s
 
 def draft_input(syntax: Literal["lark", "regex"], definition: str, max_states: int) -> str | None:
     """A text that fits a grammar; None if none is found. A task of the sandbox."""
-    matcher = tool_grammars.matcher(Grammar(syntax, definition), max_states)
+    matcher = grammar_matcher.compile_grammar(Grammar(syntax, definition), max_states)
     return write_text(matcher) if matcher is not None else None
 
 
 def _schema_matcher(schema: bytes, strict: bool, max_states: int) -> Any:
     try:
-        matcher = tool_grammars.schema_matcher(schema, max_states)
+        matcher = grammar_matcher.compile_schema(schema, max_states)
         if not strict and matcher.get_error():
-            matcher = tool_grammars.schema_matcher(schema, max_states, lenient=True)
-        error = tool_grammars.error_of(matcher)
+            matcher = grammar_matcher.compile_schema(schema, max_states, lenient=True)
+        error = grammar_matcher.error_of(matcher)
     except ValueError as refused:
         error = str(refused)
     if error:

@@ -11,7 +11,7 @@ from itertools import chain
 from random import Random
 from typing import Any
 
-from slipring.engines.constraints.tool_grammars import TOO_LARGE, error_of
+from slipring.engines.constraints.grammar_matcher import TOO_LARGE, error_of
 from slipring.protocol import wire
 
 _MAX_TEXT_BYTES = 4096

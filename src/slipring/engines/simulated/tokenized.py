@@ -16,6 +16,7 @@ from slipring.engines.simulated.pace import Pace
 from slipring.engines.simulated.plan import Content, prepare
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
+from slipring.engines.tokens.job_rendering import count, render
 from slipring.engines.tokens.model_files import (
     MODEL_COMMAND,
     ModelInfo,
@@ -24,7 +25,7 @@ from slipring.engines.tokens.model_files import (
     read_tokenizer,
 )
 from slipring.engines.tokens.renderers import make_renderer
-from slipring.engines.tokens.token_answer import Piece, TokenAnswer, count, render
+from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.errors import StartupError
 from slipring.prompts.rendering import Rendered, Renderer, Rendering, Step
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary

@@ -1,1 +1,1 @@
-"""Shared parts of engines that exchange token ids with their backend."""
+"""Shared parts of engines that send token ids to their backend, and threads that tokenize."""

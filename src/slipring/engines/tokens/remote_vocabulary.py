@@ -1,4 +1,7 @@
-"""Vocabularies that only a server has. Renderers that use them run in threads, which wait for answers."""
+"""Vocabularies of remote servers: text is tokenized by HTTP requests.
+
+The requests block, so renderers with such a vocabulary run in threads.
+"""
 
 import re
 from abc import abstractmethod
@@ -13,55 +16,55 @@ from slipring.errors import InvalidRequest, Unavailable
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 
-_SHORT = 16
-"""Characters of texts that are cached: what dialects write around contents. Caching longer ones would
-reveal to a tenant, by response times, what others sent."""
-_MOST_PIECES = 4096
+_CACHED_CHARS = 16
+"""Length in characters up to which ids are cached: the texts that dialects write around contents. Caching
+longer texts would reveal to a tenant, by response times, what others sent."""
+_MAX_PIECES = 4096
 _STEP_CHARS = 16_384
-_LONGEST_WORD = 256
-"""Characters of a token at most, where the words are not known: twice what known vocabularies have. A text
-that could fit only in longer ones is refused unasked."""
+_LONGEST_TOKEN = 256
+"""Assumed length in characters of the longest token: twice that of known vocabularies. A text that would fit
+only with longer tokens is rejected without a request."""
 
 MARKS = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
     *("<tools>", "</tools>", "<|python_tag|>"),
 )
-"""What models write around calls and thoughts: words in one vocabulary, tokens in the next."""
+"""Marks that models write around calls and thoughts: single tokens in some vocabularies, text in others."""
 
 
-class AskedVocabulary(Vocabulary):
-    """A vocabulary behind a server's tokenizer. Only what is new is ever sent there."""
+class ServerVocabulary(Vocabulary):
+    """Tokenizes with a remote server. Callers encode only new text, so only that is sent."""
 
     is_local = False
 
     def __init__(self, name: str, control: Mapping[str, int] | None = None) -> None:
-        """``name`` tells this vocabulary from others; ``control`` are the control tokens that are known."""
+        """``name`` identifies the vocabulary; ``control``: the control tokens known in advance."""
         self._control = dict(control or {})
         self.fingerprint = sha256(name.encode()).hexdigest()
-        self._short = lru_cache(maxsize=4096)(self._tokenize_text)
-        # Unbounded: names come from dialects and templates, never from clients. What was found out at start
-        # must stay known, because later it is needed on the event loop, which cannot wait.
+        self._tokenize_cached = lru_cache(maxsize=4096)(self._tokenize_text)
+        # Unbounded: names come from dialects and templates, never from clients. Ids looked up at start must
+        # stay cached: later the event loop needs them, where a request would block.
         self._find_control = cache(self._ask_control)
 
     def encode(self, text: str, budget: TokenBudget = UNLIMITED) -> list[int]:
         ids: list[int] = []
         pieces = self._pieces(text)
-        if len(pieces) > _MOST_PIECES:  # the server is asked about each
+        if len(pieces) > _MAX_PIECES:  # each may cost a request
             raise InvalidRequest(
-                f"Invalid 'input': a text spells more than {_MOST_PIECES} control tokens.", param="input"
+                f"Invalid 'input': a text spells more than {_MAX_PIECES} control tokens.", param="input"
             )
         for piece in pieces:
             budget.require_splittable(len(piece))  # only the server knows where it could be split
-            ids += self._short(piece) if len(piece) <= _SHORT else self._tokenize_text(piece)
+            ids += self._tokenize_cached(piece) if len(piece) <= _CACHED_CHARS else self._tokenize_text(piece)
             if len(ids) > budget.tokens:
                 raise TooManyTokens(len(ids))
         return ids
 
     def least_tokens(self, text: str) -> int:
-        return -(-len(text) // _LONGEST_WORD)
+        return -(-len(text) // _LONGEST_TOKEN)
 
     def learn_control(self, names: Iterable[str]) -> None:
-        """Find out which of these are control tokens."""
+        """Look up on the server which of these names are control tokens."""
         self._control |= {name: id for name in names if (id := self._find_control(name)) is not None}
 
     def control(self, token: str) -> int:
@@ -81,42 +84,43 @@ class AskedVocabulary(Vocabulary):
 
     @abstractmethod
     def _pieces(self, text: str) -> list[str]:
-        """A text in pieces in none of which the server's tokenizer finds a control token."""
+        """Split a text so that the server's tokenizer finds a control token in none of the pieces."""
 
     @abstractmethod
     def _tokenize_text(self, text: str) -> tuple[int, ...]:
-        """The ids of such a piece."""
+        """Ask the server for the ids of a piece."""
 
     @abstractmethod
     def _ask_control(self, token: str) -> int | None:
-        """The id of a control token, if it is one."""
+        """Ask the server for the id of a control token; None if it is not one."""
 
 
 @contextmanager
-def tokenizing() -> Iterator[None]:
-    """Raise what goes wrong while a server tokenizes as ``Unavailable``."""
+def tokenizer_errors() -> Iterator[None]:
+    """Convert failures of a tokenize request to ``Unavailable``."""
     try:
         yield
     except (HttpFailure, ValueError, LookupError, TypeError) as error:
         raise Unavailable("The engine's tokenizer does not answer. Try again in a moment.") from error
 
 
-def starts_of(tokens: Iterable[str], *patterns: str) -> "re.Pattern[str]":
-    """Finds where a token is spelled, also within another. What has one character cannot be taken apart."""
-    ways = [re.escape(token) for token in sorted(tokens) if len(token) > 1]
-    return re.compile(f"(?={'|'.join([*ways, *patterns]) or '(?!)'})")
+def spelling_pattern(tokens: Iterable[str], *patterns: str) -> "re.Pattern[str]":
+    """A pattern that matches, with no width, wherever a token or one of ``patterns`` begins, also within
+    another. Tokens of one character are left out: they cannot be split."""
+    choices = [re.escape(token) for token in sorted(tokens) if len(token) > 1]
+    return re.compile(f"(?={'|'.join([*choices, *patterns]) or '(?!)'})")
 
 
-def apart(text: str, starts: "re.Pattern[str]") -> list[str]:
-    """A text in pieces, cut within every token that it spells."""
-    cuts = [0, *(at + 1 for at in _found(text, starts)), len(text)]
+def split_spellings(text: str, pattern: "re.Pattern[str]") -> list[str]:
+    """Split a text after the first character of every token that it spells, so that no piece spells one."""
+    cuts = [0, *(at + 1 for at in _find_spellings(text, pattern)), len(text)]
     return [text[start:end] for start, end in pairwise(cuts) if start < end]
 
 
-def _found(text: str, starts: "re.Pattern[str]") -> Iterator[int]:
-    """Where tokens are spelled. A long text is searched in steps: while one is done, everybody else waits."""
+def _find_spellings(text: str, pattern: "re.Pattern[str]") -> Iterator[int]:
+    """Where ``pattern`` matches. Searches in steps: a search holds the interpreter lock until it returns."""
     for step in range(0, len(text), _STEP_CHARS):
-        for match in starts.finditer(text, step, step + _STEP_CHARS + _LONGEST_WORD):
+        for match in pattern.finditer(text, step, step + _STEP_CHARS + _LONGEST_TOKEN):
             if match.start() >= step + _STEP_CHARS:
                 break
             yield match.start()

@@ -1,97 +1,19 @@
-"""What engines by token ids share: how a job becomes ids, and how ids become an answer.
+"""Decodes the answers of engines that exchange token ids."""
 
-``TokenAnswer`` is for servers that name every id they emit. It keeps the ids as emitted, so that the next
-turn appends to exactly what the model has read and said.
-"""
-
-import asyncio
 from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct, structs
 
 from slipring.core.generation import CallArguments, Delta, Finished, Job, Prefilled, Text
-from slipring.engines.tokens.tokenizing import Tokenizing
-from slipring.errors import ContextLengthExceeded
 from slipring.prompts.parsing.parser import Parser
 from slipring.prompts.parsing.utf8 import Utf8Stream
-from slipring.prompts.rendering import Rendered, Renderer, Rendering
-from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
+from slipring.prompts.rendering import Renderer, Rendering
 from slipring.protocol.responses import Logprob
 
-_AT_ONCE_BYTES = 8192
-"""Of texts that are tokenized on the event loop: of digits, a vocabulary reads so many in 15 ms."""
 
-
-async def learn(renderer: Renderer) -> None:
-    """Ask once for all that is later needed where nobody may wait."""
-    if not renderer.vocabulary.is_local:
-        await asyncio.to_thread(renderer.stop_ids)
-        await asyncio.to_thread(renderer.mark_of, 0)
-
-
-async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokenizing) -> Rendering:
-    """Render; refuse what does not fit in ``context``. No more is tokenized than fits."""
-    rendering: Rendering | None = None
-    try:
-        rendering = await _rendered(job, renderer, tokenizing.room(context), tokenizing)
-        total = rendering.prompt.total
-    except TooManyTokens as error:
-        total = max(error.least, context)
-    if job.settings.truncation == "auto":
-        reserve = min(job.settings.max_output_tokens or context // 8, context // 2)
-        if total + reserve > context:
-            # More than needed is dropped: a chain that dropped a little every turn would have to be
-            # prefilled every turn.
-            room = tokenizing.room(context - max(reserve, context // 4))
-            shortened = await tokenizing.run(
-                job.tenant, renderer.shorten, job, room, is_local=renderer.vocabulary.is_local
-            )
-            if shortened is not None:
-                return shortened
-    if rendering is None or total >= context:
-        raise ContextLengthExceeded(total, context, is_exact=rendering is not None)
-    return rendering
-
-
-async def count(
-    job: Job, renderer: Renderer, context: int, tokenizing: Tokenizing, enough: int | None = None
-) -> int:
-    """The tokens of a job's prompt: up to ``enough``, or exactly, up to what is worth counting."""
-    most = context * tokenizing.counted_contexts
-    room = tokenizing.room(most if enough is None else min(enough, most))
-    try:
-        return (await _rendered(job, renderer, room, tokenizing)).prompt.total
-    except TooManyTokens as error:
-        if enough is not None and error.least >= enough:
-            return error.least
-        raise ContextLengthExceeded(error.least, context, is_exact=False) from None
-
-
-async def _rendered(job: Job, renderer: Renderer, budget: TokenBudget, tokenizing: Tokenizing) -> Rendering:
-    """Render, off the event loop where it is much or has to wait."""
-    if _renders_at_once(job, renderer):
-        return renderer.render(job, budget)
-    return await tokenizing.run(
-        job.tenant, renderer.render, job, budget, is_local=renderer.vocabulary.is_local
-    )
-
-
-def _renders_at_once(job: Job, renderer: Renderer) -> bool:
-    """Whether rendering is sure to be short: a little that is appended, by a renderer that never has to
-    write everything again, with a vocabulary that is here."""
-    position = job.parent.position if job.parent is not None else None
-    appends = isinstance(position, Rendered) and renderer.wrote(position)
-    size_bytes = sum(len(item.raw) for item in job.input)
-    if not (isinstance(position, Rendered) and appends and position.preface.covers(job)):
-        size_bytes += len(bytes(job.head.instructions_json)) + len(job.head.tools.raw)
-    if not renderer.vocabulary.is_local or size_bytes > _AT_ONCE_BYTES:
-        return False
-    return job.parent is None or (renderer.always_appends and appends)
-
-
-class Speech:
-    """What a model says, piece by piece: deltas, with the logprobs of the words, and how much was thought."""
+class OutputDecoder:
+    """Turns the model's text, piece by piece, into deltas with logprobs. Counts the reasoning tokens."""
 
     def __init__(
         self,
@@ -102,28 +24,28 @@ class Speech:
         constrained: bool = False,
         trusted: bool = False,
     ) -> None:
-        """``constrained``: the engine keeps the answer to a JSON schema; ``trusted``: a grammar keeps its
-        calls to their form."""
+        """``constrained``: the engine enforces a JSON schema on the answer; ``trusted``: a grammar enforces the
+        format of calls."""
         starts_thinking = renderer.opens_thought(rendering.prompt)
         calls = renderer.call_format
         if trusted and calls.call_open:
-            # The grammar knows calls by their mark: what comes without it has not been checked.
+            # The grammar recognises calls by their marker; it has not checked text without one.
             calls = structs.replace(calls, bare_json=False, prefix="")
         self._parser = Parser(calls, job.offer, starts_thinking=starts_thinking, trusted=trusted)
-        # A schema may forbid the thought that the prompt has opened, or hold only after it.
-        self._thoughtless = (
+        # A schema may apply from the first token, although the prompt has opened a reasoning block.
+        self._without_thought = (
             Parser(renderer.call_format, job.offer) if constrained and starts_thinking else None
         )
         self._logprobs: list[Logprob] = []
         self.characters = Utf8Stream()
         self.thought_tokens = 0
 
-    def say(self, text: str, tokens: int, logprobs: list[Logprob]) -> list[Delta]:
-        """Take the text that so many tokens have completed."""
-        if self._thoughtless is not None and text.strip():
+    def feed(self, text: str, tokens: int, logprobs: list[Logprob]) -> list[Delta]:
+        """Decode the text of ``tokens`` more tokens."""
+        if self._without_thought is not None and text.strip():
             if text.lstrip().startswith("{"):
-                self._parser = self._thoughtless
-            self._thoughtless = None
+                self._parser = self._without_thought
+            self._without_thought = None
         deltas = self._parser.feed(text) if text else []
         if self._parser.is_thinking:
             self.thought_tokens += tokens
@@ -133,12 +55,12 @@ class Speech:
 
     @property
     def is_holding(self) -> bool:
-        """Whether a call is held back until it is whole."""
+        """Whether a call is held back until it is complete."""
         return self._parser.is_holding
 
     @property
     def may_end(self) -> bool:
-        """Whether nothing is lost where it ends here: no thought, no call and no character is half said."""
+        """Whether the answer may be cut here: outside of reasoning, calls and multi-token characters."""
         return self._parser.is_idle and not self.characters.is_waiting
 
     def finish(self) -> list[Delta]:
@@ -146,31 +68,31 @@ class Speech:
         return self._with_logprobs(deltas) if self._logprobs else deltas
 
     def _with_logprobs(self, deltas: list[Delta]) -> list[Delta]:
-        """Give the next words the logprobs of all tokens since the last: the parser may have held some."""
-        spoken = next((delta for delta in deltas if isinstance(delta, Text)), None)
-        if spoken is not None:
-            spoken.logprobs, self._logprobs = self._logprobs, []
+        """Attach all collected logprobs to the next text delta: the parser may have held some text back."""
+        text = next((delta for delta in deltas if isinstance(delta, Text)), None)
+        if text is not None:
+            text.logprobs, self._logprobs = self._logprobs, []
         elif self._parser.is_thinking or any(isinstance(delta, CallArguments) for delta in deltas):
-            self._logprobs = []  # of thoughts and calls nobody is told any
+            self._logprobs = []  # the API has none for reasoning and calls
         return deltas
 
 
 class Piece(Struct):
-    """A piece of a server's stream, in the terms of all that name their ids."""
+    """A part of a server's stream, in a form that all servers which report their ids share."""
 
     ids: list[int] = []
     text: str = ""
-    """What the ids say, where the vocabulary is not here."""
+    """The text of the ids, if the vocabulary is not local."""
     logprobs: list[Logprob] = []
-    """One for each id, where they were asked for."""
+    """One for each id, if the request asks for them."""
     reason: Literal["stop", "length"] | None = None
     stop_id: int | None = None
-    """The id that ended the answer, where it ended by one."""
+    """The id that ended the answer, if one did."""
     cached_tokens: int | None = None
 
 
-def _together(pieces: Sequence[Piece]) -> Piece | None:
-    """Pieces as one; None where each has logprobs of its own."""
+def _merged(pieces: Sequence[Piece]) -> Piece | None:
+    """Merge pieces into one; None if they have logprobs."""
     ids: list[int] = []
     whole = Piece(ids)
     for piece in pieces:
@@ -187,7 +109,10 @@ def _together(pieces: Sequence[Piece]) -> Piece | None:
 
 
 class TokenAnswer:
-    """The answer to one job as it comes in, id by id."""
+    """Collects the ids of one answer and decodes them.
+
+    Keeps the ids as emitted, so that the next turn appends to exactly what the model has read and written.
+    """
 
     def __init__(
         self,
@@ -204,18 +129,18 @@ class TokenAnswer:
         self._token_bytes = renderer.token_bytes
         self._generates = job.generate
         self._stop_ids = renderer.stop_ids()
-        self._speech = Speech(job, rendering, renderer, constrained=constrained, trusted=trusted)
+        self._decoder = OutputDecoder(job, rendering, renderer, constrained=constrained, trusted=trusted)
         self._ids: list[int] = []
         self._prefilled = self._steered = False
         self._reason: Literal["stop", "length"] | None = None
         self._cached_tokens = 0
 
     def take_all(self, pieces: Sequence[Piece]) -> list[Delta]:
-        """What one read has brought. While a call is held back there is nothing to tell of its pieces, one by
-        one: they are looked at together."""
+        """Decode the pieces of one read. While a call is held back they yield no deltas and are merged, which is
+        faster."""
         deltas: list[Delta] = []
         for index, piece in enumerate(pieces):
-            if self._speech.is_holding and (rest := _together(pieces[index:])) is not None:
+            if self._decoder.is_holding and (rest := _merged(pieces[index:])) is not None:
                 return deltas + self.take(rest)
             deltas += self.take(piece)
         return deltas
@@ -228,7 +153,7 @@ class TokenAnswer:
         if not self._generates or not piece.ids:
             return []
         ids, logprobs = self._kept(piece)
-        deltas = self._speech.say(self._words(ids, piece.text), len(ids), logprobs)
+        deltas = self._decoder.feed(self._text(ids, piece.text), len(ids), logprobs)
         if not self._prefilled:
             self._prefilled = True
             deltas.insert(0, Prefilled())
@@ -237,39 +162,39 @@ class TokenAnswer:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is anything of it."""
+        """Whether the first token or the end has arrived."""
         return self._prefilled or self.has_ended
 
     @property
     def has_ended(self) -> bool:
-        """Whether the server has said that this is all."""
+        """Whether the server has reported the end."""
         return self._reason is not None
 
     def ends_here(self) -> bool:
-        """Whether to end it here, though the model has not."""
-        due = self._stop.asked and self._generates and self._reason is None and self._speech.may_end
+        """Whether to cut the answer here, because the job's ``stop`` asks for it."""
+        due = self._stop.asked and self._generates and self._reason is None and self._decoder.may_end
         self._steered = due
         return due
 
     def finish(self) -> list[Delta]:
-        """The end of the stream: the last deltas."""
+        """The last deltas, at the end of the stream."""
         rendering = self._rendering
         sent = rendering.prompt if self._generates else rendering.context
-        spoke = self._generates and (self._ids or not self._steered)
+        has_answer = self._generates and (self._ids or not self._steered)
         reason: Literal["stop", "max_output_tokens", "steered"] = "steered" if self._steered else "stop"
         finished = Finished(
             reason="max_output_tokens" if self._generates and self._reason == "length" else reason,
             input_tokens=sent.total,
             cached_tokens=min(self._cached_tokens, sent.total),
             output_tokens=len(self._ids),
-            reasoning_tokens=min(self._speech.thought_tokens, len(self._ids)),
-            # Where nothing was said, it has never been the model's turn.
-            position=rendering.with_answer(self._ids) if spoke else rendering.context,
+            reasoning_tokens=min(self._decoder.thought_tokens, len(self._ids)),
+            # Without output, the prompt that opens the model's turn is not part of the context.
+            position=rendering.with_answer(self._ids) if has_answer else rendering.context,
         )
-        return [*(self._speech.finish() if self._generates else []), finished]
+        return [*(self._decoder.finish() if self._generates else []), finished]
 
     def _kept(self, piece: Piece) -> tuple[list[int], list[Logprob]]:
-        """The ids that are part of the answer, with their logprobs: all but those that end it."""
+        """The ids that are part of the answer, with their logprobs: all but stop ids."""
         ids = piece.ids
         if ids[-1] != piece.stop_id and self._stop_ids.isdisjoint(ids):
             return ids, piece.logprobs
@@ -278,7 +203,7 @@ class TokenAnswer:
         logprobs = [piece.logprobs[number] for number in kept] if piece.logprobs else []
         return [ids[number] for number in kept], logprobs
 
-    def _words(self, ids: list[int], told: str) -> str:
+    def _text(self, ids: list[int], reported: str) -> str:
         if not self._is_local:
-            return told
-        return self._speech.characters.feed(self._token_bytes.join(ids))
+            return reported
+        return self._decoder.characters.feed(self._token_bytes.join(ids))

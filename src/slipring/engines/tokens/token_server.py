@@ -15,14 +15,15 @@ from msgspec import Struct
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.constraints.constraint import Constraint, constraint_of
+from slipring.engines.constraints.answer_constraint import Constraint, constraint_of
 from slipring.engines.options import option, read_pairs
 from slipring.engines.remote.admission import BegunStream, Gate, Retryable
 from slipring.engines.remote.upstream import Upstream, UpstreamOptions, read_each, refusal, startup_errors
+from slipring.engines.tokens.job_rendering import count, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_renderer
 from slipring.engines.tokens.sampling import Sampling
-from slipring.engines.tokens.token_answer import Piece, TokenAnswer, count, learn, render
+from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.errors import ApiError, ServerError, StartupError
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -129,7 +130,7 @@ class TokenServer(Engine):
         self.renderer = await asyncio.to_thread(
             make_renderer, self.name, self.options.dialect, info, vocabulary
         )
-        await learn(self.renderer)
+        await prefetch(self.renderer)
 
     async def close(self) -> None:
         await self._gate.close()

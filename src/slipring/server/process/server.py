@@ -16,7 +16,7 @@ from slipring.config import Config
 from slipring.core.generation import Defaults
 from slipring.engines.base import Engine
 from slipring.engines.catalog import Catalog, Entry, open_engine, position_codec
-from slipring.engines.tokens.tokenizing import Tokenizing
+from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.errors import StartupError, Unavailable
 from slipring.models import ModelEntry
 from slipring.protocol.items import Effort
@@ -59,7 +59,7 @@ class Server:
         """``engine`` and ``store`` replace the configured ones; ``open_by_name`` opens configured engines."""
         self.config = config
         self.catalog = _catalog(config, engine, open_by_name)
-        tokenizing = Tokenizing(config.limits)
+        tokenizing = TokenizerThreads(config.limits)
         for served in self.catalog.engines:
             served.tokenizing = tokenizing
         positions = position_codec()

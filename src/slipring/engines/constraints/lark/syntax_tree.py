@@ -1,15 +1,15 @@
-"""What grammars are made of, terminals and rules alike, and what texts begin with."""
+"""The nodes of parsed grammars and regular expressions, and operations on them."""
 
 from collections.abc import Iterator
 from itertools import islice
 
 from msgspec import Struct
 
-from slipring.engines.constraints.lark.characters import Characters
+from slipring.engines.constraints.lark.character_sets import CharacterSet
 
 
-class Unknown(Exception):
-    """A grammar uses what cannot be converted."""
+class Unsupported(Exception):
+    """The grammar cannot be converted: it uses an unsupported feature, or exceeds a limit."""
 
 
 class Sequence(Struct, frozen=True, cache_hash=True):
@@ -27,25 +27,27 @@ class Repeated(Struct, frozen=True, cache_hash=True):
 
 
 class Terminal(Struct, frozen=True, cache_hash=True):
-    """What a lexer takes at once, and as much of it as it can."""
+    """A pattern that a lexer matches at once, as long as possible."""
 
     pattern: "Node"
     is_ignored: bool = False
-    """It stands between others, and says nothing."""
+    """Whether it is skipped between other terminals (``%ignore``)."""
 
 
 class Rule(Struct, frozen=True, cache_hash=True):
+    """A reference to a rule."""
+
     name: str
 
 
-Node = Characters | Sequence | Either | Repeated | Terminal | Rule
+Node = CharacterSet | Sequence | Either | Repeated | Terminal | Rule
 
-NOTHING = Sequence(())
-_MOST_BEGINNINGS = 200
+EMPTY = Sequence(())
+_MAX_BEGINNINGS = 200
 
 
 def is_nullable(pattern: Node) -> bool:
-    """Whether a pattern fits the empty text."""
+    """Whether a pattern matches the empty text."""
     match pattern:
         case Sequence(items):
             return all(map(is_nullable, items))
@@ -56,11 +58,11 @@ def is_nullable(pattern: Node) -> bool:
     return False
 
 
-def beginnings(pattern: Node) -> Iterator[tuple[Characters, Node]]:
-    """How its texts begin: the first character, and what follows it."""
+def beginnings(pattern: Node) -> Iterator[tuple[CharacterSet, Node]]:
+    """How matching texts begin: pairs of the set of the first character and the pattern of the rest."""
     match pattern:
-        case Characters():
-            yield pattern, NOTHING
+        case CharacterSet():
+            yield pattern, EMPTY
         case Either(options):
             for option in options:
                 yield from beginnings(option)
@@ -76,11 +78,11 @@ def beginnings(pattern: Node) -> Iterator[tuple[Characters, Node]]:
                 yield first, Sequence((rest, again))
 
 
-def not_empty(pattern: Node) -> Node:
-    """The same without the empty text."""
+def without_empty(pattern: Node) -> Node:
+    """The pattern without the empty text. Raises ``Unsupported`` if that is too large."""
     if not is_nullable(pattern):
         return pattern
-    found = tuple(islice(beginnings(pattern), _MOST_BEGINNINGS + 1))
-    if len(found) > _MOST_BEGINNINGS:
-        raise Unknown("how many ways a terminal may begin")
-    return Either(tuple(map(Sequence, found)))
+    ways = tuple(islice(beginnings(pattern), _MAX_BEGINNINGS + 1))
+    if len(ways) > _MAX_BEGINNINGS:
+        raise Unsupported("too many ways in which a terminal begins")
+    return Either(tuple(map(Sequence, ways)))

@@ -1,32 +1,42 @@
-"""Grammars of texts as grammars of JSON strings that hold such texts, for llguidance.
+"""Writes a Lark grammar of texts as a grammar of JSON strings with such texts, for llguidance.
 
-Its lexer takes as much as it can and never goes back. Within a string that is not enough: after a backslash
-one cannot tell whether the terminal goes on (``\\t``) or the next one begins (``\\n``). So each terminal
-comes twice: as it is, and with the backslash of whatever follows it; and the one that follows such a
-backslash is written from its second half on. Then texts are taken apart as they would be outside of JSON.
+llguidance's lexer matches as much as it can and never backtracks. Within a JSON string that goes wrong: after
+a backslash it cannot know whether the terminal continues (``\\t``) or the next one begins (``\\n``). So each
+terminal is written twice, as it is and with the backslash of the next escape appended; and a terminal after
+such a backslash is written without its first backslash. Then the lexer splits a text as it would outside
+JSON.
 """
 
-from slipring.engines.constraints.lark.characters import Characters
-from slipring.engines.constraints.lark.definition import read_definition
-from slipring.engines.constraints.lark.productions import LONGEST, Key, Productions, State
-from slipring.engines.constraints.lark.trees import Either, Node, Repeated, Sequence, Unknown, beginnings
+from slipring.engines.constraints.lark.character_sets import CharacterSet
+from slipring.engines.constraints.lark.lark_parser import parse_lark
+from slipring.engines.constraints.lark.productions import MAX_TERMINAL_CHARS, Key, Productions, State
+from slipring.engines.constraints.lark.syntax_tree import (
+    Either,
+    Node,
+    Repeated,
+    Sequence,
+    Unsupported,
+    beginnings,
+)
 
 _STATES = (State(True), State(True, True), State(False))
 _BACKSLASH = r"\\"
 
 
-def string_rules(definition: str, name: str) -> tuple[str, ...] | None:
-    """Rules for what stands between the quotes, by this name and by names that begin with it; None: there is
-    something about the grammar that cannot be written so."""
+def llguidance_rules(definition: str, name: str) -> tuple[str, ...] | None:
+    """Rules for the text between the quotes; None if the grammar cannot be converted.
+
+    The first rule has the name ``name``, the names of the others begin with it.
+    """
     try:
-        productions = Productions(read_definition(definition), _Terminals().write, _STATES)
-    except (Unknown, RecursionError):
+        productions = Productions(parse_lark(definition), _TerminalWriter().write, _STATES)
+    except (Unsupported, RecursionError):
         return None
-    return tuple(_Names(productions, name).lines()) if productions.starts else None
+    return tuple(_RuleWriter(productions, name).lines()) if productions.starts else None
 
 
-class _Names:
-    """Writes productions down."""
+class _RuleWriter:
+    """Names productions and terminals, and writes them as lines."""
 
     def __init__(self, productions: Productions, name: str) -> None:
         self._productions = productions
@@ -52,54 +62,55 @@ class _Names:
         return self._terminals.setdefault(symbol, f"{self._name.upper()}_{len(self._terminals)}")
 
 
-class _Terminals:
-    """Writes the terminals of one grammar, as far as that leads somewhere."""
+class _TerminalWriter:
+    """Writes the terminals of one grammar, up to ``MAX_TERMINAL_CHARS``."""
 
     def __init__(self) -> None:
-        self._left = LONGEST
+        self._left = MAX_TERMINAL_CHARS
         self._written: dict[Node, str | None] = {}
 
     def write(self, pattern: Node, start: State, end: State) -> str | None:
+        """See ``productions.Writer``."""
         text = self._rest(pattern) if start.halfway else self._whole(pattern)
         return text if text is None or not end.halfway else f"(?:{text}){_BACKSLASH}"
 
     def _rest(self, pattern: Node) -> str | None:
-        """What follows where the backslash has been read already."""
-        found = []
+        """A pattern whose first character is escaped, without the backslash; None if no text begins so."""
+        choices = []
         for first, following in beginnings(pattern):
             if letters := first.escapes():
                 rest = self._whole(following)
-                found += [_one_of(letters) + rest] if rest is not None else []
-        return f"(?:{'|'.join(found)})" if found else None
+                choices += [_one_of(letters) + rest] if rest is not None else []
+        return f"(?:{'|'.join(choices)})" if choices else None
 
     def _whole(self, pattern: Node) -> str | None:
-        """A pattern as it is written within a JSON string; None: it cannot be."""
+        """A pattern as written within a JSON string; None if it matches no text there."""
         if pattern not in self._written:
             text = self._written[pattern] = self._write(pattern)
             self._left -= len(text or "")
             if self._left < 0:
-                raise Unknown("the size of its terminals")
+                raise Unsupported("terminals too large")
         return self._written[pattern]
 
     def _write(self, pattern: Node) -> str | None:
         match pattern:
-            case Characters():
+            case CharacterSet():
                 return _character(pattern)
             case Sequence(items):
                 parts = [self._whole(item) for item in items]
                 return None if None in parts else "".join(filter(None, parts))
             case Either(options):
-                found = [text for option in options if (text := self._whole(option)) is not None]
-                return f"(?:{'|'.join(found)})" if found else None
+                choices = [text for option in options if (text := self._whole(option)) is not None]
+                return f"(?:{'|'.join(choices)})" if choices else None
             case Repeated(item, least, most):
                 text = self._whole(item)
                 if text is None:
                     return "" if least == 0 else None
                 return f"(?:{text}){{{least},{'' if most is None else most}}}"
-        raise Unknown("a rule in a terminal")
+        raise Unsupported("rule within a terminal")
 
 
-def _character(characters: Characters) -> str | None:
+def _character(characters: CharacterSet) -> str | None:
     plain, letters = characters.plain(), characters.escapes()
     if not letters:
         return plain

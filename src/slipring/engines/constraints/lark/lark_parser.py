@@ -1,7 +1,7 @@
-"""Grammars in Lark's notation, as llguidance reads them, as trees.
+"""Parses grammars in Lark's notation, as llguidance reads it, into syntax trees.
 
-Terminals are put in where they are named. What has no counterpart elsewhere (attributes of rules, parameters,
-``~`` and ``&`` between terminals, tokens by name) raises ``Unknown``; what is no grammar has been refused
+References to terminals are replaced by their patterns. Attributes and parameters of rules, ``~`` and ``&``
+between terminals, and tokens by name raise ``Unsupported``. The grammar must be valid: it has been checked
 before.
 """
 
@@ -12,9 +12,17 @@ from typing import Final
 
 from msgspec import Struct
 
-from slipring.engines.constraints.lark.characters import span
-from slipring.engines.constraints.lark.patterns import literal, read_pattern
-from slipring.engines.constraints.lark.trees import Either, Node, Repeated, Rule, Sequence, Terminal, Unknown
+from slipring.engines.constraints.lark.character_sets import code_range
+from slipring.engines.constraints.lark.regex_parser import literal, parse_regex
+from slipring.engines.constraints.lark.syntax_tree import (
+    Either,
+    Node,
+    Repeated,
+    Rule,
+    Sequence,
+    Terminal,
+    Unsupported,
+)
 
 _TOKEN: Final = re.compile(
     r"""
@@ -57,56 +65,59 @@ CPP_COMMENT: "//" /[^\n]*/
 C_COMMENT: "/*" /[^*]/* /[*]+/ (/[^\/*]/ /[^*]/* /[*]+/)* "/"
 SQL_COMMENT: "--" /[^\n]*/
 """
-"""What can be imported: the terminals of Lark's own library that llguidance knows."""
-_TWO_DIGITS: Final = re.compile(r"(\\[^x])|\\x(..)")
-_ENDLESS: Final = 2**31 - 1
+"""Terminals of Lark's ``common`` library that llguidance can import."""
+_HEX_ESCAPE: Final = re.compile(r"(\\[^x])|\\x(..)")
+_UNBOUNDED: Final = 2**31 - 1
 
 
-class Definition(Struct, frozen=True):
+class LarkGrammar(Struct, frozen=True):
+    """A parsed grammar. Its start rule is ``start``."""
+
     rules: dict[str, Node]
     ignored: Terminal | None
-    """What may stand between terminals, if anything."""
+    """What is skipped between terminals; None if nothing is."""
 
 
-def read_definition(text: str) -> Definition:
-    """The rules of a grammar; the first to be asked for is ``start``."""
-    reader = _Reader(text)
-    reader.read()
-    rules = {name: _Rules(reader, tokens).alternatives() for name, tokens in reader.rules.items()}
-    ignored = tuple(_Terminals(reader, tokens).alternatives() for tokens in reader.ignored)
-    return Definition(rules, Terminal(Either(ignored), is_ignored=True) if ignored else None)
+def parse_lark(text: str) -> LarkGrammar:
+    """Parse a grammar. Raises ``Unsupported``."""
+    source = _Source(text)
+    source.split()
+    rules = {name: _RuleParser(source, tokens).parse() for name, tokens in source.rules.items()}
+    ignored = tuple(_TerminalParser(source, tokens).parse() for tokens in source.ignored)
+    return LarkGrammar(rules, Terminal(Either(ignored), is_ignored=True) if ignored else None)
 
 
 Token = tuple[str, str]
+"""Kind and text."""
 
 
-class _Reader:
-    """Takes a grammar apart by its lines, and terminals together."""
+class _Source:
+    """Splits a grammar into definitions, and resolves the names of terminals."""
 
     def __init__(self, text: str) -> None:
         self._lines = _lines(text)
         self.rules: dict[str, list[Token]] = {}
         self.ignored: list[list[Token]] = []
         self._terminals: dict[str, list[Token]] = {}
-        self._read: dict[str, Node] = {}
+        self._parsed: dict[str, Node] = {}
 
-    def read(self) -> None:
+    def split(self) -> None:
         for line in self._lines:
             kind, text = line[0]
             if kind == "directive":
-                self._direct(text, line[1:])
+                self._read_directive(text, line[1:])
             elif line[1:2] != [("sign", ":")] or kind not in ("rule", "terminal"):
-                raise Unknown("a definition")
+                raise Unsupported("not a definition")
             else:
-                named = self.rules if kind == "rule" else self._terminals
-                named[text.lstrip("!?")] = line[2:]
+                definitions = self.rules if kind == "rule" else self._terminals
+                definitions[text.lstrip("!?")] = line[2:]
 
-    def _direct(self, directive: str, line: list[Token]) -> None:
+    def _read_directive(self, directive: str, line: list[Token]) -> None:
         if directive == "%ignore":
             self.ignored.append(line)
             return
         if directive != "%import" or line[:1] != [("rule", "common")]:
-            raise Unknown("a directive")
+            raise Unsupported("directive")
         names = [text for kind, text in line if kind == "terminal"]
         if ("sign", "->") in line:
             self._import(names[0], names[1] if len(names) == 2 else "")
@@ -116,24 +127,24 @@ class _Reader:
 
     def _import(self, name: str, alias: str) -> None:
         if not alias:
-            raise Unknown("a name for what is imported")
-        self._read[alias] = _common().terminal(name)
+            raise Unsupported("import without a name")
+        self._parsed[alias] = _common().terminal(name)
 
     def terminal(self, name: str) -> Node:
-        """What a terminal stands for."""
-        if name not in self._read:
+        """The pattern of a terminal."""
+        if name not in self._parsed:
             tokens = self._terminals.pop(name, None)
             if tokens is None:
-                raise Unknown("a name")
-            self._read[name] = _Terminals(self, tokens).alternatives()
-        return self._read[name]
+                raise Unsupported("undefined name")
+            self._parsed[name] = _TerminalParser(self, tokens).parse()
+        return self._parsed[name]
 
 
 @lru_cache(maxsize=1)
-def _common() -> _Reader:
-    reader = _Reader(_COMMON)
-    reader.read()
-    return reader
+def _common() -> _Source:
+    source = _Source(_COMMON)
+    source.split()
+    return source
 
 
 def _lines(text: str) -> list[list[Token]]:
@@ -141,35 +152,35 @@ def _lines(text: str) -> list[list[Token]]:
     lines: list[list[Token]] = [[]]
     at = 0
     while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None:
-            raise Unknown("a sign")
-        at, kind = found.end(), str(found.lastgroup)
+        token = _TOKEN.match(text, at)
+        if token is None:
+            raise Unsupported("unexpected token")
+        at, kind = token.end(), str(token.lastgroup)
         if kind == "newline":
             lines.append([])
         elif kind != "skip":
-            if found[0] == "|" and not lines[-1] and len(lines) > 1:
-                # A line that begins so goes on with the one before, empty ones and comments aside.
+            if token[0] == "|" and not lines[-1] and len(lines) > 1:
+                # A line that begins with "|" continues the previous one, over empty lines and comments.
                 while len(lines) > 1 and not lines[-1]:
                     lines.pop()
-            lines[-1].append((kind, found[0]))
+            lines[-1].append((kind, token[0]))
     return [line for line in lines if line]
 
 
-class _Terminals:
-    """Reads what a terminal is made of."""
+class _TerminalParser:
+    """Parses the definition of a terminal."""
 
-    def __init__(self, reader: _Reader, tokens: list[Token]) -> None:
-        self._reader = reader
+    def __init__(self, source: _Source, tokens: list[Token]) -> None:
+        self._source = source
         self._tokens = tokens
         self._at = 0
 
-    def alternatives(self) -> Node:
-        """All of it."""
-        found = self._alternatives()
+    def parse(self) -> Node:
+        """Parse all tokens."""
+        node = self._alternatives()
         if self._at < len(self._tokens):
-            raise Unknown("a sign")
-        return found
+            raise Unsupported("unexpected token")
+        return node
 
     def _alternatives(self) -> Node:
         options = [self._sequence()]
@@ -203,82 +214,82 @@ class _Terminals:
             return Repeated(item, 0, 1)
         if self._take("~"):
             least = self._number()
-            return self._counted(item, least, self._number() if self._take("..") else least)
+            return self._repeated(item, least, self._number() if self._take("..") else least)
         if self._take("{"):
             least = 0 if self._next() == ("sign", ",") else self._number()
             most: int | None = least
             if self._take(","):
                 most = None if self._next() == ("sign", "}") else self._number()
             if not self._take("}"):
-                raise Unknown("a count")
-            return self._counted(item, least, most)
+                raise Unsupported("count")
+            return self._repeated(item, least, most)
         return item
 
-    def _counted(self, item: Node, least: int, most: int | None) -> Node:
-        return Repeated(item, least, None if most == _ENDLESS else most)
+    def _repeated(self, item: Node, least: int, most: int | None) -> Node:
+        return Repeated(item, least, None if most == _UNBOUNDED else most)
 
     def _number(self) -> int:
         kind, text = self._next() or ("", "")
         if kind != "number":
-            raise Unknown("a count")
+            raise Unsupported("count")
         self._at += 1
         return int(text)
 
     def _atom(self) -> Node:
         if self._take("("):
-            found = self._alternatives()
+            node = self._alternatives()
             if not self._take(")"):
-                raise Unknown("a parenthesis")
-            return found
+                raise Unsupported("unbalanced parenthesis")
+            return node
         if self._take("["):
-            found = self._alternatives()
+            node = self._alternatives()
             if not self._take("]"):
-                raise Unknown("a bracket")
-            return Repeated(found, 0, 1)
+                raise Unsupported("unbalanced bracket")
+            return Repeated(node, 0, 1)
         kind, text = self._next() or ("", "")
         self._at += 1
         if kind in ("rule", "terminal"):
-            return self._named(kind, text)
-        return self._lifted(self._value(kind, text))
+            return self._reference(kind, text)
+        return self._pattern_node(self._value(kind, text))
 
-    def _named(self, kind: str, name: str) -> Node:
+    def _reference(self, kind: str, name: str) -> Node:
         if kind == "rule":
-            raise Unknown("a rule in a terminal")
-        return self._reader.terminal(name)
+            raise Unsupported("rule within a terminal")
+        return self._source.terminal(name)
 
-    def _lifted(self, pattern: Node) -> Node:
+    def _pattern_node(self, pattern: Node) -> Node:
         return pattern
 
     def _value(self, kind: str, text: str) -> Node:
         if kind == "regex":
             end = text.rindex("/")
-            return read_pattern(text[1:end], text[end + 1 :])
+            return parse_regex(text[1:end], text[end + 1 :])
         if kind != "string":
-            raise Unknown("a sign")
-        said = _said(text.removesuffix("i"))
+            raise Unsupported("unexpected token")
+        string = _unquote(text.removesuffix("i"))
         if not self._take(".."):
-            return literal(said, folded=text.endswith("i"))
+            return literal(string, ignores_case=text.endswith("i"))
         kind, text = self._next() or ("", "")
         self._at += 1
-        last = _said(text) if kind == "string" else ""
-        if len(said) != 1 or len(last) != 1:
-            raise Unknown("a range")
-        return span(ord(said), ord(last))
+        last = _unquote(text) if kind == "string" else ""
+        if len(string) != 1 or len(last) != 1:
+            raise Unsupported("range")
+        return code_range(ord(string), ord(last))
 
 
-class _Rules(_Terminals):
-    """Reads what a rule is made of: of rules and, as a lexer finds them, terminals."""
+class _RuleParser(_TerminalParser):
+    """Parses the definition of a rule: patterns become terminals, names become rules or terminals."""
 
-    def _named(self, kind: str, name: str) -> Node:
-        return Rule(name) if kind == "rule" else Terminal(self._reader.terminal(name))
+    def _reference(self, kind: str, name: str) -> Node:
+        return Rule(name) if kind == "rule" else Terminal(self._source.terminal(name))
 
-    def _lifted(self, pattern: Node) -> Node:
+    def _pattern_node(self, pattern: Node) -> Node:
         return Terminal(pattern)
 
 
-def _said(quoted: str) -> str:
-    """What a string means; more than JSON, it may have characters by two digits."""
+def _unquote(quoted: str) -> str:
+    """The text of a string literal: JSON, plus escapes such as ``\\x41``."""
     try:
-        return str(json.loads(_TWO_DIGITS.sub(lambda found: found[1] or rf"\u00{found[2]}", quoted)))
+        return str(json.loads(_HEX_ESCAPE.sub(lambda match: match[1] or rf"\u00{match[2]}", quoted)))
     except ValueError:
-        raise Unknown("a string") from None
+        raise Unsupported("string") from None

@@ -1,7 +1,7 @@
-"""What keeps an answer to its form, as one JSON schema or one grammar: for servers that take no more.
+"""Writes the constraint of an answer for servers that accept one JSON schema or one GBNF grammar.
 
-Both are written from what clients define, so they are written in a sandbox: ``form_of`` says what is to be
-kept to, as data, and the tasks of the sandbox make of it what a server takes.
+The input comes from clients, so the constraint is written in a sandbox: ``form_of`` collects the requirements
+as data, and a sandbox task writes the schema or grammar from them.
 """
 
 import json
@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from slipring.core.generation import Job
-from slipring.engines.constraints.compiler import Compiler
-from slipring.engines.constraints.lark.gbnf import ANY_STRING, gbnf_rules
+from slipring.engines.constraints.grammar_compiler import Compiler
+from slipring.engines.constraints.lark.gbnf_writer import ANY_STRING, gbnf_rules
 from slipring.prompts.parsing.call_formats import CallFormat
 from slipring.prompts.tool_definitions import flat_name, parameters_of
 from slipring.protocol import wire
@@ -25,7 +25,7 @@ ANY_OBJECT = b'{"type":"object"}'
 
 
 class Constraint(Struct, frozen=True):
-    """What a server is told to keep an answer to."""
+    """What a server enforces while it generates an answer."""
 
     kind: Literal["schema", "grammar"]
     text: str
@@ -33,10 +33,10 @@ class Constraint(Struct, frozen=True):
 
 
 class CalledTool(Struct, frozen=True):
-    """A tool, as far as it matters to calls of it."""
+    """The parts of a tool that constrain calls of it."""
 
     name: str
-    """As the model calls it."""
+    """The name that the model writes."""
     kind: Kind
     parameters: bytes
     strict: bool
@@ -49,23 +49,23 @@ class CalledTool(Struct, frozen=True):
 
 
 class Form(Struct, frozen=True):
-    """What an answer is to be kept to."""
+    """The requirements on an answer."""
 
     calls: CallFormat
     tools: list[CalledTool]
     required: bool
-    """Whether it is a call of one of the tools, whatever else is asked for."""
+    """Whether the answer must be a call. Takes precedence over ``document``."""
     document: bytes | None
-    """The schema of the document that it is otherwise; None: a text."""
+    """The JSON schema of an answer that is not a call; None: free text."""
     strict: bool
-    """Whether the schema has to be kept to in all."""
+    """Whether the whole schema must be enforced, or only what the engine supports."""
 
 
 _form = msgspec.msgpack.Decoder(Form)
 
 
 def form_of(job: Job, calls: CallFormat) -> Form:
-    """The form of the answer to a job."""
+    """The requirements on the answer to a job."""
     format = job.settings.format
     return Form(
         calls=calls,
@@ -79,8 +79,11 @@ def form_of(job: Job, calls: CallFormat) -> Form:
 async def constraint_of(
     job: Job, calls: CallFormat, compiler: Compiler, *, grammars: bool = True
 ) -> Constraint | None:
-    """What the answer to a job is kept to, or None where it is free. ``grammars``: whether the server takes
-    grammars, too."""
+    """The constraint of the answer to a job, or None for free text.
+
+    ``grammars``: whether the server accepts grammars besides schemas. Raises ``TooExpensive`` if the tools
+    exceed a limit of the sandbox.
+    """
     if job.offer.required:
         form = msgspec.msgpack.encode(form_of(job, calls))
         try:
@@ -92,62 +95,62 @@ async def constraint_of(
 
 
 def write_constraint(form: bytes, grammars: bool) -> tuple[str, str]:
-    """The fields of a ``Constraint`` for an answer that is a call. A task of the sandbox.
+    """The fields of a ``Constraint`` for an answer that is a call. Runs in the sandbox.
 
-    A grammar only where a Lark grammar asks for it and every tool that may be called takes a text: a server
-    takes one or the other, and schemas of functions are no matter of grammars.
+    Writes a grammar only if a tool has a Lark grammar and all tools are custom tools: a server accepts a
+    grammar or a schema, not both, and only a schema can describe the arguments of functions.
     """
-    asked = _form.decode(form)
-    is_lark = any(tool.grammar is not None and tool.grammar.syntax == "lark" for tool in asked.tools)
-    if grammars and is_lark and all(tool.kind == "custom" for tool in asked.tools):
-        written = _grammar(asked)
-        if written is not None:
-            return "grammar", written
-    return "schema", json.dumps(_schema(asked), ensure_ascii=False)
+    decoded = _form.decode(form)
+    is_lark = any(tool.grammar is not None and tool.grammar.syntax == "lark" for tool in decoded.tools)
+    if grammars and is_lark and all(tool.kind == "custom" for tool in decoded.tools):
+        grammar = _call_grammar(decoded)
+        if grammar is not None:
+            return "grammar", grammar
+    return "schema", json.dumps(_call_schema(decoded), ensure_ascii=False)
 
 
-def _grammar(form: Form) -> str | None:
-    """One call, its input as its grammar has it; None: that cannot be written."""
+def _call_grammar(form: Form) -> str | None:
+    """A GBNF grammar of one call, each tool's input by its own grammar; None if a grammar cannot be
+    converted."""
     names, rules = [], []
     for number, tool in enumerate(form.tools):
         input = f"input-{number}"
-        found = gbnf_rules(tool.grammar or ANY_STRING, input)
-        if found is None:
+        input_rules = gbnf_rules(tool.grammar or ANY_STRING, input)
+        if input_rules is None:
             return None
         lead = f'{{"name": {json.dumps(tool.name)}, "{form.calls.arguments_key}": {{"input": "'
         names.append(f"call-{number}")
-        rules += [f'call-{number} ::= {json.dumps(lead)} {input} "\\"}}}}"', *found]
+        rules += [f'call-{number} ::= {json.dumps(lead)} {input} "\\"}}}}"', *input_rules]
     return "\n".join([f"root ::= {' | '.join(names)}", *rules, ""])
 
 
-def _schema(form: Form) -> dict[str, Any]:
-    """One call."""
+def _call_schema(form: Form) -> dict[str, Any]:
+    """A JSON schema of one call."""
     key = form.calls.arguments_key
-    forms = [
+    calls = [
         {
             "type": "object",
             "properties": {
                 "name": {"const": tool.name},
-                key: _moved(tool, f"anyOf/{number}/properties/{key}/"),
+                key: _embedded_schema(tool, f"anyOf/{number}/properties/{key}/"),
             },
             "required": ["name", key],
             "additionalProperties": False,
         }
         for number, tool in enumerate(form.tools)
     ]
-    return {"anyOf": forms}
+    return {"anyOf": calls}
 
 
-def _moved(tool: CalledTool, place: str) -> Any:
-    """A tool's schema with references that are right where it will stand."""
-    return json.loads(re.sub(rb'("\$ref"\s*:\s*"#/)', rb"\g<1>" + place.encode(), arguments_schema(tool)))
+def _embedded_schema(tool: CalledTool, path: str) -> Any:
+    """A tool's schema for use at ``path`` of another one: its ``$ref`` pointers are rewritten."""
+    return json.loads(re.sub(rb'("\$ref"\s*:\s*"#/)', rb"\g<1>" + path.encode(), arguments_schema(tool)))
 
 
 def arguments_schema(tool: CalledTool) -> bytes:
-    """The schema that a call's arguments are kept to. Of grammars, it can hold regular expressions.
+    """The JSON schema of a call's arguments, with the tool's regular expression as a ``pattern``.
 
-    Others it cannot: a model writes its input as a string within JSON, and a grammar of texts is none of such
-    strings. What comes of them is held against the grammar.
+    A schema cannot contain a Lark grammar. ``call_limits`` checks inputs against it afterwards.
     """
     grammar = tool.grammar
     if grammar is None or grammar.syntax != "regex":

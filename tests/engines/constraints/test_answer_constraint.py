@@ -1,4 +1,7 @@
-"""Grammars, played through by llguidance itself, byte by byte."""
+"""Constraints of answers: grammars of the llama engine, schemas and GBNF grammars of other servers.
+
+llguidance matches texts against the grammars, byte by byte.
+"""
 
 import asyncio
 import json
@@ -11,8 +14,8 @@ from msgspec import Raw, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
-from slipring.engines.constraints import constraint
-from slipring.engines.constraints.compiler import IN_THREAD
+from slipring.engines.constraints import answer_constraint
+from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.engines.llama import answer_grammar as llama_grammar
 from slipring.engines.llama.answer_grammar import constrains_calls
 from slipring.errors import InvalidRequest
@@ -43,8 +46,8 @@ def job_with(*tools: Any, required: bool = False, format: TextFormat = TEXT, par
 
 
 def schema_format(schema: Any, *, strict: bool = True) -> TextFormat:
-    asked = {"type": "json_schema", "name": "n", "schema": schema, "strict": strict}
-    format = read_format(Raw(json.dumps(asked).encode()))
+    encoded = {"type": "json_schema", "name": "n", "schema": schema, "strict": strict}
+    format = read_format(Raw(json.dumps(encoded).encode()))
     assert format is not None
     return format
 
@@ -54,11 +57,11 @@ def grammar_of(job: Job, writes: DialectRenderer, *, opens_thought: bool = False
 
 
 def constraint_of(job: Job, calls: CallFormat, *, grammars: bool = True) -> Any:
-    """A grammar, a schema, or nothing."""
-    made = asyncio.run(constraint.constraint_of(job, calls, IN_THREAD, grammars=grammars))
-    if made is None:
+    """The text of a grammar, a decoded schema, or None."""
+    constraint = asyncio.run(answer_constraint.constraint_of(job, calls, IN_THREAD, grammars=grammars))
+    if constraint is None:
         return None
-    return made.text if made.kind == "grammar" else json.loads(made.text)
+    return constraint.text if constraint.kind == "grammar" else json.loads(constraint.text)
 
 
 def schema_of(job: Job, calls: CallFormat) -> Any:
@@ -71,11 +74,11 @@ def llama3() -> DialectRenderer:
 
 
 def allows(job: Job, text: str, writes: DialectRenderer | None = None, *, end: bool = True) -> bool:
-    """Whether the grammar lets a model write this, and stop there."""
+    """Whether the grammar of a job allows a text and, if ``end``, allows the model to stop after it."""
     writes = writes or renderer("chatml in smollm2")
     grammar = grammar_of(job, writes)
     assert grammar is not None
-    # Bytes are this tokenizer's tokens; one that no text here uses stands for the end.
+    # The tokens of this tokenizer are bytes. Byte 255, which UTF-8 never uses, replaces the stop tokens.
     grammar = grammar.replace(f"stop: <[{','.join(map(str, sorted(writes.stop_ids())))}]>", "stop: <[255]>")
     matcher = LLMatcher(LLTokenizer("byte"), grammar)
     assert not matcher.is_error(), matcher.get_error()
@@ -83,7 +86,7 @@ def allows(job: Job, text: str, writes: DialectRenderer | None = None, *, end: b
     return int(matcher.try_consume_tokens(ids)) == len(ids)
 
 
-def test_an_answer_is_free_where_nothing_constrains_it() -> None:
+def test_an_answer_without_requirements_has_no_grammar() -> None:
     assert grammar_of(job_with(), renderer("chatml in smollm2")) is None
     assert grammar_of(job_with(LOOSE, PATCH), renderer("chatml in smollm2")) is None
 
@@ -95,7 +98,7 @@ def test_grammars_constrain_calls_or_documents() -> None:
     assert not constrains_calls(job_with(STRICT, format=document))
 
 
-def test_a_required_call_is_a_call_and_nothing_else() -> None:
+def test_a_required_call_allows_calls_and_nothing_else() -> None:
     job = job_with(STRICT, required=True)
     assert allows(job, CALL)
     assert allows(job, f"{CALL}\n{CALL}")
@@ -105,7 +108,7 @@ def test_a_required_call_is_a_call_and_nothing_else() -> None:
     assert not allows(job, f"{CALL} and")
 
 
-def test_calls_are_bounded_and_may_be_one_at_a_time() -> None:
+def test_the_number_of_calls_is_limited_and_without_parallel_calls_it_is_one() -> None:
     assert allows(job_with(STRICT, required=True), "\n".join([CALL] * 16))
     assert not allows(job_with(STRICT, required=True), "\n".join([CALL] * 17))
     alone = job_with(STRICT, required=True, parallel=False)
@@ -113,7 +116,7 @@ def test_calls_are_bounded_and_may_be_one_at_a_time() -> None:
     assert not allows(alone, f"{CALL}\n{CALL}")
 
 
-def test_any_tool_on_offer_may_be_called_by_the_name_that_models_know() -> None:
+def test_every_offered_tool_may_be_called_by_its_flat_name() -> None:
     job = job_with(STRICT, PATCH, FILES, required=True)
     assert allows(job, CALL)
     assert allows(job, '<tool_call>\n{"name": "patch", "arguments": {"input": "a\\nb"}}\n</tool_call>')
@@ -122,7 +125,7 @@ def test_any_tool_on_offer_may_be_called_by_the_name_that_models_know() -> None:
     assert not allows(job, '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>')
 
 
-def test_strict_arguments_hold_though_no_call_is_required() -> None:
+def test_strict_arguments_are_enforced_also_if_no_call_is_required() -> None:
     job = job_with(STRICT, LOOSE)
     for text in ("", "Hello.", "a < b <tool", f"I will look.\n{CALL}", f"{CALL}\n{CALL}"):
         assert allows(job, text), text
@@ -145,7 +148,7 @@ def test_bare_json_calls_are_constrained_from_their_first_brace() -> None:
 
 
 def with_marks() -> DialectRenderer:
-    """A vocabulary whose marks are tokens, as those of models that were trained to think and call."""
+    """A renderer whose marks of calls and thoughts are single tokens, as in models trained for both."""
     metadata = small_metadata()
     tokens, types = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"]
     marks = ["</tool_call>", "<think>", "</think>"]
@@ -153,7 +156,7 @@ def with_marks() -> DialectRenderer:
     return DialectRenderer(ChatMl(), Tokenizer.from_gguf(metadata))
 
 
-def test_marks_that_are_tokens_are_asked_for_as_tokens() -> None:
+def test_marks_that_are_single_tokens_are_written_as_tokens() -> None:
     writes = with_marks()
     ids = {mark: writes.vocabulary.control(mark) for mark in ("<tool_call>", "</tool_call>", "<think>")}
     for required in (True, False):
@@ -175,7 +178,7 @@ PERSON = {
 }
 
 
-def test_a_format_is_a_document() -> None:
+def test_a_text_format_allows_only_documents_of_its_schema() -> None:
     job = job_with(format=schema_format(PERSON))
     assert allows(job, '{"name": "Ann", "age": 4}')
     assert not allows(job, '{"name": "Anna", "age": 4}')
@@ -186,7 +189,7 @@ def test_a_format_is_a_document() -> None:
     assert not allows(job_with(format=anything), "[1]")
 
 
-def test_references_within_a_tools_schema_mean_what_they_meant() -> None:
+def test_references_within_a_tools_schema_are_resolved_within_it() -> None:
     tool = {"type": "function", "name": "add", "parameters": PERSON, "strict": True}
     job = job_with(STRICT, tool, required=True)
     assert allows(job, '<tool_call>\n{"name": "add", "arguments": {"name": "Ann", "age": 4}}\n</tool_call>')
@@ -200,26 +203,26 @@ UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems":
 
 
 @pytest.mark.parametrize("schema", [LOOKAHEAD, UNIQUE])
-def test_a_strict_schema_that_cannot_be_enforced_is_refused_by_name(schema: Any) -> None:
-    with pytest.raises(InvalidRequest, match="cannot be enforced") as refused:
+def test_a_strict_schema_that_cannot_be_enforced_is_rejected_with_its_field(schema: Any) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be enforced") as error:
         grammar_of(job_with(format=schema_format(schema)), renderer("chatml in smollm2"))
-    assert refused.value.param == "text.format.schema"
+    assert error.value.param == "text.format.schema"
     tool = {"type": "function", "name": "f", "parameters": schema, "strict": True}
-    with pytest.raises(InvalidRequest, match="cannot be enforced") as refused:
+    with pytest.raises(InvalidRequest, match="cannot be enforced") as error:
         grammar_of(job_with(LOOSE, tool), renderer("chatml in smollm2"))
-    assert refused.value.param == "tools[1].parameters"
+    assert error.value.param == "tools[1].parameters"
 
 
-def test_a_schema_that_is_not_strict_is_followed_as_far_as_it_can_be() -> None:
+def test_a_schema_that_is_not_strict_is_enforced_as_far_as_it_is_supported() -> None:
     lenient = job_with(format=schema_format(UNIQUE, strict=False))
     assert allows(lenient, '{"a": [1, 1]}')
     assert not allows(lenient, '{"b": 1}')
-    hopeless = job_with(format=schema_format(LOOKAHEAD, strict=False))
-    assert allows(hopeless, '{"b": 1}')
-    assert not allows(hopeless, "no JSON")
+    unsupported = job_with(format=schema_format(LOOKAHEAD, strict=False))
+    assert allows(unsupported, '{"b": 1}')
+    assert not allows(unsupported, "no JSON")
 
 
-def test_engines_without_llguidance_get_one_schema() -> None:
+def test_servers_without_llguidance_get_one_schema() -> None:
     calls = Llama3().call_format
     tool = {"type": "function", "name": "add", "parameters": PERSON}
     schema = schema_of(job_with(STRICT, tool, required=True), calls)
@@ -231,7 +234,7 @@ def test_engines_without_llguidance_get_one_schema() -> None:
     assert schema_of(job_with(format=schema_format(PERSON)), calls) == PERSON
 
 
-def test_a_thought_that_the_prompt_opened_is_ended_first() -> None:
+def test_a_thought_that_the_prompt_opened_is_closed_first() -> None:
     grammar = grammar_of(job_with(STRICT, required=True), renderer("chatml in smollm2"), opens_thought=True)
     assert grammar is not None
     matcher = LLMatcher(LLTokenizer("byte"), grammar)
@@ -250,17 +253,17 @@ DATE = {"type": "grammar", "syntax": "regex", "definition": r'"\d{4}"(/|\n)x'}
 DATED = {"type": "custom", "name": "dated", "format": DATE}
 
 
-def dated(text: str, name: str = "dated") -> str:
+def call_with(text: str, name: str = "dated") -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {{"input": {json.dumps(text)}}}}}\n</tool_call>'
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_the_input_of_a_custom_tool_follows_its_expression(required: bool) -> None:
+def test_the_input_of_a_custom_tool_matches_its_regular_expression(required: bool) -> None:
     job = job_with(DATED, LOOSE, required=required)
-    assert allows(job, dated('"1234"/x'))
-    assert allows(job, dated('"1234"\nx'))
-    assert not allows(job, dated('"123"/x'))
-    assert not allows(job, dated('"1234"/xy'))
+    assert allows(job, call_with('"1234"/x'))
+    assert allows(job, call_with('"1234"\nx'))
+    assert not allows(job, call_with('"123"/x'))
+    assert not allows(job, call_with('"1234"/xy'))
     assert allows(job, '<tool_call>\n{"name": "look", "arguments": {"any": [1]}}\n</tool_call>')
 
 
@@ -269,27 +272,27 @@ LINED = {"type": "custom", "name": "lined", "format": LINES}
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_the_input_of_a_custom_tool_follows_its_lark_grammar(required: bool) -> None:
+def test_the_input_of_a_custom_tool_matches_its_lark_grammar(required: bool) -> None:
     job = job_with(LINED, LOOSE, required=required)
-    assert allows(job, dated('one\ntab\t "two"\\\n', "lined"))
-    assert not allows(job, dated("one", "lined"))
-    assert not allows(job, dated("\n", "lined"))
+    assert allows(job, call_with('one\ntab\t "two"\\\n', "lined"))
+    assert not allows(job, call_with("one", "lined"))
+    assert not allows(job, call_with("\n", "lined"))
     assert allows(job, '<tool_call>\n{"name": "look", "arguments": {"any": [1]}}\n</tool_call>')
 
 
-def test_a_lark_grammar_that_has_no_counterpart_within_json_is_not_enforced() -> None:
-    foreign = {"type": "grammar", "syntax": "lark", "definition": 'start[lazy]: "a"'}
-    job = job_with({**DATED, "format": foreign}, required=True)
-    assert allows(job, dated("anything"))
-    assert grammar_of(job_with({**DATED, "format": foreign}), renderer("chatml in smollm2")) is None
+def test_a_lark_grammar_that_cannot_be_converted_is_not_enforced() -> None:
+    unsupported = {"type": "grammar", "syntax": "lark", "definition": 'start[lazy]: "a"'}
+    job = job_with({**DATED, "format": unsupported}, required=True)
+    assert allows(job, call_with("anything"))
+    assert grammar_of(job_with({**DATED, "format": unsupported}), renderer("chatml in smollm2")) is None
 
 
-def test_servers_get_one_grammar_where_every_tool_takes_a_text() -> None:
+def test_servers_get_one_grammar_if_all_tools_are_custom_tools() -> None:
     calls = ChatMl().call_format
     grammar = constraint_of(job_with(LINED, PATCH, DATED, required=True), calls)
     assert isinstance(grammar, str)
-    reads = LLMatcher(LLTokenizer("byte"), grammar_from("gbnf", grammar))
-    for name, text, fit in (
+    matcher = LLMatcher(LLTokenizer("byte"), grammar_from("gbnf", grammar))
+    for name, text, expected in (
         ("lined", "one\n", True),
         ("lined", "one", False),
         ("patch", 'any "text"\n', True),
@@ -297,27 +300,27 @@ def test_servers_get_one_grammar_where_every_tool_takes_a_text() -> None:
         ("look", "one\n", False),
     ):
         written = list(json.dumps({"name": name, "arguments": {"input": text}}).encode())
-        reads.reset()
-        taken = reads.try_consume_tokens(written) == len(written) and reads.is_accepting()
-        assert taken is fit, (name, text)
+        matcher.reset()
+        is_match = matcher.try_consume_tokens(written) == len(written) and matcher.is_accepting()
+        assert is_match is expected, (name, text)
 
 
 @pytest.mark.parametrize(
     "tools", [(LINED, LOOSE), (DATED,), ({**LINED, "format": {**LINES, "definition": 'start[lazy]: "a"'}},)]
 )
-def test_servers_get_a_schema_otherwise(tools: tuple[Any, ...]) -> None:
+def test_servers_get_a_schema_for_other_tools(tools: tuple[Any, ...]) -> None:
     assert isinstance(constraint_of(job_with(*tools, required=True), ChatMl().call_format), dict)
     assert constraint_of(job_with(*tools), ChatMl().call_format) is None
 
 
-def test_a_schema_holds_the_expression_too() -> None:
+def test_a_schema_contains_the_regular_expression_as_a_pattern() -> None:
     schema = schema_of(job_with(DATED, required=True), ChatMl().call_format)
     assert schema is not None
     string = schema["anyOf"][0]["properties"]["arguments"]["properties"]["input"]
     assert string["pattern"] == f"^(?:{DATE['definition']})$"
 
 
-def test_no_more_calls_than_asked_for() -> None:
+def test_max_tool_calls_limits_the_calls() -> None:
     job = job_with(STRICT, required=True)
     job = structs.replace(job, settings=structs.replace(job.settings, max_tool_calls=2))
     assert allows(job, f"{CALL}\n{CALL}")

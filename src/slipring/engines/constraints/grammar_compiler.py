@@ -1,0 +1,75 @@
+"""Compiles the grammars and schemas of clients within limits, and caches compiled grammars."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+from slipring.engines.constraints import grammar_matcher
+from slipring.engines.constraints.grammar_matcher import TextMatcher
+from slipring.errors import InvalidRequest
+from slipring.protocol.definitions import Compilable, Grammar
+from slipring.sandbox.sandbox import InThread, Runner, TooExpensive
+
+_MAX_STATES = 10_000
+_CACHED_MATCHERS = 16
+"""Each may take some MiB."""
+
+
+class Compiler:
+    """Compiles for one server and its engines.
+
+    Work whose cost depends on client input goes through ``run``, into the sandbox. A grammar that passed the
+    check there may be compiled in this process.
+    """
+
+    def __init__(self, runner: Runner, max_states: int = _MAX_STATES) -> None:
+        self._runner = runner
+        self.max_states = max_states
+        """Most states that the parser of a grammar may have."""
+        self._matchers: OrderedDict[tuple[str, Grammar], Any] = OrderedDict()
+        """Least recently used first. By tenant: response times must not reveal another tenant's grammars."""
+
+    async def run(self, tenant: str, task: str, *arguments: Any) -> Any:
+        """Run a task of ``sandbox.TASKS``; returns and raises what ``Runner.run`` does."""
+        return await self._runner.run(tenant, task, *arguments)
+
+    async def check(self, tenant: str, compilables: Iterable[Compilable]) -> None:
+        """Raise ``InvalidRequest``, with the field, for the first grammar that cannot be compiled."""
+        for each in compilables:
+            problem = await self._problem(tenant, each.grammar)
+            if problem is not None:
+                raise InvalidRequest(
+                    f"Invalid '{each.param}': this grammar cannot be compiled: {problem}.", param=each.param
+                )
+
+    async def text_matcher(self, tenant: str, grammar: Grammar) -> TextMatcher:
+        """A new matcher for one text. It accepts every text if the grammar cannot be compiled."""
+        key = tenant, grammar
+        if key not in self._matchers:
+            is_valid = await self._problem(tenant, grammar) is None
+            compiled = (
+                await asyncio.to_thread(grammar_matcher.compile_grammar, grammar, self.max_states)
+                if is_valid
+                else None
+            )
+            self._matchers[key] = compiled
+            if len(self._matchers) > _CACHED_MATCHERS:
+                self._matchers.popitem(last=False)
+        self._matchers.move_to_end(key)
+        matcher = self._matchers[key]
+        return TextMatcher(matcher.deep_copy() if matcher is not None else None)
+
+    async def _problem(self, tenant: str, grammar: Grammar) -> str | None:
+        """Why a grammar cannot be compiled; None if it can."""
+        try:
+            problem: str | None = await self._runner.run(
+                tenant, "check_grammar", grammar.syntax, grammar.definition, self.max_states
+            )
+        except TooExpensive as error:
+            return f"it {error.reason}"
+        return problem
+
+
+IN_THREAD = Compiler(InThread())
+"""Compiles without limits: the default of engines used outside a server."""

@@ -1,0 +1,82 @@
+"""Renders jobs to token ids and counts them, in threads where it takes long."""
+
+import asyncio
+
+from slipring.core.generation import Job
+from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
+from slipring.errors import ContextLengthExceeded
+from slipring.prompts.rendering import Rendered, Renderer, Rendering
+from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
+
+_AT_ONCE_BYTES = 8192
+"""Texts up to this size are tokenized on the event loop: digits, the slowest text, take 15 ms."""
+
+
+async def prefetch(renderer: Renderer) -> None:
+    """Query a remote vocabulary for what is later needed on the event loop, which must not wait."""
+    if not renderer.vocabulary.is_local:
+        await asyncio.to_thread(renderer.stop_ids)
+        await asyncio.to_thread(renderer.mark_of, 0)
+
+
+async def render(job: Job, renderer: Renderer, context: int, tokenizing: TokenizerThreads) -> Rendering:
+    """Render a job. Raises ``ContextLengthExceeded`` if it does not fit in ``context`` tokens, and tokenizes no
+    more than fits."""
+    rendering: Rendering | None = None
+    try:
+        rendering = await _rendered(job, renderer, tokenizing.budget(context), tokenizing)
+        total = rendering.prompt.total
+    except TooManyTokens as error:
+        total = max(error.least, context)
+    if job.settings.truncation == "auto":
+        reserve = min(job.settings.max_output_tokens or context // 8, context // 2)
+        if total + reserve > context:
+            # Drop more than needed: a chain that dropped a little every turn would be prefilled every turn.
+            budget = tokenizing.budget(context - max(reserve, context // 4))
+            shortened = await tokenizing.run(
+                job.tenant, renderer.shorten, job, budget, is_local=renderer.vocabulary.is_local
+            )
+            if shortened is not None:
+                return shortened
+    if rendering is None or total >= context:
+        raise ContextLengthExceeded(total, context, is_exact=rendering is not None)
+    return rendering
+
+
+async def count(
+    job: Job, renderer: Renderer, context: int, tokenizing: TokenizerThreads, enough: int | None = None
+) -> int:
+    """Count the tokens of a job's prompt. Counting may stop at ``enough``; without it, the count is exact, or
+    ``ContextLengthExceeded`` is raised past ``counted_contexts`` contexts."""
+    most = context * tokenizing.counted_contexts
+    budget = tokenizing.budget(most if enough is None else min(enough, most))
+    try:
+        return (await _rendered(job, renderer, budget, tokenizing)).prompt.total
+    except TooManyTokens as error:
+        if enough is not None and error.least >= enough:
+            return error.least
+        raise ContextLengthExceeded(error.least, context, is_exact=False) from None
+
+
+async def _rendered(
+    job: Job, renderer: Renderer, budget: TokenBudget, tokenizing: TokenizerThreads
+) -> Rendering:
+    """Render in a thread, or on the event loop if that is certain to be short."""
+    if _is_short(job, renderer):
+        return renderer.render(job, budget)
+    return await tokenizing.run(
+        job.tenant, renderer.render, job, budget, is_local=renderer.vocabulary.is_local
+    )
+
+
+def _is_short(job: Job, renderer: Renderer) -> bool:
+    """Whether rendering only appends a few bytes, with a local vocabulary and a renderer that never renders
+    the whole context again."""
+    position = job.parent.position if job.parent is not None else None
+    appends = isinstance(position, Rendered) and renderer.wrote(position)
+    size_bytes = sum(len(item.raw) for item in job.input)
+    if not (isinstance(position, Rendered) and appends and position.preface.covers(job)):
+        size_bytes += len(bytes(job.head.instructions_json)) + len(job.head.tools.raw)
+    if not renderer.vocabulary.is_local or size_bytes > _AT_ONCE_BYTES:
+        return False
+    return job.parent is None or (renderer.always_appends and appends)

@@ -1,0 +1,99 @@
+"""Our tokenizer gives the ids of llama.cpp's: for a real vocabulary, and for every supported pre-tokenizer.
+
+A real vocabulary hides some of the splits of its pre-tokenizer: some split digits one by one, others by
+threes, but Qwen2 has no token of two digits. So pre-tokenizers are compared on a vocabulary that merges any
+two bytes, where nearly every difference changes the ids. The real vocabulary of SmolLM2 is compared in the
+tests of the llama engine.
+"""
+
+import unicodedata
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import pytest
+from tokenizers.pre_tokenizers import ByteLevel
+
+from slipring.engines.llama.process import ChildSettings, Process
+from slipring.prompts.tokenization.tokenizer import Tokenizer
+from tests.prompts.corpus import CORPUS
+from tests.prompts.gguf_writer import write_hollow_model
+from tests.prompts.vocabulary import qwen2, qwen2_metadata
+
+PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
+UNMERGED = ("hello", "Ġspaces", "return", "ĠĠĠ", "123", "====")
+Encode = Callable[[str], Awaitable[list[int]]]
+
+
+@cache
+def pair_vocabulary(pre: str) -> dict[str, Any]:
+    """All bytes, all pairs of bytes, and a few tokens that no merge produces: only Llama 3 looks those up."""
+    letters = sorted(ByteLevel.alphabet())
+    pairs = list(product(letters, letters))
+    Random(7).shuffle(pairs)  # merge ranks must not follow the order of bytes
+    tokens = [*letters, *map("".join, pairs), *UNMERGED]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * len(tokens),
+        "tokenizer.ggml.merges": list(map(" ".join, pairs)),
+    }
+
+
+@asynccontextmanager
+async def llama_cpp(metadata: dict[str, Any], path: Path) -> AsyncIterator[Encode]:
+    """Run llama.cpp with a vocabulary and no weights; yields its ``encode``."""
+    write_hollow_model(path, metadata)
+    settings = ChildSettings(path=str(path), context=64, slots=1, threads=1, chunk=32)
+    process = Process(settings)
+    await process.start()
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {process.key}"}) as http:
+
+        async def encode(text: str) -> list[int]:
+            body = {"content": text, "add_special": False, "parse_special": False}
+            async with http.post(f"{process.url}/tokenize", json=body) as answer:
+                ids: list[int] = (await answer.json(content_type=None))["tokens"]
+            return ids
+
+        try:
+            yield encode
+        finally:
+            await process.close()
+
+
+async def test_a_real_vocabulary_gives_the_ids_of_llama_cpp(tmp_path: Path) -> None:
+    async with llama_cpp(qwen2_metadata(), tmp_path / "hollow.gguf") as encode:
+        for text in CORPUS:
+            assert qwen2().encode(text) == await encode(text)
+
+
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+async def test_every_pre_tokenizer_splits_as_llama_cpp_does(pre: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_gguf(pair_vocabulary(pre))
+    async with llama_cpp(pair_vocabulary(pre), tmp_path / "hollow.gguf") as encode:
+        for text in CORPUS:
+            assert tokenizer.encode(text) == await encode(text)
+
+
+def characters() -> list[str]:
+    """Every character of Unicode 3.2: a set that does not depend on the versions of Python and llama.cpp."""
+    known = unicodedata.ucd_3_2_0.category
+    return [chr(code) for code in range(0x110000) if known(chr(code)) not in ("Cn", "Co", "Cs")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
+async def test_every_character_has_the_class_that_llama_cpp_gives_it(pre: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_gguf(pair_vocabulary(pre))
+    samples = [f"a{char}b {char}{char} 1{char}2\n {char}.a{char}'a{char}\n \n" for char in characters()]
+    assert len(samples) > 90_000
+    async with llama_cpp(pair_vocabulary(pre), tmp_path / "hollow.gguf") as encode:
+        for start in range(0, len(samples), 100):
+            text = "".join(samples[start : start + 100])
+            assert tokenizer.encode(text) == await encode(text)
