@@ -19,8 +19,8 @@ from slipring.core.generation import Capabilities, Finished, Job, Model, Setting
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.api import Api, Chunk, Progress, Unsupported
 from slipring.engines.llama.remote import External
-from slipring.engines.llama.shelf import LEAST_TOKENS, Shelf
-from slipring.engines.llama.slots import Slot, Slots, Wish
+from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContexts
+from slipring.engines.llama.slots import Slot, SlotRequest, Slots
 from slipring.engines.remote.admission import JobQueue
 from slipring.errors import ApiError, Unavailable
 from slipring.prompts.rendering import Preface, Rendered, Step, empty
@@ -118,7 +118,7 @@ class Engine:
 
     def __init__(self, slots: int = 2, limit: int = PLENTY, directory: Path | None = None) -> None:
         self.fake = FakeEngine(slots)
-        self.shelf = Shelf(self.fake, limit, directory)
+        self.shelf = SavedContexts(self.fake, limit, directory)
         self.slots = Slots(range(slots), self.shelf)
 
     @asynccontextmanager
@@ -135,7 +135,7 @@ class Engine:
 
         ``fate``: it is ``refused`` by the engine, or ``unseen``: begun, and cut off before that was told.
         """
-        wish = Wish(tenant, prompt, parent, fork)
+        wish = SlotRequest(tenant, prompt, parent, fork)
         async with self.slots.taken(wish) as slot:
             assert slot.number not in self.fake.busy, "a slot is used by one at a time"
             self.fake.busy.add(slot.number)
@@ -261,11 +261,11 @@ async def test_a_history_that_shares_less_than_half_leaves_the_other_alone() -> 
 
 async def test_a_few_tokens_are_not_worth_a_file() -> None:
     engine = Engine(1)
-    few = chain(LEAST_TOKENS - 8 - 1)
+    few = chain(MIN_TOKENS - 8 - 1)
     await engine.run(few)
     await engine.run(chain())
     assert engine.fake.asked == []
-    enough = chain(LEAST_TOKENS - 8)
+    enough = chain(MIN_TOKENS - 8)
     await engine.run(enough)
     await engine.run(chain())
     assert engine.fake.asked == ["save 0", "save 0"]
@@ -305,10 +305,10 @@ async def test_what_a_job_leaves_however_it_ends_has_its_own_head() -> None:
     parent = chain()
     slot = Slot(0)
     slot.hold(parent, "t")
-    assert Wish("t", then(with_head(parent, head)), parent, False).sure_of(slot) is None
-    assert Wish("other", then(parent), parent, False).sure_of(slot) is None
+    assert SlotRequest("t", then(with_head(parent, head)), parent, False).sure_of(slot) is None
+    assert SlotRequest("other", then(parent), parent, False).sure_of(slot) is None
     slot.hold(then(with_head(parent, head)), "t")
-    sure = Wish("t", then(with_head(parent, head)), parent, False).sure_of(slot)
+    sure = SlotRequest("t", then(with_head(parent, head)), parent, False).sure_of(slot)
     assert sure is not None
     assert (sure.preface, sure.body) == (head, parent.body)
 
@@ -423,7 +423,7 @@ async def test_a_slot_that_could_not_be_read_into_is_believed_to_hold_nothing() 
     await engine.run(one, tenant="a")
     await engine.run(other, tenant="b")
     engine.fake.fails.add("restore")
-    async with engine.slots.taken(Wish("a", then(one), one, False)) as slot:
+    async with engine.slots.taken(SlotRequest("a", then(one), one, False)) as slot:
         assert (slot.held, slot.tenant) == (None, None), "it may still be b's"
 
 
@@ -530,7 +530,7 @@ async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_te
     engine.renderer = renderer("chatml in small")
     engine.model = SimpleNamespace(context=999, llguidance=False)  # type: ignore[assignment]
     engine._api = Completes(External("", ""))
-    engine._slots = Slots(range(1), Shelf(FakeEngine(1), 0))
+    engine._slots = Slots(range(1), SavedContexts(FakeEngine(1), 0))
     engine._queue = JobQueue(1, 8)
     end, begun, gone = Chunk(stop=True), Chunk(prompt_progress=Progress(0)), Unavailable("gone")
     told: list[tuple[str, list[Chunk | ApiError], bool]] = [

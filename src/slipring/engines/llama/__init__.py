@@ -17,14 +17,14 @@ from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.constraint import constraint_of
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import LlamaAnswer
-from slipring.engines.llama.answer_grammar import constrains_calls, grammar_of
 from slipring.engines.llama.api import Api, Host
+from slipring.engines.llama.llguidance_grammar import constrains_calls, grammar_of
 from slipring.engines.llama.options import LlamaOptions, read_options
-from slipring.engines.llama.owners import Embedded
 from slipring.engines.llama.remote import External
 from slipring.engines.llama.request_body import completion_body
-from slipring.engines.llama.shelf import Shelf
-from slipring.engines.llama.slots import Slots, Wish
+from slipring.engines.llama.saved_contexts import SavedContexts
+from slipring.engines.llama.sharing import EmbeddedOwner
+from slipring.engines.llama.slots import SlotRequest, Slots
 from slipring.engines.remote.admission import JobQueue
 from slipring.engines.sharing import Borrowed, Share
 from slipring.engines.tokens.token_answer import count, learn, render
@@ -45,13 +45,13 @@ class LlamaEngine(Engine):
         self.options = options
         self._borrowed = borrowed
         self._models: list[Model] = []
-        if options.is_elsewhere:
+        if options.is_external:
             self._host: Host = External(options.model, options.key())
             self._api = Api(self._host)
             return
         model = models.from_file(options, lambda path, body: self._api.queries.query_from_thread(path, body))
         if borrowed is None:
-            embedded = Embedded(options, model.path, model.context)
+            embedded = EmbeddedOwner(options, model.path, model.context)
             self._host, share = embedded.process, embedded.share(0)
         else:
             self._host, share = borrowed, borrowed.share
@@ -68,7 +68,7 @@ class LlamaEngine(Engine):
         ]
         self._queue = JobQueue(len(share.slots), self.options.max_waiting)
         directory = Path(share.directory) if share.directory else None
-        self._slots = Slots(share.slots, Shelf(self._api, share.saved_bytes, directory, share.mark))
+        self._slots = Slots(share.slots, SavedContexts(self._api, share.saved_bytes, directory, share.mark))
 
     @classmethod
     def from_options(cls, text: str) -> "LlamaEngine":
@@ -84,7 +84,7 @@ class LlamaEngine(Engine):
     async def start(self) -> None:
         await self._host.start(on_loss=lambda: self._slots.forget())
         await self._api.start()
-        if self.options.is_elsewhere:
+        if self.options.is_external:
             model = await models.from_server(self.options, self._api.queries)
             whole = Share(tuple(range(model.slots)), self.options.saved_mib * 2**20)
             self._serve(model, whole if self._borrowed is None else self._borrowed.share)
@@ -116,7 +116,7 @@ class LlamaEngine(Engine):
         limit = min(job.settings.max_output_tokens or room, room) if job.generate else 0
         position = job.parent.position if job.parent is not None else None
         parent = position if isinstance(position, Rendered) and rendering.fallback is None else None
-        wish = Wish(job.tenant, sent, parent, job.fork)
+        wish = SlotRequest(job.tenant, sent, parent, job.fork)
         async with self._slots.taken(wish) as slot:
             yield [Begun()]
             body = completion_body(

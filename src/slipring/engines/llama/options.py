@@ -34,7 +34,7 @@ class LlamaOptions:
     key_env: str = option("", "the variable that holds the API key of a llama-server elsewhere")
 
     @property
-    def is_elsewhere(self) -> bool:
+    def is_external(self) -> bool:
         """Whether the model is named by the address of a server."""
         return self.model.startswith(("http://", "https://"))
 

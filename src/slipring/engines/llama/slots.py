@@ -12,14 +12,14 @@ from contextlib import asynccontextmanager
 
 from msgspec import Struct
 
-from slipring.engines.llama.shelf import LEAST_TOKENS, Saved, Shelf
+from slipring.engines.llama.saved_contexts import MIN_TOKENS, Saved, SavedContexts
 from slipring.prompts.rendering import Rendered
 
 _SEAM_TOKENS = 8
 """What opens and closes a message may be written differently before another one."""
 
 
-class Wish(Struct, frozen=True):
+class SlotRequest(Struct, frozen=True):
     """What a job wants to find in its slot."""
 
     tenant: str
@@ -85,7 +85,7 @@ class _Turn:
 
     __slots__ = ("slot", "wish")
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, wish: SlotRequest) -> None:
         self.wish = wish
         self.slot: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
 
@@ -93,7 +93,7 @@ class _Turn:
 class Slots:
     """The slots of an engine, as far as they are ours."""
 
-    def __init__(self, numbers: Iterable[int], shelf: Shelf) -> None:
+    def __init__(self, numbers: Iterable[int], shelf: SavedContexts) -> None:
         self._all = {number: Slot(number) for number in numbers}
         self._free = list(self._all.values())  # least recently used first
         self._waiting: list[_Turn] = []
@@ -107,7 +107,7 @@ class Slots:
         self._shelf.clear()
 
     @asynccontextmanager
-    async def taken(self, wish: Wish) -> AsyncIterator[Slot]:
+    async def taken(self, wish: SlotRequest) -> AsyncIterator[Slot]:
         """A slot for one job, with as much of its context in it as there is anywhere."""
         slot = await self._take(wish)
         try:
@@ -115,7 +115,7 @@ class Slots:
         finally:
             self._give_back(slot)
 
-    async def _take(self, wish: Wish) -> Slot:
+    async def _take(self, wish: SlotRequest) -> Slot:
         turn = _Turn(wish)
         self._waiting.append(turn)
         self._serve()
@@ -144,17 +144,17 @@ class Slots:
             self._free.remove(slot)
             self._hand_over(slot, turn)
 
-    def _should_wait(self, wish: Wish) -> bool:
+    def _should_wait(self, wish: SlotRequest) -> bool:
         """Whether a copy is being made of what a job wants: a matter of milliseconds, and worth a prefill."""
         most = max((_reusable(slot, wish) for slot in self._all.values() if slot.is_copied), default=0)
-        return most >= LEAST_TOKENS and most > max(_reusable(slot, wish) for slot in self._free)
+        return most >= MIN_TOKENS and most > max(_reusable(slot, wish) for slot in self._free)
 
-    def _choose(self, wish: Wish) -> Slot:
+    def _choose(self, wish: SlotRequest) -> Slot:
         in_place = [slot for slot in self._free if _goes_on_in(slot, wish)]
         best = max(in_place or self._free, key=lambda slot: _reusable(slot, wish))
         if in_place:
             return best
-        is_source = _reusable(best, wish) >= LEAST_TOKENS
+        is_source = _reusable(best, wish) >= MIN_TOKENS
         others = [slot for slot in self._free if slot is not best or not is_source] or [best]
         empty = (slot for slot in others if slot.held is None)
         return next(empty, others[0])
@@ -171,7 +171,7 @@ class Slots:
         self._moves.add(move)
         move.add_done_callback(self._moves.discard)
 
-    def _source(self, slot: Slot, wish: Wish) -> Slot | None:
+    def _source(self, slot: Slot, wish: SlotRequest) -> Slot | None:
         """Another slot, with more of what is wanted than there is in this one and among what is saved."""
         if not self._shelf.is_open or not self._free:
             return None
@@ -203,7 +203,7 @@ class Slots:
             source.is_copied = False
             self._give_back(source)
 
-    async def _prepare(self, slot: Slot, wish: Wish) -> None:
+    async def _prepare(self, slot: Slot, wish: SlotRequest) -> None:
         """Bring the saved KV that a job can reuse into its slot, and save what it would push out."""
         saved, shared = self._shelf.best(wish.tenant, wish.shared)
         if saved is None or shared <= _reusable(slot, wish):
@@ -219,13 +219,13 @@ class Slots:
             slot.hold(saved.held, saved.tenant)
 
 
-def _reusable(slot: Slot, wish: Wish) -> int:
+def _reusable(slot: Slot, wish: SlotRequest) -> int:
     if slot.held is None or slot.tenant != wish.tenant:
         return 0
     return wish.shared(slot.held)
 
 
-def _goes_on_in(slot: Slot, wish: Wish) -> bool:
+def _goes_on_in(slot: Slot, wish: SlotRequest) -> bool:
     return slot.held is not None and slot.tenant == wish.tenant and wish.goes_on_from(slot.held)
 
 

@@ -8,15 +8,15 @@ those of the other have sent.
 from collections.abc import Callable
 from pathlib import Path
 
+from slipring.engines.llama.child_process import ChildProcess, ChildSettings, kv_directory
 from slipring.engines.llama.options import LlamaOptions
-from slipring.engines.llama.process import ChildSettings, Process, kv_directory
 from slipring.engines.llama.remote import describe
 from slipring.engines.remote.http_client import HttpClient
 from slipring.engines.sharing import Share
 from slipring.errors import StartupError
 
 
-class Embedded:
+class EmbeddedOwner:
     """A child of ours and its division."""
 
     def __init__(self, options: LlamaOptions, path: str, context: int, users: int = 1) -> None:
@@ -26,7 +26,7 @@ class Embedded:
         limit_bytes = options.saved_mib * 2**20
         self._share_bytes = limit_bytes // users
         self._directory = kv_directory(limit_bytes) if limit_bytes else None
-        self.process = Process(
+        self.process = ChildProcess(
             ChildSettings(
                 path=path,
                 context=context,

@@ -417,7 +417,7 @@ def test_options_follow_a_path_or_stand_alone() -> None:
     assert read_options("") == LlamaOptions()
     elsewhere = read_options("http://127.0.0.1:8080/v1,key_env=KEY")
     assert elsewhere == LlamaOptions(model="http://127.0.0.1:8080", key_env="KEY")
-    assert elsewhere.is_elsewhere
+    assert elsewhere.is_external
 
 
 def test_models_that_cannot_be_served_are_refused_in_one_line(tmp_path: Path) -> None:

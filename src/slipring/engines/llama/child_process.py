@@ -43,7 +43,7 @@ def _ignore() -> None:
     return
 
 
-class Process:
+class ChildProcess:
     """A llama.cpp of our own, in a child process."""
 
     def __init__(self, settings: ChildSettings) -> None:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from slipring.engines.llama.process import ChildSettings, Process
+from slipring.engines.llama.child_process import ChildProcess, ChildSettings
 from slipring.errors import StartupError, Unavailable
 from tests.engines.tokens.test_remote_vocabulary import cut_as
 from tests.prompts.gguf_writer import write_hollow_model
 from tests.server.raw import until
 
 
-def process_for(path: Path) -> Process:
+def process_for(path: Path) -> ChildProcess:
     settings = ChildSettings(path=str(path), context=64, slots=1, threads=1, chunk=32)
-    return Process(settings)
+    return ChildProcess(settings)
 
 
 async def test_a_model_that_cannot_be_loaded_is_told_at_start(tmp_path: Path) -> None:

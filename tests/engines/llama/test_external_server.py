@@ -15,7 +15,7 @@ from slipring.errors import StartupError, Unavailable
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from tests.engines.fakes.server import started
-from tests.engines.llama.test_llama import ASK, GREEDY, LONG, cached, text_of
+from tests.engines.llama.test_llama_engine import ASK, GREEDY, LONG, cached, text_of
 from tests.harness import WEATHER, serve
 from tests.prompts.corpus import CORPUS
 

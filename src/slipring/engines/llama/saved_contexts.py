@@ -20,7 +20,7 @@ from slipring.prompts.rendering import Rendered
 
 log = logging.getLogger("slipring")
 
-LEAST_TOKENS = 32
+MIN_TOKENS = 32
 """Fewer are prefilled again: a file costs a request."""
 
 
@@ -42,7 +42,7 @@ class Saved(Struct, frozen=True, eq=False):
     size_bytes: int
 
 
-class Shelf:
+class SavedContexts:
     """What is saved, and for how long."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Shelf:
 
     def best(self, tenant: str, shared: Callable[[Rendered], int]) -> tuple[Saved | None, int]:
         """The tenant's context that has most of what is wanted, and how much."""
-        best: tuple[Saved | None, int] = (None, LEAST_TOKENS - 1)
+        best: tuple[Saved | None, int] = (None, MIN_TOKENS - 1)
         for saved in self._saved:
             if saved.tenant == tenant and (tokens := shared(saved.held)) > best[1]:
                 best = (saved, tokens)
@@ -76,7 +76,7 @@ class Shelf:
 
     async def save(self, slot: int, held: Rendered | None, tenant: str | None) -> Saved | None:
         """Save what a slot holds, unless it lies here already or is not worth it."""
-        if held is None or tenant is None or not self.is_open or held.total < LEAST_TOKENS:
+        if held is None or tenant is None or not self.is_open or held.total < MIN_TOKENS:
             return None
         for saved in self._saved:
             if saved.held.body is held.body and saved.held.preface is held.preface:
