@@ -118,8 +118,8 @@ class Engine:
 
     def __init__(self, slots: int = 2, limit: int = PLENTY, directory: Path | None = None) -> None:
         self.fake = FakeEngine(slots)
-        self.shelf = SavedContexts(self.fake, limit, directory)
-        self.slots = Slots(range(slots), self.shelf)
+        self.saved_contexts = SavedContexts(self.fake, limit, directory)
+        self.slots = Slots(range(slots), self.saved_contexts)
 
     @asynccontextmanager
     async def job(
@@ -135,13 +135,13 @@ class Engine:
 
         ``fate``: it is ``refused`` by the engine, or ``unseen``: begun, and cut off before that was told.
         """
-        wish = SlotRequest(tenant, prompt, parent, fork)
-        async with self.slots.taken(wish) as slot:
+        request = SlotRequest(tenant, prompt, parent, fork)
+        async with self.slots.acquire(request) as slot:
             assert slot.number not in self.fake.busy, "a slot is used by one at a time"
             self.fake.busy.add(slot.number)
             try:
                 cache = slot.tenant == tenant
-                slot.doubt(tenant, wish.sure_of(slot))
+                slot.mark_uncertain(tenant, request.certain_context(slot))
                 if fate == "refused":
                     raise Unavailable("refused")
                 cached = self.fake.prefill(slot.number, tenant, prompt, cache)
@@ -151,7 +151,7 @@ class Engine:
                 yield slot.number, cached
             finally:
                 self.fake.busy.discard(slot.number)
-            slot.hold(prompt, tenant)
+            slot.record(prompt, tenant)
 
     async def run(self, prompt: Rendered, parent: Rendered | None = None, **kind: Any) -> tuple[int, int]:
         async with self.job(prompt, parent, **kind) as found:
@@ -164,8 +164,10 @@ class Engine:
 
     @property
     def used(self) -> int:
-        assert self.shelf._used_bytes == sum(saved.size_bytes for saved in self.shelf._saved)
-        return self.shelf._used_bytes
+        assert self.saved_contexts._used_bytes == sum(
+            saved.size_bytes for saved in self.saved_contexts._saved
+        )
+        return self.saved_contexts._used_bytes
 
     @property
     def free(self) -> list[int]:
@@ -304,11 +306,11 @@ async def test_what_a_job_leaves_however_it_ends_has_its_own_head() -> None:
     head = preface(Step.of(range(50, 90)))
     parent = chain()
     slot = Slot(0)
-    slot.hold(parent, "t")
-    assert SlotRequest("t", then(with_head(parent, head)), parent, False).sure_of(slot) is None
-    assert SlotRequest("other", then(parent), parent, False).sure_of(slot) is None
-    slot.hold(then(with_head(parent, head)), "t")
-    sure = SlotRequest("t", then(with_head(parent, head)), parent, False).sure_of(slot)
+    slot.record(parent, "t")
+    assert SlotRequest("t", then(with_head(parent, head)), parent, False).certain_context(slot) is None
+    assert SlotRequest("other", then(parent), parent, False).certain_context(slot) is None
+    slot.record(then(with_head(parent, head)), "t")
+    sure = SlotRequest("t", then(with_head(parent, head)), parent, False).certain_context(slot)
     assert sure is not None
     assert (sure.preface, sure.body) == (head, parent.body)
 
@@ -353,8 +355,10 @@ async def test_a_file_is_not_given_to_another_while_it_is_read() -> None:
     gate.set()
     assert (await back)[1] == one.total
     await settle()
-    assert engine.shelf._named == len(engine.shelf._saved) + len(engine.shelf._spare_names)
-    assert not engine.shelf._readers
+    assert engine.saved_contexts._names_made == len(engine.saved_contexts._saved) + len(
+        engine.saved_contexts._free_names
+    )
+    assert not engine.saved_contexts._pins
 
 
 async def test_files_of_our_own_are_removed_when_they_are_of_no_more_use(tmp_path: Path) -> None:
@@ -372,7 +376,7 @@ async def test_files_of_our_own_are_removed_when_they_are_of_no_more_use(tmp_pat
     engine.fake.fails.add("save")
     await engine.run(chain())
     assert len(os.listdir(tmp_path)) == 1, "nor is one left that was not written to its end"
-    engine.slots.forget()
+    engine.slots.reset()
     assert os.listdir(tmp_path) == []
 
 
@@ -423,8 +427,8 @@ async def test_a_slot_that_could_not_be_read_into_is_believed_to_hold_nothing() 
     await engine.run(one, tenant="a")
     await engine.run(other, tenant="b")
     engine.fake.fails.add("restore")
-    async with engine.slots.taken(SlotRequest("a", then(one), one, False)) as slot:
-        assert (slot.held, slot.tenant) == (None, None), "it may still be b's"
+    async with engine.slots.acquire(SlotRequest("a", then(one), one, False)) as slot:
+        assert (slot.context, slot.tenant) == (None, None), "it may still be b's"
 
 
 async def test_an_engine_that_saves_nothing_is_asked_once() -> None:
@@ -438,7 +442,7 @@ async def test_an_engine_that_saves_nothing_is_asked_once() -> None:
     for _ in range(4):
         await engine.run(chain())
     assert engine.fake.asked == ["save"]
-    assert not engine.shelf.is_open
+    assert not engine.saved_contexts.is_enabled
 
 
 async def test_a_fault_of_our_own_fails_the_job_and_gives_everything_back() -> None:
@@ -472,15 +476,15 @@ async def test_nobody_finds_in_a_slot_or_a_file_what_is_somebody_elses() -> None
 
 async def test_a_slot_is_nobodys_until_the_engine_has_begun() -> None:
     slot = Slot(0)
-    slot.hold(chain(), "a")
-    slot.doubt("b")
-    assert (slot.held, slot.tenant) == (None, None)
-    slot.doubt("a")
+    slot.record(chain(), "a")
+    slot.mark_uncertain("b")
+    assert (slot.context, slot.tenant) == (None, None)
+    slot.mark_uncertain("a")
     assert slot.tenant is None
     held = chain()
-    slot.hold(held, "a")
-    slot.doubt("a", held)
-    assert (slot.held, slot.tenant) == (held, "a")
+    slot.record(held, "a")
+    slot.mark_uncertain("a", held)
+    assert (slot.context, slot.tenant) == (held, "a")
 
 
 @pytest.mark.parametrize("fate", ["refused", "unseen"])
@@ -657,10 +661,10 @@ async def test_nothing_is_believed_of_an_engine_that_has_started_again() -> None
     parent, at_work = chain(), chain()
     await engine.run(parent)
     async with engine.job(at_work):
-        engine.slots.forget()
+        engine.slots.reset()
         engine.fake.slots = [(), ()]
         assert len(engine.free) == 1
-    known = [slot.held for slot in (*engine.slots._all.values(), *engine.slots._free)]
+    known = [slot.context for slot in (*engine.slots._all.values(), *engine.slots._free)]
     assert known == [None] * 4, "nor what a job says that saw both"
     assert engine.free == [0, 1]
     assert engine.used == 0
@@ -675,7 +679,7 @@ async def test_an_engine_may_start_again_while_a_slot_is_prepared(action: str) -
     gate = engine.fake.hold(action)
     fork = engine.start(then(parent), parent, fork=True)
     await settle()
-    engine.slots.forget()
+    engine.slots.reset()
     engine.fake.slots = [(), ()]
     engine.fake.fails.add(action)
     gate.set()
@@ -758,7 +762,7 @@ class Schedule:
         elif kind == "release":
             self.release()
         elif kind == "forget" and not which:
-            self.engine.slots.forget()
+            self.engine.slots.reset()
             fake.slots = [() for _ in fake.slots]
 
     def release(self) -> None:
@@ -768,11 +772,13 @@ class Schedule:
 
     def check(self) -> None:
         engine = self.engine
-        most = max(engine.shelf._limit_bytes, BYTES_PER_TOKEN * self.largest)
+        most = max(engine.saved_contexts._limit_bytes, BYTES_PER_TOKEN * self.largest)
         assert engine.used <= most
         assert len(engine.free) == len(set(engine.free)), "no slot is free twice"
-        names = [saved.name for saved in engine.shelf._saved]
-        assert len({*names, *engine.shelf._spare_names}) == len(names) + len(engine.shelf._spare_names)
+        names = [saved.name for saved in engine.saved_contexts._saved]
+        assert len({*names, *engine.saved_contexts._free_names}) == len(names) + len(
+            engine.saved_contexts._free_names
+        )
 
     async def finish(self) -> None:
         """Everybody gets a slot as soon as others end."""
@@ -790,10 +796,12 @@ class Schedule:
         assert self.engine.free == list(range(len(self.engine.fake.slots))), "and gives it back"
         assert not any(slot.is_copied for slot in self.engine.slots._all.values())
         assert not self.engine.slots._waiting
-        shelf = self.engine.shelf
-        assert not shelf._readers
-        assert shelf._named == len(shelf._saved) + len(shelf._spare_names), "no file is forgotten"
-        assert not self.engine.slots._moves
+        saved_contexts = self.engine.saved_contexts
+        assert not saved_contexts._pins
+        assert saved_contexts._names_made == len(saved_contexts._saved) + len(saved_contexts._free_names), (
+            "no file is forgotten"
+        )
+        assert not self.engine.slots._preparations
 
 
 @settings(max_examples=150)

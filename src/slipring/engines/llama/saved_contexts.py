@@ -1,7 +1,7 @@
 """Saved contexts: the KV of chains that have no slot, in files that the engine writes and reads.
 
-To read a context back takes some microseconds per token, to prefill it milliseconds: the files pay as soon as
-there is anything in them. They are bounded in bytes; past the bound, those that were used longest ago go.
+Restoring a context takes microseconds per token, prefilling it milliseconds. The total size of the files is
+bounded; the least recently used are evicted first.
 """
 
 import logging
@@ -21,128 +21,135 @@ from slipring.prompts.rendering import Rendered
 log = logging.getLogger("slipring")
 
 MIN_TOKENS = 32
-"""Fewer are prefilled again: a file costs a request."""
+"""Shorter contexts are prefilled again instead of saved: a file costs a request."""
 
 
 class SlotFiles(Protocol):
-    """The engine's side: it writes a slot to a file and reads it back."""
+    """An engine that can write a slot's KV to a file and read it back."""
 
     async def save_slot(self, slot: int, name: str) -> int:
-        """Write; returns the size in bytes."""
+        """Write a slot's KV to the file ``name``; returns its size in bytes."""
 
-    async def restore_slot(self, slot: int, name: str) -> None: ...
+    async def restore_slot(self, slot: int, name: str) -> None:
+        """Replace a slot's KV by the content of the file ``name``."""
 
 
-class Saved(Struct, frozen=True, eq=False):
-    """A context on the shelf."""
+class SavedContext(Struct, frozen=True, eq=False):
+    """A context whose KV is in a file of the engine."""
 
     name: str
-    held: Rendered
+    """The name of the file."""
+    context: Rendered
     tenant: str
     size_bytes: int
 
 
 class SavedContexts:
-    """What is saved, and for how long."""
+    """An LRU cache of contexts in files, bounded in bytes.
+
+    The most recently saved context is kept even if it alone exceeds the bound. Failures of the engine are
+    logged and never raised: a context that cannot be saved or restored has to be prefilled again.
+    """
 
     def __init__(
         self, files: SlotFiles, limit_bytes: int, directory: Path | None = None, mark: str = ""
     ) -> None:
-        """``directory``: where the files are, if they are ours to remove; else their names are used again.
-        ``mark`` begins their names."""
+        """``limit_bytes=0`` disables saving. ``directory`` is where the engine writes its files, if they may
+        be deleted here; else their names are reused. ``mark`` prefixes the names."""
         self._files = files
         self._limit_bytes = limit_bytes
         self._directory = directory
-        self._saved: OrderedDict[Saved, None] = OrderedDict()  # least recently used first
+        self._saved: OrderedDict[SavedContext, None] = OrderedDict()  # least recently used first
         self._used_bytes = 0
-        self._readers: Counter[Saved] = Counter()
-        self._spare_names: list[str] = []
-        self._prefix = mark + secrets.token_hex(6)  # others may save to the same place
-        self._named = 0
-        self.restored = 0
+        self._pins: Counter[SavedContext] = Counter()
+        self._free_names: list[str] = []
+        self._prefix = mark + secrets.token_hex(6)  # other processes may save to the same directory
+        self._names_made = 0
 
     @property
-    def is_open(self) -> bool:
-        """Whether anything is saved at all."""
+    def is_enabled(self) -> bool:
+        """Whether contexts are saved. False once the engine has reported that it cannot."""
         return self._limit_bytes > 0
 
-    def best(self, tenant: str, shared: Callable[[Rendered], int]) -> tuple[Saved | None, int]:
-        """The tenant's context that has most of what is wanted, and how much."""
-        best: tuple[Saved | None, int] = (None, MIN_TOKENS - 1)
+    def find_best(
+        self, tenant: str, reusable_tokens: Callable[[Rendered], int]
+    ) -> tuple[SavedContext | None, int]:
+        """The tenant's saved context with the most reusable tokens, and how many. None if no saved context
+        has ``MIN_TOKENS`` of them."""
+        best: tuple[SavedContext | None, int] = (None, MIN_TOKENS - 1)
         for saved in self._saved:
-            if saved.tenant == tenant and (tokens := shared(saved.held)) > best[1]:
+            if saved.tenant == tenant and (tokens := reusable_tokens(saved.context)) > best[1]:
                 best = (saved, tokens)
         return best
 
-    async def save(self, slot: int, held: Rendered | None, tenant: str | None) -> Saved | None:
-        """Save what a slot holds, unless it lies here already or is not worth it."""
-        if held is None or tenant is None or not self.is_open or held.total < MIN_TOKENS:
-            return None
+    async def save(self, slot: int, context: Rendered | None, tenant: str | None) -> None:
+        """Save the context in a slot, unless it is saved already, too short, or not known for sure."""
+        if context is None or tenant is None or not self.is_enabled or context.total < MIN_TOKENS:
+            return
         for saved in self._saved:
-            if saved.held.body is held.body and saved.held.preface is held.preface:
+            if saved.context.body is context.body and saved.context.preface is context.preface:
                 self._saved.move_to_end(saved)
-                return saved
-        name = self._spare_names.pop() if self._spare_names else self._new_name()
+                return
+        name = self._free_names.pop() if self._free_names else self._new_name()
         try:
             size_bytes = await self._files.save_slot(slot, name)
         except Unsupported:
             self._limit_bytes = 0
-            log.info("the engine saves no contexts: those without a slot will be prefilled again")
-            return None
+            log.info("the engine cannot save contexts: those without a slot will be prefilled again")
+            return
         except ApiError as error:
-            self._discard(name)
+            self._delete_file(name)
             log.warning("a context could not be saved and will be prefilled again: %s", error.message)
-            return None
-        saved = Saved(name, held, tenant, size_bytes)
-        self._saved[saved] = None
+            return
+        self._saved[SavedContext(name, context, tenant, size_bytes)] = None
         self._used_bytes += size_bytes
         while self._used_bytes > self._limit_bytes and len(self._saved) > 1:
-            self._drop(next(iter(self._saved)))
-        return saved
+            self._evict(next(iter(self._saved)))
 
-    async def restore(self, saved: Saved, slot: int) -> bool:
-        """Read a context back into a slot; whether that could be done."""
+    async def restore(self, saved: SavedContext, slot: int) -> bool:
+        """Restore a context into a slot; returns whether that succeeded. A context that cannot be restored is
+        evicted."""
         try:
             await self._files.restore_slot(slot, saved.name)
         except ApiError as error:
             log.warning("a saved context could not be read and will be prefilled again: %s", error.message)
             if saved in self._saved:
-                self._drop(saved)
+                self._evict(saved)
             return False
-        self.restored += 1
         return True
 
     @contextmanager
-    def kept(self, saved: Saved) -> Iterator[None]:
-        """Keep a file for one who is to read it, even if its context has to make room meanwhile."""
+    def pinned(self, saved: SavedContext) -> Iterator[None]:
+        """Keep a context's file within the block, even if the context is evicted meanwhile."""
         if saved in self._saved:
             self._saved.move_to_end(saved)
-        self._readers[saved] += 1
+        self._pins[saved] += 1
         try:
             yield
         finally:
-            self._readers[saved] -= 1
-            if not self._readers[saved]:
-                del self._readers[saved]
+            self._pins[saved] -= 1
+            if not self._pins[saved]:
+                del self._pins[saved]
                 if saved not in self._saved:
-                    self._discard(saved.name)
+                    self._delete_file(saved.name)
 
     def clear(self) -> None:
+        """Evict every context."""
         for saved in list(self._saved):
-            self._drop(saved)
+            self._evict(saved)
 
-    def _drop(self, saved: Saved) -> None:
+    def _evict(self, saved: SavedContext) -> None:
         del self._saved[saved]
         self._used_bytes -= saved.size_bytes
-        if saved not in self._readers:
-            self._discard(saved.name)
+        if saved not in self._pins:
+            self._delete_file(saved.name)
 
-    def _discard(self, name: str) -> None:
-        """Let a file go. From now on its name may be given to another one."""
-        self._spare_names.append(name)
+    def _delete_file(self, name: str) -> None:
+        """Delete a file if that is allowed, and free its name for reuse."""
+        self._free_names.append(name)
         if self._directory is not None:
             (self._directory / name).unlink(missing_ok=True)
 
     def _new_name(self) -> str:
-        self._named += 1
-        return f"slipring-{self._prefix}-{self._named}.kv"
+        self._names_made += 1
+        return f"slipring-{self._prefix}-{self._names_made}.kv"
