@@ -1,9 +1,8 @@
-"""Constraints as grammars: what a model may write is decided token by token, not asked for.
+"""Writes the llguidance grammar that llama.cpp enforces while it samples an answer.
 
-A required call, named tools, strict arguments and formats of answers become a grammar of llguidance, which
-llama.cpp enforces while it samples. The engine ignores a schema that it cannot compile, and everybody waits
-while it compiles one: so each is compiled in a sandbox first. What cannot be enforced is refused by name,
-before the response exists.
+Required calls, named tools, strict arguments and formats of answers become one grammar. llama.cpp ignores a
+schema that it cannot compile, and blocks all jobs while it compiles: so each grammar is first compiled in a
+sandbox. A request that cannot be enforced is refused, with the field's name, before the response is created.
 """
 
 import json
@@ -25,43 +24,44 @@ from slipring.protocol.definitions import Grammar
 from slipring.sandbox.sandbox import TooExpensive
 
 _TOKENS = re.compile(r"<\[[0-9,]*\]>")
-"""Tokens of the model. A grammar is tried byte by byte, where one that no text has stands for all of them."""
-_MOST_CALLS = 16
+"""References to token ids. A grammar is tried byte by byte: byte 255, which no text contains, replaces them."""
+_MAX_CALLS = 16
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As chat templates write JSON, which is what models have read."""
+"""JSON as chat templates write it, which is what models were trained on."""
 
 
-class _Request(Struct, frozen=True):
-    """What a grammar is written from, as data."""
+class _GrammarRequest(Struct, frozen=True):
+    """The input of ``write_grammar``, which runs in another process."""
 
     form: Form
     stop_ids: list[int]
     control_ids: dict[str, int]
-    """Of the marks around thoughts and calls, those that are tokens of the model."""
+    """The marks around thoughts and calls that are single tokens of the model."""
     opens_thought: bool
-    """Whether the prompt ends inside a thought, which the model has to end first."""
-    most_calls: int
+    """Whether the prompt ends inside a thought, which the answer has to close first."""
+    max_calls: int
     max_states: int
 
 
-_request = msgspec.msgpack.Decoder(_Request)
+_decoder = msgspec.msgpack.Decoder(_GrammarRequest)
 
 
 async def grammar_of(
     job: Job, renderer: Renderer, compiler: Compiler, *, opens_thought: bool = False
 ) -> str | None:
-    """The grammar that the answer to a job has to follow, or None where it is free."""
+    """The grammar that the answer to a job must follow; None if it is unconstrained. Raises
+    ``InvalidRequest`` if it cannot be enforced, ``TooExpensive`` if compiling takes too long."""
     form = form_of(job, renderer.calls)
-    is_free = not form.required and form.document is None
-    if is_free and not any(tool.strict or tool.grammar is not None for tool in form.tools):
+    is_optional = not form.required and form.document is None
+    if is_optional and not any(tool.strict or tool.grammar is not None for tool in form.tools):
         return None
-    most_calls = min(_MOST_CALLS, job.settings.max_tool_calls or _MOST_CALLS)
-    request = _Request(
+    max_calls = min(_MAX_CALLS, job.settings.max_tool_calls or _MAX_CALLS)
+    request = _GrammarRequest(
         form=form,
         stop_ids=sorted(renderer.stop_ids()),
         control_ids=_control_ids(renderer),
         opens_thought=opens_thought,
-        most_calls=most_calls if job.settings.parallel_tool_calls else 1,
+        max_calls=max_calls if job.settings.parallel_tool_calls else 1,
         max_states=compiler.max_states,
     )
     try:
@@ -72,7 +72,7 @@ async def grammar_of(
 
 
 def constrains_calls(job: Job) -> bool:
-    """Whether the grammar of a job, if it has one, keeps calls to their form: one of a document does not."""
+    """Whether the grammar of a job, if it has one, makes calls well-formed. That of a document has no calls."""
     return job.offer.required or job.settings.format.kind == "text"
 
 
@@ -83,86 +83,90 @@ def _control_ids(renderer: Renderer) -> dict[str, int]:
 
 
 def _param(form: Form) -> str:
-    """The field of a request that a grammar is made from."""
+    """The field of the client's request that the grammar enforces."""
     return "tools" if form.required or form.document is None else "text.format.schema"
 
 
-def write_grammar(request: bytes) -> str | None:
-    """Write a grammar and try it; None: nothing is to be enforced. A task of the sandbox.
+def write_grammar(encoded: bytes) -> str | None:
+    """Write a grammar and try it; None if there is nothing to enforce. A task of the sandbox.
 
-    The engine that is given a grammar compiles it again, where everybody waits for it: one that is expensive
-    to follow is refused here.
+    Raises ``InvalidRequest`` if llguidance cannot compile the grammar, or needs more than ``max_states`` for
+    it: the engine compiles it again, and would block all jobs meanwhile.
     """
-    asked = _request.decode(request)
-    form, writer = asked.form, _Writer(asked)
+    request = _decoder.decode(encoded)
+    form, writer = request.form, _Writer(request)
     if form.required:
-        grammar = writer.required_calls(form.tools, asked.most_calls)
+        grammar = writer.required_calls(form.tools, request.max_calls)
     elif form.document is not None:
         grammar = writer.document(form.document, form.strict)
-    elif any(tool.strict or writer.is_bound(tool, number) for number, tool in enumerate(form.tools)):
-        grammar = writer.text_or_calls(form.tools, asked.most_calls)
+    elif any(
+        tool.strict or writer.has_enforced_input(tool, number) for number, tool in enumerate(form.tools)
+    ):
+        grammar = writer.text_or_calls(form.tools, request.max_calls)
     else:
         return None
-    complaint = _grammar_complaint(grammar, asked.max_states)
-    if complaint is not None:
+    error = _grammar_error(grammar, request.max_states)
+    if error is not None:
         param = _param(form)
-        raise InvalidRequest(f"Invalid '{param}': this cannot be enforced: {complaint}.", param=param)
+        raise InvalidRequest(f"Invalid '{param}': this cannot be enforced: {error}.", param=param)
     return grammar
 
 
 class _Writer:
     """Writes grammars for one model."""
 
-    def __init__(self, asked: _Request) -> None:
-        self._opens_thought = asked.opens_thought
-        self._calls = asked.form.calls
-        self._control_ids = asked.control_ids
-        self._max_states = asked.max_states
+    def __init__(self, request: _GrammarRequest) -> None:
+        self._opens_thought = request.opens_thought
+        self._calls = request.form.calls
+        self._control_ids = request.control_ids
+        self._max_states = request.max_states
         self._input_rules: dict[int, tuple[str, ...]] = {}
-        self._rules = [f"stop: <[{','.join(map(str, asked.stop_ids))}]>"]
+        self._rules = [f"stop: <[{','.join(map(str, request.stop_ids))}]>"]
 
-    def is_bound(self, tool: CalledTool, number: int) -> bool:
-        """Whether its input is kept to a grammar: that holds, as strict arguments do, for every call."""
+    def has_enforced_input(self, tool: CalledTool, number: int) -> bool:
+        """Whether a grammar constrains the tool's input. Like strict arguments, it holds for every call."""
         grammar = tool.grammar
         if grammar is None or grammar.syntax == "regex":
             return grammar is not None
-        return bool(self._rules_of(grammar, number))
+        return bool(self._lark_rules(grammar, number))
 
-    def _rules_of(self, grammar: Grammar, number: int) -> tuple[str, ...]:
-        """Rules for an input that follows a Lark grammar, quotes aside; none where it cannot be enforced."""
+    def _lark_rules(self, grammar: Grammar, number: int) -> tuple[str, ...]:
+        """Rules for a JSON string, without its quotes, whose text follows a Lark grammar; empty if that
+        cannot be enforced."""
         if number not in self._input_rules:
             name = f"input_{number}"
             rules = string_rules(grammar.definition, name) or ()
             lead = ["%llguidance {}", f'start: "\\"" {name} "\\""']
-            is_valid = _grammar_complaint("\n".join([*lead, *rules, ""]), self._max_states) is None
+            is_valid = _grammar_error("\n".join([*lead, *rules, ""]), self._max_states) is None
             self._input_rules[number] = rules if is_valid else ()
         return self._input_rules[number]
 
-    def required_calls(self, tools: list[CalledTool], most: int) -> str:
-        """At least one call, and nothing else."""
+    def required_calls(self, tools: list[CalledTool], max_calls: int) -> str:
+        """A grammar for one to ``max_calls`` calls and nothing else."""
         self._write_calls(tools)
-        return self._finish(f"{self._thought()}one{_more('one', most)}")
+        return self._finish(f"{self._thought()}one{_repeated('one', max_calls)}")
 
-    def text_or_calls(self, tools: list[CalledTool], most: int) -> str:
-        """Any text; where it becomes a call, a right one, and after it nothing but calls."""
+    def text_or_calls(self, tools: list[CalledTool], max_calls: int) -> str:
+        """A grammar for any text, then up to ``max_calls`` well-formed calls and nothing after them."""
         self._write_calls(tools)
         opening = self._calls.call_open
         if not opening:
             self._rules.append(r"TEXT: /(\s*[^{\[\s][\s\S]*)?/")
-            return self._finish(f"{self._thought()}(one{_more('one', most)} | TEXT)")
+            return self._finish(f"{self._thought()}(one{_repeated('one', max_calls)} | TEXT)")
         self._rules.append(r"TEXT: /[\s\S]*/")
         if opening in self._control_ids:
-            return self._finish(f"{self._thought()}TEXT (one{_more('one', most)})?")
-        # Text can say the mark like any other word: what follows its first occurrence is a call.
+            return self._finish(f"{self._thought()}TEXT (one{_repeated('one', max_calls)})?")
+        # The mark is ordinary text: what follows its first occurrence must be a call.
         self._rules.append(rf"lead[lazy]: /[\s\S]*{_escaped(opening)}/")
-        return self._finish(f"{self._thought()}(TEXT | lead rest{_more('one', most)})")
+        return self._finish(f"{self._thought()}(TEXT | lead rest{_repeated('one', max_calls)})")
 
     def document(self, schema: bytes, strict: bool) -> str:
+        """A grammar for a JSON document that fits ``schema``."""
         self._rules.append(f"document: %json {self._enforceable(schema, strict, 'text.format.schema')}")
         return self._finish(f"{self._thought()}document")
 
     def _write_calls(self, tools: list[CalledTool]) -> None:
-        """Rules for one call: ``one`` with its marks, ``rest`` without the first."""
+        """Add rules for one call: ``one`` with its marks, ``rest`` without the opening one."""
         calls = self._calls
         names = []
         for number, tool in enumerate(tools):
@@ -176,22 +180,23 @@ class _Writer:
         self._rules.append(f"one: {self._mark(calls.call_open)} rest")
 
     def _arguments(self, tool: CalledTool, number: int) -> list[str]:
-        """Rules for what a call carries."""
+        """Rules for the arguments of a call."""
         grammar = tool.grammar
         if grammar is not None and grammar.syntax == "lark":
-            rules = self._rules_of(grammar, number)
+            rules = self._lark_rules(grammar, number)
             if rules:
                 opening, closing = _literal('{"input": "'), _literal('"}')
                 return [f"arguments_{number}: {opening} input_{number} {closing}", *rules]
-        # A schema of their own, so that references within it mean what they meant.
+        # Each tool has its own schema, so that references within it stay valid.
         schema = arguments_schema(tool)
-        if grammar is not None and _complaint(schema, self._max_states) is not None:
-            schema = tool.parameters  # an expression that only makes sense outside of JSON
+        if grammar is not None and _schema_error(schema, self._max_states) is not None:
+            schema = tool.parameters  # the regular expression does not work within a JSON string
         enforced = self._enforceable(schema, tool.strict, f"tools[{number}].parameters")
         return [f"arguments_{number}: %json {enforced}"]
 
     def _thought(self) -> str:
-        """What a model that thinks writes before it answers."""
+        """The part of the start rule for the thought before an answer; empty if the model does not think.
+        Adds the rules that it needs."""
         opening, closing = self._calls.think_open, self._calls.think_close
         if self._opens_thought and closing not in self._control_ids:
             self._rules += [rf"thought[lazy]: /[\s\S]*{_escaped(closing)}/", r"SPACE: /\s*/"]
@@ -207,6 +212,7 @@ class _Writer:
         return "thought " if self._opens_thought else "thought? "
 
     def _mark(self, token: str) -> str:
+        """A mark as a token id if it is one token, else as text."""
         if token in self._control_ids:
             return f"<[{self._control_ids[token]}]>"
         return _literal(token)
@@ -219,47 +225,48 @@ class _Writer:
 
 
 def _escaped(text: str) -> str:
-    """A text as a regular expression that matches nothing else."""
+    """A regular expression that matches exactly ``text``."""
     return "".join(f"\\{character}" if character in "/\\.[](){}*+?|^$" else character for character in text)
 
 
 def _literal(text: str) -> str:
-    """A text in quotes, as JSON and grammars have it."""
+    """A text in double quotes, escaped for JSON and for grammars alike."""
     return json.dumps(text, ensure_ascii=False)
 
 
-def _more(rule: str, most: int) -> str:
-    """Up to ``most`` in all, where one has been written."""
-    return f' ("\\n" {rule}){{0,{most - 1}}}' if most > 1 else ""
+def _repeated(rule: str, max_calls: int) -> str:
+    """The part of a rule that repeats ``rule`` up to ``max_calls`` times in all, after the first."""
+    return f' ("\\n" {rule}){{0,{max_calls - 1}}}' if max_calls > 1 else ""
 
 
 def _enforceable(schema: bytes, strict: bool, param: str, max_states: int) -> str:
-    """A schema as the engine can enforce it. ``strict``: all of it or nothing."""
-    complaint = _complaint(schema, max_states)
-    if complaint is None:
-        return _laid_out(schema)
+    """The schema to enforce: ``schema`` itself, or as much of it as possible unless ``strict``. Raises
+    ``InvalidRequest`` for a strict one that cannot be enforced."""
+    error = _schema_error(schema, max_states)
+    if error is None:
+        return _with_layout(schema)
     if not strict:
-        is_possible = _complaint(schema, max_states, lenient=True) is None
-        return _laid_out(schema, lenient=True) if is_possible else ANY_OBJECT.decode()
-    raise InvalidRequest(f"Invalid '{param}': this schema cannot be enforced: {complaint}", param=param)
+        is_possible = _schema_error(schema, max_states, lenient=True) is None
+        return _with_layout(schema, lenient=True) if is_possible else ANY_OBJECT.decode()
+    raise InvalidRequest(f"Invalid '{param}': this schema cannot be enforced: {error}", param=param)
 
 
-def _complaint(schema: bytes, max_states: int, *, lenient: bool = False) -> str | None:
-    """What keeps a schema from being compiled and followed, if anything does."""
-    laid_out = _laid_out(schema, lenient=lenient)
-    said = _grammar_complaint(f"%llguidance {{}}\nstart: %json {laid_out}\n", max_states)
-    if said is not None:
-        return (said.partition("failed to compile JSON schema: ")[2] or said)[:300]
-    # A pattern may stand where a short walk does not lead.
+def _schema_error(schema: bytes, max_states: int, *, lenient: bool = False) -> str | None:
+    """Why llguidance cannot enforce a schema; None if it can."""
+    document = _with_layout(schema, lenient=lenient)
+    error = _grammar_error(f"%llguidance {{}}\nstart: %json {document}\n", max_states)
+    if error is not None:
+        return (error.partition("failed to compile JSON schema: ")[2] or error)[:300]
+    # Trying the grammar reads only a few bytes, and may not reach a pattern that is too large.
     for pattern in set(_patterns(json.loads(schema))):
-        said = tool_grammars.check_grammar("regex", pattern, max_states)
-        if said is not None and said.startswith(tool_grammars.TOO_LARGE):
-            return said
+        error = tool_grammars.check_grammar("regex", pattern, max_states)
+        if error is not None and error.startswith(tool_grammars.TOO_LARGE):
+            return error
     return None
 
 
 def _patterns(schema: Any) -> Iterator[str]:
-    """The regular expressions of a schema."""
+    """Every regular expression in a schema."""
     if isinstance(schema, list):
         for each in schema:
             yield from _patterns(each)
@@ -272,16 +279,18 @@ def _patterns(schema: Any) -> Iterator[str]:
             yield from _patterns(each)
 
 
-def _grammar_complaint(grammar: str, max_states: int) -> str | None:
+def _grammar_error(grammar: str, max_states: int) -> str | None:
+    """Why llguidance cannot compile a grammar or match a few bytes with it; None if it can."""
     from llguidance import LLMatcher
 
-    failed, complaints = LLMatcher.validate_grammar_with_warnings(grammar)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if failed:
-        return " ".join("".join(complaints[:1]).split("\n   1 |")[0].split())
+        return " ".join("".join(messages[:1]).split("\n   1 |")[0].split())
     return tool_grammars.followed(_TOKENS.sub("<[255]>", grammar), max_states)
 
 
-def _laid_out(schema: bytes, *, lenient: bool = False) -> str:
+def _with_layout(schema: bytes, *, lenient: bool = False) -> str:
+    """A schema with the options that make llguidance write JSON as in ``_LAYOUT``."""
     document: dict[str, Any] = json.loads(schema)
     layout: dict[str, Any] = {**_LAYOUT, "lenient": True} if lenient else _LAYOUT
     return json.dumps({**document, "x-guidance": layout}, ensure_ascii=False)
