@@ -133,9 +133,7 @@ class LlamaEngine(Engine):
             answer = LlamaAnswer(job, rendering, self.renderer, limit, trusted=trusted)
             async with aclosing(self._api.complete(body)) as chunks:
                 async for chunk in chunks:
-                    slot.tenant = (
-                        job.tenant
-                    )  # the engine has begun and dropped every token that it does not reuse
+                    slot.tenant = job.tenant  # the engine has begun: all other tenants' tokens are dropped
                     if answer.ends_before(chunk):
                         break
                     if deltas := answer.take(chunk):

@@ -24,7 +24,7 @@ from slipring.protocol.definitions import Grammar
 from slipring.sandbox.sandbox import TooExpensive
 
 _TOKENS = re.compile(r"<\[[0-9,]*\]>")
-"""References to token ids. A grammar is tried byte by byte: byte 255, which no text contains, replaces them."""
+"""Token ids in a grammar. It is tried byte by byte: byte 255, which no text contains, replaces them."""
 _MAX_CALLS = 16
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as chat templates write it, which is what models were trained on."""
@@ -72,7 +72,7 @@ async def grammar_of(
 
 
 def constrains_calls(job: Job) -> bool:
-    """Whether the grammar of a job, if it has one, makes calls well-formed. That of a document has no calls."""
+    """Whether the grammar of a job, if it has one, makes calls well-formed. A document's grammar does not."""
     return job.offer.required or job.settings.format.kind == "text"
 
 
