@@ -16,7 +16,7 @@ from slipring.engines.llama.sharing import EmbeddedOwner, ExternalOwner
 from slipring.engines.sharing import Borrowed, Share
 from slipring.errors import StartupError, Unavailable
 from tests.engines.fakes.server import started
-from tests.engines.llama.test_external_server import elsewhere
+from tests.engines.llama.test_external_server import external
 from tests.engines.llama.test_llama_engine import ASK, GREEDY, three_chains
 from tests.harness import Running, serve
 from tests.server.raw import until
@@ -122,7 +122,7 @@ async def test_an_engine_that_hangs_is_restarted_once_for_all_users(
 
 
 async def test_the_slots_of_a_server_elsewhere_are_divided_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with elsewhere(monkeypatch) as engine:
+    async with external(monkeypatch) as engine:
         owner = ExternalOwner(engine.options, 2)
         await owner.start(lambda: None)
         users = [

@@ -1,4 +1,4 @@
-"""Models whose tokens are known to their server alone: one elsewhere, and a vocabulary we cannot build."""
+"""Models that a server tokenizes: of an external llama-server, or with a vocabulary slipring cannot build."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,8 +23,8 @@ KEY = "SLIPRING_TEST_LLAMA_KEY"
 
 
 @asynccontextmanager
-async def elsewhere(monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIterator[LlamaEngine]:
-    """An engine that talks to a llama-server of somebody else: here, the child of another engine."""
+async def external(monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIterator[LlamaEngine]:
+    """An engine for an external llama-server, which is the child of another engine."""
     other = LlamaEngine(LlamaOptions(slots=2, context=512))
     await other.start()
     try:
@@ -34,16 +34,20 @@ async def elsewhere(monkeypatch: pytest.MonkeyPatch, **options: Any) -> AsyncIte
         await other.close()
 
 
-async def test_a_server_elsewhere_says_what_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with elsewhere(monkeypatch) as named, started(named) as engine:
+async def test_the_model_of_an_external_server_is_read_from_its_properties(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with external(monkeypatch) as named, started(named) as engine:
         model = engine.model
         assert (model.name, model.context, model.slots) == ("smollm2-135m-instruct", 512, 2)
         assert model.llguidance
         assert not engine.renderer.vocabulary.is_local
 
 
-async def test_chains_forks_and_constraints_work_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with elsewhere(monkeypatch) as engine, serve(engine) as server, server.connect() as socket:
+async def test_chains_forks_and_constraints_work_with_an_external_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with external(monkeypatch) as engine, serve(engine) as server, server.connect() as socket:
         first = await socket.response(input=LONG, **GREEDY)
         second = await socket.response(input="Go on.", previous_response_id=first["id"], **GREEDY)
         assert cached(second) >= first["usage"]["total_tokens"]
@@ -54,8 +58,8 @@ async def test_chains_forks_and_constraints_work_there_too(monkeypatch: pytest.M
         assert call["output"][0]["name"] == "get_weather"
 
 
-async def test_text_is_text_whoever_tokenizes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with elsewhere(monkeypatch) as named, started(named) as engine:
+async def test_the_servers_tokenizer_and_ours_give_the_same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with external(monkeypatch) as named, started(named) as engine:
         ours = LlamaEngine(LlamaOptions()).renderer
         theirs = engine.renderer
 
@@ -68,14 +72,16 @@ async def test_text_is_text_whoever_tokenizes_it(monkeypatch: pytest.MonkeyPatch
 
 
 def same(ours: Renderer, theirs: Renderer, text: str) -> bool:
-    # A look-alike of a mark is cut in two, which may change its tokens but never makes it one.
-    told = theirs.vocabulary.encode(text)
+    # Text that looks like a mark is cut in two: its tokens may differ, but none is the mark.
+    ids = theirs.vocabulary.encode(text)
     if "<tool_call>" in text or "think>" in text:
-        return not set(told) & ours.stop_ids()
-    return ours.vocabulary.encode(text) == told
+        return not set(ids) & ours.stop_ids()
+    return ours.vocabulary.encode(text) == ids
 
 
-async def test_a_vocabulary_that_cannot_be_built_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_engine_tokenizes_for_a_vocabulary_that_slipring_cannot_build(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with serve(LlamaEngine(LlamaOptions(slots=1, context=512))) as server:
         _, expected = await server.post(input=ASK, **GREEDY)
 
@@ -90,12 +96,12 @@ async def test_a_vocabulary_that_cannot_be_built_is_asked_for(monkeypatch: pytes
         assert text_of(response) == text_of(expected)
         emoji = await socket.response(input="Say this emoji: 👩‍👩‍👧 and 東京 in words", **GREEDY)
         assert "👩" in text_of(emoji)
-        # Ids of split characters are not told, so this turn is rendered from its items.
+        # The server does not send the ids of split characters, so this turn is rendered from its items.
         more = await socket.response(input="More.", previous_response_id=emoji["id"], **GREEDY)
         assert more["usage"]["input_tokens"] > emoji["usage"]["input_tokens"]
 
 
-async def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
+async def test_an_unreachable_server_or_a_missing_key_is_a_startup_error() -> None:
     with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):
         async with started(LlamaEngine(LlamaOptions(model="http://127.0.0.1:9"))):
             pass
@@ -103,7 +109,7 @@ async def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
         LlamaEngine(LlamaOptions(model="http://127.0.0.1:9", key_env="NO_SUCH_KEY"))
 
 
-async def test_a_server_that_is_no_llama_server_is_told_in_one_line() -> None:
+async def test_a_server_that_is_not_a_llama_server_is_a_startup_error() -> None:
     async with serve() as other:
         url = other.url.removesuffix("/v1")
         with pytest.raises(StartupError, match="answers with 404"):
@@ -111,8 +117,8 @@ async def test_a_server_that_is_no_llama_server_is_told_in_one_line() -> None:
                 pass
 
 
-async def test_a_tokenizer_that_has_gone_is_unavailable() -> None:
+async def test_tokenizing_without_a_server_raises_unavailable() -> None:
     async with HttpClient("http://127.0.0.1:9", {}) as client:
-        vocabulary = RemoteVocabulary(client.query_from_thread, "gone")
+        vocabulary = RemoteVocabulary(client.query_from_thread, "unreachable")
         with pytest.raises(Unavailable):
             await asyncio.to_thread(vocabulary.encode, "hello")

@@ -1,4 +1,4 @@
-"""Grammars that would keep llama.cpp, and all who use it, busy: none of them gets there."""
+"""Grammars that would block llama.cpp are refused before they are sent to it."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def custom(definition: str, syntax: str) -> dict[str, Any]:
 
 
 def pattern(source: str) -> dict[str, Any]:
-    """A pattern that comes late in a document."""
+    """A schema in which a pattern comes late in the document."""
     return {
         "type": "object",
         "properties": {
@@ -31,7 +31,9 @@ def pattern(source: str) -> dict[str, Any]:
     }
 
 
-async def test_expensive_grammars_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_expensive_grammars_are_refused_with_the_field_that_defines_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = LlamaEngine(LlamaOptions(slots=1, context=512))
     sent: list[bytes] = []
     complete = engine._api.complete
