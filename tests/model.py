@@ -20,7 +20,7 @@ from msgspec import structs
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.models import locate
 from slipring.engines.llama.options import LlamaOptions
-from slipring.engines.llama.owners import Embedded
+from slipring.engines.llama.sharing import EmbeddedOwner
 from slipring.engines.sharing import Borrowed
 from tests.harness import Running, serve
 from tests.prompts.gguf_writer import write_tiny_model
@@ -38,7 +38,7 @@ class SharedModel:
     slots = 3
     context = 2048
 
-    def __init__(self, owner: Embedded, path: str) -> None:
+    def __init__(self, owner: EmbeddedOwner, path: str) -> None:
         self._owner = owner
         self.path = path
 
@@ -74,7 +74,7 @@ def _loaded(path: str) -> Iterator[SharedModel]:
     # One thread: several wait for each other at every layer, and the other cores have tests to run.
     options = LlamaOptions(model=path, slots=SharedModel.slots, context=SharedModel.context, threads=1)
     path, context = locate(options)
-    owner = Embedded(options, path, context)
+    owner = EmbeddedOwner(options, path, context)
     with start_blocking_portal() as portal:
         portal.call(partial(owner.start, lambda: None))
         try:

@@ -13,17 +13,17 @@ import pytest
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.models import locate
 from slipring.engines.llama.options import LlamaOptions
-from slipring.engines.llama.owners import Embedded, ExternalOwner
+from slipring.engines.llama.sharing import EmbeddedOwner, ExternalOwner
 from slipring.engines.sharing import Borrowed, Share
 from slipring.errors import StartupError, Unavailable
 from tests.engines.fakes.server import started
-from tests.engines.llama.test_llama import ASK, GREEDY, three_chains
+from tests.engines.llama.test_llama_engine import ASK, GREEDY, three_chains
 from tests.harness import Running, serve
 from tests.server.raw import until
 
 
-def owner_of(users: int, **options: Any) -> Embedded:
-    return Embedded(LlamaOptions(**options), "no.gguf", 64, users)
+def owner_of(users: int, **options: Any) -> EmbeddedOwner:
+    return EmbeddedOwner(LlamaOptions(**options), "no.gguf", 64, users)
 
 
 def test_slots_and_bytes_are_divided() -> None:
@@ -77,9 +77,9 @@ async def test_a_user_follows_the_engines_address() -> None:
 
 
 @asynccontextmanager
-async def sharing(users: int, options: LlamaOptions) -> AsyncIterator[tuple[Embedded, list[Running]]]:
+async def sharing(users: int, options: LlamaOptions) -> AsyncIterator[tuple[EmbeddedOwner, list[Running]]]:
     """Servers that share one engine."""
-    owner = Embedded(options, *locate(options), users)
+    owner = EmbeddedOwner(options, *locate(options), users)
     borrowed = [Borrowed(owner.share(number), owner.key, owner.suspect) for number in range(users)]
 
     def move_all() -> None:

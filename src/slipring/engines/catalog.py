@@ -35,12 +35,12 @@ def _llama(rest: str) -> Engine:
 def _llama_owner(rest: str, users: int) -> Owner:
     from slipring.engines.llama.models import locate
     from slipring.engines.llama.options import read_options
-    from slipring.engines.llama.owners import Embedded, ExternalOwner
+    from slipring.engines.llama.sharing import EmbeddedOwner, ExternalOwner
 
     options = read_options(rest)
-    if options.is_elsewhere:
+    if options.is_external:
         return ExternalOwner(options, users)
-    return Embedded(options, *locate(options), users)
+    return EmbeddedOwner(options, *locate(options), users)
 
 
 def _borrowing_llama(rest: str, borrowed: Borrowed) -> Engine:

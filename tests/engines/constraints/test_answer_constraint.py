@@ -16,8 +16,8 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints import answer_constraint
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
-from slipring.engines.llama import answer_grammar as llama_grammar
-from slipring.engines.llama.answer_grammar import constrains_calls
+from slipring.engines.llama import llguidance_grammar as llama_grammar
+from slipring.engines.llama.llguidance_grammar import constrains_calls
 from slipring.errors import InvalidRequest
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer

@@ -1,4 +1,4 @@
-"""Compaction with the real embedded model: nothing is read twice that need not be."""
+"""Compaction with the real embedded model: cached tokens are not prefilled again."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def cached(response: dict[str, Any]) -> int:
     return int(response["usage"]["input_tokens_details"]["cached_tokens"])
 
 
-async def test_a_summary_is_prefilled_from_where_the_parent_ended_and_the_chain_goes_on_by_delta(
+async def test_a_summary_and_the_compacted_chain_prefill_only_new_tokens(
     tiny: ServeModel,
 ) -> None:
     async with tiny() as server, server.connect() as socket:
@@ -28,11 +28,11 @@ async def test_a_summary_is_prefilled_from_where_the_parent_ended_and_the_chain_
         asked = {**GREEDY, "context_management": managed}
         await socket.create(input="And then?", previous_response_id=second["id"], **asked)
         while (event := await socket.receive(within_s=60))["type"] not in TERMINAL:
-            pass  # the summary takes its time
+            pass  # generating the summary takes a while
         third = event["response"]
         assert [item["type"] for item in third["output"]] == ["compaction", "message"]
-        assert cached(third) >= length  # of the summary's prompt: the answer's is new
+        assert cached(third) >= length  # the summary's prompt; that of the answer is new
 
         last = await socket.response(input="Go on.", previous_response_id=third["id"], **GREEDY)
-        assert cached(last) > 100  # what is left, and the answer that was made from it
+        assert cached(last) > 100  # the compacted context and the answer to it
         assert not server.service.render_fallbacks

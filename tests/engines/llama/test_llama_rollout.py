@@ -1,4 +1,4 @@
-"""A rollout of the real embedded model says what the same loop says turn by turn, and reads nothing twice."""
+"""A rollout with the real embedded model gives the same answers as separate turns, without a new prefill."""
 
 from typing import Any
 
@@ -39,21 +39,23 @@ async def rolled_out(socket: Socket) -> dict[str, Any]:
     return response
 
 
-def told(items: list[dict[str, Any]]) -> list[str]:
+def texts_of(items: list[dict[str, Any]]) -> list[str]:
     return [item.get("arguments") or item["content"][0]["text"] for item in items if "output" not in item]
 
 
-async def test_it_says_the_same_and_reads_nothing_twice(smollm2: ServeModel) -> None:
+async def test_a_rollout_answers_like_separate_turns_and_prefills_only_new_tokens(
+    smollm2: ServeModel,
+) -> None:
     async with smollm2(slots=1, context=2048) as server, server.connect(headers=HEADER) as socket:
         separate, last = await turn_by_turn(socket)
         together = await rolled_out(socket)
-        assert told(together["output"]) == told(separate)
-        # The first step was asked before, and the second one goes on from it: all but the result is known.
+        assert texts_of(together["output"]) == texts_of(separate)
+        # The first step was asked before and the second continues it: only the tool's result is new.
         usage = together["usage"]
         new = usage["input_tokens"] - usage["input_tokens_details"]["cached_tokens"]
         assert new < 40
         assert not server.service.render_fallbacks
-        # What follows goes on from where it stands.
+        # A follow-up continues the rollout's context.
         more = await socket.response(
             **{**ASK, "input": "Thanks.", "tool_choice": "none"}, previous_response_id=together["id"]
         )

@@ -1,4 +1,4 @@
-"""Steering with the real embedded model: it changes its course, and nothing is read twice."""
+"""Steering with the real embedded model: the follow-up continues the context of the steered answer."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from tests.model import ServeModel
 GREEDY = {"temperature": 0, "max_output_tokens": 32, "store": False}
 LONG = "Tell me a long story about a cat, in many short sentences."
 MARKS = 4
-"""Tokens that open a message: what was said to nobody is not kept."""
+"""Tokens that open the answer: they are not kept if the answer is empty."""
 TURN = "Stop the story. Answer with the word banana and nothing else."
 
 
@@ -24,7 +24,7 @@ def text_of(response: dict[str, Any]) -> str:
 
 
 async def steered(socket: Socket, *, after: int) -> list[dict[str, Any]]:
-    """A long answer that is steered after so many words, and what follows on it."""
+    """Steer a long answer after ``after`` deltas; returns the steered response and the one that follows."""
     await socket.create(input=LONG, **GREEDY)
     target = (await socket.until("response.in_progress"))[-1]["response"]["id"]
     for _ in range(after):
@@ -36,7 +36,7 @@ async def steered(socket: Socket, *, after: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("after", [1, 10])
-async def test_a_steered_answer_changes_its_course_and_goes_on_from_where_it_was_ended(
+async def test_a_steered_answer_ends_early_and_the_next_one_continues_its_context(
     smollm2: ServeModel, after: int
 ) -> None:
     limits = Limits(steer_after_tokens=8)
@@ -47,20 +47,20 @@ async def test_a_steered_answer_changes_its_course_and_goes_on_from_where_it_was
         assert text_of(whole).startswith(text_of(ended))
         assert len(text_of(ended)) < len(text_of(whole))
         assert (follows["status"], follows["previous_response_id"]) == ("completed", ended["id"])
-        # What exactly a model this small makes of it differs between machines.
-        assert not text_of(whole).endswith(text_of(follows)), "the turn that was added has been read"
-        assert cached(ended) >= 1  # the very same was asked before
+        # The exact answer of a model this small differs between machines.
+        assert not text_of(whole).endswith(text_of(follows)), "the model has read the steering message"
+        assert cached(ended) >= 1  # the same prompt was sent before
         assert cached(follows) >= ended["usage"]["total_tokens"]
         assert not server.service.render_fallbacks
 
-        # As if it had been cut by its limit and continued by hand: the same tokens, the same answer.
+        # The same tokens and answers as if the limit had cut it off and the client had continued it.
         limited = {**GREEDY, "max_output_tokens": ended["usage"]["output_tokens"]}
         again = await socket.response(input=LONG, **limited)
         by_hand = await socket.response(input=TURN, previous_response_id=again["id"], **GREEDY)
         assert (text_of(again), text_of(by_hand)) == (text_of(ended), text_of(follows))
 
 
-async def test_an_answer_that_was_not_begun_gives_way_at_once(smollm2: ServeModel) -> None:
+async def test_an_answer_without_output_is_ended_at_once(smollm2: ServeModel) -> None:
     async with smollm2(slots=1) as server, server.connect() as socket:
         whole = await socket.response(input=LONG, **GREEDY)
         ended, follows = await steered(socket, after=0)

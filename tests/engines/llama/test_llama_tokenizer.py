@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
-from slipring.engines.llama.process import ChildSettings, Process
+from slipring.engines.llama.child_process import ChildProcess, ChildSettings
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.prompts.corpus import CORPUS
 from tests.prompts.gguf_writer import write_hollow_model
@@ -51,7 +51,7 @@ async def llama_cpp(metadata: dict[str, Any], path: Path) -> AsyncIterator[Encod
     """Run llama.cpp with a vocabulary and no weights; yields its ``encode``."""
     write_hollow_model(path, metadata)
     settings = ChildSettings(path=str(path), context=64, slots=1, threads=1, chunk=32)
-    process = Process(settings)
+    process = ChildProcess(settings)
     await process.start()
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {process.key}"}) as http:
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.engines.llama.test_llama import ASK, GREEDY
+from tests.engines.llama.test_llama_engine import ASK, GREEDY
 from tests.harness import TERMINAL
 from tests.server.process.test_workers import (
     children_of,

@@ -1,9 +1,7 @@
-"""The llama engine: llama.cpp by token ids, in a child process of its own or one that is shared, or in a
-server elsewhere.
+"""The llama engine: llama.cpp by token ids, in a child process or in an external llama-server.
 
-We render, tokenize and parse; llama.cpp evaluates. A chain stays in the slot that holds its KV, so that a
-continuation is prefilled from where its parent ended. What the engine reports as cached is what clients are
-told.
+slipring renders, tokenizes and parses; llama.cpp evaluates. A chain stays in the slot that holds its KV, so
+that only the new tokens of a continuation are prefilled. ``cached_tokens`` is what llama.cpp reports.
 """
 
 from collections.abc import AsyncGenerator, Sequence
@@ -17,14 +15,14 @@ from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.answer_constraint import constraint_of
 from slipring.engines.llama import models
 from slipring.engines.llama.answer import LlamaAnswer
-from slipring.engines.llama.answer_grammar import constrains_calls, grammar_of
 from slipring.engines.llama.api import Api, Host
+from slipring.engines.llama.llguidance_grammar import constrains_calls, grammar_of
 from slipring.engines.llama.options import LlamaOptions, read_options
-from slipring.engines.llama.owners import Embedded
 from slipring.engines.llama.remote import External
 from slipring.engines.llama.request_body import completion_body
-from slipring.engines.llama.shelf import Shelf
-from slipring.engines.llama.slots import Slots, Wish
+from slipring.engines.llama.saved_contexts import SavedContexts
+from slipring.engines.llama.sharing import EmbeddedOwner
+from slipring.engines.llama.slots import SlotRequest, Slots
 from slipring.engines.remote.admission import JobQueue
 from slipring.engines.sharing import Borrowed, Share
 from slipring.engines.tokens.job_rendering import count, prefetch, render
@@ -32,34 +30,35 @@ from slipring.prompts.rendering import Rendered, Rendering
 
 
 class LlamaEngine(Engine):
-    """One model in one llama-server, with a few slots."""
+    """Serves one model in one llama-server, one job per slot."""
 
     name = "llama"
     level = Level.TOKENS
 
     model: models.ServedModel
-    """Known at construction for a file; set by ``start`` for a server elsewhere."""
+    """Set by the constructor for a file, by ``start`` for an external server."""
 
     def __init__(self, options: LlamaOptions, borrowed: Borrowed | None = None) -> None:
-        """``borrowed`` is this process's share of a llama-server that several workers use."""
+        """``borrowed`` is this worker's share of a llama-server that several workers use. Without it the
+        engine starts its own, unless the options name an external one."""
         self.options = options
         self._borrowed = borrowed
         self._models: list[Model] = []
-        if options.is_elsewhere:
+        if options.is_external:
             self._host: Host = External(options.model, options.key())
             self._api = Api(self._host)
             return
         model = models.from_file(options, lambda path, body: self._api.queries.query_from_thread(path, body))
         if borrowed is None:
-            embedded = Embedded(options, model.path, model.context)
-            self._host, share = embedded.process, embedded.share(0)
+            owner = EmbeddedOwner(options, model.path, model.context)
+            self._host, share = owner.process, owner.share(0)
         else:
             self._host, share = borrowed, borrowed.share
         self._api = Api(self._host)
-        self._serve(model, share)
+        self._set_model(model, share)
 
-    def _serve(self, model: models.ServedModel, share: Share) -> None:
-        """Set up the queue and the slots for a model."""
+    def _set_model(self, model: models.ServedModel, share: Share) -> None:
+        """Set the model, and make the queue and the slots for it."""
         self.model = model
         self.renderer = model.renderer
         capabilities = Capabilities(logprobs=True)
@@ -74,7 +73,7 @@ class LlamaEngine(Engine):
         ]
         self._queue = JobQueue(len(share.slots), self.options.max_waiting)
         directory = Path(share.directory) if share.directory else None
-        self._slots = Slots(share.slots, Shelf(self._api, share.saved_bytes, directory, share.mark))
+        self._slots = Slots(share.slots, SavedContexts(self._api, share.saved_bytes, directory, share.mark))
 
     @classmethod
     def from_options(cls, text: str) -> "LlamaEngine":
@@ -88,12 +87,12 @@ class LlamaEngine(Engine):
         return self._models
 
     async def start(self) -> None:
-        await self._host.start(on_loss=lambda: self._slots.forget())
+        await self._host.start(on_loss=lambda: self._slots.reset())
         await self._api.start()
-        if self.options.is_elsewhere:
+        if self.options.is_external:
             model = await models.from_server(self.options, self._api.queries)
             whole = Share(tuple(range(model.slots)), self.options.saved_mib * 2**20)
-            self._serve(model, whole if self._borrowed is None else self._borrowed.share)
+            self._set_model(model, whole if self._borrowed is None else self._borrowed.share)
         await prefetch(self.renderer)
 
     async def close(self) -> None:
@@ -116,14 +115,14 @@ class LlamaEngine(Engine):
     async def _answer(
         self, job: Job, rendering: Rendering, constraint: dict[str, object]
     ) -> AsyncGenerator[list[Delta], None]:
-        """Have an answer made in a slot."""
+        """Acquire a slot and stream the deltas of the answer that llama.cpp generates in it."""
         sent = rendering.prompt if job.generate else rendering.context
         room = self.model.context - sent.total
         limit = min(job.settings.max_output_tokens or room, room) if job.generate else 0
         position = job.parent.position if job.parent is not None else None
         parent = position if isinstance(position, Rendered) and rendering.fallback is None else None
-        wish = Wish(job.tenant, sent, parent, job.fork)
-        async with self._slots.taken(wish) as slot:
+        request = SlotRequest(job.tenant, sent, parent, job.fork)
+        async with self._slots.acquire(request) as slot:
             yield [Begun()]
             body = completion_body(
                 sent,
@@ -131,26 +130,27 @@ class LlamaEngine(Engine):
                 self.model.sampling,
                 id_slot=slot.number,
                 cache_prompt=slot.tenant == job.tenant,
-                # One token more than may be said: to choose it, the engine reads the last one that was.
+                # One token more than the limit: to sample it, the engine evaluates the one before, whose KV
+                # the next turn then finds in the slot.
                 n_predict=min(limit + 1, room) if job.generate else 0,
                 **constraint,
             )
-            slot.doubt(job.tenant, wish.sure_of(slot))
+            slot.mark_uncertain(job.tenant, request.certain_context(slot))
             trusted = "grammar" in constraint and constrains_calls(job)
             answer = LlamaAnswer(job, rendering, self.renderer, limit, trusted=trusted)
             async with aclosing(self._api.complete(body)) as chunks:
                 async for chunk in chunks:
-                    slot.tenant = job.tenant  # it has begun, and has left nothing of anybody else's
+                    slot.tenant = job.tenant  # the engine has begun: all other tenants' tokens are dropped
                     if answer.ends_before(chunk):
                         break
                     if deltas := answer.take(chunk):
                         yield deltas
-            last, held = answer.finish()
-            slot.hold(held or sent, job.tenant)
-        yield last  # whoever takes long to read it has given the slot back
+            last, context = answer.finish()
+            slot.record(context or sent, job.tenant)
+        yield last  # after the slot was released: a slow reader must not hold it
 
     async def _constraint(self, job: Job, rendering: Rendering) -> dict[str, object]:
-        """What keeps an answer to its form, as a field of the request."""
+        """The field of the request that constrains the answer; empty if it is unconstrained."""
         if not job.generate:
             return {}
         if self.model.llguidance:

@@ -1,8 +1,8 @@
-"""What comes back for one job: the ids as emitted, what they say, and what the engine reports.
+"""Turns the chunks of one completion into deltas, and keeps the emitted ids for the next turn.
 
-llama-server streams whole characters: of a character that takes several tokens it names only the last, and
-the count. The others are found again from the bytes; where that fails the ids are not known, and the next
-turn renders from items.
+llama-server streams whole characters: for a character of several tokens it reports the last id and the count.
+The other ids are recovered from the character's bytes. If that fails, the answer's ids are unknown, and the
+next turn is rendered from its items.
 """
 
 from slipring.core.generation import Delta, Finished, Job, Prefilled
@@ -13,11 +13,13 @@ from slipring.prompts.rendering import Rendered, Renderer, Rendering
 
 
 class LlamaAnswer:
-    """The answer to one job as it comes in. ``trusted``: a grammar keeps its calls to their form."""
+    """Parses the answer to one job: ``take`` every chunk, then ``finish``."""
 
     def __init__(
         self, job: Job, rendering: Rendering, renderer: Renderer, limit: int, *, trusted: bool
     ) -> None:
+        """``limit``: the maximum of output tokens; the engine may send one more. ``trusted``: a grammar
+        guarantees that calls are well-formed."""
         self._stop = job.stop
         self._rendering = rendering
         self._renderer = renderer
@@ -32,7 +34,7 @@ class LlamaAnswer:
         self._ids: list[int] | None = []
 
     def take(self, chunk: Chunk) -> list[Delta]:
-        """Read a chunk of the stream."""
+        """The deltas of the next chunk."""
         if chunk.prompt_progress is not None:
             self._cached = chunk.prompt_progress.cache
             return []
@@ -44,23 +46,24 @@ class LlamaAnswer:
         room = max(self._limit - self._predicted, 0)
         hidden = max(chunk.tokens_predicted - self._predicted - len(chunk.tokens), 0)
         self._predicted += hidden + len(chunk.tokens)
-        ids = self._found_again(chunk, hidden) if hidden else chunk.tokens
-        said = self._listen(ids, chunk, room) if ids is not None else self._overhear(chunk, room)
+        ids = self._recover_ids(chunk, hidden) if hidden else chunk.tokens
+        text = self._take_ids(ids, chunk, room) if ids is not None else self._take_text(chunk, room)
         logprobs = [] if self._cut_off else [each.as_logprob() for each in chunk.completion_probabilities]
-        return first + self._decoder.feed(said, len(chunk.tokens) + hidden, logprobs)
+        return first + self._decoder.feed(text, len(chunk.tokens) + hidden, logprobs)
 
     def ends_before(self, chunk: Chunk) -> bool:
-        """Whether to end the answer before a chunk, though the model goes on. That there is one shows that
-        the engine has read all that was said before it: the next turn finds it there."""
-        is_word = chunk.prompt_progress is None and not chunk.stop and not self._stopped
-        self._steered = self._stop.asked and self._generates and is_word and self._decoder.may_end
+        """Whether to end the answer before ``chunk`` because a client steers it. A further chunk proves that
+        the engine has evaluated all earlier tokens, so the next turn finds their KV."""
+        is_output = chunk.prompt_progress is None and not chunk.stop and not self._stopped
+        self._steered = self._stop.asked and self._generates and is_output and self._decoder.may_end
         return self._steered
 
     def finish(self) -> tuple[list[Delta], Rendered | None]:
-        """The end of the stream: the last deltas, and the context that the engine now holds."""
+        """Returns the last deltas, and the context that the slot now holds (None if its ids are unknown).
+        Raises ``ServerError`` if the stream ended too early."""
         if self._last is None and not self._steered:
             raise ServerError("The engine ended its answer without a finish reason.")
-        last = self._last or self._as_ended()
+        last = self._last or self._steered_last()
         timings = last.timings
         rest = self._decoder.finish() if self._generates else []
         cut_off = self._generates and (self._cut_off or (not self._stopped and last.stop_type == "limit"))
@@ -77,18 +80,18 @@ class LlamaAnswer:
         )
         return [*rest, finished], position
 
-    def _as_ended(self) -> Chunk:
-        """What the engine would have said at the end of an answer that it was not left to end."""
+    def _steered_last(self) -> Chunk:
+        """Stands in for the last chunk of the engine, which a steered answer never gets."""
         return Chunk(timings=Timings(cache_n=self._cached, predicted_n=self._predicted))
 
     def _position(self) -> Rendered | None:
         if not self._generates or (self._steered and not self._predicted):
-            return self._rendering.context  # it has never been the model's turn
+            return self._rendering.context  # without the opening of an answer
         return self._rendering.with_answer(self._ids) if self._ids is not None else None
 
-    def _listen(self, ids: list[int], chunk: Chunk, room: int) -> str:
-        """Keep ids as emitted, as many as there is room for; what they say."""
-        ids = self._until_stop(ids)
+    def _take_ids(self, ids: list[int], chunk: Chunk, room: int) -> str:
+        """Keep the ids of a chunk, up to ``room``; returns their text."""
+        ids = self._without_stop(ids)
         self._cut_off = self._cut_off or len(ids) > room
         ids = ids[:room]
         if self._ids is not None:
@@ -100,20 +103,22 @@ class LlamaAnswer:
             return self._decoder.characters.feed(renderer.token_bytes.join(ids))
         return "".join(renderer.mark_of(id) for id in ids) or chunk.content
 
-    def _overhear(self, chunk: Chunk, room: int) -> str:
-        """The words are known, the ids are not."""
+    def _take_text(self, chunk: Chunk, room: int) -> str:
+        """The text of a chunk whose ids are unknown. From here on the ids of the answer are unknown."""
         self._ids = None
-        self._until_stop(chunk.tokens)
+        self._without_stop(chunk.tokens)
         self._cut_off = self._cut_off or not room
         return self._decoder.characters.finish() + chunk.content if room else ""
 
-    def _until_stop(self, ids: list[int]) -> list[int]:
+    def _without_stop(self, ids: list[int]) -> list[int]:
+        """Drop stop ids, and remember that there was one."""
         if self._stop_ids.isdisjoint(ids):
             return ids
         self._stopped = not self._cut_off
         return [id for id in ids if id not in self._stop_ids]
 
-    def _found_again(self, chunk: Chunk, hidden: int) -> list[int] | None:
+    def _recover_ids(self, chunk: Chunk, hidden: int) -> list[int] | None:
+        """All ids of a chunk of which ``hidden`` were not reported; None if they cannot be recovered."""
         vocabulary = self._renderer.vocabulary
         before = vocabulary.spell(chunk.content.encode(), hidden, chunk.tokens)
         return None if before is None else [*before, *chunk.tokens]

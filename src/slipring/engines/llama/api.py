@@ -23,7 +23,7 @@ _SILENCE_TIMEOUT_S = 300.0
 
 
 class Host(Protocol):
-    """Where a llama-server runs: a child process, another process of slipring, or a server elsewhere."""
+    """Where a llama-server runs: in a child process, owned by another process of slipring, or external."""
 
     key: str
 
@@ -45,7 +45,7 @@ class Host(Protocol):
 
 
 class Timings(Struct):
-    """What the server reports about its work."""
+    """Token counts and times of a completion."""
 
     cache_n: int = 0
     prompt_n: int = 0
@@ -117,15 +117,15 @@ class Unsupported(ServerError):
 
 
 def _unbounded() -> None:
-    """The session's read timeout bounds every silence of a completion, the first included."""
+    """The idle limit of completions: none, because the read timeout bounds every silence, also the first."""
     return
 
 
 class Api:
     """A client of one llama-server.
 
-    A completion has its own connection: closing that is how it is cancelled, and the server may close a kept
-    connection at any time, while a completion cannot be sent twice. Queries share kept connections.
+    Each completion opens a connection; closing that cancels it. A kept connection would not do: the server
+    may close it at any time, and a completion cannot be sent twice. Queries share kept connections.
     """
 
     def __init__(self, host: Host) -> None:
@@ -194,7 +194,8 @@ def _read_fault(body: bytes) -> _Fault | None:
 
 
 def _explain(status: int, fault: _Fault | None) -> Exception:
-    """The error for API clients that a refusal means. Messages of the server name nothing of this machine."""
+    """The error to send to API clients for an error of the server. Its messages contain no details of the
+    machine that it runs on, so clients may see them."""
     if fault is None:
         return ServerError()
     if fault.type == "exceed_context_size_error":

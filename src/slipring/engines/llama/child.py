@@ -1,8 +1,8 @@
 """The child process that runs the embedded llama.cpp: ``python -m slipring.engines.llama.child``.
 
-Serves llama-server's native API on a free port of the loopback and prints the address. It lives as long as
-its standard input is open, so that it ends with its parent however the parent ends. A crash in native code is
-a crash of this process and of nothing else.
+Reads its settings as one line of JSON from standard input, serves llama-server's native API on a free port
+of the loopback interface, and prints the address. It exits when its standard input is closed, which happens
+however the parent ends. A crash in native code ends only this process.
 """
 
 import json
@@ -14,11 +14,11 @@ from typing import Any
 
 
 def main() -> None:
-    # Ctrl-C and the end of a terminal reach everybody there, a service manager may tell all processes of a
-    # service to stop. Responses that still run need this one; it ends when its parent has let it go.
+    # Ctrl-C and a closed terminal signal the whole process group, and a service manager may signal every
+    # process of a service. Running responses still need this one, so only the parent may end it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    # By standard input rather than as arguments, which everybody on the machine can read.
+    # Not as arguments, which every user of the machine can read: they contain the API key.
     settings: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     import xllamacpp
 
@@ -29,10 +29,10 @@ def main() -> None:
     params.n_gpu_layers = settings["gpu_layers"]
     params.cpuparams.n_threads = settings["threads"]
     params.cpuparams_batch.n_threads = settings["threads"]
-    # A cancel is seen between two batches: small ones keep it prompt.
+    # llama.cpp checks for cancellation between batches: small ones keep it prompt.
     params.n_batch = params.n_ubatch = settings["chunk"]
     params.kv_unified = False
-    # With these on, a slot would lose its context as soon as another one works.
+    # If these were on, a slot would lose its context as soon as another slot runs.
     params.cache_idle_slots = False
     params.cache_ram_mib = 0
     params.ctx_shift = False
@@ -46,8 +46,8 @@ def main() -> None:
     print(json.dumps({"url": server.listening_address}), flush=True)
     sys.stdin.buffer.read()
     if settings["directory"]:
-        shutil.rmtree(settings["directory"], ignore_errors=True)  # a parent that was killed cannot
-    os._exit(0)  # native threads are still running; there is nothing to save
+        shutil.rmtree(settings["directory"], ignore_errors=True)  # the parent may have been killed
+    os._exit(0)  # native threads still run; there is nothing to save
 
 
 if __name__ == "__main__":

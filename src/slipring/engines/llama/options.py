@@ -1,7 +1,6 @@
 """The options of the llama engine: ``llama[:MODEL][,name=value…]``.
 
-MODEL is the path of a GGUF file, the address of a llama-server, or nothing: then it is the model that comes
-with the package.
+MODEL is the path of a GGUF file or the URL of a running llama-server; without it, the packaged model is used.
 """
 
 import os
@@ -13,33 +12,31 @@ from slipring.errors import StartupError
 
 @dataclass(frozen=True, slots=True)
 class LlamaOptions:
-    """Which model, and what it may use."""
+    """The model and its resources."""
 
     model: str = ""
-    context: int = option(8192, "tokens of context, for each slot", least=1)
-    slots: int = option(2, "contexts kept in the engine at once, and answers made at once", least=1)
-    threads: int = option(0, "threads; 0: as many as there are cores")
-    gpu_layers: int = option(0, "layers given to a GPU")
+    context: int = option(8192, "tokens of context per slot", least=1)
+    slots: int = option(2, "contexts kept in the engine, and answers generated, at the same time", least=1)
+    threads: int = option(0, "threads; 0: one per core")
+    gpu_layers: int = option(0, "layers to offload to a GPU")
     chunk: int = option(
-        256, "tokens that are prefilled at a time: a cancel waits for one such chunk", least=1
+        256, "tokens prefilled per batch: a cancellation waits for the current batch", least=1
     )
     max_waiting: int = option(
         256, "jobs that may wait for a slot, tenants in turn; more are refused with 429"
     )
-    saved_mib: int = option(1024, "memory for the KV of chains that have no slot; 0: it is not saved")
-    dialect: str = option(
-        "", "how contexts are written: chatml, llama3 or template; empty: as the model's template asks"
-    )
-    tokenizer: str = option("", "a `tokenizer.json` to use for the model of a llama-server elsewhere")
-    key_env: str = option("", "the variable that holds the API key of a llama-server elsewhere")
+    saved_mib: int = option(1024, "MiB for the saved KV of chains that have no slot; 0: nothing is saved")
+    dialect: str = option("", "chatml, llama3 or template; empty: the dialect of the model's template")
+    tokenizer: str = option("", "a `tokenizer.json` for the model of an external llama-server")
+    key_env: str = option("", "the environment variable that holds the API key of an external llama-server")
 
     @property
-    def is_elsewhere(self) -> bool:
-        """Whether the model is named by the address of a server."""
+    def is_external(self) -> bool:
+        """Whether ``model`` is the URL of a llama-server that slipring did not start."""
         return self.model.startswith(("http://", "https://"))
 
     def key(self) -> str:
-        """The API key of a server elsewhere, from its variable."""
+        """The API key of an external server. Raises ``StartupError`` if its variable is not set."""
         if not self.key_env:
             return ""
         key = os.environ.get(self.key_env, "")
@@ -53,7 +50,7 @@ class LlamaOptions:
 
 
 def read_options(text: str) -> LlamaOptions:
-    """Read what stands behind ``llama:``; what cannot be used is named in one line."""
+    """Parse the text after ``llama:``. Raises ``StartupError`` for unknown options and invalid values."""
     model, *pairs = text.split(",")
     if "=" in model and not model.startswith(("/", ".", "http://", "https://")):
         model, pairs = "", [model, *pairs]

@@ -1,4 +1,4 @@
-"""Queries to a llama-server: what it serves, and its tokenizer for vocabularies that cannot be built here."""
+"""Queries to a llama-server: its model, and its tokenizer for vocabularies that slipring cannot build."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +17,7 @@ from slipring.engines.tokens.remote_vocabulary import (
 
 _MARKS = spelling_pattern(MARKS)
 Query = Callable[[str, object], Any]
-"""Posts a body to a path of the server and waits for the JSON answer; not for the event loop's thread."""
+"""Posts a body to a path of the server and returns the JSON answer. It blocks: call it in a thread."""
 
 
 class External:
@@ -34,7 +34,7 @@ class External:
         return
 
     async def start(self, on_loss: Callable[[], None]) -> None:
-        """It runs already, and does not report when it loses its slots."""
+        """Does nothing: the server runs already. It does not report when it loses its slots."""
         return
 
     async def close(self) -> None:
@@ -75,7 +75,7 @@ class RemoteVocabulary(ServerVocabulary):
 
     def _ask_control(self, token: str) -> int | None:
         ids = self._tokenize(token, True)
-        # One token, and not an ordinary word.
+        # Control tokens are one token, unlike the same text without ``parse_special``.
         return ids[0] if len(ids) == 1 and self.encode(token) != list(ids) else None
 
     def _tokenize(self, text: str, special: bool) -> tuple[int, ...]:

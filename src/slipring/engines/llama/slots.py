@@ -1,9 +1,9 @@
-"""Slots: which context lies where in the engine, and who may use it next.
+"""Slots: which context each slot of the engine holds, and which slot a job gets.
 
-A slot holds the KV of one context. A continuation goes on in the slot that holds its parent. Where that
-cannot be (a fork leaves the parent's slot alone, another chain has taken it) the KV is copied from the slot
-or the saved context that has most of it, so that only what is new is prefilled. Those who find all slots at
-work wait in order.
+A slot holds the KV of one context. A continuation runs in the slot that holds its parent. Where it cannot (a
+fork must not overwrite its parent's slot; another chain may have taken the slot), the KV is copied from the
+slot or saved context that shares most tokens with it, so that only the rest is prefilled. Jobs that find no
+free slot wait, first come, first served.
 """
 
 import asyncio
@@ -12,225 +12,234 @@ from contextlib import asynccontextmanager
 
 from msgspec import Struct
 
-from slipring.engines.llama.shelf import LEAST_TOKENS, Saved, Shelf
+from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContext, SavedContexts
 from slipring.prompts.rendering import Rendered
 
 _SEAM_TOKENS = 8
-"""What opens and closes a message may be written differently before another one."""
+"""Tolerance around the last answer: the marks of a message can depend on the message that follows it."""
 
 
-class Wish(Struct, frozen=True):
-    """What a job wants to find in its slot."""
+class SlotRequest(Struct, frozen=True):
+    """A job's request for a slot, preferably one that holds the beginning of its prompt."""
 
     tenant: str
     prompt: Rendered
     parent: Rendered | None
-    """The context that it continues. Without one, its prompt is compared token by token."""
+    """The context that the job continues. Without one, its prompt is compared token by token."""
     fork: bool
+    """Whether the job must leave its parent's context intact."""
 
-    def shared(self, held: Rendered) -> int:
-        """How many tokens of what is held somewhere can be reused."""
+    def reusable_tokens(self, context: Rendered) -> int:
+        """How many tokens of the prompt need no prefill in a slot that holds ``context``."""
         if self.parent is not None:
-            return shared_tokens(self.prompt, held)
-        return common_tokens(self.prompt, held)
+            return shared_tokens(self.prompt, context)
+        return common_tokens(self.prompt, context)
 
-    def goes_on_from(self, held: Rendered) -> bool:
-        """Whether nothing that is worth keeping is lost when this job goes on where that is held."""
+    def may_overwrite(self, context: Rendered) -> bool:
+        """Whether the job may run in the slot of ``context`` without saving it: it continues that context."""
         if self.fork:
             return False
         if self.parent is not None:
-            # Its own chain, of no more use to anybody even where a new head leaves nothing to reuse.
-            return shared_tokens(self.parent, held) == held.total
-        # A client that sends its whole history again, perhaps with the last answer in other tokens, has no
-        # use for the end of what it sent before. One that only begins alike is another conversation.
-        common = common_tokens(self.prompt, held)
-        without_answer = held.total - len(held.body.step.ids) - _SEAM_TOKENS
-        return common >= without_answer and 2 * common > held.total
+            # The job's own chain. It is not needed again, even if a new head leaves nothing to reuse.
+            return shared_tokens(self.parent, context) == context.total
+        # A client that sends its whole history again, perhaps with the last answer in other tokens, does not
+        # need the end of the old context. One that shares only the beginning is another conversation.
+        common = common_tokens(self.prompt, context)
+        without_answer = context.total - len(context.body.step.ids) - _SEAM_TOKENS
+        return common >= without_answer and 2 * common > context.total
 
-    def sure_of(self, slot: "Slot") -> Rendered | None:
-        """What will be in a slot however this job ends: a cancel leaves what was there, and more or less."""
-        if self.parent is None or slot.held is None or slot.tenant != self.tenant:
+    def certain_context(self, slot: "Slot") -> Rendered | None:
+        """The context that ``slot`` holds at least, however the job ends; None if none is certain. A
+        cancelled job leaves the tokens that it reused and an unknown number of new ones."""
+        if self.parent is None or slot.context is None or slot.tenant != self.tenant:
             return None
         kept = Rendered(self.prompt.writer, self.prompt.preface, self.parent.body)
-        return kept if self.shared(slot.held) >= kept.total else None
+        return kept if self.reusable_tokens(slot.context) >= kept.total else None
 
 
 class Slot:
-    """A place for one context in the engine."""
+    """One slot of the engine, and what is known about its content."""
 
-    __slots__ = ("held", "is_copied", "number", "tenant")
+    __slots__ = ("context", "is_copied", "number", "tenant")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.held: Rendered | None = None
-        """The context whose KV lies here, as far as that is known. The engine itself compares tokens, so a
-        wrong belief costs time and nothing else."""
+        self.context: Rendered | None = None
+        """The context whose KV the slot holds; None if unknown. The engine compares tokens itself, so a wrong
+        value costs time and nothing else."""
         self.tenant: str | None = None
-        """Whose all of it is, for sure. The engine reuses any common beginning, so what may be somebody
-        else's, or nobody knows whose, must not be reused."""
+        """The tenant that owns every token in the slot; None if uncertain. The engine reuses any common
+        prefix, so prompt caching is only allowed for this tenant."""
         self.is_copied = False
-        """Whether its context is just being copied elsewhere."""
+        """Whether its context is being saved for another slot."""
 
-    def hold(self, context: Rendered | None, tenant: str | None) -> None:
-        self.held, self.tenant = context, tenant
+    def record(self, context: Rendered | None, tenant: str | None) -> None:
+        """Set what the slot holds and who owns it."""
+        self.context, self.tenant = context, tenant
 
-    def doubt(self, tenant: str, sure: Rendered | None = None) -> None:
-        """The engine is about to be asked to fill it for a tenant. Until it says that it has begun, what lies
-        here may still be what lay here before."""
-        self.hold(sure, tenant if self.tenant == tenant else None)
+    def mark_uncertain(self, tenant: str, certain: Rendered | None = None) -> None:
+        """Record that the engine is about to fill the slot for ``tenant``. Until it confirms that it has
+        begun, the old content may still be there. ``certain`` is there in either case."""
+        self.record(certain, tenant if self.tenant == tenant else None)
 
 
-class _Turn:
-    """A job that waits for its slot."""
+class _Waiter:
+    """A request and the future of its slot."""
 
-    __slots__ = ("slot", "wish")
+    __slots__ = ("request", "slot")
 
-    def __init__(self, wish: Wish) -> None:
-        self.wish = wish
+    def __init__(self, request: SlotRequest) -> None:
+        self.request = request
         self.slot: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
 
 
 class Slots:
-    """The slots of an engine, as far as they are ours."""
+    """Assigns the slots that this process may use to jobs, and prepares their content."""
 
-    def __init__(self, numbers: Iterable[int], shelf: Shelf) -> None:
+    def __init__(self, numbers: Iterable[int], saved_contexts: SavedContexts) -> None:
         self._all = {number: Slot(number) for number in numbers}
         self._free = list(self._all.values())  # least recently used first
-        self._waiting: list[_Turn] = []
-        self._moves: set[asyncio.Task[None]] = set()
-        self._shelf = shelf
+        self._waiting: list[_Waiter] = []
+        self._preparations: set[asyncio.Task[None]] = set()
+        self._saved_contexts = saved_contexts
 
-    def forget(self) -> None:
-        """The engine has lost everything. What jobs at work still say of their slots is of no interest."""
+    def reset(self) -> None:
+        """Forget all contexts: the engine has lost them. What running jobs record from now on is ignored."""
         self._all = {number: Slot(number) for number in self._all}
         self._free = [self._all[slot.number] for slot in self._free]
-        self._shelf.clear()
+        self._saved_contexts.clear()
 
     @asynccontextmanager
-    async def taken(self, wish: Wish) -> AsyncIterator[Slot]:
-        """A slot for one job, with as much of its context in it as there is anywhere."""
-        slot = await self._take(wish)
+    async def acquire(self, request: SlotRequest) -> AsyncIterator[Slot]:
+        """Wait for a slot and hold it within the block. It has as much of the request's prompt as any free
+        slot or saved context."""
+        slot = await self._wait_for_slot(request)
         try:
             yield slot
         finally:
-            self._give_back(slot)
+            self._release(slot)
 
-    async def _take(self, wish: Wish) -> Slot:
-        turn = _Turn(wish)
-        self._waiting.append(turn)
-        self._serve()
+    async def _wait_for_slot(self, request: SlotRequest) -> Slot:
+        waiter = _Waiter(request)
+        self._waiting.append(waiter)
+        self._assign_free_slots()
         try:
-            return await turn.slot
+            return await waiter.slot
         except asyncio.CancelledError:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
-            if not turn.slot.cancelled() and turn.slot.exception() is None:
-                self._give_back(turn.slot.result())  # it came with the cancel
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            if not waiter.slot.cancelled() and waiter.slot.exception() is None:
+                self._release(waiter.slot.result())  # assigned just before the cancellation
             raise
 
-    def _give_back(self, slot: Slot) -> None:
+    def _release(self, slot: Slot) -> None:
         self._free.append(self._all[slot.number])
-        self._serve()
+        self._assign_free_slots()
 
-    def _serve(self) -> None:
-        """Give the free slots to those who wait, in order."""
-        for turn in list(self._waiting):
+    def _assign_free_slots(self) -> None:
+        """Assign the free slots to waiting requests, in order."""
+        for waiter in list(self._waiting):
             if not self._free:
                 return
-            if turn.slot.done() or self._should_wait(turn.wish):
+            if waiter.slot.done() or self._should_await_copy(waiter.request):
                 continue
-            self._waiting.remove(turn)
-            slot = self._choose(turn.wish)
+            self._waiting.remove(waiter)
+            slot = self._choose(waiter.request)
             self._free.remove(slot)
-            self._hand_over(slot, turn)
+            self._assign(slot, waiter)
 
-    def _should_wait(self, wish: Wish) -> bool:
-        """Whether a copy is being made of what a job wants: a matter of milliseconds, and worth a prefill."""
-        most = max((_reusable(slot, wish) for slot in self._all.values() if slot.is_copied), default=0)
-        return most >= LEAST_TOKENS and most > max(_reusable(slot, wish) for slot in self._free)
+    def _should_await_copy(self, request: SlotRequest) -> bool:
+        """Whether a slot that is being copied would be better than any free one. A copy takes milliseconds,
+        less than the prefill that it saves."""
+        most = max((_reusable(slot, request) for slot in self._all.values() if slot.is_copied), default=0)
+        return most >= MIN_TOKENS and most > max(_reusable(slot, request) for slot in self._free)
 
-    def _choose(self, wish: Wish) -> Slot:
-        in_place = [slot for slot in self._free if _goes_on_in(slot, wish)]
-        best = max(in_place or self._free, key=lambda slot: _reusable(slot, wish))
+    def _choose(self, request: SlotRequest) -> Slot:
+        """The free slot for a request: one that it may overwrite, else an empty one, else the least recently
+        used; if possible not the one that its context will be copied from."""
+        in_place = [slot for slot in self._free if _may_overwrite(slot, request)]
+        best = max(in_place or self._free, key=lambda slot: _reusable(slot, request))
         if in_place:
             return best
-        is_source = _reusable(best, wish) >= LEAST_TOKENS
+        is_source = _reusable(best, request) >= MIN_TOKENS
         others = [slot for slot in self._free if slot is not best or not is_source] or [best]
-        empty = (slot for slot in others if slot.held is None)
+        empty = (slot for slot in others if slot.context is None)
         return next(empty, others[0])
 
-    def _hand_over(self, slot: Slot, turn: _Turn) -> None:
-        if _goes_on_in(slot, turn.wish):
-            turn.slot.set_result(slot)
+    def _assign(self, slot: Slot, waiter: _Waiter) -> None:
+        """Give a slot to a request, at once or after a task has prepared its content."""
+        if _may_overwrite(slot, waiter.request):
+            waiter.slot.set_result(slot)
             return
-        source = self._source(slot, turn.wish)
+        source = self._copy_source(slot, waiter.request)
         if source is not None:
             self._free.remove(source)
             source.is_copied = True
-        move = asyncio.get_running_loop().create_task(self._move(slot, source, turn))
-        self._moves.add(move)
-        move.add_done_callback(self._moves.discard)
+        task = asyncio.get_running_loop().create_task(self._prepare_and_assign(slot, source, waiter))
+        self._preparations.add(task)
+        task.add_done_callback(self._preparations.discard)
 
-    def _source(self, slot: Slot, wish: Wish) -> Slot | None:
-        """Another slot, with more of what is wanted than there is in this one and among what is saved."""
-        if not self._shelf.is_open or not self._free:
+    def _copy_source(self, slot: Slot, request: SlotRequest) -> Slot | None:
+        """The free slot with the most reusable tokens; None if ``slot`` or a saved context has as many."""
+        if not self._saved_contexts.is_enabled or not self._free:
             return None
-        source = max(self._free, key=lambda other: _reusable(other, wish))
-        _, saved = self._shelf.best(wish.tenant, wish.shared)
-        return source if _reusable(source, wish) > max(_reusable(slot, wish), saved) else None
+        source = max(self._free, key=lambda other: _reusable(other, request))
+        _, saved = self._saved_contexts.find_best(request.tenant, request.reusable_tokens)
+        return source if _reusable(source, request) > max(_reusable(slot, request), saved) else None
 
-    async def _move(self, slot: Slot, source: Slot | None, turn: _Turn) -> None:
-        """Prepare a slot for a job. Should the job leave, this goes on: what the engine has been asked to do
-        with a slot it will do, and nobody else may have the slot before."""
+    async def _prepare_and_assign(self, slot: Slot, source: Slot | None, waiter: _Waiter) -> None:
+        """Prepare a slot and give it to a request. If the request is cancelled, the preparation is still
+        completed: the engine cannot be interrupted, and no other job may use the slot before it is done."""
         try:
             if source is not None:
-                await self._copy_out(source)
-            await self._prepare(slot, turn.wish)
+                await self._save_source(source)
+            await self._prepare(slot, waiter.request)
         except Exception as error:
-            if not turn.slot.done():
-                turn.slot.set_exception(error)
+            if not waiter.slot.done():
+                waiter.slot.set_exception(error)
         finally:
-            if turn.slot.done():
-                self._give_back(slot)
+            if waiter.slot.done():
+                self._release(slot)
             else:
-                turn.slot.set_result(slot)
+                waiter.slot.set_result(slot)
 
-    async def _copy_out(self, source: Slot) -> None:
-        """Save another slot's context. Nobody may take it meanwhile."""
+    async def _save_source(self, source: Slot) -> None:
+        """Save the context of the slot to copy from, then release it."""
         try:
-            await self._shelf.save(source.number, source.held, source.tenant)
+            await self._saved_contexts.save(source.number, source.context, source.tenant)
         finally:
             source.is_copied = False
-            self._give_back(source)
+            self._release(source)
 
-    async def _prepare(self, slot: Slot, wish: Wish) -> None:
-        """Bring the saved KV that a job can reuse into its slot, and save what it would push out."""
-        saved, shared = self._shelf.best(wish.tenant, wish.shared)
-        if saved is None or shared <= _reusable(slot, wish):
-            await self._shelf.save(slot.number, slot.held, slot.tenant)
+    async def _prepare(self, slot: Slot, request: SlotRequest) -> None:
+        """Save the context that a request overwrites; restore the best saved one if it has more to reuse."""
+        saved, tokens = self._saved_contexts.find_best(request.tenant, request.reusable_tokens)
+        if saved is None or tokens <= _reusable(slot, request):
+            await self._saved_contexts.save(slot.number, slot.context, slot.tenant)
             return
-        with self._shelf.kept(saved):
-            await self._shelf.save(slot.number, slot.held, slot.tenant)
+        with self._saved_contexts.pinned(saved):
+            await self._saved_contexts.save(slot.number, slot.context, slot.tenant)
             await self._restore(saved, slot)
 
-    async def _restore(self, saved: Saved, slot: Slot) -> None:
-        slot.doubt(saved.tenant)
-        if await self._shelf.restore(saved, slot.number):
-            slot.hold(saved.held, saved.tenant)
+    async def _restore(self, saved: SavedContext, slot: Slot) -> None:
+        slot.mark_uncertain(saved.tenant)
+        if await self._saved_contexts.restore(saved, slot.number):
+            slot.record(saved.context, saved.tenant)
 
 
-def _reusable(slot: Slot, wish: Wish) -> int:
-    if slot.held is None or slot.tenant != wish.tenant:
+def _reusable(slot: Slot, request: SlotRequest) -> int:
+    """How many tokens of a request's prompt the slot holds; 0 if it may hold another tenant's."""
+    if slot.context is None or slot.tenant != request.tenant:
         return 0
-    return wish.shared(slot.held)
+    return request.reusable_tokens(slot.context)
 
 
-def _goes_on_in(slot: Slot, wish: Wish) -> bool:
-    return slot.held is not None and slot.tenant == wish.tenant and wish.goes_on_from(slot.held)
+def _may_overwrite(slot: Slot, request: SlotRequest) -> bool:
+    return slot.context is not None and slot.tenant == request.tenant and request.may_overwrite(slot.context)
 
 
 def shared_tokens(one: Rendered, other: Rendered) -> int:
-    """How many tokens two contexts of one renderer share by descent."""
+    """How many tokens two contexts of one renderer share because both continue the same context."""
     if one.body is other.body and one.preface is other.preface:
         return one.total
     if one.preface.step.ids != other.preface.step.ids:
@@ -241,7 +250,7 @@ def shared_tokens(one: Rendered, other: Rendered) -> int:
 
 
 def common_tokens(one: Rendered, other: Rendered) -> int:
-    """How many tokens two contexts have in common at their beginning, however they came about."""
+    """The length of the longest common prefix of two contexts, by comparing tokens."""
     left, right = (b"".join(step.ids.tobytes() for step in each.steps()) for each in (one, other))
     width = one.preface.step.ids.itemsize
     low, high = 0, min(len(left), len(right)) // width

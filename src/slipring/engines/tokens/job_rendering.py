@@ -20,7 +20,7 @@ async def prefetch(renderer: Renderer) -> None:
 
 
 async def render(job: Job, renderer: Renderer, context: int, tokenizing: TokenizerThreads) -> Rendering:
-    """Render a job. Raises ``ContextLengthExceeded`` if it does not fit in ``context`` tokens, and tokenizes no
+    """Render a job. Raises ``ContextLengthExceeded`` if it does not fit in ``context`` tokens; tokenizes no
     more than fits."""
     rendering: Rendering | None = None
     try:

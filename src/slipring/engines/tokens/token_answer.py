@@ -24,8 +24,8 @@ class OutputDecoder:
         constrained: bool = False,
         trusted: bool = False,
     ) -> None:
-        """``constrained``: the engine enforces a JSON schema on the answer; ``trusted``: a grammar enforces the
-        format of calls."""
+        """``constrained``: the engine enforces a JSON schema on the answer. ``trusted``: a grammar enforces
+        the format of calls."""
         starts_thinking = renderer.opens_thought(rendering.prompt)
         calls = renderer.call_format
         if trusted and calls.call_open:
@@ -136,8 +136,8 @@ class TokenAnswer:
         self._cached_tokens = 0
 
     def take_all(self, pieces: Sequence[Piece]) -> list[Delta]:
-        """Decode the pieces of one read. While a call is held back they yield no deltas and are merged, which is
-        faster."""
+        """Decode the pieces of one read. While a call is held back they yield no deltas, so they are merged
+        first, which is faster."""
         deltas: list[Delta] = []
         for index, piece in enumerate(pieces):
             if self._decoder.is_holding and (rest := _merged(pieces[index:])) is not None:

@@ -1,4 +1,4 @@
-"""The llama engine with the real embedded model: small contexts, greedy answers."""
+"""The llama engine with the real embedded model: small contexts, greedy sampling."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ def cached(response: dict[str, Any]) -> int:
     return int(response["usage"]["input_tokens_details"]["cached_tokens"])
 
 
-async def test_a_continuation_is_prefilled_from_where_its_parent_ended(tiny: ServeModel) -> None:
+async def test_a_continuation_prefills_only_its_new_tokens(tiny: ServeModel) -> None:
     async with tiny() as server, server.connect() as socket:
         first = await socket.response(input=ASK, **GREEDY)
         assert cached(first) == 0
@@ -68,7 +68,7 @@ async def test_a_continuation_is_prefilled_from_where_its_parent_ended(tiny: Ser
         assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
 
 
-async def test_a_warmup_really_prefills(tiny: ServeModel) -> None:
+async def test_a_warmup_prefills_its_context(tiny: ServeModel) -> None:
     system = [{"role": "system", "content": "You are a helpful assistant who answers briefly. " * 5}]
     async with tiny() as server, server.connect() as socket:
         warm = await socket.response(input=system, generate=False, store=False)
@@ -77,7 +77,7 @@ async def test_a_warmup_really_prefills(tiny: ServeModel) -> None:
         assert cached(turn) >= warm["usage"]["input_tokens"]
 
 
-async def test_the_same_words_follow_a_continuation_and_a_full_history(smollm2: ServeModel) -> None:
+async def test_a_continuation_and_a_full_history_get_the_same_answer(smollm2: ServeModel) -> None:
     async with smollm2() as server, server.connect() as socket:
         first = await socket.response(input=ASK, **GREEDY)
         second = await socket.response(input="Go on.", previous_response_id=first["id"], **GREEDY)
@@ -91,7 +91,7 @@ def text_of(response: dict[str, Any]) -> str:
     return "".join(part["text"] for item in response["output"] for part in item["content"])
 
 
-async def test_the_models_own_template_is_continued_by_delta(tiny_model: SharedModel) -> None:
+async def test_a_chain_of_the_models_own_template_renders_only_new_items(tiny_model: SharedModel) -> None:
     engine = tiny_model.engine(slots=1, context=512, dialect="template")
     assert isinstance(engine.renderer, TemplateRenderer)
     timed = {"OpenAI-Beta": "slipring_timing=v1"}
@@ -126,7 +126,7 @@ async def test_a_required_call_fits_its_schema(smollm2: ServeModel) -> None:
         assert cached(answer) >= response["usage"]["total_tokens"]
 
 
-async def test_a_format_is_a_constraint(smollm2: ServeModel) -> None:
+async def test_a_json_schema_format_is_enforced(smollm2: ServeModel) -> None:
     schema = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
@@ -147,7 +147,7 @@ async def test_logprobs_cover_every_token_of_the_answer(tiny: ServeModel) -> Non
         assert all(len(each["top_logprobs"]) == 2 for each in part["logprobs"])
 
 
-def test_a_job_is_asked_for_as_the_client_meant_it() -> None:
+def test_the_request_body_has_the_tokens_and_the_sampling_settings() -> None:
     body = empty(Block.NONE).then((3,), Block.NONE).then((4, 5), Block.ASSISTANT)
     rendered = Rendered("w", Preface(Head(), TEXT, Step.of((1, 2))), body)
     settings = Settings(
@@ -160,7 +160,7 @@ def test_a_job_is_asked_for_as_the_client_meant_it() -> None:
     assert (sent["top_k"], sent["min_p"], sent["repeat_penalty"]) == (40, 0.0, 1.0)
 
 
-async def test_a_fork_reuses_its_parents_kv_and_leaves_it_alone(tiny: ServeModel) -> None:
+async def test_a_fork_reuses_its_parents_kv_and_leaves_its_slot_intact(tiny: ServeModel) -> None:
     async with tiny(slots=2) as server, server.connect() as socket:
         parent = await socket.response(input=LONG, **GREEDY)
         total = parent["usage"]["total_tokens"]
@@ -169,14 +169,14 @@ async def test_a_fork_reuses_its_parents_kv_and_leaves_it_alone(tiny: ServeModel
         )
         assert cached(fork) >= 0.9 * total
         child = await socket.response(input="In Oslo?", previous_response_id=parent["id"], **GREEDY)
-        assert cached(child) >= total, "the parent's slot was left alone"
+        assert cached(child) >= total, "the parent's slot is intact"
         again = await socket.response(
             input="And?", previous_response_id=fork["id"], stream_id="fork", **GREEDY
         )
         assert cached(again) >= fork["usage"]["total_tokens"]
 
 
-async def test_forks_that_come_at_once_all_reuse_their_parents_kv(tiny: ServeModel) -> None:
+async def test_simultaneous_forks_all_reuse_their_parents_kv(tiny: ServeModel) -> None:
     async with tiny(slots=2) as server, server.connect() as socket:
         parent = await socket.response(input=LONG, **GREEDY)
         lanes = ("a", "b", None)
@@ -192,7 +192,7 @@ async def test_forks_that_come_at_once_all_reuse_their_parents_kv(tiny: ServeMod
 
 
 async def three_chains(server: Running) -> list[bool]:
-    """Three chains in turn on two slots: whether each came back to its own KV."""
+    """Run three chains in turn on two slots; returns whether each continuation found its parent's KV."""
     async with server.connect() as socket:
         latest = {}
         for lane in ("a", "b", "c"):
@@ -206,17 +206,17 @@ async def three_chains(server: Running) -> list[bool]:
         return found
 
 
-async def test_more_chains_than_slots_find_their_kv_again(tiny: ServeModel) -> None:
+async def test_more_chains_than_slots_all_keep_their_kv(tiny: ServeModel) -> None:
     async with tiny(slots=2) as server:
         assert await three_chains(server) == [True, True, True]
 
 
-async def test_what_is_saved_is_bounded_and_may_be_nothing(tiny_model: SharedModel) -> None:
+async def test_nothing_is_saved_if_saved_mib_is_zero(tiny_model: SharedModel) -> None:
     async with serve(tiny_model.engine(slots=2, context=1024, saved_mib=0)) as server:
         assert await three_chains(server) == [False, False, False]
 
 
-async def test_nothing_of_what_was_saved_is_left_behind(tiny_path: str) -> None:
+async def test_the_directory_of_saved_contexts_is_private_and_removed_at_the_end(tiny_path: str) -> None:
     engine = LlamaEngine(LlamaOptions(model=tiny_path, slots=1, context=512))
     process: Any = engine._host
     directory = process._directory
@@ -228,7 +228,7 @@ async def test_nothing_of_what_was_saved_is_left_behind(tiny_path: str) -> None:
     assert not directory.exists()
 
 
-async def test_a_history_that_is_sent_again_finds_its_slot(tiny: ServeModel) -> None:
+async def test_a_history_sent_again_reuses_its_slot(tiny: ServeModel) -> None:
     async with tiny(slots=2) as server:
         history: list[dict[str, Any]] = [{"role": "user", "content": LONG}]
         _, first = await server.post(input=history, **GREEDY)
@@ -237,17 +237,17 @@ async def test_a_history_that_is_sent_again_finds_its_slot(tiny: ServeModel) -> 
         assert cached(second) >= first["usage"]["input_tokens"]
 
 
-async def test_characters_of_several_tokens_come_whole_and_are_kept_as_emitted(smollm2: ServeModel) -> None:
+async def test_characters_of_several_tokens_are_sent_whole_and_keep_their_ids(smollm2: ServeModel) -> None:
     asked = {**GREEDY, "max_output_tokens": 24}
     async with smollm2(slots=1) as server, server.connect() as socket:
         first = await socket.response(input="Say this emoji: 👩‍👩‍👧 and 東京 in words", **asked)
         assert "👩" in text_of(first)
         assert "\N{REPLACEMENT CHARACTER}" not in text_of(first)[:-1]
         second = await socket.response(input="More.", previous_response_id=first["id"], **GREEDY)
-        assert cached(second) >= first["usage"]["total_tokens"] - 3  # but for a character that was cut
+        assert cached(second) >= first["usage"]["total_tokens"] - 3  # except a character that was cut
 
 
-async def test_a_client_that_leaves_frees_its_slot(tiny: ServeModel) -> None:
+async def test_a_disconnected_clients_slot_is_released(tiny: ServeModel) -> None:
     endless = {"input": "Count to a million.", "temperature": 0, "store": False}
     async with tiny(slots=1) as server:
         async with server.connect(abandoned=True) as socket:
@@ -257,21 +257,21 @@ async def test_a_client_that_leaves_frees_its_slot(tiny: ServeModel) -> None:
             assert (await socket.response(input=ASK, **GREEDY))["status"] in ("completed", "incomplete")
 
 
-async def test_no_tenant_finds_its_words_in_another_ones_slot(tiny: ServeModel) -> None:
+async def test_a_tenant_does_not_reuse_another_tenants_slot(tiny: ServeModel) -> None:
     async with tiny(slots=1, api_key=("a:key-a", "b:key-b")) as server:
         for key in ("key-a", "key-b", "key-a"):
             _, response = await server.post(key=key, input=ASK, **GREEDY)
             assert cached(response) == 0
 
 
-async def test_a_context_that_is_too_long_is_refused_before_its_response_exists(tiny: ServeModel) -> None:
+async def test_a_context_that_is_too_long_is_refused_before_its_response_is_created(tiny: ServeModel) -> None:
     async with tiny(context=64) as server, server.connect() as socket:
         refused = await socket.error(input="word " * 200)
         assert (refused["status"], refused["error"]["code"]) == (400, "context_length_exceeded")
         assert (refused["error"]["param"], "64 tokens" in refused["error"]["message"]) == ("input", True)
         status, body = await server.post(input="word " * 200)
         assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
-        assert (await socket.response(input="Hi", **GREEDY))["output"], "nothing else is lost"
+        assert (await socket.response(input="Hi", **GREEDY))["output"], "the connection still works"
 
 
 async def test_truncation_drops_the_oldest_items_and_keeps_the_head(tiny: ServeModel) -> None:
@@ -289,12 +289,12 @@ async def test_truncation_drops_the_oldest_items_and_keeps_the_head(tiny: ServeM
             dropped.append(timing.get("dropped_items", 0))
             assert timing["tokens"]["cached"] == 0 or not dropped[-1] or timing["tokens"]["cached"] < 30
         assert any(dropped)
-        assert not all(dropped[3:]), "more than needed is dropped, so that most turns only append"
+        assert not all(dropped[3:]), "truncation frees more than it needs, so that most turns only append"
         unfit = await socket.error(input="word " * 300, **asked)
         assert unfit["error"]["code"] == "context_length_exceeded"
 
 
-async def test_a_client_that_leaves_during_a_prefill_loses_one_chunk_at_most() -> None:
+async def test_a_cancelled_prefill_stays_in_the_slot() -> None:
     engine = LlamaEngine(LlamaOptions(slots=1, context=1024, chunk=32))
     words = "one two three four five six seven " * 25
     async with serve(engine) as server:
@@ -304,11 +304,13 @@ async def test_a_client_that_leaves_during_a_prefill_loses_one_chunk_at_most() -
             await progress.wait()
         async with server.connect() as socket:
             response = await socket.response(input=words, **GREEDY)
-        assert 32 <= cached(response) < response["usage"]["input_tokens"] - 32, "what was read was kept"
+        assert 32 <= cached(response) < response["usage"]["input_tokens"] - 32, (
+            "the prefilled tokens were kept"
+        )
 
 
 def watch_progress(engine: LlamaEngine) -> asyncio.Event:
-    """Set when the engine has prefilled its first chunk."""
+    """An event that is set when the engine has prefilled its first chunk."""
     seen = asyncio.Event()
     complete = engine._api.complete
 
@@ -323,7 +325,7 @@ def watch_progress(engine: LlamaEngine) -> asyncio.Event:
     return seen
 
 
-async def test_a_killed_child_fails_one_turn_and_comes_back(tiny_path: str) -> None:
+async def test_a_killed_child_fails_its_turn_and_is_restarted(tiny_path: str) -> None:
     async with own_child(model=tiny_path, slots=2, context=1024) as server, server.connect() as socket:
         process = process_of(server)
         await socket.create(input="Count to a million.", temperature=0, store=False)
@@ -331,7 +333,7 @@ async def test_a_killed_child_fails_one_turn_and_comes_back(tiny_path: str) -> N
         os.kill(process.pid, signal.SIGKILL)
         last = (await socket.until("response.failed"))[-1]
         assert last["response"]["error"]["code"] == "server_error"
-        await until(lambda: process.trouble)  # its connection may be gone a little before it is
+        await until(lambda: process.trouble)  # the connection may close a little before the process ends
         assert await health(server) == (503, "degraded", "the embedded engine is starting again")
         failed = await socket.response(input=ASK, **GREEDY)
         assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
@@ -346,7 +348,7 @@ async def health(server: Running) -> tuple[int, str, str | None]:
         return answer.status, body["status"], body["engines"][0]["trouble"]
 
 
-async def test_a_child_that_hangs_is_ended_and_comes_back(
+async def test_a_child_that_hangs_is_killed_and_restarted(
     tiny_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("slipring.engines.llama.api._SILENCE_TIMEOUT_S", 0.5)
@@ -359,7 +361,7 @@ async def test_a_child_that_hangs_is_ended_and_comes_back(
         await until(lambda: process.restarts)
 
 
-async def test_no_child_outlives_a_parent_that_was_killed() -> None:
+async def test_the_child_exits_when_its_parent_is_killed() -> None:
     parent = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "slipring", "serve", "--port", "0"),
         *("--engine", "llama:slots=1,context=256", "--log-level", "error"),
@@ -386,7 +388,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-async def test_our_tokenizer_and_the_engines_own_agree_id_for_id(real_model: SharedModel) -> None:
+async def test_our_tokenizer_gives_the_same_ids_as_llama_cpp(real_model: SharedModel) -> None:
     engine = real_model.engine(slots=1, context=256)
     async with serve(engine) as server, aiohttp.ClientSession() as http:
         url = process_of(server).url
@@ -397,7 +399,7 @@ async def test_our_tokenizer_and_the_engines_own_agree_id_for_id(real_model: Sha
             assert engine.renderer.vocabulary.encode(text) == theirs
 
 
-async def test_the_child_answers_nobody_else(tiny: ServeModel) -> None:
+async def test_the_child_refuses_requests_without_its_key(tiny: ServeModel) -> None:
     async with (
         tiny(slots=1, context=256) as server,
         aiohttp.ClientSession() as http,
@@ -407,31 +409,31 @@ async def test_the_child_answers_nobody_else(tiny: ServeModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "message"),
     [
         ("slots=0", "option 'slots' must be a number >= 1, not '0'"),
         ("colour=red", "unknown option 'colour'"),
         ("saved_mib=-1", "option 'saved_mib' must be a number >= 0"),
     ],
 )
-def test_options_that_cannot_be_used_are_named(text: str, complaint: str) -> None:
-    with pytest.raises(StartupError, match=complaint):
+def test_invalid_options_are_named_in_the_error(text: str, message: str) -> None:
+    with pytest.raises(StartupError, match=message):
         read_options(text)
 
 
-def test_options_follow_a_path_or_stand_alone() -> None:
+def test_options_follow_a_model_or_stand_alone() -> None:
     assert read_options("/m.gguf,slots=3") == LlamaOptions(model="/m.gguf", slots=3)
     assert read_options("slots=3,context=99") == LlamaOptions(slots=3, context=99)
     assert read_options("") == LlamaOptions()
-    elsewhere = read_options("http://127.0.0.1:8080/v1,key_env=KEY")
-    assert elsewhere == LlamaOptions(model="http://127.0.0.1:8080", key_env="KEY")
-    assert elsewhere.is_elsewhere
+    external = read_options("http://127.0.0.1:8080/v1,key_env=KEY")
+    assert external == LlamaOptions(model="http://127.0.0.1:8080", key_env="KEY")
+    assert external.is_external
 
 
-def test_models_that_cannot_be_served_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_models_that_cannot_be_served_are_startup_errors(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="cannot read"):
         read_file(str(tmp_path / "missing.gguf"))
-    (tmp_path / "not.gguf").write_bytes(b"nothing of the kind")
+    (tmp_path / "not.gguf").write_bytes(b"other content")
     with pytest.raises(StartupError, match="not a GGUF file"):
         read_file(str(tmp_path / "not.gguf"))
     with pytest.raises(StartupError, match="has no chat template"):

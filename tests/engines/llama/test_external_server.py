@@ -1,4 +1,4 @@
-"""Models whose tokens are known to their server alone: one elsewhere, and a vocabulary we cannot build."""
+"""Models that a server tokenizes: of an external llama-server, or with a vocabulary slipring cannot build."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from slipring.errors import StartupError, Unavailable
 from slipring.prompts.rendering import Renderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 from tests.engines.fakes.server import started
-from tests.engines.llama.test_llama import ASK, GREEDY, LONG, cached, text_of
+from tests.engines.llama.test_llama_engine import ASK, GREEDY, LONG, cached, text_of
 from tests.harness import WEATHER, serve
 from tests.model import SharedModel
 from tests.prompts.corpus import CORPUS
@@ -26,7 +26,7 @@ def test_a_server_elsewhere_says_what_it_serves(elsewhere: LlamaEngine) -> None:
     assert not elsewhere.renderer.vocabulary.is_local
 
 
-async def test_chains_forks_and_constraints_work_there_too(elsewhere: LlamaEngine) -> None:
+async def test_chains_forks_and_constraints_work_with_an_external_server(elsewhere: LlamaEngine) -> None:
     async with serve(elsewhere) as server, server.connect() as socket:
         first = await socket.response(input=LONG, **GREEDY)
         second = await socket.response(input="Go on.", previous_response_id=first["id"], **GREEDY)
@@ -38,7 +38,7 @@ async def test_chains_forks_and_constraints_work_there_too(elsewhere: LlamaEngin
         assert call["output"][0]["name"] == "get_weather"
 
 
-async def test_text_is_text_whoever_tokenizes_it(elsewhere: LlamaEngine) -> None:
+async def test_the_servers_tokenizer_and_ours_give_the_same_ids(elsewhere: LlamaEngine) -> None:
     async with started(elsewhere) as engine:
         ours = LlamaEngine(LlamaOptions()).renderer
         theirs = engine.renderer
@@ -52,14 +52,14 @@ async def test_text_is_text_whoever_tokenizes_it(elsewhere: LlamaEngine) -> None
 
 
 def same(ours: Renderer, theirs: Renderer, text: str) -> bool:
-    # A look-alike of a mark is cut in two, which may change its tokens but never makes it one.
-    told = theirs.vocabulary.encode(text)
+    # Text that looks like a mark is cut in two: its tokens may differ, but none is the mark.
+    ids = theirs.vocabulary.encode(text)
     if "<tool_call>" in text or "think>" in text:
-        return not set(told) & ours.stop_ids()
-    return ours.vocabulary.encode(text) == told
+        return not set(ids) & ours.stop_ids()
+    return ours.vocabulary.encode(text) == ids
 
 
-async def test_a_vocabulary_that_cannot_be_built_is_asked_for(
+async def test_the_engine_tokenizes_for_a_vocabulary_that_slipring_cannot_build(
     real_model: SharedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve(real_model.engine(slots=1, context=512)) as server:
@@ -76,12 +76,12 @@ async def test_a_vocabulary_that_cannot_be_built_is_asked_for(
         assert text_of(response) == text_of(expected)
         emoji = await socket.response(input="Say this emoji: 👩‍👩‍👧 and 東京 in words", **GREEDY)
         assert "👩" in text_of(emoji)
-        # Ids of split characters are not told, so this turn is rendered from its items.
+        # The server does not send the ids of split characters, so this turn is rendered from its items.
         more = await socket.response(input="More.", previous_response_id=emoji["id"], **GREEDY)
         assert more["usage"]["input_tokens"] > emoji["usage"]["input_tokens"]
 
 
-async def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
+async def test_an_unreachable_server_or_a_missing_key_is_a_startup_error() -> None:
     with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):
         async with started(LlamaEngine(LlamaOptions(model="http://127.0.0.1:9"))):
             pass
@@ -89,7 +89,7 @@ async def test_a_server_that_is_not_there_is_told_in_one_line() -> None:
         LlamaEngine(LlamaOptions(model="http://127.0.0.1:9", key_env="NO_SUCH_KEY"))
 
 
-async def test_a_server_that_is_no_llama_server_is_told_in_one_line() -> None:
+async def test_a_server_that_is_not_a_llama_server_is_a_startup_error() -> None:
     async with serve() as other:
         url = other.url.removesuffix("/v1")
         with pytest.raises(StartupError, match="answers with 404"):
@@ -97,8 +97,8 @@ async def test_a_server_that_is_no_llama_server_is_told_in_one_line() -> None:
                 pass
 
 
-async def test_a_tokenizer_that_has_gone_is_unavailable() -> None:
+async def test_tokenizing_without_a_server_raises_unavailable() -> None:
     async with HttpClient("http://127.0.0.1:9", {}) as client:
-        vocabulary = RemoteVocabulary(client.query_from_thread, "gone")
+        vocabulary = RemoteVocabulary(client.query_from_thread, "unreachable")
         with pytest.raises(Unavailable):
             await asyncio.to_thread(vocabulary.encode, "hello")

@@ -1,7 +1,7 @@
-"""The embedded engine's process: started, watched, started again.
+"""Keeps the child process that runs llama.cpp running.
 
-A child that dies is started again after a pause that grows with each failure. Meanwhile there is no URL, and
-whoever asks for one is told that the engine is not there.
+A child that dies is restarted after a pause that doubles with each failed start. Meanwhile ``url`` raises
+``Unavailable``.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
 class ChildSettings(Struct, frozen=True):
-    """What the child is told."""
+    """The settings that the child reads from its standard input."""
 
     path: str
     context: int
@@ -36,19 +36,19 @@ class ChildSettings(Struct, frozen=True):
     gpu_layers: int = 0
     chunk: int = 256
     directory: str = ""
-    """Where slots are saved. It belongs to the child and is removed with it."""
+    """Where slots are saved; empty: nowhere. It is removed when the child ends."""
 
 
 def _ignore() -> None:
     return
 
 
-class Process:
-    """A llama.cpp of our own, in a child process."""
+class ChildProcess:
+    """Starts, watches and restarts the child. Implements ``Host``."""
 
     def __init__(self, settings: ChildSettings) -> None:
         self.key = secrets.token_hex(16)
-        """Without it the child answers nobody: other users of the machine can reach its port."""
+        """Required by the child in every request: other users of the machine can reach its port."""
         self._directory = Path(settings.directory) if settings.directory else None
         self._settings = json.dumps({**structs.asdict(settings), "key": self.key})
         self._child: asyncio.subprocess.Process | None = None
@@ -63,7 +63,7 @@ class Process:
 
     @property
     def url(self) -> str:
-        """Where the engine listens, or the error for an engine that is not there just now."""
+        """Where the child listens. Raises ``Unavailable`` while it is down."""
         if self._url is None:
             raise Unavailable("The engine is starting again. Try again in a moment.")
         return self._url
@@ -73,45 +73,45 @@ class Process:
         return "the embedded engine is starting again" if self._url is None else None
 
     def suspect(self) -> None:
-        """It has not answered for too long: a child that hangs is ended and started again."""
+        """Report that the child has not answered for too long. It is killed, and then restarted."""
         if self._child is not None and self._child.returncode is None:
-            log.error("the embedded engine hangs; ending it")
+            log.error("the embedded engine hangs; killing it")
             self._child.kill()
 
     async def start(
         self, on_loss: Callable[[], None] = _ignore, on_return: Callable[[], None] = _ignore
     ) -> None:
-        """Run the child. ``on_loss`` is told when all that it held is lost, ``on_return`` when another one is
-        there."""
+        """Start the child. ``on_loss`` is called when it has died, ``on_return`` when it runs again. Raises
+        ``StartupError`` if it cannot load its model."""
         self._on_loss, self._on_return = on_loss, on_return
         if self._directory is not None:
             self._directory.mkdir(mode=0o700, exist_ok=True)
         await self._spawn()
-        self._watch = asyncio.create_task(self._restart_when_it_dies())
+        self._watch = asyncio.create_task(self._keep_running())
 
     async def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        await self._end()
+        await self._kill()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     async def _spawn(self) -> None:
-        """Start the child and wait until it has loaded its model."""
+        """Start the child and wait until it has loaded its model. Raises ``StartupError``."""
         self._child = child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "slipring.engines.llama.child"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            # Its threads wait for each other many times per token. By default they spin for long, and when
-            # anybody else needs a core (this process does), all come to a near stop.
+            # Its threads wait for each other many times per token. By default they spin for long: if another
+            # process needs a core (this one does), generation almost stops.
             env={"GOMP_SPINCOUNT": "1000", **os.environ},
         )
         assert child.stdin is not None
         assert child.stdout is not None
         assert child.stderr is not None
         child.stdin.write(self._settings.encode() + b"\n")
-        complaints = asyncio.create_task(_drain(child.stderr))
+        last_line = asyncio.create_task(_drain(child.stderr))
         try:
             async with asyncio.timeout(_LOAD_TIMEOUT_S):
                 line = await child.stdout.readline()
@@ -119,11 +119,12 @@ class Process:
             line = b""
         try:
             self._url = json.loads(line)["url"]
-        except (ValueError, TypeError, LookupError):  # it has died, perhaps with last words
-            await self._end()
-            raise StartupError(f"the embedded engine did not start: {await complaints}") from None
+        except (ValueError, TypeError, LookupError):  # it has exited, or printed no address
+            await self._kill()
+            raise StartupError(f"the embedded engine did not start: {await last_line}") from None
 
-    async def _restart_when_it_dies(self) -> None:
+    async def _keep_running(self) -> None:
+        """Wait until the child dies, then restart it, forever."""
         pause_s = _FIRST_PAUSE_S
         while True:
             assert self._child is not None
@@ -142,24 +143,25 @@ class Process:
             self._on_return()
             pause_s = _FIRST_PAUSE_S
 
-    async def _end(self) -> None:
+    async def _kill(self) -> None:
         self._url = None
         if self._child is not None and self._child.returncode is None:
-            self._child.kill()  # it holds nothing that has to be saved
+            self._child.kill()  # it has nothing to save
             await self._child.wait()
 
 
 def kv_directory(limit_bytes: int) -> Path:
-    """A name for a directory of this process, in memory where that has room for the files."""
+    """The path of a new directory for this process, not yet created: in memory if ``limit_bytes`` are free
+    there, else on disk. Removes directories of processes that no longer run."""
     memory, disk = Path("/dev/shm"), Path(tempfile.gettempdir())
     fits = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > limit_bytes
     place = memory if fits else disk
-    _sweep(place)
+    _remove_stale_directories(place)
     return place / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def _sweep(place: Path) -> None:
-    """Remove what processes left behind that were killed together with their engines."""
+def _remove_stale_directories(place: Path) -> None:
+    """Remove the directories of processes that were killed together with their children."""
     for left in place.glob(f"{_PREFIX}*"):
         owner = left.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not _is_alive(int(owner)):
@@ -172,13 +174,14 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # somebody else's
+        return True  # the process of another user
     return True
 
 
 async def _drain(stream: asyncio.StreamReader) -> str:
-    """Read a log so that its writer never waits; the last line that says something."""
-    last = "it said nothing"
+    """Log the lines of a stream until it ends, so that its writer never blocks; returns the last one that is
+    not empty."""
+    last = "it printed no message"
     async for line in stream:
         text = line.decode("utf-8", "replace").strip()
         if text:

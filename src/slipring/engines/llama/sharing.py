@@ -1,32 +1,33 @@
-"""Owners of an engine: what runs, and what each of its users may use of it.
+"""Owners of a llama-server: they divide its slots and the space for saved contexts among workers.
 
-Usually there is one user, in the same process. Workers are several: slots and room for saved contexts are
-divided among them, and names keep their files apart. A slot that two used would tell the tenants of one what
-those of the other have sent.
+Without workers there is one user, in the same process. No slot belongs to two users: each records only the
+tenants of its own jobs, so a slot that two users filled could reveal one tenant's prompts to another. File
+names are prefixed per user.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 
+from slipring.engines.llama.child_process import ChildProcess, ChildSettings, kv_directory
 from slipring.engines.llama.options import LlamaOptions
-from slipring.engines.llama.process import ChildSettings, Process, kv_directory
 from slipring.engines.llama.remote import describe
 from slipring.engines.remote.http_client import HttpClient
 from slipring.engines.sharing import Share
 from slipring.errors import StartupError
 
 
-class Embedded:
-    """A child of ours and its division."""
+class EmbeddedOwner:
+    """Owns a child process that runs llama.cpp, and divides its slots among users."""
 
     def __init__(self, options: LlamaOptions, path: str, context: int, users: int = 1) -> None:
-        """``path`` is the model's file, ``context`` what a slot is to hold."""
+        """``path`` is the model's file, ``context`` the tokens that a slot can hold. There is at least one
+        slot per user, even if the options ask for fewer."""
         self._users = users
-        self._slots = max(options.slots, users)  # nobody can do with less than one
+        self._slots = max(options.slots, users)
         limit_bytes = options.saved_mib * 2**20
         self._share_bytes = limit_bytes // users
         self._directory = kv_directory(limit_bytes) if limit_bytes else None
-        self.process = Process(
+        self.process = ChildProcess(
             ChildSettings(
                 path=path,
                 context=context,
@@ -51,7 +52,7 @@ class Embedded:
 
     def share(self, number: int) -> Share:
         mark = f"{number}-"
-        self._sweep(mark)
+        self._remove_files(mark)
         return Share(
             slots=tuple(range(number, self._slots, self._users)),
             saved_bytes=self._share_bytes,
@@ -60,12 +61,13 @@ class Embedded:
         )
 
     def suspect(self, url: str) -> None:
-        # All users come to suspect it at about the same time. Those who come late mean one that has ended.
+        # All users report a hang at about the same time. A late report names the address of a child that
+        # was already replaced.
         if url == self.address:
             self.process.suspect()
 
-    def _sweep(self, mark: str) -> None:
-        """Remove the files of a user that died. Nobody else knows their names."""
+    def _remove_files(self, mark: str) -> None:
+        """Remove the files of a user that died. No other process knows their names."""
         if self._directory is not None:
             for left in Path(self._directory).glob(f"slipring-{mark}*"):
                 left.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The embedded engine's process where its model cannot be loaded."""
+"""The child process of llama.cpp when its model cannot be loaded."""
 
 import os
 import signal
@@ -6,26 +6,26 @@ from pathlib import Path
 
 import pytest
 
-from slipring.engines.llama.process import ChildSettings, Process
+from slipring.engines.llama.child_process import ChildProcess, ChildSettings
 from slipring.errors import StartupError, Unavailable
 from tests.engines.llama.test_llama_tokenizer import pair_vocabulary
 from tests.prompts.gguf_writer import write_hollow_model
 from tests.server.raw import until
 
 
-def process_for(path: Path) -> Process:
+def process_for(path: Path) -> ChildProcess:
     settings = ChildSettings(path=str(path), context=64, slots=1, threads=1, chunk=32)
-    return Process(settings)
+    return ChildProcess(settings)
 
 
-async def test_a_model_that_cannot_be_loaded_is_told_at_start(tmp_path: Path) -> None:
+async def test_start_fails_if_the_model_cannot_be_loaded(tmp_path: Path) -> None:
     path = tmp_path / "broken.gguf"
     path.write_bytes(b"GGUF and nothing that follows from it")
     with pytest.raises(StartupError, match="did not start"):
         await process_for(path).start()
 
 
-async def test_a_model_that_cannot_be_loaded_again_is_tried_until_it_can(tmp_path: Path) -> None:
+async def test_a_dead_child_is_restarted_until_its_model_can_be_loaded(tmp_path: Path) -> None:
     path, aside = tmp_path / "hollow.gguf", tmp_path / "aside.gguf"
     write_hollow_model(path, pair_vocabulary("gpt-2"))
     process = process_for(path)
@@ -40,7 +40,7 @@ async def test_a_model_that_cannot_be_loaded_again_is_tried_until_it_can(tmp_pat
         with pytest.raises(Unavailable):
             _ = process.url
         assert process.trouble is not None
-        await until(lambda: process.pid != second)  # that one could not load it
+        await until(lambda: process.pid != second)  # the first restart failed
         aside.rename(path)
         await until(lambda: bool(process.restarts))
         assert process.trouble is None

@@ -1,4 +1,4 @@
-"""Grammars that would keep llama.cpp, and all who use it, busy: none of them gets there."""
+"""Grammars that would block llama.cpp are refused before they are sent to it."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def custom(definition: str, syntax: str) -> dict[str, Any]:
 
 
 def pattern(source: str) -> dict[str, Any]:
-    """A pattern that comes late in a document."""
+    """A schema in which a pattern comes late in the document."""
     return {
         "type": "object",
         "properties": {
@@ -30,7 +30,7 @@ def pattern(source: str) -> dict[str, Any]:
     }
 
 
-async def test_expensive_grammars_are_refused_by_name(
+async def test_expensive_grammars_are_refused_with_the_field_that_defines_them(
     tiny_model: SharedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = tiny_model.engine(slots=1, context=512)
