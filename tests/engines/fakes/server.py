@@ -151,7 +151,7 @@ async def in_front_of(fake: F, **options: Any) -> AsyncIterator[tuple[F, Running
     """A fake, and a slipring whose engine talks to it, with long timeouts and no retries."""
     await fake.start()
     try:
-        patient = {"first_token_timeout_s": 10.0, "idle_timeout_s": 10.0, "retries": 0}
+        patient = {"first_token_timeout_s": 60.0, "idle_timeout_s": 60.0, "retries": 0}
         async with serve(fake.engine(**{**patient, **options})) as server:
             yield fake, server
     finally:
