@@ -57,7 +57,7 @@ from slipring.protocol import events, items, requests, tools, wire
 from slipring.protocol.requests import TextFormat
 from slipring.protocol.responses import OutputItem, Response
 from slipring.server.access.seal_keys import KeyedSeal
-from slipring.server.transports.http import read_create
+from slipring.server.transports.http_replies import read_create
 from tests.api import Api
 from tests.harness import WEATHER, Running, serve
 

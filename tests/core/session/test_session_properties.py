@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Start
-from slipring.core.turn.steering import Steers
+from slipring.core.turn.steer_queue import Steers
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError, ContextLengthExceeded, InvalidRequest, Unavailable
 from tests.core.connection import Connection, Json, Server, call_output, context_of, message

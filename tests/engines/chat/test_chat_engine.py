@@ -34,7 +34,7 @@ from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import Request, Written, write_request
 from slipring.engines.chat.tools import EMPTY, toolbox
-from slipring.engines.remote.admission import Retryable
+from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 from slipring.prompts.templates.chat_messages import short_id
 from slipring.protocol.items import CALL_OF_OUTPUT, Item

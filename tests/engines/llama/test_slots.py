@@ -18,7 +18,7 @@ from slipring.engines.llama.api import Api, Chunk, Progress
 from slipring.engines.llama.remote import External
 from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContexts
 from slipring.engines.llama.slots import Slot, SlotRequest, Slots
-from slipring.engines.remote.admission import JobQueue
+from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.errors import ApiError, Unavailable
 from slipring.prompts.rendering import Rendered, Step, empty
 from slipring.protocol.tools import Offer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from slipring.engines.remote.admission import Retryable
+from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.remote.http_client import BadStatus, TimedOut, Unreachable, Unreadable
 from slipring.engines.remote.upstream import (
     Upstream,

@@ -22,7 +22,7 @@ from slipring.core.generation import (
     Thought,
     ThoughtSummary,
 )
-from slipring.engines.remote.admission import Retryable
+from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.responses.answer import ResponsesAnswer
 from slipring.engines.responses.events import decode_event
 from slipring.engines.responses.faults import ContextLost, LanesUnsupported

@@ -21,7 +21,7 @@ from slipring.server.id_minting import node_of
 from slipring.server.process import worker_messages
 from slipring.server.process.listener import reserve
 from slipring.server.process.supervisor import Supervisor
-from slipring.server.process.worker_slot import WorkerSlot
+from slipring.server.process.worker_restart import WorkerSlot
 from tests.test_cli import FAST, Process, launched, refused
 
 PATIENCE_S = 60.0
@@ -202,7 +202,7 @@ async def test_a_port_that_other_workers_serve_is_reported_in_one_line() -> None
 async def test_a_worker_that_fails_to_start_is_started_again_until_it_serves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("slipring.server.process.worker_slot._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("slipring.server.process.worker_restart._FIRST_PAUSE_S", 0.01)
     good, bad = FAST[1], "magic"
     with reserve("127.0.0.1", 0) as reserved:
         config = Config(port=reserved.getsockname()[1], engine=good, workers=2)

@@ -11,14 +11,7 @@ import aiohttp
 
 from tests.engines.llama.test_llama_engine import ASK, GREEDY
 from tests.harness import TERMINAL
-from tests.server.process.test_workers import (
-    children_of,
-    connected,
-    health_by_pid,
-    is_alive,
-    until,
-    workers,
-)
+from tests.server.process.test_workers import children_of, connected, health_by_pid, is_alive, until, workers
 from tests.test_cli import Process
 
 ENGINE, WORKER = "slipring.engines.llama.child", "slipring.server.process.worker"

@@ -32,7 +32,7 @@ from slipring.core.session.actions import (
     Weigh,
 )
 from slipring.core.session.lanes import Lanes
-from slipring.core.session.live_input import LiveInput
+from slipring.core.session.live_input_routing import LiveInput
 from slipring.core.session.request_charges import Charges
 from slipring.core.session.successors import Successors
 from slipring.core.turn import rollout

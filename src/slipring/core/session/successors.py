@@ -12,9 +12,9 @@ from slipring.core.generation import Models
 from slipring.core.limits import Limits
 from slipring.core.ports import Ports
 from slipring.core.session.request_charges import Charges
-from slipring.core.turn import request_validation, steering
+from slipring.core.turn import request_validation, steer_queue
 from slipring.core.turn.stages import Stages
-from slipring.core.turn.steering import SteerRefused, Steers
+from slipring.core.turn.steer_queue import SteerRefused, Steers
 from slipring.core.turn.turn import Turn
 from slipring.errors import ApiError
 from slipring.protocol.events import Event, SteerErrorCode
@@ -43,7 +43,7 @@ class Successors:
             self._require_steerable(turn, steer, refusing)
             self._require_room(steers, steer)
         except SteerRefused as refusal:
-            return steering.failed_event(steer, refusal, turn.output, turn.lane)
+            return steer_queue.failed_event(steer, refusal, turn.output, turn.lane)
         self._size_bytes += steer.size_bytes
         self._charges.take(steers, steer.size_bytes)
         accepted = steers.accept(steer, self._ports.mint("steer"))
@@ -64,9 +64,9 @@ class Successors:
             return self._fail(steers, "response_not_active", "The response has failed."), None
         if refusing is not None:
             return self._fail_successor(steers, refusing), None
-        if steering.requires_input(state):
+        if steer_queue.requires_input(state):
             self._waiting[steers.response_id] = steers
-            return steers.pending(steering.required_input(state.output, state.carry)), None
+            return steers.pending(steer_queue.required_input(state.output, state.carry)), None
         return [], self._successor(turn, state, steers)
 
     def prepend_steers(self, turn: Turn) -> None:

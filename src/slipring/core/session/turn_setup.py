@@ -8,7 +8,7 @@ import re
 
 from msgspec import UNSET
 
-from slipring.core.chain import lineage, sealed_items
+from slipring.core.chain import input_items, sealed_items
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.generation import Job, Models
 from slipring.core.limits import Limits
@@ -45,7 +45,7 @@ def bind(turn: Turn, cache: ConnectionCache, successors: Successors) -> Load:
     successors.prepend_steers(turn)
     if turn.parent is None and previous is not None:
         turn.parent = cache.find(previous)
-    missing = lineage.references(turn.input)
+    missing = input_items.references(turn.input)
     if missing and turn.parent is not None:
         turn.found = turn.parent.find_items(missing)
         missing -= turn.found.keys()
@@ -59,7 +59,7 @@ def bind_loaded(turn: Turn, loaded: Loaded) -> None:
         if loaded.state is None:
             raise PreviousResponseNotFound(previous)
         turn.parent = loaded.state
-        turn.found = loaded.state.find_items(lineage.references(turn.input))
+        turn.found = loaded.state.find_items(input_items.references(turn.input))
     turn.found = {**loaded.items, **turn.found}
     if loaded.joined is not None:
         turn.join(loaded.joined, loaded.state)
@@ -71,7 +71,7 @@ def begin(
     """Validate a bound turn: its job, and the grammars to compile before the job starts."""
     definitions = new_definitions(limits)
     try:
-        items = lineage.resolve(turn.input, turn.found)
+        items = input_items.resolve(turn.input, turn.found)
         items = sealed_items.opened(items, ports.seal, turn.tenant)
         model = models.find(turn.request.model)
         job = turn.begin(ports.mint("resp"), model, items, now, definitions)

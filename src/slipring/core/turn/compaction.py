@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, structs
 
-from slipring.core.chain import lineage
+from slipring.core.chain import input_items
 from slipring.core.chain.state import Carry, OpenCall
 from slipring.core.generation import Delta, Finished, Job, Model, Text
 from slipring.errors import InvalidRequest, ServerError
@@ -188,7 +188,7 @@ def condensed(
     calls = {
         item.call_id: item
         for item in context
-        if item.call_id is not None and lineage.is_call(item) and _stays_open(item, carry)
+        if item.call_id is not None and input_items.is_call(item) and _stays_open(item, carry)
     }
     added_tools = (kept_tools(item) for item in reversed(context))
     tools = dict.fromkeys(item for item in added_tools if item is not None)
@@ -265,4 +265,4 @@ def _settings_of(context: Iterable[Item]) -> list[Item]:
 def _stays_open(call: Item, carry: Carry) -> bool:
     """Whether a call is open and would be read back as the same open call. A cut-off call is dropped: read
     back, it would require an output."""
-    return carry.open_calls.get(call.call_id or "") == lineage.opening(call)
+    return carry.open_calls.get(call.call_id or "") == input_items.opening(call)

@@ -8,15 +8,15 @@ continues its parent.
 
 from msgspec import UNSET, structs
 
-from slipring.core.chain import lineage
-from slipring.core.chain.lineage import OpenCarry
+from slipring.core.chain import input_items
+from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Finished, Job
 from slipring.core.ports import Betas
 from slipring.core.turn import response_object
-from slipring.core.turn.output import Output
+from slipring.core.turn.output_events import Output
 from slipring.core.turn.request_validation import refuse_unseen_content
-from slipring.core.turn.steering import required_input
+from slipring.core.turn.steer_queue import required_input
 from slipring.errors import ApiError, InvalidRequest, quoted
 from slipring.protocol.events import (
     AppendErrorBody,
@@ -152,7 +152,7 @@ class Rollout:
         if len(output.items) + len(append.items) > MOST_ITEMS:
             raise AppendRefused("too_much_pending_input", "The response has too many items already.")
         try:
-            carry = lineage.join(self._carry.current, append.items, complete=False)
+            carry = input_items.join(self._carry.current, append.items, complete=False)
             refuse_unseen_content(append.items, self._job.model.capabilities)
             self._offer(carry)
         except ApiError as error:
@@ -207,7 +207,7 @@ class Rollout:
         """Count the output items that have been finished since the last call."""
         new = self._carry.observe(output.items)
         self.size_bytes += sum(item.size_bytes for item in new)
-        self._calls += sum(lineage.is_call(item) for item in new)
+        self._calls += sum(input_items.is_call(item) for item in new)
 
     def _offer(self, carry: Carry) -> Offer:
         """The tools of the next step. Raises if ``tool_choice`` names a tool that is not among them."""

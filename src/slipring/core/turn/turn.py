@@ -9,15 +9,15 @@ from enum import Enum
 
 from msgspec import UNSET, Struct, structs
 
-from slipring.core.chain import lineage
+from slipring.core.chain import input_items
 from slipring.core.chain.head import Head
-from slipring.core.chain.lineage import OpenCarry
+from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Prefilled, Stop
 from slipring.core.ports import Ports
 from slipring.core.turn import response_object
 from slipring.core.turn.compaction import Compaction, read_plan
-from slipring.core.turn.output import Output
+from slipring.core.turn.output_events import Output
 from slipring.core.turn.request_validation import (
     ENCRYPTED_REASONING,
     read_settings,
@@ -26,7 +26,7 @@ from slipring.core.turn.request_validation import (
 )
 from slipring.core.turn.rollout import Rollout, require_possible
 from slipring.core.turn.stages import Stages, as_ms
-from slipring.core.turn.steering import Steers
+from slipring.core.turn.steer_queue import Steers
 from slipring.errors import ApiError
 from slipring.protocol import events
 from slipring.protocol.definitions import Definitions
@@ -128,7 +128,7 @@ class Turn:
         self.forks = False
         """Whether its parent belongs to another lane."""
         self._head = Head()
-        self._carry = OpenCarry(lineage.NOTHING)
+        self._carry = OpenCarry(input_items.NOTHING)
 
         # Steering.
         self.follows = False
@@ -166,7 +166,7 @@ class Turn:
 
     def join(self, joined: Joined, tip: ResponseState | None) -> None:
         """Continue a conversation: ``tip`` is its last response, ``joined`` holds the items added since."""
-        references = lineage.references(self.input)
+        references = input_items.references(self.input)
         if references:
             known = tip.find_items(references) if tip is not None else {}
             named = {item.id: item for item in joined.items if item.id in references}
@@ -194,7 +194,9 @@ class Turn:
             require_something(request, items)
         self.input = items
         complete = generate and not alone
-        carry = lineage.join(lineage.carried(parent), items, complete=complete, definitions=definitions)
+        carry = input_items.join(
+            input_items.carried(parent), items, complete=complete, definitions=definitions
+        )
         settings = read_settings(request, carry, model, definitions, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
         head = Head.read(request, parent.head if parent is not None else None, definitions)
@@ -317,7 +319,10 @@ class Turn:
         compaction = self.compaction
         assert compaction is not None
         items = compaction.conclude()
-        self.parent, self._carry = None, OpenCarry(lineage.join(lineage.NOTHING, items, complete=False))
+        self.parent, self._carry = (
+            None,
+            OpenCarry(input_items.join(input_items.NOTHING, items, complete=False)),
+        )
         emitted = self.output.close_compaction(items, self._conceal(items))
         self.stages.lap("compact")
         if compaction.plan.alone:
@@ -363,7 +368,7 @@ class Turn:
         emitted = output.finish("completed")
         if not rollout.may_continue(output, finished, most_bytes):
             return False, emitted
-        carry = lineage.after_output(self._carry.settled, output.latest)
+        carry = input_items.after_output(self._carry.settled, output.latest)
         if not any(call.required for call in carry.open_calls.values()):
             return False, emitted
         self.stages.lap("generate")
@@ -450,7 +455,7 @@ class Turn:
             head=self._head,
             input=self.input,
             output=tuple(self.output.items),
-            carry=lineage.after_output(self._carry.settled, self.output.latest, cut_off=not stopped),
+            carry=input_items.after_output(self._carry.settled, self.output.latest, cut_off=not stopped),
             position=finished.position,
         )
         return closing, state

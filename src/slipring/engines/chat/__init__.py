@@ -16,7 +16,7 @@ from slipring.engines.chat.answer import ChatAnswer
 from slipring.engines.chat.messages import Writer
 from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import Request, write_request
-from slipring.engines.remote.admission import BegunStream, Gate
+from slipring.engines.remote.admission_and_retries import BegunStream, Gate
 from slipring.engines.remote.estimates import SteeredCut, estimated_tokens
 from slipring.engines.remote.upstream import Upstream, read_each
 from slipring.errors import InvalidRequest, RateLimited, ServerError

@@ -23,7 +23,7 @@ from slipring.engines.llama.request_body import completion_body
 from slipring.engines.llama.saved_contexts import SavedContexts
 from slipring.engines.llama.sharing import EmbeddedOwner
 from slipring.engines.llama.slots import SlotRequest, Slots
-from slipring.engines.remote.admission import JobQueue
+from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.sharing import Borrowed, Share
 from slipring.engines.tokens.job_rendering import count, prefetch, render
 from slipring.prompts.rendering import Rendered, Rendering

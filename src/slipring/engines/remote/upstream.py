@@ -16,7 +16,7 @@ import msgspec
 
 from slipring.core.generation import Job
 from slipring.engines.options import option
-from slipring.engines.remote.admission import Policy, RequestFailed, Retryable
+from slipring.engines.remote.admission_and_retries import Policy, RequestFailed, Retryable
 from slipring.engines.remote.http_client import (
     BadStatus,
     EventStream,

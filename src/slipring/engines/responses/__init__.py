@@ -14,7 +14,7 @@ import msgspec
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.remote.admission import BegunStream, Gate, Retryable
+from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
 from slipring.engines.remote.estimates import SteeredCut, estimated_tokens
 from slipring.engines.remote.upstream import Upstream, read_key
 from slipring.engines.responses import context, faults

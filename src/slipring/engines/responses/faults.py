@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from slipring.engines.remote.admission import Retryable
+from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.remote.upstream import refusal
 from slipring.engines.responses.events import Event
 from slipring.errors import ApiError, ServerError

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from slipring.core.generation import Job
-from slipring.engines.remote.admission import Retryable
+from slipring.engines.remote.admission_and_retries import Retryable
 from slipring.engines.remote.upstream import Upstream, refusal
 from slipring.engines.responses.options import ResponsesOptions
 from slipring.engines.responses.positions import Position

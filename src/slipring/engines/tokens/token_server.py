@@ -17,7 +17,7 @@ from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finis
 from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.answer_constraint import Constraint, constraint_of
 from slipring.engines.options import option, read_pairs
-from slipring.engines.remote.admission import BegunStream, Gate, Retryable
+from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
 from slipring.engines.remote.upstream import Upstream, UpstreamOptions, read_each, refusal, startup_errors
 from slipring.engines.tokens.job_rendering import count, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo

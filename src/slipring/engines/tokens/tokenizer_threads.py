@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from slipring.core.generation import Job
 from slipring.core.limits import Limits
-from slipring.engines.remote.admission import JobQueue
+from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.prompts.tokenization.token_budget import TokenBudget
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from slipring.protocol.events import TERMINAL
 from slipring.server.background.runs import Background
 from slipring.server.connections.http_connection import connection_of
 from slipring.server.periodic_tasks import cancel_and_wait
-from slipring.server.transports import sse
+from slipring.server.transports import sse_framing
 from slipring.stores.base import RunEvent
 
 _TERMINAL_TYPES = frozenset(event.__struct_config__.tag for event in TERMINAL)
@@ -34,7 +34,7 @@ async def follow(
     background: Background, request: web.Request, tenant: str, response_id: str, *, after: int
 ) -> web.StreamResponse:
     """Answer a request with all events after a number, until the run is over."""
-    stream = web.StreamResponse(headers=sse.HEADERS)
+    stream = web.StreamResponse(headers=sse_framing.HEADERS)
     follower = _Follower()
     connection = connection_of(request)
     connection.queued_bytes = follower.queued_bytes
@@ -94,7 +94,7 @@ async def _write_all(
                 [pending, leaving], timeout=limits.ping_interval_s or None, return_when=FIRST_COMPLETED
             )
             if not done:
-                await stream.write(sse.KEEPALIVE)
+                await stream.write(sse_framing.KEEPALIVE)
                 continue
             if pending not in done:
                 raise ConnectionAbortedError  # the client can follow the rest on another node, or later
@@ -105,10 +105,10 @@ async def _write_all(
             batch.reverse()
             while batch:
                 event = batch.pop()  # from the shared list, so that the generator frees it too
-                await stream.write(sse.named_block(_outline.decode(event.data).type, event.data))
+                await stream.write(sse_framing.named_block(_outline.decode(event.data).type, event.data))
                 follower.dequeue(event)
             pending = asyncio.ensure_future(anext(batches, None))
-        await stream.write(sse.DONE)
+        await stream.write(sse_framing.DONE)
         await stream.write_eof()
     finally:
         await cancel_and_wait([pending, leaving])

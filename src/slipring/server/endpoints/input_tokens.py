@@ -12,7 +12,7 @@ from slipring.server.cluster.state_lookup import StoredStates
 from slipring.server.connections.request_bodies import read_body
 from slipring.server.driver import Driver
 from slipring.server.service import Service
-from slipring.server.transports.http import JsonReply, answer, decode_create, read_create
+from slipring.server.transports.http_replies import JsonReply, answer, decode_create, read_create
 
 
 async def count_tokens(service: Service, request: web.Request, caller: Caller) -> web.StreamResponse:

@@ -29,7 +29,7 @@ from slipring.server.endpoints import paging
 from slipring.server.replies import error_event_response, json_response
 from slipring.server.service import Service
 from slipring.server.transports.beta_header import of_exchange
-from slipring.server.transports.http import JsonReply, SseReply, answer, decode_create, read_create
+from slipring.server.transports.http_replies import JsonReply, SseReply, answer, decode_create, read_create
 from slipring.stores.base import Page
 
 _fields = json.Decoder(dict[str, Raw])

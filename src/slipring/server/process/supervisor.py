@@ -25,7 +25,7 @@ from slipring.server.process.worker_messages import (
     Stop,
     StopNow,
 )
-from slipring.server.process.worker_slot import WorkerSlot
+from slipring.server.process.worker_restart import WorkerSlot
 
 _OVERTIME_S = 10.0
 """Time after its deadline at which a worker is killed."""

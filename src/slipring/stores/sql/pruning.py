@@ -4,7 +4,7 @@ Safe while other writes run: foreign keys keep a row that a new response has com
 """
 
 from slipring.stores.databases.database import Database, ForeignKeyViolated, Statement
-from slipring.stores.sql.expiry import NEVER
+from slipring.stores.sql.retention import NEVER
 
 # Removes what had expired by $1: at most $2 rows of at most $3 chains. Walks from the end of each chain
 # towards its root, up to the first row that another branch needs. The DELETE checks the expiry again, because

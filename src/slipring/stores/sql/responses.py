@@ -28,9 +28,9 @@ from slipring.stores.databases.database import (
 )
 from slipring.stores.sql import response_rows
 from slipring.stores.sql.conversations import append_statements
-from slipring.stores.sql.expiry import Expiry
 from slipring.stores.sql.recent_states import RecentStates
 from slipring.stores.sql.response_rows import Record
+from slipring.stores.sql.retention import Expiry
 from slipring.stores.sql.runs import require_tenure
 
 _INSERT_HEAD = """

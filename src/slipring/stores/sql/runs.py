@@ -12,7 +12,7 @@ from slipring.protocol.responses import Response
 from slipring.stores import base
 from slipring.stores.base import LeaseLost, Run, RunEvent, Tenure
 from slipring.stores.databases.database import Database, RequiredRowMissing, Row, Statement
-from slipring.stores.sql.expiry import Expiry
+from slipring.stores.sql.retention import Expiry
 
 _FIRST_EPOCH = 1
 _OPEN = """

@@ -9,10 +9,10 @@ from slipring.stores.databases.database import Database
 from slipring.stores.sql import pruning
 from slipring.stores.sql.cluster import SqlCluster
 from slipring.stores.sql.conversations import SqlConversations
-from slipring.stores.sql.expiry import Expiry
 from slipring.stores.sql.keys import SqlKeys
 from slipring.stores.sql.recent_states import RecentStates
 from slipring.stores.sql.responses import SqlResponses
+from slipring.stores.sql.retention import Expiry
 from slipring.stores.sql.runs import SqlRuns
 
 

@@ -22,7 +22,7 @@ from slipring.core.generation import (
     ThoughtSummary,
 )
 from slipring.core.ports import Mint
-from slipring.core.turn.calls import Call, Search, open_call
+from slipring.core.turn.call_events import Call, Search, open_call
 from slipring.protocol import events, item_listing, wire
 from slipring.protocol.events import Event
 from slipring.protocol.items import Item

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from slipring.core.chain import lineage
-from slipring.core.chain.lineage import OpenCarry
+from slipring.core.chain import input_items
+from slipring.core.chain.input_items import OpenCarry
 from slipring.core.chain.state import Carry
 from slipring.core.generation import CallArguments, CallStarted, Text
 from slipring.errors import InvalidRequest
@@ -18,7 +18,7 @@ def read(*items: Json) -> tuple[Item, ...]:
 
 
 def join(*items: Json, complete: bool = True) -> Carry:
-    return lineage.join(lineage.NOTHING, read(*items), complete=complete)
+    return input_items.join(input_items.NOTHING, read(*items), complete=complete)
 
 
 def call(call_id: str, kind: str = "function_call", **fields: object) -> Json:
@@ -177,14 +177,14 @@ def test_calls_before_a_truncated_one_need_their_output():
 def test_references_are_replaced_by_their_items():
     target = read(message("the target"))[0]
     items = read(message("a"), {"type": "item_reference", "id": "msg_1"}, message("b"))
-    assert lineage.references(items) == {"msg_1"}
-    assert lineage.resolve(items, {"msg_1": target}) == (items[0], target, items[2])
+    assert input_items.references(items) == {"msg_1"}
+    assert input_items.resolve(items, {"msg_1": target}) == (items[0], target, items[2])
 
 
 def test_an_error_names_the_index_of_an_unknown_reference():
     items = read(message("a"), {"id": "msg_1"})
     with pytest.raises(InvalidRequest, match="Item with id 'msg_1' not found") as caught:
-        lineage.resolve(items, {})
+        input_items.resolve(items, {})
     assert caught.value.param == "input[1].id"
 
 
@@ -397,20 +397,20 @@ def test_a_chain_searches_loads_and_calls():
 
 
 def test_an_open_carry_observes_each_output_item_once():
-    carry = OpenCarry(lineage.NOTHING)
+    carry = OpenCarry(input_items.NOTHING)
     first, second = read(call("c1"), call("c2"))
     assert carry.observe([first]) == (first,)
     assert carry.observe([first]) == ()
     assert carry.observe([first, second]) == (second,)
     assert set(carry.current.open_calls) == {"c1", "c2"}
-    assert carry.settled is lineage.NOTHING, "nothing was appended"
+    assert carry.settled is input_items.NOTHING, "nothing was appended"
 
 
 def test_an_open_carry_settles_what_was_appended():
-    carry = OpenCarry(lineage.NOTHING)
+    carry = OpenCarry(input_items.NOTHING)
     output = list(read(call("c1"), call_output("c1")))
     carry.observe(output[:1])
-    carry.current = lineage.join(carry.current, tuple(output[1:]), complete=False)
+    carry.current = input_items.join(carry.current, tuple(output[1:]), complete=False)
     carry.settle(output)
     assert carry.settled is carry.current
     assert carry.settled.open_calls == {}

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 
 from msgspec import UNSET, Struct
 
-from slipring.core.chain import lineage
+from slipring.core.chain import input_items
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.generation import Delta, Refused, Text
-from slipring.core.turn.output import Output
+from slipring.core.turn.output_events import Output
 from slipring.errors import quoted
 from slipring.protocol.events import (
     Event,
@@ -152,7 +152,7 @@ def required_input(output: tuple[Item, ...], carry: Carry) -> list[RequiredInput
     stubs = []
     for item in output:
         call = carry.open_calls.get(item.call_id or "")
-        if item.call_id is not None and call is not None and call.required and lineage.is_call(item):
+        if item.call_id is not None and call is not None and call.required and input_items.is_call(item):
             stubs.append(_stub(item.type, item.call_id, item.body()))
     return stubs
 

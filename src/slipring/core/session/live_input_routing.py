@@ -6,14 +6,14 @@ and its input returned to the client.
 
 from msgspec import Struct
 
-from slipring.core.chain import lineage
+from slipring.core.chain import input_items
 from slipring.core.chain.state_cache import ConnectionCache
 from slipring.core.limits import Limits
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.request_charges import Charges
 from slipring.core.session.successors import Successors
 from slipring.core.session.turn_setup import new_definitions
-from slipring.core.turn import rollout, steering
+from slipring.core.turn import rollout, steer_queue
 from slipring.core.turn.rollout import AppendRefused
 from slipring.core.turn.turn import Phase, Turn
 from slipring.errors import ApiError
@@ -36,7 +36,7 @@ class LiveInput(Struct, frozen=True):
             return self.successors.steer(steer, turn, refusing)
         state = cache.find(steer.target)
         lane = cache.lane_of(steer.target) if state is not None else None
-        return steering.failed_event(steer, steering.not_running(steer, state), None, lane)
+        return steer_queue.failed_event(steer, steer_queue.not_running(steer, state), None, lane)
 
     def grammars_in(self, append: Append) -> list[Compilable]:
         """The grammars to compile before an append is handled. Raises ``ApiError`` for invalid tools."""
@@ -44,7 +44,7 @@ class LiveInput(Struct, frozen=True):
         if append.error is not None or turn is None or turn.rollout is None:
             return []
         definitions = new_definitions(self.limits)
-        lineage.take_definitions(append.items, definitions)
+        input_items.take_definitions(append.items, definitions)
         return definitions.grammars
 
     def append(self, append: Append, cache: ConnectionCache, now: float) -> tuple[list[Event], Turn | None]:

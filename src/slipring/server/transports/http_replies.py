@@ -25,7 +25,7 @@ from slipring.server.connections.http_connection import connection_of
 from slipring.server.driver import Driver, Exchange, Sink
 from slipring.server.replies import error_event_response, error_response, json_response
 from slipring.server.service import Service
-from slipring.server.transports import sse
+from slipring.server.transports import sse_framing
 from slipring.server.transports.outbox import Outbox, run_until_waiting
 
 _EOF = b""
@@ -125,7 +125,7 @@ class SseReply(Sink):
         self._stages = stages
         self._limits = service.config.limits
         self._request = request
-        self._stream = web.StreamResponse(headers=sse.HEADERS)
+        self._stream = web.StreamResponse(headers=sse_framing.HEADERS)
         self._connection = connection_of(request)
         self._outbox = Outbox(
             self._write, self._limits.send_buffer_bytes, on_full=self._connection.queue_grew
@@ -143,9 +143,9 @@ class SseReply(Sink):
                 if not self._opened.done():
                     self._opened.set_result(event)
                 return
-            self._outbox.post(sse.block(event))
+            self._outbox.post(sse_framing.block(event))
         if any(isinstance(event, TERMINAL) for event in events):
-            self._outbox.post(sse.DONE)
+            self._outbox.post(sse_framing.DONE)
             self._outbox.post(_EOF)
             self._ended.set_result(None)
         if events and not self._opened.done():
@@ -161,7 +161,7 @@ class SseReply(Sink):
         clock = asyncio.get_running_loop().time()
         if clock - self._written_at > self._limits.ping_interval_s:
             self._written_at = clock
-            self._outbox.post(sse.KEEPALIVE)
+            self._outbox.post(sse_framing.KEEPALIVE)
             if self._stream.prepared:
                 self._outbox.kick()
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pytest
 
-from slipring.engines.remote.admission import BegunStream, Gate, Policy, RequestFailed, Retryable
+from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Policy, RequestFailed, Retryable
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 
 QUICK = {"probe_interval_s": 0.001, "first_token_timeout_s": 5.0}
@@ -52,7 +52,7 @@ async def read_all(gate: Gate, engine: ScriptedEngine) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipring.engines.remote.admission._jittered", lambda seconds: 0.0)
+    monkeypatch.setattr("slipring.engines.remote.admission_and_retries._jittered", lambda seconds: 0.0)
 
 
 async def test_an_attempt_that_fails_before_its_first_item_is_repeated() -> None:
