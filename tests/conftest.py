@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
+import logging
 import secrets
 import signal
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ __all__ = [
     "postgres_server",
     "postgres_url",
     "real_model",
+    "root_logging",
     "smollm2",
     "tap",
     "tiny",
@@ -65,6 +67,16 @@ def tokenizers_built_once() -> Iterator[None]:
         patch.setattr(Tokenizer, "from_json", json_once)
         patch.setattr(Tokenizer, "from_gguf", gguf_once)
         yield
+
+
+@pytest.fixture(autouse=True)
+def root_logging() -> Iterator[None]:
+    """Restore the root logger: a test that runs a command in this process sets it up as that command does."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 @pytest.fixture(autouse=True)

@@ -18,12 +18,13 @@ from tests.model import SharedModel
 from tests.prompts.corpus import CORPUS
 
 
-def test_a_server_elsewhere_says_what_it_serves(elsewhere: LlamaEngine) -> None:
-    model = elsewhere.model
-    assert model.name == "smollm2-135m-instruct"
-    assert (model.context, model.slots) == (SharedModel.context, SharedModel.slots)
-    assert model.llguidance
-    assert not elsewhere.renderer.vocabulary.is_local
+async def test_an_external_server_describes_its_model(elsewhere: LlamaEngine) -> None:
+    async with started(elsewhere) as engine:
+        model = engine.model
+        assert model.name == "smollm2-135m-instruct"
+        assert (model.context, model.slots) == (SharedModel.context, SharedModel.slots)
+        assert model.llguidance
+        assert not engine.renderer.vocabulary.is_local
 
 
 async def test_chains_forks_and_constraints_work_with_an_external_server(elsewhere: LlamaEngine) -> None:
