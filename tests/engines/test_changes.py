@@ -59,7 +59,7 @@ async def change_engines(server: Running, fake: FakeChatServer) -> None:
         third, timing = await turn("small", [output], second["id"])
         assert timing["fallback"] == "the parent was not rendered by this model"
         engine = server.service.catalog.engine_of(server.service.catalog.find("small"))
-        rendered = engine._slots._all[0].held
+        rendered = engine._slots._all[0].context
         prompt = b"".join(map(engine.renderer.bytes_of, rendered.ids())).decode()
         for words in ("My name is Ada", "The weather in Rome?", '"city": "Rome"', "sunny in Rome"):
             assert words in prompt

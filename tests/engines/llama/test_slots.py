@@ -19,6 +19,7 @@ from slipring.engines.llama.remote import External
 from slipring.engines.llama.saved_contexts import MIN_TOKENS, SavedContexts
 from slipring.engines.llama.slots import Slot, SlotRequest, Slots
 from slipring.engines.remote.admission_and_retries import JobQueue
+from slipring.engines.tokens.sampling import Sampling
 from slipring.errors import ApiError, Unavailable
 from slipring.prompts.rendering import Rendered, Step, empty
 from slipring.protocol.tools import Offer
@@ -245,7 +246,7 @@ async def test_a_prompt_may_be_cached_only_after_the_engine_has_begun_for_its_te
 
     engine = object.__new__(LlamaEngine)
     engine.renderer = renderer("chatml in small")
-    engine.model = SimpleNamespace(context=999, llguidance=False)  # type: ignore[assignment]
+    engine.model = SimpleNamespace(context=999, llguidance=False, sampling=Sampling())  # type: ignore[assignment]
     engine._api = Completes(External("", ""))
     engine._slots = Slots(range(1), SavedContexts(FakeServer(1), 0))
     engine._queue = JobQueue(1, 8)
