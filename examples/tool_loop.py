@@ -1,4 +1,4 @@
-"""An agent's tool loop over one WebSocket: each step sends nothing but the outputs of its tools.
+"""An agent's tool loop over one WebSocket: each step sends only the outputs of its tools.
 
 Start a server (`make run`), then: python examples/tool_loop.py
 """
@@ -12,6 +12,7 @@ from openai.resources.responses.responses import ResponsesConnection
 from openai.types.responses import Response
 
 MODEL = os.environ.get("OPENAI_MODEL", "smollm2-135m-instruct")
+MAX_STEPS = 8
 client = OpenAI(
     base_url=os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1"),
     api_key=os.environ.get("OPENAI_API_KEY", "any"),
@@ -36,18 +37,21 @@ def get_weather(city: str) -> str:
 
 def step(connection: ResponsesConnection, **fields: Any) -> Response:
     """Create a response and wait for its end."""
-    connection.response.create(model=MODEL, tools=[TOOL], store=False, **fields)
+    connection.response.create(model=MODEL, tools=[TOOL], max_output_tokens=80, store=False, **fields)
     for event in connection:
-        if event.type == "response.completed":
+        if event.type in ("response.completed", "response.incomplete"):  # incomplete: cut at the limit
             return event.response
-        if event.type in ("error", "response.failed", "response.incomplete"):
+        if event.type in ("error", "response.failed"):
             raise SystemExit(event.to_json())
     raise SystemExit("the server closed the connection")
 
 
 with client, client.responses.connect() as connection:
     response = step(connection, input="What is the weather in Paris?")
-    while calls := [item for item in response.output if item.type == "function_call"]:
+    for _ in range(MAX_STEPS):
+        calls = [item for item in response.output if item.type == "function_call"]
+        if not calls:
+            break
         outputs = []
         for call in calls:
             arguments = json.loads(call.arguments)

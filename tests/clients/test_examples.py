@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.relay import Served
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -38,6 +40,14 @@ def test_two_turns_sends_only_new_items(served: Served) -> None:
         second = relay.socket.sent[1]
         assert second["previous_response_id"] == relay.socket.responses[0]["id"]
         assert second["input"] == "And then?"
+
+
+@pytest.mark.parametrize("name", ["two_turns.py", "tool_loop.py", "lanes.py"])
+def test_an_example_ends_although_the_model_would_not(served: Served, name: str) -> None:
+    with served("simulated:tokens_per_s=0,output_tokens=5000,tool_calls=1000") as relay:
+        run_example(name, relay.url)
+        assert len(relay.socket.sent) <= 9
+        assert all(response["usage"]["output_tokens"] <= 80 for response in relay.socket.responses)
 
 
 def test_tool_loop_calls_tools_until_the_final_answer(served: Served) -> None:
