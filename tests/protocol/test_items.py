@@ -18,6 +18,7 @@ from slipring.protocol.items import (
     Item,
     LoadedTools,
     Message,
+    Reasoning,
     kept_tools,
     plain_text,
     read_input,
@@ -318,3 +319,10 @@ def test_parts_of_reasoning_need_their_type(field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read_input(Raw(json.dumps([{"type": "reasoning", "summary": [], field: [{"text": "hm"}]}]).encode()))
     assert refused.value.param == f"input[0].{field}[0].type"
+
+
+def test_a_thought_is_the_text_of_all_parts_of_reasoning() -> None:
+    parts = [{"type": "reasoning_text", "text": "six "}, {"type": "reasoning_text", "text": "times"}]
+    body = read({"type": "reasoning", "summary": [], "content": parts}).body()
+    assert isinstance(body, Reasoning)
+    assert (body.thought, Reasoning().thought) == ("six times", "")

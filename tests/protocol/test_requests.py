@@ -141,6 +141,27 @@ def test_generate_false_and_prewarm_are_warmups(fields, warms_up):
     assert create(**fields).warms_up is warms_up
 
 
+@pytest.mark.parametrize("field", ["type", "stream_id", "include", "metadata", "client_metadata", "prompt"])
+def test_a_field_that_should_be_short_is_refused_before_it_is_decoded(field):
+    assert refusal(**{field: "x" * 70_000}).param == field
+
+
+@pytest.mark.parametrize(
+    ("value", "conversation_id"),
+    [(UNSET, None), (None, None), ("conv_1", "conv_1"), ({"id": "conv_1"}, "conv_1")],
+)
+def test_a_conversation_is_named_by_a_string_or_an_object(value, conversation_id):
+    data = UNSET if value is UNSET else Raw(json.dumps(value).encode())
+    assert requests.read_conversation(data) == conversation_id
+
+
+@pytest.mark.parametrize(("value", "param"), [({}, "conversation.id"), (5, "conversation")])
+def test_an_invalid_conversation_is_refused_by_name(value, param):
+    with pytest.raises(InvalidRequest) as caught:
+        requests.read_conversation(Raw(json.dumps(value).encode()))
+    assert caught.value.param == param
+
+
 # Routing.
 
 
@@ -203,6 +224,14 @@ def text_format(value: object) -> requests.TextFormat | None:
 @pytest.mark.parametrize("value", [UNSET, Raw(b"null")])
 def test_no_format_is_none(value):
     assert read_format(value) is None
+
+
+@pytest.mark.parametrize(("strict", "is_strict"), [(True, True), (False, False), (None, False)])
+def test_a_strict_schema_must_be_enforced(strict, is_strict):
+    found = text_format({"type": "json_schema", "name": "n", "schema": {}, "strict": strict})
+    assert found is not None
+    assert found.is_strict is is_strict
+    assert not TEXT.is_strict
 
 
 def test_all_text_formats_are_the_same_object():
