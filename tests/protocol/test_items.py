@@ -10,6 +10,7 @@ from slipring.errors import InvalidRequest
 from slipring.protocol import items
 from slipring.protocol.items import (
     CARRIED_TYPES,
+    MOST_ITEMS,
     SUPPORTED_TYPES,
     AdditionalTools,
     Carried,
@@ -19,7 +20,9 @@ from slipring.protocol.items import (
     LoadedTools,
     Message,
     Reasoning,
+    in_context,
     kept_tools,
+    last_compaction,
     plain_text,
     read_input,
     read_item,
@@ -326,3 +329,26 @@ def test_a_thought_is_the_text_of_all_parts_of_reasoning() -> None:
     body = read({"type": "reasoning", "summary": [], "content": parts}).body()
     assert isinstance(body, Reasoning)
     assert (body.thought, Reasoning().thought) == ("six times", "")
+
+
+def test_an_input_is_bounded_in_items() -> None:
+    with pytest.raises(InvalidRequest, match=f"more than {MOST_ITEMS} items") as caught:
+        read_input(Raw(b"[" + b"{}," * MOST_ITEMS + b"{}]"))
+    assert caught.value.param == "input"
+
+
+def test_an_item_that_has_the_id_already_is_not_changed() -> None:
+    item = read({"type": "message", "role": "user", "content": "hi", "id": "msg_1"})
+    assert with_id(item, "msg_1") is item
+
+
+def test_a_context_has_the_content_of_sealed_items() -> None:
+    one, two = user_message("one"), user_message("two")
+    sealed = Item(type="compaction", raw=b"{}", opened=(one, two))
+    assert list(in_context([sealed, two])) == [one, two, two]
+
+
+def test_the_last_compaction_is_the_newest_one() -> None:
+    made = Item(type="compaction", raw=b"{}")
+    assert last_compaction([made, made, user_message("hi")]) == 1
+    assert last_compaction([user_message("hi")]) is None

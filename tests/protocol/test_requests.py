@@ -8,6 +8,7 @@ from msgspec import UNSET, Raw
 
 from slipring.errors import InvalidJson, InvalidRequest, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import requests
+from slipring.protocol.definitions import Definitions
 from slipring.protocol.requests import TEXT, CreateRequest, read_create, read_format, read_lane
 
 RAW = {"input", "tools", "tool_choice", "conversation"}
@@ -264,3 +265,46 @@ def test_an_error_names_the_invalid_format(value, param):
     with pytest.raises(InvalidRequest) as caught:
         text_format(value)
     assert caught.value.param == param
+
+
+def test_a_json_object_format_has_no_schema():
+    found = text_format({"type": "json_object", "unknown": 1})
+    assert found is not None
+    assert (found.kind, found.schema, bytes(found.echo)) == ("json_object", None, b'{"type":"json_object"}')
+
+
+def test_the_schema_of_a_format_is_bounded():
+    bounds = Definitions(max_grammars=1, max_grammar_bytes=1, max_schema_bytes=8)
+    sent = Raw(b'{"type":"json_schema","name":"n","schema":{"a": 12}}')
+    with pytest.raises(InvalidRequest, match="max_schema_bytes") as caught:
+        read_format(sent, definitions=bounds)
+    assert caught.value.param == "text.format.schema"
+
+
+# Input and context management.
+
+
+def test_the_items_of_a_request_are_decoded_once():
+    request = create(input="hi")
+    assert [item.type for item in request.items] == ["message"]
+    assert request.items is request.items
+
+
+def test_context_management_is_read_entry_by_entry():
+    entries = create(
+        context_management=[{"type": "compaction"}, {"type": "compaction", "compact_threshold": 5}]
+    )
+    assert [entry.compact_threshold for entry in requests.read_management(entries.context_management)] == [
+        None,
+        5,
+    ]
+    assert requests.read_management(None) == []
+
+
+def test_an_error_names_the_invalid_entry_of_context_management():
+    request = create(
+        context_management=[{"type": "compaction"}, {"type": "compaction", "compact_threshold": 0}]
+    )
+    with pytest.raises(InvalidRequest) as caught:
+        requests.read_management(request.context_management)
+    assert caught.value.param == "context_management[1].compact_threshold"

@@ -65,3 +65,7 @@ def test_long_metadata_is_refused_before_it_is_decoded(read: Read) -> None:
     with pytest.raises(InvalidRequest, match="bytes") as caught:
         read(body(metadata=LONG_METADATA))
     assert caught.value.param == "metadata"
+
+
+def test_a_long_body_may_have_short_metadata_and_no_items() -> None:
+    assert read_update(body(metadata={"k": "v"}, unknown="x" * wire.LONG_BYTES)).metadata == {"k": "v"}
