@@ -324,3 +324,7 @@ def test_states_are_listed_oldest_first() -> None:
 
 def test_a_process_without_tenants_has_nothing_to_evict() -> None:
     assert SharedScopes(PLENTY, PLENTY).process.oldest() is None
+
+
+def test_an_empty_scope_has_nothing_to_evict() -> None:
+    assert Scope(PLENTY).oldest() is None
