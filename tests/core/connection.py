@@ -35,11 +35,14 @@ from slipring.core.session.actions import (
     Start,
     Weigh,
 )
+from slipring.core.session.client_events import Read
 from slipring.core.session.session import Session
-from slipring.core.turn.turn import Turn
+from slipring.core.turn.stages import Stages
+from slipring.core.turn.turn import Joined, Turn
 from slipring.errors import ApiError, ModelNotFound, ServerError
 from slipring.protocol import wire
-from slipring.protocol.items import Item, user_message
+from slipring.protocol.items import Item, read_item, user_message
+from slipring.protocol.requests import read_create
 from slipring.protocol.responses import ReasoningEcho, Response, TextEcho
 from tests.wire import NO_TYPES, Order, check_frame
 
@@ -150,7 +153,7 @@ class Connection:
 
     # The client. Each method returns the events that it causes.
 
-    def receive(self, frame: bytes | str) -> list[Json]:
+    def receive(self, frame: bytes | str | Read) -> list[Json]:
         return self._run(self.session.receive(frame, self.server.now))
 
     def create(self, lane: str | None = None, previous: str | None = None, **fields: Any) -> list[Json]:
@@ -161,6 +164,14 @@ class Connection:
         if previous is not None:
             frame["previous_response_id"] = previous
         return self.receive(json.dumps(frame))
+
+    def create_in_background(self, **fields: Any) -> list[Json]:
+        """Create a response that runs in the background."""
+        request = read_create(json.dumps({"model": "m", "input": "hi", "background": True, **fields}))
+        stages = Stages(self.server.ports.clock)
+        return self._run(
+            self.session.create(request, stages, size_bytes=1, now=self.server.now, detached=True)
+        )
 
     def steer(self, target: str, input: Any = "wait", **fields: Any) -> Json:
         """Steer a response; returns the event that answers."""
@@ -236,6 +247,16 @@ class Connection:
         own = (s.input + s.output for (tenant, _), s in self.server.store.items() if tenant == self.tenant)
         found = {item.id: item for items in own for item in items if item.id in wanted.item_ids}
         return self._run(self.session.loaded(turn, Loaded(state, found), self.server.now))
+
+    def load_conversation(self, *items: Json, tip: str | None = None) -> list[Json]:
+        """The store loads a conversation with these new items, which continues the response ``tip``."""
+        turn = self._at(self.loads, None)
+        wanted = self.loads.pop(turn)
+        assert wanted.conversation_id is not None
+        new = tuple(read_item(wire.encode(item), f"items[{n}]") for n, item in enumerate(items))
+        state = self.server.store[self.tenant, tip] if tip is not None else None
+        joined = Joined(wanted.conversation_id, 0, new)
+        return self._run(self.session.loaded(turn, Loaded(state, {}, joined), self.server.now))
 
     def save(self, lane: str | None = None) -> list[Json]:
         turn = self._at(self.saves, lane)

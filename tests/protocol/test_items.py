@@ -10,6 +10,7 @@ from slipring.errors import InvalidRequest
 from slipring.protocol import items
 from slipring.protocol.items import (
     CARRIED_TYPES,
+    MOST_ITEMS,
     SUPPORTED_TYPES,
     AdditionalTools,
     Carried,
@@ -18,7 +19,10 @@ from slipring.protocol.items import (
     Item,
     LoadedTools,
     Message,
+    Reasoning,
+    in_context,
     kept_tools,
+    last_compaction,
     plain_text,
     read_input,
     read_item,
@@ -318,3 +322,33 @@ def test_parts_of_reasoning_need_their_type(field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         read_input(Raw(json.dumps([{"type": "reasoning", "summary": [], field: [{"text": "hm"}]}]).encode()))
     assert refused.value.param == f"input[0].{field}[0].type"
+
+
+def test_a_thought_is_the_text_of_all_parts_of_reasoning() -> None:
+    parts = [{"type": "reasoning_text", "text": "six "}, {"type": "reasoning_text", "text": "times"}]
+    body = read({"type": "reasoning", "summary": [], "content": parts}).body()
+    assert isinstance(body, Reasoning)
+    assert (body.thought, Reasoning().thought) == ("six times", "")
+
+
+def test_an_input_is_bounded_in_items() -> None:
+    with pytest.raises(InvalidRequest, match=f"more than {MOST_ITEMS} items") as caught:
+        read_input(Raw(b"[" + b"{}," * MOST_ITEMS + b"{}]"))
+    assert caught.value.param == "input"
+
+
+def test_an_item_that_has_the_id_already_is_not_changed() -> None:
+    item = read({"type": "message", "role": "user", "content": "hi", "id": "msg_1"})
+    assert with_id(item, "msg_1") is item
+
+
+def test_a_context_has_the_content_of_sealed_items() -> None:
+    one, two = user_message("one"), user_message("two")
+    sealed = Item(type="compaction", raw=b"{}", opened=(one, two))
+    assert list(in_context([sealed, two])) == [one, two, two]
+
+
+def test_the_last_compaction_is_the_newest_one() -> None:
+    made = Item(type="compaction", raw=b"{}")
+    assert last_compaction([made, made, user_message("hi")]) == 1
+    assert last_compaction([user_message("hi")]) is None

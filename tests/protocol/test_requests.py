@@ -8,6 +8,7 @@ from msgspec import UNSET, Raw
 
 from slipring.errors import InvalidJson, InvalidRequest, InvalidStreamId, UnsupportedParameter
 from slipring.protocol import requests
+from slipring.protocol.definitions import Definitions
 from slipring.protocol.requests import TEXT, CreateRequest, read_create, read_format, read_lane
 
 RAW = {"input", "tools", "tool_choice", "conversation"}
@@ -141,6 +142,27 @@ def test_generate_false_and_prewarm_are_warmups(fields, warms_up):
     assert create(**fields).warms_up is warms_up
 
 
+@pytest.mark.parametrize("field", ["type", "stream_id", "include", "metadata", "client_metadata", "prompt"])
+def test_a_field_that_should_be_short_is_refused_before_it_is_decoded(field):
+    assert refusal(**{field: "x" * 70_000}).param == field
+
+
+@pytest.mark.parametrize(
+    ("value", "conversation_id"),
+    [(UNSET, None), (None, None), ("conv_1", "conv_1"), ({"id": "conv_1"}, "conv_1")],
+)
+def test_a_conversation_is_named_by_a_string_or_an_object(value, conversation_id):
+    data = UNSET if value is UNSET else Raw(json.dumps(value).encode())
+    assert requests.read_conversation(data) == conversation_id
+
+
+@pytest.mark.parametrize(("value", "param"), [({}, "conversation.id"), (5, "conversation")])
+def test_an_invalid_conversation_is_refused_by_name(value, param):
+    with pytest.raises(InvalidRequest) as caught:
+        requests.read_conversation(Raw(json.dumps(value).encode()))
+    assert caught.value.param == param
+
+
 # Routing.
 
 
@@ -205,6 +227,14 @@ def test_no_format_is_none(value):
     assert read_format(value) is None
 
 
+@pytest.mark.parametrize(("strict", "is_strict"), [(True, True), (False, False), (None, False)])
+def test_a_strict_schema_must_be_enforced(strict, is_strict):
+    found = text_format({"type": "json_schema", "name": "n", "schema": {}, "strict": strict})
+    assert found is not None
+    assert found.is_strict is is_strict
+    assert not TEXT.is_strict
+
+
 def test_all_text_formats_are_the_same_object():
     assert text_format({"type": "text"}) is TEXT
 
@@ -235,3 +265,46 @@ def test_an_error_names_the_invalid_format(value, param):
     with pytest.raises(InvalidRequest) as caught:
         text_format(value)
     assert caught.value.param == param
+
+
+def test_a_json_object_format_has_no_schema():
+    found = text_format({"type": "json_object", "unknown": 1})
+    assert found is not None
+    assert (found.kind, found.schema, bytes(found.echo)) == ("json_object", None, b'{"type":"json_object"}')
+
+
+def test_the_schema_of_a_format_is_bounded():
+    bounds = Definitions(max_grammars=1, max_grammar_bytes=1, max_schema_bytes=8)
+    sent = Raw(b'{"type":"json_schema","name":"n","schema":{"a": 12}}')
+    with pytest.raises(InvalidRequest, match="max_schema_bytes") as caught:
+        read_format(sent, definitions=bounds)
+    assert caught.value.param == "text.format.schema"
+
+
+# Input and context management.
+
+
+def test_the_items_of_a_request_are_decoded_once():
+    request = create(input="hi")
+    assert [item.type for item in request.items] == ["message"]
+    assert request.items is request.items
+
+
+def test_context_management_is_read_entry_by_entry():
+    entries = create(
+        context_management=[{"type": "compaction"}, {"type": "compaction", "compact_threshold": 5}]
+    )
+    assert [entry.compact_threshold for entry in requests.read_management(entries.context_management)] == [
+        None,
+        5,
+    ]
+    assert requests.read_management(None) == []
+
+
+def test_an_error_names_the_invalid_entry_of_context_management():
+    request = create(
+        context_management=[{"type": "compaction"}, {"type": "compaction", "compact_threshold": 0}]
+    )
+    with pytest.raises(InvalidRequest) as caught:
+        requests.read_management(request.context_management)
+    assert caught.value.param == "context_management[1].compact_threshold"

@@ -8,7 +8,7 @@ from msgspec import UNSET, Raw
 
 from slipring.errors import InvalidRequest, UnsupportedParameter
 from slipring.protocol import wire
-from slipring.protocol.definitions import Definitions
+from slipring.protocol.definitions import Definitions, Grammar
 from slipring.protocol.tools import (
     AUTO,
     HOSTED_TYPES,
@@ -394,3 +394,56 @@ def test_grammars_are_collected_and_not_compiled():
 def test_definitions_of_accepted_tools_are_not_collected_again():
     (tool,) = Toolset.read(Raw(json.dumps([{**F, "parameters": LARGE}]).encode())).callables
     assert tool.name == "f"
+
+
+def test_a_custom_tool_has_its_grammar():
+    with_grammar, plain = read(
+        {**SHELL, "name": "a", "format": {**REGEX, "definition": "x"}}, SHELL
+    ).callables
+    assert with_grammar.grammar == Grammar("regex", "x")
+    assert plain.grammar is None
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([{"type": "web_search"}] * (MOST_TOOLS + 1), "tools"),
+        ([{"type": "namespace", "name": "n", "tools": [F] * (MOST_TOOLS + 1)}], "tools"),
+        (
+            [{"type": "namespace", "name": "n", "tools": [{**F, **LARGE}] + [F] * MOST_TOOLS}],
+            "tools[0].tools",
+        ),
+    ],
+    ids=["list", "namespace", "long namespace"],
+)
+def test_tools_are_bounded_in_number(tools, param):
+    with pytest.raises(InvalidRequest, match=f"more than {MOST_TOOLS} tools") as caught:
+        Toolset.read(Raw(json.dumps(tools).encode()))
+    assert caught.value.param == param
+
+
+def test_a_long_tool_is_read():
+    assert read({**F, **LARGE}).callables[0].name == "f"
+
+
+def test_merged_tools_keep_the_newer_of_two_with_one_name():
+    old, other, new = read(F, G).callables, read(SHELL).callables, read({**F, "description": "new"}).callables
+    assert merged(old) is old
+    assert merged(old, ()) is old
+    assert merged(old, other, new) == (old[1], *other, *new)
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "names"),
+    [
+        ("auto", "auto", None),
+        ("none", "none", None),
+        ("required", "auto", None),
+        ({"type": "function", "name": "f"}, "auto", None),
+        ({"type": "allowed_tools", "mode": "required", "tools": [F]}, "auto", ["f"]),
+    ],
+)
+def test_a_call_is_required_only_until_it_was_made(choice, mode, names):
+    later = ToolChoice.read(Raw(json.dumps(choice).encode())).once_called
+    assert later.mode == mode
+    assert (None if later.only is None else [tool.name for tool in later.only]) == names

@@ -138,3 +138,36 @@ def test_paths_are_joined_without_a_leading_dot():
     assert wire.join("", ".a.b") == "a.b"
     assert wire.join("input[2]", ".content") == "input[2].content"
     assert wire.join("input[2]", "") == "input[2]"
+
+
+# Bounds.
+
+
+def long_array(entries: int) -> bytes:
+    entry = b'{"x":"' + b"y" * wire.LONG_BYTES + b'"}'
+    return b"[" + b",".join([entry] + [b"{}"] * (entries - 1)) + b"]"
+
+
+def test_a_long_array_is_bounded_in_entries():
+    wire.require_few(long_array(3), 3, "input", "items")
+    with pytest.raises(InvalidRequest, match="more than 3 items") as caught:
+        wire.require_few(long_array(4), 3, "input", "items")
+    assert caught.value.param == "input"
+
+
+def test_short_arrays_and_other_values_are_not_counted():
+    wire.require_few(b"[{},{},{},{}]", 3, "input", "items")
+    wire.require_few(b'"' + b"x" * wire.LONG_BYTES + b'"', 3, "input", "items")
+
+
+def test_the_entries_of_a_long_array_must_be_objects():
+    with pytest.raises(InvalidRequest) as caught:
+        wire.require_few(b"[" + b"1," * wire.LONG_BYTES + b"1]", 3, "input", "items")
+    assert (caught.value.param, caught.value.code) == ("input[0]", "invalid_type")
+
+
+def test_a_field_is_bounded_in_bytes():
+    wire.require_short(Raw(b'"123"'), "type", 5)
+    with pytest.raises(InvalidRequest, match="more than 5 bytes") as caught:
+        wire.require_short(Raw(b'"1234"'), "type", 5)
+    assert caught.value.param == "type"

@@ -58,6 +58,13 @@ def test_an_error_names_the_output_without_call(kind, noun):
     assert caught.value.param == "input[1].call_id"
 
 
+@pytest.mark.parametrize("kind", ["shell_call", "shell_call_output"])
+def test_calls_and_outputs_of_hosted_tools_need_a_call_id(kind):
+    with pytest.raises(InvalidRequest) as caught:
+        join(message("hi"), {"type": kind})
+    assert (caught.value.param, caught.value.code) == ("input[1].call_id", "missing_required_parameter")
+
+
 def test_an_output_must_have_the_type_of_its_call():
     with pytest.raises(InvalidRequest, match="No tool call found for custom tool call output"):
         join(call("c1"), call_output("c1", kind="custom_tool_call_output"))

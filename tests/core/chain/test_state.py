@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from slipring.core.chain import item_ids
 from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache
@@ -59,6 +60,30 @@ def test_items_are_found_by_id_in_input_and_output_of_the_whole_chain():
     root = node("a", output=(answered,))
     child = node("b", node("c", root, output=(asked,)))
     assert child.find_items({"msg_in", "msg_out", "msg_none"}) == {"msg_in": asked, "msg_out": answered}
+
+
+def test_an_input_item_without_an_id_is_found_by_its_index():
+    child = node("resp_b", node("resp_a", text="one"))
+    item_id = item_ids.place_id(user_message(""), "resp_a", 0)
+    beyond = item_ids.place_id(user_message(""), "resp_a", 1)
+    other_type = item_ids.place_id(Item(type="reasoning", raw=b"{}"), "resp_a", 0)
+    found = child.find_items({item_id, beyond, other_type})
+    assert found.keys() == {item_id}
+    assert (found[item_id].id, found[item_id].raw) == (item_id, user_message("one").raw)
+
+
+def test_the_chain_is_walked_only_until_all_items_are_found():
+    first = Item(type="message", raw=b"{}", id="msg_1")
+    child = node("b", node("a", output=(first,)), output=(first,))
+    assert child.find_items({"msg_1"}) == {"msg_1": first}
+
+
+def test_a_state_is_shown_with_its_id_and_depth():
+    assert repr(node("b", node("a"))) == "<ResponseState b depth=2>"
+
+
+def test_a_response_without_usage_has_no_known_length():
+    assert node("a").tokens is None
 
 
 def test_states_cannot_be_pickled():

@@ -300,3 +300,31 @@ def test_above_the_process_limit_the_tenant_that_uses_the_most_evicts():
         assert shared.process.used_bytes <= 3 * size
     assert "q" in quiet
     assert [number for number in range(8) if any(f"b{number}" in cache for cache in busy)] == [6, 7]
+
+
+def test_evictions_report_the_bytes_that_they_free() -> None:
+    cache, freed = ConnectionCache(PLENTY), list[int]()
+    cache.on_freed = freed.append
+    parent, child = line(2)
+    cache.remember(parent, "a")
+    cache.remember(child, "a")
+    cache.evict(parent.id)  # the child still needs it
+    assert freed == []
+    cache.evict(child.id)
+    assert freed == [parent.size_bytes + child.size_bytes]
+
+
+def test_states_are_listed_oldest_first() -> None:
+    cache = ConnectionCache(PLENTY)
+    states = line(3)
+    for state in states:
+        cache.remember(state, None)
+    assert cache.states() == states
+
+
+def test_a_process_without_tenants_has_nothing_to_evict() -> None:
+    assert SharedScopes(PLENTY, PLENTY).process.oldest() is None
+
+
+def test_an_empty_scope_has_nothing_to_evict() -> None:
+    assert Scope(PLENTY).oldest() is None

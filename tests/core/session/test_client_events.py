@@ -12,7 +12,7 @@ from slipring.core.session import client_events
 from tests.core.connection import Connection, Server, only_error, types
 
 
-def refusal(connection: Connection, frame: bytes | str) -> tuple[int, str, str | None]:
+def refusal(connection: Connection, frame: bytes | str | client_events.Read) -> tuple[int, str, str | None]:
     """Status, code and param of the error for a frame without a lane."""
     sent = only_error(connection.receive(frame))
     assert "stream_id" not in sent
@@ -208,6 +208,41 @@ def test_the_size_of_a_frame_is_its_length_in_utf8(text):
         read = client_events.read(received, NO_BETAS)
         assert read is not None
         assert read.size_bytes == len(frame.encode())
+
+
+# Frames decoded in a thread.
+
+
+def test_a_frame_that_is_read_ahead_has_its_items_decoded():
+    read = client_events.read_ahead('{"type": "response.create", "input": "hi"}', NO_BETAS)
+    event = read.result()
+    assert isinstance(event, client_events.Create)
+    assert "items" in event.request.__dict__
+    connection = Connection()
+    assert types(connection.receive(read)) == ["created", "in_progress"]
+
+
+def test_invalid_items_that_are_read_ahead_are_refused_on_their_lane():
+    frame = '{"type": "response.create", "stream_id": "a", "input": 5}'
+    sent = only_error(Connection().receive(client_events.read_ahead(frame, NO_BETAS)))
+    assert (sent["stream_id"], sent["error"]["param"]) == ("a", "input")
+
+
+def test_an_invalid_create_that_is_read_ahead_keeps_its_first_error():
+    frame = '{"type": "response.create", "temperature": "hot", "input": 5}'
+    sent = only_error(Connection().receive(client_events.read_ahead(frame, NO_BETAS)))
+    assert sent["error"]["param"] == "temperature"
+
+
+def test_an_error_of_a_frame_that_is_read_ahead_is_sent():
+    read = client_events.read_ahead("nope", NO_BETAS)
+    assert refusal(Connection(), read) == (400, "invalid_json", None)
+
+
+def test_other_events_can_be_read_ahead():
+    frame = '{"type": "response.steer", "previous_response_id": "resp_9", "input": "wait"}'
+    assert types(Connection().receive(client_events.read_ahead(frame, NO_BETAS))) == ["steer.failed"]
+    assert client_events.read_ahead('{"type": "response.processed"}', NO_BETAS).result() is None
 
 
 # Arbitrary frames.

@@ -334,3 +334,46 @@ def test_a_stored_response_outlives_its_connection():
     other = server.connect()
     other.create(previous=first["id"])
     assert types(other.load()) == ["created", "in_progress"]
+
+
+def test_a_detached_cache_outlives_its_connection():
+    connection = Connection()
+    first = connection.respond()
+    assert connection.session.recall(first["id"]) is not None
+    cache = connection.session.detach_cache()
+    assert connection.session.recall(first["id"]) is None
+    connection.hang_up()
+    assert first["id"] in cache
+
+
+def test_a_closed_session_ignores_frames_and_ticks():
+    connection = Connection()
+    connection.hang_up()
+    assert connection.create() == []
+    assert connection.create_in_background() == []
+    assert connection.tick(10 * HOUR) == []
+    assert connection.close is None
+
+
+def test_an_idle_connection_rests_until_its_first_deadline():
+    server = Server(max_age_s=HOUR, idle_timeout_s=60.0)
+    connection = server.connect()
+    assert connection.session.rests_until == server.now + 60.0
+    server.now += HOUR - 30.0
+    connection.receive('{"type": "response.processed"}')
+    assert connection.session.rests_until == server.now + 30.0
+
+
+def test_without_an_idle_timeout_a_connection_rests_until_its_maximum_age():
+    connection = old_connection(idle_timeout_s=0.0)
+    assert connection.session.rests_until == connection.server.now + HOUR
+
+
+def test_a_connection_that_runs_a_turn_or_has_ended_does_not_rest():
+    connection = old_connection()
+    connection.create()
+    assert connection.session.rests_until is None
+    connection.complete()
+    assert connection.session.rests_until is not None
+    connection.hang_up()
+    assert connection.session.rests_until is None

@@ -616,3 +616,21 @@ def test_the_summary_job_has_placeholder_outputs_for_open_calls() -> None:
     )  # the call itself is still open, and can be answered
     kinds = [item["type"] for item in context_of(connection.job())]
     assert kinds[-2:] == ["function_call", "function_call_output"]
+
+
+def test_only_calls_that_the_client_defines_get_placeholder_outputs() -> None:
+    search = {"type": "tool_search_call", "call_id": "s", "arguments": {}, "execution": "client"}
+    shell = {"type": "shell_call", "call_id": "t", "action": {"commands": ["ls"]}}
+    connection = Connection()
+    connection.create(input=[message("hi"), search, shell, TRIGGER])
+    *_, last, output, asks = connection.job().input
+    assert [item.type for item in (last, output, asks)] == ["shell_call", "tool_search_output", "message"]
+    assert output.call_id == "s"
+
+
+def test_a_summary_without_a_finished_delta_is_an_engine_error() -> None:
+    connection = Connection()
+    connection.create(input=[message("hi"), TRIGGER])
+    (turn,) = connection.starts
+    with pytest.raises(RuntimeError):
+        connection.session.finished(turn, connection.server.now)

@@ -148,3 +148,9 @@ def test_a_capable_model_receives_images_and_files():
 
 def test_text_that_mentions_input_image_is_only_text():
     assert Connection().respond(input='The type is "input_image".')["status"] == "completed"
+
+
+def test_images_in_outputs_of_hosted_tools_pass():
+    call = {"type": "computer_call", "call_id": "c", "action": {}}
+    output = {"type": "computer_call_output", "call_id": "c", "output": IMAGE}
+    assert Connection().respond(input=[call, output])["status"] == "completed"

@@ -8,6 +8,7 @@ import pytest
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Record, Save
+from slipring.core.turn import rollout
 from slipring.errors import AuthenticationFailed, ContextLengthExceeded, Unavailable
 from tests.core.connection import (
     Connection,
@@ -622,3 +623,15 @@ def test_a_long_rollout_has_a_bounded_list_of_stages():
     timing = connection.finish(Text("ok"))[-1]["timing"]
     assert len(timing["stages"]) < 410
     assert timing["stages"][0]["name"] == "rollout"
+
+
+def test_an_append_beyond_the_number_of_items_of_a_response_is_returned(monkeypatch):
+    monkeypatch.setattr(rollout, "MOST_ITEMS", 3)
+    connection = open_connection()
+    response_id, calls = begin(connection, *call(), *call("g"))
+    (sent,) = connection.append(response_id, *map(call_output, calls))
+    assert sent["error"]["code"] == "too_much_pending_input"
+    assert types(connection.append(response_id, call_output(calls[0]))) == [
+        "output_item.added",
+        "output_item.done",
+    ]

@@ -12,7 +12,7 @@ from slipring.core.turn.turn import Turn
 from slipring.errors import ServerError
 from slipring.protocol.items import user_message
 from slipring.protocol.requests import CreateRequest
-from tests.core.connection import PLAIN, Connection, Server, types
+from tests.core.connection import PLAIN, Connection, Server, only_error, types
 
 DONE = Finished(reason="stop", input_tokens=1, cached_tokens=0, output_tokens=1)
 
@@ -179,3 +179,36 @@ def test_an_effort_from_the_carry_is_repeated_in_the_response() -> None:
     assert (
         connection.respond(previous=second["id"], reasoning={"effort": "low"})["reasoning"]["effort"] == "low"
     )
+
+
+# Responses in the background.
+
+
+def test_a_background_response_is_created_and_queued_before_the_engine_accepts_it() -> None:
+    connection = Connection(accepts=lambda job: False)
+    created, queued = connection.create_in_background()
+    assert types([created, queued]) == ["created", "queued"]
+    assert (queued["response"]["status"], queued["response"]["background"]) == ("queued", True)
+    (started,) = connection.generate(Accepted())
+    assert (started["type"], started["response"]["status"]) == ("response.in_progress", "in_progress")
+    assert connection.complete()["background"] is True
+
+
+def test_a_background_response_that_the_engine_refuses_fails() -> None:
+    connection = Connection(accepts=lambda job: False)
+    connection.create_in_background()
+    assert types(connection.fail()) == ["failed"]
+
+
+@pytest.mark.parametrize("fields", [{"store": False}, {"generate": False}])
+def test_a_background_response_must_be_stored_and_generate_something(fields: dict[str, bool]) -> None:
+    (param,) = fields
+    assert only_error(Connection().create_in_background(**fields))["error"]["param"] == param
+
+
+def test_a_background_response_cannot_be_steered() -> None:
+    connection = Connection()
+    connection.create_in_background()
+    answer = connection.steer("resp_1")
+    assert answer["error"]["code"] == "steering_not_supported"
+    assert "background" in answer["error"]["message"]

@@ -1,7 +1,7 @@
 """Charges the bytes of a connection's creates, steers and appends to the ledger of requests.
 
 Bytes are charged to a holder: a turn, or the steers that wait for one. Releasing the holder returns its bytes
-to the ledger. Closing the connection returns all bytes; nothing is charged after that.
+to the ledger. Closing the connection returns all bytes.
 """
 
 from slipring.core.byte_ledger import Ledger
@@ -11,13 +11,12 @@ from slipring.errors import ApiError, RateLimited, Unavailable
 class Charges:
     """The request bytes of one connection, by holder."""
 
-    __slots__ = ("_held", "_is_closed", "_ledger", "_tenant")
+    __slots__ = ("_held", "_ledger", "_tenant")
 
     def __init__(self, ledger: Ledger, tenant: str) -> None:
         self._ledger = ledger
         self._tenant = tenant
         self._held: dict[object, int] = {}
-        self._is_closed = False
 
     def objection(self, size_bytes: int) -> ApiError | None:
         """The error that refuses this many more bytes; None if they fit."""
@@ -39,15 +38,12 @@ class Charges:
 
     def take(self, holder: object, size_bytes: int) -> None:
         """Charge bytes to a holder. Does not check the limits."""
-        if not self._is_closed:
-            self._ledger.add(self._tenant, size_bytes)
-            self._held[holder] = self._held.get(holder, 0) + size_bytes
+        self._ledger.add(self._tenant, size_bytes)
+        self._held[holder] = self._held.get(holder, 0) + size_bytes
 
     def hand_over(self, giver: object, taker: object) -> None:
         """Move the bytes of one holder to another."""
-        size_bytes = self._held.pop(giver, 0)
-        if size_bytes:
-            self._held[taker] = self._held.get(taker, 0) + size_bytes
+        self._held[taker] = self._held.get(taker, 0) + self._held.pop(giver, 0)
 
     def release(self, holder: object) -> None:
         """Return the bytes of a holder, if it has any."""
@@ -56,7 +52,6 @@ class Charges:
             self._ledger.remove(self._tenant, size_bytes)
 
     def close(self) -> None:
-        """Return all bytes, and charge nothing from now on."""
-        self._is_closed = True
+        """Return all bytes. The session charges nothing after it has closed."""
         for holder in list(self._held):
             self.release(holder)

@@ -356,7 +356,7 @@ class Turn:
     # Between the steps of a rollout.
 
     def pause(self, waits_until: float, most_bytes: int) -> tuple[bool, list[Event]]:
-        """The engine has ended a step: pause if this is a rollout and the client must answer a call.
+        """The engine has ended a step: pause if this is a rollout and the step called a tool.
 
         Returns whether it pauses, and the events so far.
         """
@@ -369,8 +369,6 @@ class Turn:
         if not rollout.may_continue(output, finished, most_bytes):
             return False, emitted
         carry = input_items.after_output(self._carry.settled, output.latest)
-        if not any(call.required for call in carry.open_calls.values()):
-            return False, emitted
         self.stages.lap("generate")
         self._rendered = self._prefilled = False
         self.phase, rollout.waits_until = Phase.PAUSED, waits_until

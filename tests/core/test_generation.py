@@ -1,0 +1,28 @@
+"""The values that engines and the core exchange."""
+
+import pytest
+
+from slipring.core.generation import Accepted, Defaults, Finished
+
+ALL = Defaults(temperature=0.5, top_p=0.9, max_output_tokens=10, effort="low")
+ZERO = Defaults(temperature=0.0, top_p=0.0, max_output_tokens=0, effort="none")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "result"),
+    [
+        (Defaults(), ALL, ALL),
+        (ALL, Defaults(), ALL),
+        (ZERO, ALL, ZERO),
+        (Defaults(top_p=0.1), ALL, Defaults(temperature=0.5, top_p=0.1, max_output_tokens=10, effort="low")),
+    ],
+)
+def test_defaults_fill_only_what_is_absent(first: Defaults, second: Defaults, result: Defaults) -> None:
+    assert first.over(second) == result
+
+
+def test_the_counts_of_two_jobs_of_a_response_are_added() -> None:
+    first, second = Accepted(5, "new head", 1), Accepted(7, None, 2)
+    assert second.after(first) == Accepted(12, "new head", 3)
+    ended = Finished("stop", 10, 4, 3, 1).after(Finished("steered", 20, 5, 2, 2))
+    assert ended == Finished("stop", 30, 9, 5, 3)
