@@ -3,11 +3,11 @@
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.tokens.model_files import PACKAGED_MAX_OUTPUT_TOKENS
-from tests.harness import serve
+from tests.model import ServeModel
 
 
-async def test_recommended_sampling_is_used_and_shown() -> None:
-    async with serve(LlamaEngine(LlamaOptions(slots=1, context=512))) as server, server.connect() as socket:
+async def test_recommended_sampling_is_used_and_shown(smollm2: ServeModel) -> None:
+    async with smollm2() as server, server.connect() as socket:
         plain = await socket.response(input="Hello!", max_output_tokens=4)
         assert (plain["temperature"], plain["top_p"]) == (0.2, 0.9)
         greedy = await socket.response(input="Hello!", max_output_tokens=4, temperature=0, top_p=1)
