@@ -49,7 +49,8 @@ def step(connection: ResponsesConnection, **fields: Any) -> Response:
 with client, client.responses.connect() as connection:
     response = step(connection, input="What is the weather in Paris?")
     for _ in range(MAX_STEPS):
-        calls = [item for item in response.output if item.type == "function_call"]
+        done = [item for item in response.output if item.status == "completed"]  # not a call cut at the limit
+        calls = [item for item in done if item.type == "function_call"]
         if not calls:
             break
         outputs = []
