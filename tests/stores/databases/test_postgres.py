@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
@@ -130,6 +131,22 @@ async def test_a_read_survives_a_connection_that_the_server_terminated(
     await other.execute("SELECT pg_terminate_backend($1, 5000)", pid)
     assert await names(database) == ["a"]
     await other.close()
+
+
+async def test_a_read_survives_a_connection_whose_termination_was_read_in_part(
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await database.write(add("a"))
+    fetch, failures = asyncpg.Connection.fetch, iter([asyncpg.InternalClientError("another operation")])
+
+    async def fail_once(connection: Any, *arguments: Any, **options: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return await fetch(connection, *arguments, **options)
+
+    monkeypatch.setattr(asyncpg.Connection, "fetch", fail_once)
+    assert await names(database) == ["a"]
+    assert next(failures, None) is None
 
 
 async def test_reads_and_writes_are_unavailable_while_all_connections_are_busy(

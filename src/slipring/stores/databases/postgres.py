@@ -54,6 +54,7 @@ _CONNECTION_LOST = (
     OSError,
     TimeoutError,
     pg.InterfaceError,
+    pg.InternalClientError,  # of a connection whose termination asyncpg has read in part
     pg.PostgresConnectionError,
     pg.OperatorInterventionError,
     pg.InsufficientResourcesError,
