@@ -17,9 +17,10 @@ import aiohttp
 import pytest
 
 from slipring import __version__
-from slipring.cli import ENGINES, announce, main
+from slipring.cli import ENGINES, main
 from slipring.config import Config
 from slipring.engines.catalog import KINDS
+from slipring.serve import announce
 from slipring.server.process.worker_messages import Serving
 
 ROOT = Path(__file__).parent.parent

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import sys
 
-from slipring.aiohttp_internals import is_client_fault
 from slipring.server import turn_log
 
 
@@ -17,20 +16,6 @@ def set_up_logging(level: str, *, names_process: bool = False) -> None:
     is_terminal = sys.stderr.isatty()
     handler.setFormatter(turn_log.TerminalFormatter(line) if is_terminal else logging.Formatter(line))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-
-
-def http_logger() -> logging.Logger:
-    """The logger for aiohttp, which drops errors that clients cause.
-
-    Malformed HTTP would otherwise fill the log with tracebacks and with text chosen by the client.
-    """
-    logger = logging.getLogger("slipring.http")
-    logger.addFilter(_is_our_fault)
-    return logger
-
-
-def _is_our_fault(record: logging.LogRecord) -> bool:
-    return not is_client_fault(record.exc_info[1] if record.exc_info else None)
 
 
 def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
