@@ -16,7 +16,7 @@ from slipring import __version__
 from slipring.chat.options import ChatOptions
 from slipring.config import Config
 from slipring.progress import Loading
-from slipring.server.process.runtime import loop_factory, set_up_logging
+from slipring.server.process.runtime import loop_factory, set_up_logging, skip_last_collection
 from slipring.server.process.shutdown import IGNORED_SIGNALS, block_stop_signals, ignore
 from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
 from slipring.server.process.worker_messages import Serving
@@ -41,6 +41,7 @@ def serve(config: Config) -> int:
         block_stop_signals()
     with contextlib.suppress(OSError):  # the terminal may be closed
         print("slipring: stopped", flush=True)
+    skip_last_collection()
     return 0
 
 
