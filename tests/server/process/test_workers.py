@@ -1,7 +1,9 @@
 """Supervisor and worker processes: they serve one port, replace dead workers and stop together."""
 
 import asyncio
+import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -22,9 +24,11 @@ from slipring.server.process import worker_messages
 from slipring.server.process.listener import reserve
 from slipring.server.process.supervisor import Supervisor
 from slipring.server.process.worker_restart import WorkerSlot
-from tests.test_cli import FAST, Process, launched, refused
+from tests.test_cli import FAST, Process, launched, refused, refused_here
 
 PATIENCE_S = 60.0
+_ASKED_AT_ONCE = 10
+"""By then the kernel has picked each of two workers, if both serve."""
 
 
 @asynccontextmanager
@@ -57,12 +61,14 @@ async def health_by_pid(
     """Poll ``/health`` until the latest answers by pid satisfy a condition. A worker may die meanwhile."""
     answers: dict[int, dict[str, Any]] = {}
     async with asyncio.timeout(PATIENCE_S):
-        while not holds(answers):
-            try:
+        for asked in itertools.count(1):
+            with contextlib.suppress(aiohttp.ClientError):
                 body = await health(url)
-            except aiohttp.ClientError:
-                continue
-            answers[body["pid"]] = body
+                answers[body["pid"]] = body
+            if holds(answers):
+                break
+            if asked > _ASKED_AT_ONCE:
+                await asyncio.sleep(0.02)  # a worker that is starting needs the processor
     return answers
 
 
@@ -184,8 +190,10 @@ async def test_workers_exit_when_their_supervisor_is_killed() -> None:
         (["--host", "0.0.0.0"], "refusing to serve on 0.0.0.0 without API keys"),
     ],
 )
-async def test_a_failure_to_start_is_reported_in_one_line(arguments: list[str], reason: str) -> None:
-    code, line = await refused("--workers", "2", "--port", "0", *arguments)
+def test_a_failure_to_start_is_reported_in_one_line(
+    arguments: list[str], reason: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, line = refused_here(capfd, monkeypatch, "--workers", "2", "--port", "0", *arguments)
     assert code == 3
     assert line.startswith("slipring: ")
     assert reason in line
