@@ -163,7 +163,6 @@ async def connected(server: Process) -> list[int]:
     ("arguments", "reason"),
     [
         (["--engine", "magic"], "unknown engine 'magic'"),
-        (["--engine", "simulated:script=/no/such/file"], "/no/such/file"),
         (["--engine", "llama:/no/such.gguf"], "cannot read /no/such.gguf"),
         (["--store", "nowhere"], "--store nowhere: unknown store"),
         (["--host", "0.0.0.0"], "refusing to serve on 0.0.0.0 without API keys"),
