@@ -237,6 +237,7 @@ async def test_a_server_continues_after_the_end_of_its_script(tmp_path: Path) ->
         (["--engine", "lama"], 3, "unknown engine 'lama': did you mean llama? (known: llama,"),
         (["--engine", "simulated:ttft=1"], 3, "unknown option 'ttft': did you mean ttft_ms? (known: "),
         (["--engine", "simulated:vocabulary=Qwen/Qwen3-8B"], 3, HUB_MISTAKE),
+        (["--engine", "simulated:script=/no/such/file"], 3, "/no/such/file"),
         (["--store", "sqlite:missing/slipring.db"], 3, "missing does not exist"),
         (["--port", "70000"], 2, "flag --port: must be from 0 to 65535"),
         (["--engine", "magic"], 3, "unknown engine 'magic' (known: llama, chat, simulated"),
