@@ -27,7 +27,7 @@ def _run(code: str, directory: Path | None) -> str:
         stack.enter_context(contextlib.redirect_stdout(printed))
         runner = stack.enter_context(asyncio.Runner())
         asyncio.set_event_loop(runner.get_loop())  # the main thread of an interpreter has one too
-        exec(compile(code, "snippet", "exec"), types.ModuleType("__main__").__dict__)
+        exec(compile(code, "snippet", "exec", dont_inherit=True), types.ModuleType("__main__").__dict__)
     return printed.getvalue()
 
 
