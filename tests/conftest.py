@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.model import elsewhere, real_model, smollm2, tiny, tiny_model, tiny_path
-from tests.postgres import postgres_server, postgres_url
+from tests.postgres import postgres, postgres_server, postgres_url
 from tests.tap import tapped
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "data_home",
     "elsewhere",
     "one_authority",
+    "postgres",
     "postgres_server",
     "postgres_url",
     "real_model",
