@@ -16,13 +16,13 @@ from slipring.config import from_namespace
 from slipring.core.limits import Limits
 from slipring.engines import chat, responses
 from slipring.engines.catalog import open_engine
-from slipring.engines.llama.models import name_of
+from slipring.engines.llama.models import locate, name_of
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.options import reference
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import token_server
-from slipring.engines.tokens.model_files import MODEL_COMMAND, packaged_model
+from slipring.engines.tokens.model_files import MODEL_COMMAND
 from tests.harness import serve
 from tests.model import ServeModel
 from tests.snippets import run_snippet
@@ -66,10 +66,10 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("where", "code"), blocks("python"))
 async def test_python_snippets_run_as_they_stand(tiny: ServeModel, where: str, code: str) -> None:
-    settings = {"model": (name_of(packaged_model()),)}  # the name by which snippets know the packaged model
+    names = (name_of(locate(LlamaOptions())[0]),)  # snippets name the packaged model
     # The tiny model ends neither calls nor answers by itself.
     needs_end = "tools" in code or "agents" in code
-    served = serve(ENDING, **settings) if needs_end else tiny(slots=1, context=512, **settings)
+    served = serve(ENDING, model=names) if needs_end else tiny(slots=1, context=512, model=names)
     async with served as server:
         printed = await run_snippet(code.replace("http://127.0.0.1:8000/v1", server.url))
     assert printed.strip() or "print(" not in code
