@@ -1,10 +1,11 @@
 """Fixtures for all tests."""
 
+import gc
 import logging
 import os
 import secrets
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,18 @@ _AUTHORITIES = "SSL_CERT_FILE"
 # The same examples on every machine and in every run, so that failures can be reproduced.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exclude imported modules and collected tests from garbage collection: they live as long as the process,
+    and are most of its objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -34,11 +34,7 @@ def _run(code: str, directory: Path | None) -> str:
 @contextlib.contextmanager
 def _cleared() -> Iterator[None]:
     """Delete what a program leaves behind. It may leave connections open, as at the end of an interpreter."""
-    gc.freeze()  # only what is made from here on is searched
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
-            yield
-            gc.collect()
-    finally:
-        gc.unfreeze()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        gc.collect()
