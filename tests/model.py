@@ -24,7 +24,7 @@ from slipring.engines.llama.sharing import EmbeddedOwner
 from slipring.engines.sharing import Borrowed
 from tests.harness import Running, serve
 from tests.prompts.gguf_writer import write_tiny_model
-from tests.prompts.vocabulary import smollm2_metadata
+from tests.prompts.vocabulary import short_metadata
 
 _KEY = "SLIPRING_TEST_LLAMA_KEY"
 
@@ -94,7 +94,7 @@ def real_model() -> Iterator[SharedModel]:
 def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The file of a model that costs next to nothing and never ends an answer by itself."""
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
-    write_tiny_model(path, smollm2_metadata())
+    write_tiny_model(path, short_metadata())
     return str(path)
 
 
