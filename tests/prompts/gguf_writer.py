@@ -51,7 +51,7 @@ def write_tiny_model(path: Path, metadata: dict[str, Any]) -> None:
 
     The weights are random, and what attention adds outweighs the vector of the last token: greedy decoding
     depends on the tokens of the context and on their order, so equal answers come from equal contexts. Only
-    words have a row in the output, and no other token, an end least of all, is as likely as the likeliest word.
+    words have a row in the output: no other token, an end least of all, is as likely as the likeliest word.
     """
     tokens = metadata["tokenizer.ggml.tokens"]
     random = Random(7)
