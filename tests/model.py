@@ -1,7 +1,7 @@
 """Models for the tests of the llama engine, each loaded once for all tests of a process.
 
 Two models with the same template: the real one that slipring packages, for tests of what a model says, and a
-tiny one whose tokens cost next to nothing, for tests of slots, contexts, processes and of answers that must be
+tiny one whose tokens cost next to nothing, for tests of slots, contexts, processes and answers that must be
 equal. A token of the real one costs 30 milliseconds, in the prompt as in the answer.
 
 ``SharedModel`` owns one llama.cpp child. Each test makes its own engine in front of it, as workers do that
