@@ -58,6 +58,7 @@ async def health_by_pid(
     answers: dict[int, dict[str, Any]] = {}
     async with asyncio.timeout(PATIENCE_S):
         while not holds(answers):
+            await asyncio.sleep(0.02)
             try:
                 body = await health(url)
             except aiohttp.ClientError:
