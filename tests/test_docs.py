@@ -65,8 +65,8 @@ def commands() -> list[tuple[str, str]]:
 async def test_python_snippets_run_as_they_stand(
     smollm2: ServeModel, tiny: ServeModel, where: str, code: str
 ) -> None:
-    # The real model where a snippet names it or needs calls that a model finishes.
-    serve_model = smollm2 if "smollm2" in code or "tools" in code else tiny
+    # The real model where a snippet names it, needs calls that end, or acts before an answer has ended.
+    serve_model = smollm2 if any(word in code for word in ("smollm2", "tools", "steer")) else tiny
     async with serve_model(slots=1, context=512) as server:
         code = code.replace("http://127.0.0.1:8000/v1", server.url)
         process = await asyncio.create_subprocess_exec(

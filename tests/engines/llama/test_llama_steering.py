@@ -1,15 +1,20 @@
 """Steering with an embedded model: the follow-up continues the context of the steered answer."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from slipring.core.limits import Limits
-from tests.harness import TERMINAL, Socket
-from tests.model import ServeModel
+from slipring.engines.llama import LlamaEngine
+from slipring.engines.llama.api import Chunk
+from tests.harness import TERMINAL, Socket, serve
+from tests.model import ServeModel, SharedModel
 
-GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 1000, "store": False}
-"""The tiny model answers with as many tokens as it may: enough that it is steered before it has ended."""
+GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 300, "store": False}
+"""The tiny model answers with as many tokens as it may."""
 LONG = "Tell me a long story about a cat, in many short sentences."
 MARKS = 4
 """Tokens that open the answer: they are not kept if the answer is empty."""
@@ -36,12 +41,28 @@ async def steered(socket: Socket, *, after: int, **asked: Any) -> list[dict[str,
     return [ended, follows]
 
 
+def take_turns(engine: LlamaEngine) -> None:
+    """Let the event loop read its sockets between two tokens: the model is so fast that otherwise, on a busy
+    machine, the end of an answer may be there before a steer was read."""
+    complete = engine._api.complete
+
+    async def one_by_one(body: bytes) -> AsyncIterator[Chunk]:
+        async with aclosing(complete(body)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+                await asyncio.sleep(0)
+
+    engine._api.complete = one_by_one  # type: ignore[method-assign,assignment]
+
+
 @pytest.mark.parametrize("after", [1, 10])
 async def test_a_steered_answer_ends_early_and_the_next_one_continues_its_context(
-    tiny: ServeModel, after: int
+    tiny_model: SharedModel, after: int
 ) -> None:
     limits = Limits(steer_after_tokens=8)
-    async with tiny(slots=1, context=2048, limits=limits) as server, server.connect() as socket:
+    engine = tiny_model.engine(slots=1, context=1024)
+    take_turns(engine)
+    async with serve(engine, limits=limits) as server, server.connect() as socket:
         await socket.response(input=LONG, **{**GREEDY, "max_output_tokens": 1})
         ended, follows = await steered(socket, after=after)
         assert ended["incomplete_details"] == {"reason": "steered"}
