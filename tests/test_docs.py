@@ -4,6 +4,7 @@ import importlib.metadata
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import token_server
 from slipring.engines.tokens.model_files import MODEL_COMMAND
-from tests.harness import serve
+from tests.harness import Running, serve
 from tests.model import ServeModel
 from tests.snippets import run_snippet
 
@@ -65,11 +66,16 @@ def commands() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("where", "code"), blocks("python"))
-async def test_python_snippets_run_as_they_stand(tiny: ServeModel, where: str, code: str) -> None:
+async def test_python_snippets_run_as_they_stand(
+    request: pytest.FixtureRequest, where: str, code: str
+) -> None:
     names = (name_of(locate(LlamaOptions())[0]),)  # snippets name the packaged model
-    # The tiny model ends neither calls nor answers by itself.
-    needs_end = "tools" in code or "agents" in code
-    served = serve(ENDING, model=names) if needs_end else tiny(slots=1, context=512, model=names)
+    # The tiny model ends neither calls nor answers by itself, and is faster than who steers it.
+    if "tools" in code or "agents" in code:
+        served: AbstractAsyncContextManager[Running] = serve(ENDING, model=names)
+    else:
+        model: ServeModel = request.getfixturevalue("smollm2" if "steer" in code else "tiny")
+        served = model(slots=1, context=512, model=names)
     async with served as server:
         printed = await run_snippet(code.replace("http://127.0.0.1:8000/v1", server.url))
     assert printed.strip() or "print(" not in code
