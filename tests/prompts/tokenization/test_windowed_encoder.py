@@ -37,16 +37,21 @@ PIECES = (
     *("5", "12", "٣", "½", "!", "...", "'", "'s", "'RE", "_", "/", "<|im_start|>"),
     *("\U0001f600", "\U0001f468\u200d\U0001f469", "\x04", "\x1d", "\U00040000"),
 )
+LENGTH = 2 * WINDOW_CHARS + 5000
 LONG = {
-    "digits": "0123456789" * 8000,
-    "spaces between words": "a  b   c    d     " * 5000,
-    "lines": "one line\n\n  and\r\n\tanother\n" * 4000,
-    "emoji": "\U0001f600\U0001f468\u200d\U0001f469 " * 20_000,
-    "combining marks": "e\u0301\u0316n\u0303 " * 15_000,
-    "scripts": "漢字 кириллица العربية हिन्दी " * 3000,
-    "punctuation": "a!?b.,;c" * 12_000,
-    "characters without a token": "a b\x04 c\x1d" * 10_000,
+    name: (text * LENGTH)[:LENGTH]
+    for name, text in {
+        "digits": "0123456789",
+        "spaces between words": "a  b   c    d     ",
+        "lines": "one line\n\n  and\r\n\tanother\n",
+        "emoji": "\U0001f600\U0001f468\u200d\U0001f469 ",
+        "combining marks": "e\u0301\u0316n\u0303 ",
+        "scripts": "漢字 кириллица العربية हिन्दी ",
+        "punctuation": "a!?b.,;c",
+        "characters without a token": "a b\x04 c\x1d",
+    }.items()
 }
+"""Texts of three windows."""
 RUNS = [piece * times for piece in PIECES for times in (1, 1, 1, 2, 7, 40)]
 texts = st.lists(st.sampled_from(RUNS), min_size=40, max_size=200).map("".join)
 
