@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import certifi
+import msgspec
 import pytest
 from hypothesis import settings
 
@@ -101,8 +102,8 @@ def tokenizers_built_once() -> Iterator[None]:
         return built[text]
 
     def gguf_once(metadata: Mapping[str, Any]) -> Tokenizer:
-        described = {key: value for key, value in metadata.items() if key.startswith("tokenizer.ggml.")}
-        key = repr(sorted(described.items()))
+        described = [entry for entry in metadata.items() if entry[0].startswith("tokenizer.ggml.")]
+        key = msgspec.msgpack.encode(sorted(described))
         if key not in built:
             built[key] = from_gguf(metadata)
         return built[key]
