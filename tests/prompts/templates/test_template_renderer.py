@@ -15,7 +15,6 @@ from slipring.core.generation import Job
 from slipring.errors import InvalidRequest
 from slipring.prompts.parsing.call_formats import LLAMA3_JSON
 from slipring.prompts.rendering import Rendered, Rendering
-from slipring.prompts.templates.jinja import TemplateError
 from slipring.prompts.templates.template_renderer import (
     CONTINUES_ASSISTANT,
     HEAD_CHANGED,
@@ -26,6 +25,7 @@ from slipring.prompts.templates.template_renderer import (
     UNUSUAL_CALL_END,
     TemplateRenderer,
 )
+from slipring.prompts.templates.template_values import TemplateError
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol.items import Item
 from slipring.protocol.tools import Toolset

@@ -9,8 +9,8 @@ from slipring.prompts.dialects.dialect import Dialect
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.dialects.llama3 import Llama3
 from slipring.prompts.rendering import Renderer
-from slipring.prompts.templates.jinja import TemplateError
 from slipring.prompts.templates.template_renderer import TemplateRenderer
+from slipring.prompts.templates.template_values import TemplateError
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 
 _DIALECTS: dict[str, type[Dialect]] = {ChatMl.name: ChatMl, Llama3.name: Llama3}

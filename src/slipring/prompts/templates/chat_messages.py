@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from slipring.core.chain.head import Head
 from slipring.errors import InvalidRequest
-from slipring.prompts.templates.jinja import YieldingList
+from slipring.prompts.templates.template_values import YieldingList
 from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
     AdditionalTools,

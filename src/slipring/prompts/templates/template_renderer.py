@@ -24,7 +24,7 @@ from slipring.prompts.templates.chat_messages import (
     head_messages,
     template_tools,
 )
-from slipring.prompts.templates.jinja import SupportsStrftime, Template, TemplateError
+from slipring.prompts.templates.chat_template import ChatTemplate
 from slipring.prompts.templates.template_probes import (
     ALL_PLACEHOLDERS,
     LAST_CALL_PLACEHOLDER,
@@ -34,6 +34,7 @@ from slipring.prompts.templates.template_probes import (
     answer_stand_in,
     stand_in,
 )
+from slipring.prompts.templates.template_values import SupportsStrftime, TemplateError
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder, ControlTokenGuard
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -85,7 +86,7 @@ class TemplateRenderer(Renderer):
         day = today.strftime("%Y-%m-%d") if today is not None else ""
         digest = hashlib.sha256("\0".join((template_source, bos_token, eos_token, day)).encode())
         super().__init__(f"template {digest.hexdigest()[:12]}", vocabulary)
-        self._template = Template(template_source, bos_token=bos_token, eos_token=eos_token, today=today)
+        self._template = ChatTemplate(template_source, bos_token=bos_token, eos_token=eos_token, today=today)
         self._finder = ControlTokenFinder(vocabulary, template_source)
         self._eos_token = eos_token
         self._closing = self._find_closing()
@@ -219,7 +220,7 @@ class _Draft:
 
     def __init__(
         self,
-        template: Template,
+        template: ChatTemplate,
         finder: ControlTokenFinder,
         encoder: BudgetedEncoder,
         messages: Sequence[ChatMessage],
