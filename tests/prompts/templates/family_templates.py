@@ -1,4 +1,4 @@
-"""Chat templates in the formats of the model families (``families/*.jinja``), and Jinja2 as transformers sets it up.
+"""Chat templates in the formats of the model families (``families/*.jinja``), and a Jinja2 that renders them.
 
 The templates are short: they write what the family's own template writes around messages, calls and thoughts,
 and read the same variables. Their prose is not the family's.
