@@ -1,7 +1,7 @@
 """Output formats of model families, written by hand from the families' chat templates.
 
-``format_detection`` finds most of these in a template. The constants serve the built-in dialects, models whose
-template does not show its format, and tests.
+``format_detection`` finds most of these in a template. The constants serve the built-in dialects, models
+whose template does not show its format, and tests.
 """
 
 from slipring.prompts.parsing.output_format import (
@@ -52,7 +52,7 @@ COHERE = OutputFormat(
     think_close="<|END_THINKING|>",
     ignored=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
 )
-"""``<|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": …}]<|END_ACTION|>``: Cohere Command."""
+"""``<|START_ACTION|>[{"tool_call_id": …, "tool_name": …, "parameters": …}]<|END_ACTION|>``: Cohere."""
 
 MISTRAL = OutputFormat(
     calls=NamedJsonCalls(open="[TOOL_CALLS]", arguments_open="[ARGS]"),
@@ -237,7 +237,7 @@ DEEPSEEK_V4 = OutputFormat(
     think_open="<think>",
     think_close="</think>",
 )
-"""``<｜DSML｜invoke name="f"><｜DSML｜parameter name="k" string="true">v</｜DSML｜parameter>``: DeepSeek V4."""
+"""``<｜DSML｜invoke name="f">`` and ``<｜DSML｜parameter name="k" string="true">``: DeepSeek V4."""
 
 DEEPSEEK_V3_2 = OutputFormat(
     calls=TaggedCalls(
