@@ -15,7 +15,8 @@ class CallLayout(Struct, frozen=True, kw_only=True):
     """What all call layouts share: the marks around the calls of an answer, and around each of them."""
 
     section_open: str = ""
-    """Begins the list of all calls of an answer: Kimi's ``<|tool_calls_section_begin|>``."""
+    """Begins the list of all calls of an answer: Kimi's ``<|tool_calls_section_begin|>``. The marks around a
+    JSON array or a Python list of calls are ``section_open`` and ``section_close``."""
     section_close: str = ""
     open: str = ""
     """Begins one call: Hermes' ``<tool_call>\\n``."""
@@ -81,6 +82,11 @@ class TaggedCalls(CallLayout, frozen=True, kw_only=True, tag="tagged"):
     index_attribute: str = ""
     """Follows the name; ``{index}`` in it is the call's number in its answer, from 1: Kimi K3's
     ``" index="{index}"``."""
+    object_open: str = ""
+    """Begins all arguments as one JSON object, which the model may write instead of tagged ones: Kimi K3."""
+    object_close: str = ""
+    has_escapes: bool = False
+    """Whether names and keys are written with ``&amp;`` for ``&`` and ``&quot;`` for quotes."""
 
 
 class NestedTagCalls(CallLayout, frozen=True, kw_only=True, tag="nested_tags"):
