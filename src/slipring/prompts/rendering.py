@@ -194,10 +194,8 @@ class Renderer(ABC):
         """Ids of the control tokens that end an answer."""
 
     @abstractmethod
-    def start(
-        self, head: Head, format: TextFormat, items: Sequence[Item], encoder: BudgetedEncoder
-    ) -> Rendered:
-        """Render a context from all its items."""
+    def start(self, job: Job, items: Sequence[Item], encoder: BudgetedEncoder) -> Rendered:
+        """Render a context from all its items. Of the job, only its head and settings count."""
 
     @abstractmethod
     def append(self, position: Rendered, job: Job, encoder: BudgetedEncoder) -> Rendered:
@@ -294,7 +292,7 @@ class Renderer(ABC):
         reason: str | None = None,
         dropped_items: int = 0,
     ) -> Rendering:
-        context = self.start(job.head, job.settings.format, items, encoder)
+        context = self.start(job, items, encoder)
         prompt = self.open(context)
         return Rendering(context, prompt, prompt.total, reason, dropped_items)
 

@@ -33,10 +33,8 @@ class DialectRenderer(Renderer):
             self._stop_ids = frozenset(map(self.vocabulary.control, known))
         return self._stop_ids
 
-    def start(
-        self, head: Head, format: TextFormat, items: Sequence[Item], encoder: BudgetedEncoder
-    ) -> Rendered:
-        preface = self._preface(head, format, encoder)
+    def start(self, job: Job, items: Sequence[Item], encoder: BudgetedEncoder) -> Rendered:
+        preface = self._preface(job.head, job.settings.format, encoder)
         return self._write(Rendered(self._writer, preface, empty(Block.NONE)), items, encoder)
 
     def append(self, position: Rendered, job: Job, encoder: BudgetedEncoder) -> Rendered:

@@ -27,7 +27,7 @@ _PROBE_FUEL = 100_000
 Variables = Mapping[str, Any]
 """Further variables of a template, such as ``enable_thinking``."""
 
-_NO_VARIABLES: Variables = {}
+NO_VARIABLES: Variables = {}
 
 
 class ChatTemplate:
@@ -67,7 +67,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = False,
-        variables: Variables = _NO_VARIABLES,
+        variables: Variables = NO_VARIABLES,
     ) -> str:
         """Render a conversation. Raises ``InvalidRequest`` if the template fails or refuses it."""
         values = {

@@ -7,7 +7,7 @@ not meet at a control token, the renderer raises ``CannotAppend`` and all items 
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
@@ -15,40 +15,49 @@ from msgspec import Struct, structs
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job
 from slipring.errors import InvalidRequest
-from slipring.prompts.parsing.call_formats import detect_call_format
+from slipring.prompts.parsing.output_format import NamedJsonCalls
 from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, Step, empty
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
     MessageBuilder,
+    MessageFields,
     PendingCalls,
     head_messages,
     template_tools,
 )
-from slipring.prompts.templates.chat_template import ChatTemplate
-from slipring.prompts.templates.template_probes import (
+from slipring.prompts.templates.chat_template import NO_VARIABLES, ChatTemplate, Variables
+from slipring.prompts.templates.format_detection import detect_format
+from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
+from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,
+    ANSWERED,
+    CALLED,
     LAST_CALL_PLACEHOLDER,
+    NEXT_PLACEHOLDER,
     PLACEHOLDER_TOOLS,
+    QUESTION,
     TEXT_PLACEHOLDER,
     THOUGHT_PLACEHOLDER,
     answer_stand_in,
     stand_in,
+    without_thoughts,
 )
 from slipring.prompts.templates.template_values import SupportsStrftime, TemplateError
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder, ControlTokenGuard
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
+from slipring.prompts.tool_definitions import tool_instructions
 from slipring.protocol import wire
 from slipring.protocol.items import Item
-from slipring.protocol.requests import TextFormat
 
 HEAD_CHANGED = "the head changed"
+EFFORT_CHANGED = "the effort of reasoning changed, which the template writes at the beginning"
 REWRITES_EARLIER = "the template rewrites earlier turns"
+DROPS_THOUGHTS = "the template drops earlier thoughts"
 MOVES_EARLIER = "the template writes earlier parts among the new ones"
 CONTINUES_ASSISTANT = "the delta continues an assistant message"
 REFUSES_PART = "the template cannot write a part of the conversation alone"
 NO_BOUNDARY = "the template's parts do not meet at a control token"
-UNUSUAL_CALL_END = "the template ends answers with calls differently"
 
 _NOTHING = Step.of(())
 
@@ -57,14 +66,30 @@ class Tail(Struct, frozen=True):
     """The state needed to append to a context. The field names are stored: see ``rendering_codec``."""
 
     stand_in: tuple[ChatMessage, ...]
-    names: PendingCalls
-    """Tools whose outputs are missing at the end of the context."""
+    pending: PendingCalls
+    """Calls whose outputs are missing at the end of the context."""
     prompt: tuple[int, ...] | None
     """Ids that open the assistant turn; None if the context includes them because they are inseparable."""
     opens_thought: bool
     """Whether the assistant turn begins inside a thought."""
     is_open: bool = False
     """Whether the context ends with an open assistant turn."""
+    calls: int | None = None
+    """How many calls the context holds, if their ids count them."""
+    effort: str | None = None
+    """The effort of reasoning that the context was rendered with."""
+
+
+class ModelTemplate(Struct, frozen=True, kw_only=True):
+    """A model's chat template, and what its files say about the tokens around it."""
+
+    source: str
+    bos_token: str = ""
+    eos_token: str = ""
+    stop_ids: tuple[int, ...] = ()
+    """The ids that end an answer, as far as the model's files name them."""
+    response_template: Mapping[str, Any] | None = None
+    """The model's own description of its answers."""
 
 
 class TemplateRenderer(Renderer):
@@ -76,42 +101,60 @@ class TemplateRenderer(Renderer):
 
     def __init__(
         self,
-        template_source: str,
+        model: ModelTemplate,
         vocabulary: Vocabulary,
         *,
-        bos_token: str = "",
-        eos_token: str = "",
         today: SupportsStrftime | None = None,
+        variables: Variables = NO_VARIABLES,
+        keeps_thoughts: bool = False,
     ) -> None:
+        """``variables``: further variables of the template, which win over those that an effort sets.
+        ``keeps_thoughts``: earlier thoughts stay in the context where the template would drop them."""
         day = today.strftime("%Y-%m-%d") if today is not None else ""
-        digest = hashlib.sha256("\0".join((template_source, bos_token, eos_token, day)).encode())
+        parts = (model.source, model.bos_token, model.eos_token, day, wire.encode(variables).decode())
+        digest = hashlib.sha256("\0".join(parts).encode())
         super().__init__(f"template {digest.hexdigest()[:12]}", vocabulary)
-        self._template = ChatTemplate(template_source, bos_token=bos_token, eos_token=eos_token, today=today)
-        self._finder = ControlTokenFinder(vocabulary, template_source)
-        self._eos_token = eos_token
-        self._closing = self._find_closing()
-        self.call_format = detect_call_format(template_source)
+        self.template = ChatTemplate(
+            model.source, bos_token=model.bos_token, eos_token=model.eos_token, today=today
+        )
+        self._finder = ControlTokenFinder(vocabulary, model.source)
+        self._variables = variables
+        self._keeps_thoughts = keeps_thoughts
+        self._require_user_message()
+        self.detected = detected = detect_format(self._render_probe, model.source, model.response_template)
+        self.output_format = detected.format
+        self._fields = MessageFields(
+            thought_blocks=detected.takes_thought_chunks, text_arguments=detected.takes_text_arguments
+        )
+        self.forms = ACCEPTS_ALL
+        self.forms = find_forms(self._write_probe, writes_calls=detected.writes_calls)
+        calls = self.output_format.calls
+        self._counts_calls = isinstance(calls, NamedJsonCalls) and calls.id_is_index
+        names = filter(vocabulary.has_control, (model.eos_token, *self.output_format.stops))
+        self._stop_ids = frozenset((*model.stop_ids, *map(vocabulary.control, names)))
+        self._closers = (
+            self._find_closer(ANSWERED, TEXT_PLACEHOLDER),
+            self._find_closer(CALLED, LAST_CALL_PLACEHOLDER),
+        )
+        self._effort_changes: dict[tuple[str | None, str | None], bool] = {}
 
     def stop_ids(self) -> frozenset[int]:
-        vocabulary = self.vocabulary
-        ids = {vocabulary.control(self._eos_token)} if vocabulary.has_control(self._eos_token) else set()
-        closing = self._finder.split(self._closing or "")
-        return frozenset(ids.union([piece for piece in closing if isinstance(piece, int)][:1]))
+        return self._stop_ids
 
-    def start(
-        self, head: Head, format: TextFormat, items: Sequence[Item], encoder: BudgetedEncoder
-    ) -> Rendered:
-        builder = MessageBuilder({}).add(items)
-        messages = [*head_messages(head, format), *builder.messages]
-        draft = self._draft(messages, template_tools(head.tools.callables), encoder)
+    def start(self, job: Job, items: Sequence[Item], encoder: BudgetedEncoder) -> Rendered:
+        head, format = job.head, job.settings.format
+        builder = self._builder({}, 0).add(items)
+        messages = [*head_messages(head, format, self._describe_tools(head)), *builder.messages]
+        tools = template_tools(head.tools.callables) if self.detected.writes_tools else []
+        draft = self._draft(messages, tools, encoder, job.settings.effort)
         text = draft.write(messages)
         opened = draft.write(messages, prompt=True)
         prompt = draft.rest(text, opened)
         if prompt is None:
-            tail = self._tail(messages, builder.pending, None, opened)
+            tail = self._tail(messages, builder, None, opened, job)
             ids = draft.ids(opened)
         else:
-            tail = self._tail(messages, builder.pending, draft.ids(prompt), prompt)
+            tail = self._tail(messages, builder, draft.ids(prompt), prompt, job)
             ids = draft.ids(text)
         preface = Preface(head, format, _NOTHING)
         return Rendered(self._writer, preface, empty(tail)).then(ids, tail)
@@ -120,12 +163,14 @@ class TemplateRenderer(Renderer):
         tail = _tail(position)
         if not position.preface.covers(job):
             raise CannotAppend(HEAD_CHANGED)
-        pending = tail.names
+        if self._effort_changes_head(tail.effort, job.settings.effort):
+            raise CannotAppend(EFFORT_CHANGED)
+        pending, calls = tail.pending, tail.calls
         answer: tuple[ChatMessage, ...] = ()
         if tail.is_open:
-            answered = MessageBuilder(pending).add(job.parent.answer if job.parent is not None else ())
-            pending, answer = answered.pending, (_answer_stand_in(answered.messages),)
-        builder = MessageBuilder(pending).add(job.input)
+            answered = self._builder(pending, calls).add(job.parent.answer if job.parent is not None else ())
+            pending, calls, answer = answered.pending, answered.calls, (_answer_stand_in(answered.messages),)
+        builder = self._builder(pending, calls).add(job.input)
         new = builder.messages
         if not new and not tail.is_open:
             return position
@@ -134,23 +179,16 @@ class TemplateRenderer(Renderer):
         if tail.prompt is None and not tail.is_open:
             raise CannotAppend(NO_BOUNDARY)
         messages = [*tail.stand_in, *answer, *new]
-        draft = self._draft(messages, PLACEHOLDER_TOOLS if job.head.tools.callables else [], encoder)
+        has_tools = self.detected.writes_tools and job.head.tools.callables
+        tools = PLACEHOLDER_TOOLS if has_tools else []
+        draft = self._draft(messages, tools, encoder, job.settings.effort)
         try:
-            whole = draft.write(messages)
-            if answer:
-                text = self._after_answer(draft, tail.stand_in, answer[0], whole)
-            else:
-                text = draft.require_rest(draft.write(tail.stand_in), whole)
-            prompt = draft.require_rest(whole, draft.write(messages, prompt=True))
+            text, prompt = self._difference(draft, tail.stand_in, answer, new)
         except InvalidRequest:
             raise CannotAppend(REFUSES_PART) from None
-        if answer and not draft.begins_with_control(text + prompt):
-            raise CannotAppend(NO_BOUNDARY)
         if draft.has_placeholders(text + prompt):
             raise CannotAppend(MOVES_EARLIER)
-        return position.then(
-            draft.ids(text), self._tail(messages, builder.pending, draft.ids(prompt), prompt)
-        )
+        return position.then(draft.ids(text), self._tail(messages, builder, draft.ids(prompt), prompt, job))
 
     def open(self, context: Rendered) -> Rendered:
         tail = _tail(context)
@@ -159,60 +197,155 @@ class TemplateRenderer(Renderer):
     def opens_thought(self, prompt: Rendered) -> bool:
         return _tail(prompt).opens_thought
 
+    def _difference(
+        self,
+        draft: "_Draft",
+        before: tuple[ChatMessage, ...],
+        answer: tuple[ChatMessage, ...],
+        new: Sequence[ChatMessage],
+    ) -> tuple[str, str]:
+        """What the template adds for new messages, and what then opens the assistant turn.
+
+        ``answer`` is the stand-in of the model's answer, if it wrote one: its ids are kept as emitted, with
+        its thoughts, except where the template drops thoughts because the user speaks.
+        """
+        earlier = (*before, *answer)
+        if answer:
+            speaks = any(
+                message.role == "user" for message in self.forms.adapt([*earlier, *new])[len(earlier) :]
+            )
+            if speaks and not self._keeps_thoughts and draft.drops_thoughts(earlier, new):
+                raise CannotAppend(DROPS_THOUGHTS)
+            before, answer = tuple(map(without_thoughts, before)), tuple(map(without_thoughts, answer))
+        messages = [*before, *answer, *new]
+        whole = draft.write(messages)
+        if answer:
+            text = self._after_answer(draft, before, answer[0], whole)
+        else:
+            text = draft.require_rest(draft.write(before), whole)
+        return text, draft.require_rest(whole, draft.write(messages, prompt=True))
+
     def _after_answer(
         self, draft: "_Draft", before: Sequence[ChatMessage], answer: ChatMessage, whole: str
     ) -> str:
-        """Return what the template writes after the model's answer, whose ids are kept as emitted.
+        """Return what the template writes after the model's answer, from the token on that ends answers.
 
-        The placeholder of the answer marks its place in ``whole``. The text before it must be the prompt,
-        followed by the answer's thoughts if there are any. The text after it is returned.
+        The placeholder of the answer marks its place in ``whole``. The text before the assistant turn must
+        not have changed.
         """
-        prompted = draft.write(before, prompt=True)
-        alone = draft.write([*before, answer])
+        start = draft.write(before)
         mark = draft.guard.text(LAST_CALL_PLACEHOLDER if answer.calls else TEXT_PLACEHOLDER)
-        at = whole.find(mark, len(prompted))
-        if not whole.startswith(prompted) or at < 0 or mark not in alone:
+        at = whole.find(mark, len(start))
+        if not whole.startswith(start) or at < 0:
             raise CannotAppend(REWRITES_EARLIER)
-        lead = whole[len(prompted) : at]
-        if answer.thoughts:
-            if draft.guard.text(THOUGHT_PLACEHOLDER) not in lead:
-                raise CannotAppend(REWRITES_EARLIER)
-        elif answer.content and lead.partition(draft.guard.text(TEXT_PLACEHOLDER))[0]:
-            raise CannotAppend(REWRITES_EARLIER)
-        after = whole[at + len(mark) :]
-        end = alone[alone.rindex(mark) + len(mark) :]
-        if not after.startswith(end):
-            raise CannotAppend(REWRITES_EARLIER)
-        if self._closing is None or not end.endswith(self._closing):
-            raise CannotAppend(UNUSUAL_CALL_END)
-        return self._closing + after[len(end) :]
+        closer = self._closers[bool(answer.calls)]
+        end = whole.find(closer, at + len(mark)) if closer else -1
+        if end < 0:
+            raise CannotAppend(NO_BOUNDARY)
+        return whole[end:]
+
+    def _builder(self, pending: PendingCalls, calls: int | None) -> MessageBuilder:
+        return MessageBuilder(pending, calls if self._counts_calls else None)
 
     def _draft(
-        self, messages: Sequence[ChatMessage], tools: list[dict[str, Any]], encoder: BudgetedEncoder
+        self,
+        messages: Sequence[ChatMessage],
+        tools: list[dict[str, Any]],
+        encoder: BudgetedEncoder,
+        effort: str | None,
     ) -> "_Draft":
-        return _Draft(self._template, self._finder, encoder, messages, tools)
+        variables = self._variables_of(effort)
+        return _Draft(
+            self.template, self._finder, self.forms, self._fields, encoder, messages, tools, variables
+        )
+
+    def _variables_of(self, effort: str | None) -> Variables:
+        return {**self.detected.thinking.variables(effort), **self._kept_thoughts(), **self._variables}
+
+    def _kept_thoughts(self) -> Variables:
+        return self.detected.thinking.keep_variables() if self._keeps_thoughts else NO_VARIABLES
 
     def _tail(
-        self, messages: Sequence[ChatMessage], pending: PendingCalls, ids: list[int] | None, prompt: str
+        self,
+        messages: Sequence[ChatMessage],
+        builder: MessageBuilder,
+        ids: list[int] | None,
+        prompt: str,
+        job: Job,
     ) -> Tail:
-        marker = self.call_format.think_open
-        opens_thought = bool(marker) and prompt.rstrip().endswith(marker)
-        return Tail(stand_in(messages), pending, None if ids is None else tuple(ids), opens_thought)
+        mark = self.output_format.think_open.strip()
+        return Tail(
+            stand_in=stand_in(messages),
+            pending=builder.pending,
+            prompt=None if ids is None else tuple(ids),
+            opens_thought=bool(mark) and prompt.rstrip().endswith(mark),
+            calls=builder.calls,
+            effort=job.settings.effort,
+        )
 
-    def _find_closing(self) -> str | None:
-        """What the template writes after an answer; None if it writes no answers."""
-        question = ChatMessage(role="user", content="?")
-        answered = [question, ChatMessage(role="assistant", content=TEXT_PLACEHOLDER)]
-        draft = self._draft(answered, [], BudgetedEncoder(self.vocabulary))
+    def _describe_tools(self, head: Head) -> str:
+        """A description of the tools for the system message, if the template does not write them."""
+        if self.detected.writes_tools or not head.tools.callables:
+            return ""
+        return tool_instructions(head.tools.callables)
+
+    def _effort_changes_head(self, before: str | None, now: str | None) -> bool:
+        """Whether a template writes another beginning for another effort, instead of only another prompt."""
+        if before == now:
+            return False
+        change = (before, now)
+        if change not in self._effort_changes:
+            one, other = (self._write_probe([QUESTION], effort) for effort in change)
+            self._effort_changes[change] = one != other
+        return self._effort_changes[change]
+
+    def _require_user_message(self) -> None:
+        question = [{"role": "user", "content": "?"}]
         try:
-            draft.write([question], prompt=True)
+            self.template.render(question, add_generation_prompt=True, variables=self._variables)
         except InvalidRequest as error:
             raise TemplateError(f"The chat template cannot render a user message: {error.message}") from None
+
+    def _render_probe(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Variables,
+    ) -> str:
+        return self.template.render(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            variables={**variables, **self._variables},
+        )
+
+    def _write_probe(self, messages: Sequence[ChatMessage], effort: str | None = None) -> str | None:
+        """What the template writes for messages; None if it refuses them."""
+        draft = self._draft(messages, [], BudgetedEncoder(self.vocabulary), effort)
         try:
-            _, mark, closing = draft.write(answered).rpartition(draft.guard.text(TEXT_PLACEHOLDER))
+            return draft.write(messages)
         except InvalidRequest:
             return None
-        return closing if mark else None
+
+    def _find_closer(self, messages: Sequence[ChatMessage], mark: str) -> str:
+        """The control token that ends an answer, between ``mark``, the last text of an answer, and the next
+        message; empty if none does.
+
+        It is the first one that ends answers. Where the template writes another one (Harmony), or none (GLM:
+        the next message begins), it is the first one that is not a mark of calls.
+        """
+        written = self._write_probe(self.forms.adapt(messages)) or ""
+        region = written.rpartition(mark)[2].partition(NEXT_PLACEHOLDER)[0]
+        tokens = [piece for piece in self._finder.split(region) if isinstance(piece, int)]
+        marks = {
+            self.vocabulary.control(each)
+            for each in self.output_format.marks()
+            if self.vocabulary.has_control(each)
+        }
+        closers = [id for id in tokens if id in self._stop_ids] or [id for id in tokens if id not in marks]
+        names = {self.vocabulary.control(name): name for name in self.vocabulary.control_tokens()}
+        return names[closers[0]] if closers else ""
 
 
 class _Draft:
@@ -222,21 +355,36 @@ class _Draft:
         self,
         template: ChatTemplate,
         finder: ControlTokenFinder,
+        forms: MessageForms,
+        fields: MessageFields,
         encoder: BudgetedEncoder,
         messages: Sequence[ChatMessage],
         tools: list[dict[str, Any]],
+        variables: Variables,
     ) -> None:
         self._template = template
         self._finder = finder
+        self._forms = forms
+        self._fields = fields
         self._encoder = encoder
+        self._variables = variables
         self.guard = ControlTokenGuard(finder, wire.encode((messages, tools)).decode())
         self._tools: list[dict[str, Any]] = [self.guard.value(tool) for tool in tools]
 
     def write(self, messages: Sequence[ChatMessage], *, prompt: bool = False) -> str:
         """Render messages; ``prompt``: with an open assistant turn. Raises ``InvalidRequest``."""
-        guard = self.guard
-        dicts = [message.as_dict(guard.text, guard.value) for message in messages]
-        return self._template.render(dicts, self._tools or None, add_generation_prompt=prompt)
+        guard, fields = self.guard, self._fields
+        dicts = [message.as_dict(guard.text, guard.value, fields) for message in self._forms.adapt(messages)]
+        return self._template.render(
+            dicts, self._tools or None, add_generation_prompt=prompt, variables=self._variables
+        )
+
+    def drops_thoughts(self, earlier: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> bool:
+        """Whether the template leaves out thoughts of earlier messages once the new ones follow."""
+        thinking = sum(bool(message.thoughts) for message in earlier)
+        if not thinking:
+            return False
+        return self.write([*earlier, *new]).count(self.guard.text(THOUGHT_PLACEHOLDER)) < thinking
 
     def rest(self, text: str, longer: str) -> str | None:
         """What ``longer`` has after ``text``; None if it has another beginning, or no token ends there."""

@@ -8,18 +8,21 @@ its size does not grow with the conversation and its texts can be found in the t
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
 
-TEXT_PLACEHOLDER = "[[what the assistant said]]"
-THOUGHT_PLACEHOLDER = "[[what the assistant thought]]"
-LAST_CALL_PLACEHOLDER = "[[how the assistant called last]]"
-_CALL_PLACEHOLDER = "[[how the assistant called]]"
+TEXT_PLACEHOLDER = "[[assistant text]]"
+THOUGHT_PLACEHOLDER = "[[assistant thought]]"
+LAST_CALL_PLACEHOLDER = "[[last call]]"
+_CALL_PLACEHOLDER = "[[earlier call]]"
+NEXT_PLACEHOLDER = "[[next message]]"
 _TOOL = "stand_in_tool"
 _TEXT_PLACEHOLDERS = {
-    "system": "[[what the system said]]",
-    "user": "[[what the user said]]",
+    "system": "[[system text]]",
+    "user": "[[user text]]",
     "assistant": TEXT_PLACEHOLDER,
-    "tool": "[[what the tool returned]]",
+    "tool": "[[tool output]]",
 }
 ALL_PLACEHOLDERS = (
     *_TEXT_PLACEHOLDERS.values(),
@@ -89,3 +92,23 @@ def _with_placeholders(message: ChatMessage) -> ChatMessage:
         call_id=message.call_id,
         name=message.name,
     )
+
+
+def without_thoughts(message: ChatMessage) -> ChatMessage:
+    return structs.replace(message, thoughts="") if message.thoughts else message
+
+
+QUESTION = ChatMessage(role="user", content=_TEXT_PLACEHOLDERS["user"])
+_CALL = ChatCall("a1b2c3d4e", _TOOL, {"argument": LAST_CALL_PLACEHOLDER})
+ANSWERED = (
+    QUESTION,
+    ChatMessage(role="assistant", content=TEXT_PLACEHOLDER),
+    ChatMessage(role="user", content=NEXT_PLACEHOLDER),
+)
+"""A conversation that shows how a template ends an answer of text."""
+CALLED = (
+    QUESTION,
+    ChatMessage(role="assistant", calls=(_CALL,)),
+    ChatMessage(role="tool", content=NEXT_PLACEHOLDER, call_id=_CALL.id, name=_CALL.name),
+)
+"""A conversation that shows how a template ends an answer of calls."""

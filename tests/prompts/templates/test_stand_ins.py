@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.prompts.templates.chat_messages import MessageBuilder
-from slipring.prompts.templates.template_probes import ALL_PLACEHOLDERS, answer_stand_in, stand_in
+from slipring.prompts.templates.stand_ins import ALL_PLACEHOLDERS, answer_stand_in, stand_in
 from slipring.protocol.items import Item
 from tests.prompts.templates.test_chat_messages import thought
 from tests.prompts.vocabulary import call, message, output
