@@ -1,0 +1,280 @@
+"""Finds how a model writes its answers, from its chat template.
+
+The template writes earlier answers of the assistant as the model has learned to write them. So small conversations
+are rendered and compared: what stands around a probe's thoughts, text and calls are the marks of the model's
+``OutputFormat``. Formats that do not come out that way are recognised by their marks in the template's source.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from slipring.prompts.parsing.known_formats import (
+    GEMMA4,
+    HARMONY,
+    HERMES,
+    KIMI_K2,
+    KIMI_K3,
+    LFM2,
+    LLAMA3_JSON,
+    MINIMAX_M3,
+)
+from slipring.prompts.parsing.output_format import (
+    BracedCalls,
+    Calls,
+    JsonCalls,
+    NamedJsonCalls,
+    NestedTagCalls,
+    OutputFormat,
+    PythonCalls,
+    TaggedCalls,
+)
+from slipring.prompts.templates.call_detection import Found, find_calls
+from slipring.prompts.templates.probe_conversations import (
+    IDS,
+    NAME,
+    NEXT_QUESTION,
+    QUESTION,
+    SECOND_VALUE,
+    STRINGS,
+    TEXT,
+    THOUGHT,
+    Probe,
+    Render,
+    output,
+    user,
+)
+from slipring.prompts.templates.response_template import read_response_template
+from slipring.prompts.templates.text_comparison import TAG, common_suffix, marked
+from slipring.prompts.templates.thinking_switches import ThinkingSwitches, find_switches
+from slipring.prompts.templates.thought_detection import Thoughts, find_thoughts
+
+_LAYOUTS: Mapping[type, str] = {
+    JsonCalls: "JSON calls",
+    NamedJsonCalls: "names with JSON arguments",
+    TaggedCalls: "tagged arguments",
+    NestedTagCalls: "nested tags",
+    PythonCalls: "Python calls",
+    BracedCalls: "braced arguments",
+}
+_GRANITE_3 = OutputFormat(calls=JsonCalls(section_open="<|tool_call|>", is_array=True))
+_LLAMA_4_JSON = OutputFormat(calls=LLAMA3_JSON.calls, ignored=("<|python_start|>", "<|python_end|>"))
+
+
+class _Recognised(Struct, frozen=True):
+    """A format that is known by marks in a template's source."""
+
+    marks: tuple[str, ...]
+    family: str
+    format: OutputFormat
+
+
+_UNFINDABLE = (
+    _Recognised(("<|channel|>analysis", "<|message|>"), "gpt-oss", HARMONY),
+    _Recognised(
+        ("<|tool_call>call:", "<tool_call|>"),
+        "Gemma 4",
+        msgspec.structs.replace(GEMMA4, stops=("<turn|>", "<|tool_response>")),
+    ),
+    _Recognised(
+        ("<|open|>", "<|sep|>", "<|close|>"),
+        "Kimi K3",
+        msgspec.structs.replace(KIMI_K3, stops=("<|end_of_msg|>",)),
+    ),
+    _Recognised(
+        ("]<]minimax[>[", "<invoke"), "MiniMax M3", msgspec.structs.replace(MINIMAX_M3, stops=("[e~[",))
+    ),
+    _Recognised(("<|python_start|>", "<|python_end|>", '"parameters"'), "Llama 4", _LLAMA_4_JSON),
+)
+"""What rendering does not show, or shows in part."""
+_UNWRITTEN = (
+    _Recognised(("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"), "Kimi K2", KIMI_K2),
+    _Recognised(("<|tool_call|>", "JSON list"), "Granite 3", _GRANITE_3),
+    _Recognised(("<|tool_list_start|>",), "LFM2", LFM2),
+    _Recognised(("List of tools: [", "keep_past_thinking"), "LFM2", LFM2),
+    _Recognised(("<tool_call>", '"arguments"'), "Hermes", HERMES),
+)
+"""For templates that write no calls."""
+
+
+class DetectedFormat(Struct, frozen=True, kw_only=True):
+    """What a chat template says about the model's answers."""
+
+    format: OutputFormat
+    found: str
+    """How the format was found, for people."""
+    writes_tools: bool
+    """Whether the template describes the tools that it is given."""
+    writes_calls: bool
+    """Whether the template writes the calls of earlier answers."""
+    thinking: ThinkingSwitches
+    takes_text_arguments: bool = False
+    """Whether the template takes the arguments of calls only as JSON text."""
+    takes_thought_chunks: bool = False
+    """Whether the template takes thoughts only as chunks of content: ``{"type": "thinking", "thinking": …}``."""
+
+
+def detect_format(
+    render: Render, source: str, response_template: Mapping[str, Any] | None = None
+) -> DetectedFormat:
+    """Find the output format of a template. ``response_template``: the description of answers that transformers
+    reads from ``tokenizer_config.json``, if the model has one."""
+    probe = Probe(render, {})
+    writes_calls = probe.adapt()
+    thinking = find_switches(probe, source)
+    thinker = probe.using(thinking.variables("high"))
+    writes_calls = thinker.adapt() or writes_calls
+    thoughts = find_thoughts(thinker, source)
+    format, found = _find_format(thinker, thoughts, source, writes_calls)
+    if response_template is not None:
+        described = read_response_template(response_template)
+        if described is not None:
+            format, found = _prefer(described, format, found)
+    return DetectedFormat(
+        format=format,
+        found=found,
+        writes_tools=NAME in (probe.write([user(QUESTION)], prompt=True) or ""),
+        writes_calls=writes_calls,
+        thinking=thinking,
+        takes_text_arguments=thinker.takes_text_arguments,
+        takes_thought_chunks=thoughts.are_chunks,
+    )
+
+
+def _find_format(
+    probe: Probe, thoughts: Thoughts, source: str, writes_calls: bool
+) -> tuple[OutputFormat, str]:
+    known = _recognise(_UNFINDABLE, source)
+    if known is not None:
+        return known.format, f"{_layout(known.format)} of {known.family}, known by marks in the template"
+    found = find_calls(probe, thoughts) if writes_calls else None
+    calls, how = _calls(found, source)
+    format = OutputFormat(
+        calls=calls,
+        think_open=thoughts.open,
+        think_close=thoughts.close,
+        ignored=_ignored(probe, thoughts),
+        stops=_stops(probe, found),
+    )
+    return format, how
+
+
+def _calls(found: Found | None, source: str) -> tuple[Calls | None, str]:
+    """The layout of calls, and how it was found."""
+    if found is not None:
+        calls = found.calls
+        if isinstance(calls, JsonCalls) and "<|python_tag|>" in source and not calls.open:
+            calls = msgspec.structs.replace(calls, announcement="<|python_tag|>")
+        return calls, f"{_LAYOUTS[type(calls)]}, found by rendering the template"
+    unwritten = _recognise(_UNWRITTEN, source)
+    if unwritten is None:
+        return None, "no calls: the template writes none that are known"
+    how = f"{_layout(unwritten.format)} of {unwritten.family}, known by marks in the template"
+    return unwritten.format.calls, how
+
+
+def _layout(format: OutputFormat) -> str:
+    return "Harmony messages" if format.is_harmony else _LAYOUTS[type(format.calls)]
+
+
+def _recognise(known: tuple[_Recognised, ...], source: str) -> _Recognised | None:
+    return next((each for each in known if all(mark in source for mark in each.marks)), None)
+
+
+def _ignored(probe: Probe, thoughts: Thoughts) -> tuple[str, ...]:
+    """Marks around the text of an answer, which are not part of thoughts and do not end the answer."""
+    written = probe.after_question(probe.answer(text=TEXT, thoughts=THOUGHT)) or ""
+    before, _, after = written.partition(TEXT)
+    if THOUGHT in before:
+        before = before.partition(THOUGHT)[2].removeprefix(thoughts.close)
+    else:
+        prompt = probe.after_question(prompt=True) or ""
+        before = before.removeprefix(prompt) if before.startswith(prompt) else ""
+    for mark in filter(None, (thoughts.open.strip(), thoughts.close.strip())):
+        before = before.replace(mark, "")
+    marks = [before] if TAG.search(before) else []
+    calls = probe.after_question(probe.answer(calls=[STRINGS])) or ""
+    ending = common_suffix(calls, after)
+    if marked(ending) and TAG.search(after.removesuffix(ending)):
+        marks.append(after.removesuffix(ending))
+    return tuple(mark.strip() for mark in marks)
+
+
+def _stops(probe: Probe, found: Found | None) -> tuple[str, ...]:
+    """Control tokens that end an answer of text and of calls; where nothing ends them, what begins the next turn."""
+    written = probe.after_question(probe.answer(text=TEXT, thoughts=THOUGHT)) or ""
+    text_ending = written.rpartition(TEXT)[2]
+    stops = []
+    if found is not None and marked(found.ending) and text_ending.endswith(found.ending):
+        stops.append(_first_token(found.ending))
+    else:
+        stops.append(_last_token(text_ending) or _next_turn(probe, text=True))
+        if found is not None:
+            stops.append(_last_token(found.ending) or _next_turn(probe, text=False))
+    inner = _inner_marks(probe)
+    return tuple(dict.fromkeys(stop for stop in stops if stop and stop not in inner))
+
+
+def _inner_marks(probe: Probe) -> str:
+    """What stands within answers: between thoughts, text and calls."""
+    whole = probe.after_question(probe.answer(text=TEXT, thoughts=THOUGHT, calls=[STRINGS, STRINGS])) or ""
+    text = probe.after_question(probe.answer(text=TEXT, thoughts=THOUGHT)) or ""
+    calls = probe.after_question(probe.answer(thoughts=THOUGHT, calls=[STRINGS])) or ""
+    inner = [whole[: whole.rfind(SECOND_VALUE)]] + [each.partition(NAME)[0] for each in (calls,)]
+    inner.append(text.rpartition(TEXT)[0])
+    return "".join(
+        each.partition(THOUGHT)[2] if THOUGHT in each else each.partition(TEXT)[2] for each in inner
+    )
+
+
+def _first_token(ending: str) -> str:
+    tag = TAG.search(ending)
+    return tag.group() if tag else ending.strip()
+
+
+def _last_token(ending: str) -> str:
+    tags = TAG.findall(ending)
+    return tags[-1] if tags else ending.strip()
+
+
+def _next_turn(probe: Probe, *, text: bool) -> str:
+    """The first mark after an answer to which the template adds nothing."""
+    if text:
+        messages = [user(QUESTION), probe.answer(text=TEXT), user(NEXT_QUESTION)]
+        last = TEXT
+    else:
+        messages = [user(QUESTION), probe.answer(calls=[STRINGS]), output(IDS[0])]
+        last = SECOND_VALUE
+    written = (probe.write(messages) or "").rpartition(last)[2]
+    alone = (probe.write(messages[:-1]) or "").rpartition(last)[2]
+    if not written.startswith(alone):
+        return ""
+    tag = TAG.search(written.removeprefix(alone).partition(NEXT_QUESTION)[0])
+    return tag.group() if tag else ""
+
+
+def _prefer(described: OutputFormat, rendered: OutputFormat, found: str) -> tuple[OutputFormat, str]:
+    """The format that a response_template describes; the rendered one if both agree, which has exact white space."""
+    how = f"{_layout(described)}, as the model's response_template says" if _has_calls(described) else found
+    if _agree(described, rendered):
+        return rendered, f"{how}, and the template writes them so"
+    if not _has_calls(described):
+        described = msgspec.structs.replace(described, calls=rendered.calls)
+    stops = described.stops or rendered.stops
+    return msgspec.structs.replace(described, stops=stops), how
+
+
+def _has_calls(format: OutputFormat) -> bool:
+    return format.is_harmony or format.calls is not None
+
+
+def _agree(one: OutputFormat, other: OutputFormat) -> bool:
+    """Whether two formats have the same layout and the same marks at its beginning."""
+    if type(one.calls) is not type(other.calls) or one.is_harmony != other.is_harmony:
+        return False
+    if one.calls is None or other.calls is None:
+        return one.is_harmony
+    opens = [(calls.section_open + calls.open).split() for calls in (one.calls, other.calls)]
+    return opens[0] == opens[1] and one.think_close.strip() == other.think_close.strip()
