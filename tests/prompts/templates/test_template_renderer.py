@@ -13,7 +13,7 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
 from slipring.errors import InvalidRequest
-from slipring.prompts.parsing.call_formats import LLAMA3_JSON
+from slipring.prompts.parsing.known_formats import LLAMA3_JSON
 from slipring.prompts.rendering import Rendered, Rendering
 from slipring.prompts.templates.template_renderer import (
     CONTINUES_ASSISTANT,

@@ -254,5 +254,9 @@ def template_tools(tools: Iterable[CallableTool]) -> list[Dict]:
             raise InvalidRequest(
                 "Invalid 'tools': the schema of a tool is nested too deeply, or too large.", param="tools"
             )
+        parameters = definition["function"]["parameters"]
+        if isinstance(parameters, dict):
+            parameters.setdefault("type", "object")
+            parameters.setdefault("properties", {})  # templates rely on both
         definitions.append(definition)
     return definitions

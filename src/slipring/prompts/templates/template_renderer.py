@@ -186,9 +186,11 @@ class TemplateRenderer(Renderer):
             text, prompt = self._difference(draft, tail.stand_in, answer, new)
         except InvalidRequest:
             raise CannotAppend(REFUSES_PART) from None
-        if draft.has_placeholders(text + prompt):
+        if draft.has_placeholders(text + (prompt or "")):
             raise CannotAppend(MOVES_EARLIER)
-        return position.then(draft.ids(text), self._tail(messages, builder, draft.ids(prompt), prompt, job))
+        ids = None if prompt is None else draft.ids(prompt)
+        new_tail = self._tail(messages, builder, ids, text if prompt is None else prompt, job)
+        return position.then(draft.ids(text), new_tail)
 
     def open(self, context: Rendered) -> Rendered:
         tail = _tail(context)
@@ -203,27 +205,32 @@ class TemplateRenderer(Renderer):
         before: tuple[ChatMessage, ...],
         answer: tuple[ChatMessage, ...],
         new: Sequence[ChatMessage],
-    ) -> tuple[str, str]:
-        """What the template adds for new messages, and what then opens the assistant turn.
+    ) -> tuple[str, str | None]:
+        """What the template adds for new messages, and what then opens the assistant turn; None for the
+        latter if it is inseparable from the former.
 
         ``answer`` is the stand-in of the model's answer, if it wrote one: its ids are kept as emitted, with
         its thoughts, except where the template drops thoughts because the user speaks.
         """
-        earlier = (*before, *answer)
         if answer:
-            speaks = any(
-                message.role == "user" for message in self.forms.adapt([*earlier, *new])[len(earlier) :]
-            )
-            if speaks and not self._keeps_thoughts and draft.drops_thoughts(earlier, new):
+            earlier = (*before, *answer)
+            if self._speaks(new) and not self._keeps_thoughts and draft.drops_thoughts(earlier, new):
                 raise CannotAppend(DROPS_THOUGHTS)
             before, answer = tuple(map(without_thoughts, before)), tuple(map(without_thoughts, answer))
         messages = [*before, *answer, *new]
         whole = draft.write(messages)
+        opened = draft.write(messages, prompt=True)
+        prompt = draft.rest(whole, opened)
+        if prompt is None:
+            whole = opened
         if answer:
-            text = self._after_answer(draft, before, answer[0], whole)
-        else:
-            text = draft.require_rest(draft.write(before), whole)
-        return text, draft.require_rest(whole, draft.write(messages, prompt=True))
+            return self._after_answer(draft, before, answer[0], whole), prompt
+        return draft.require_rest(draft.write(before), whole), prompt
+
+    def _speaks(self, messages: Sequence[ChatMessage]) -> bool:
+        """Whether one of the messages is a user's to the template."""
+        roles = {message.role for message in messages}
+        return "user" in roles or ("system" in roles and not self.forms.late_system)
 
     def _after_answer(
         self, draft: "_Draft", before: Sequence[ChatMessage], answer: ChatMessage, whole: str
@@ -231,18 +238,26 @@ class TemplateRenderer(Renderer):
         """Return what the template writes after the model's answer, from the token on that ends answers.
 
         The placeholder of the answer marks its place in ``whole``. The text before the assistant turn must
-        not have changed.
+        not have changed, except for marks of thoughts without content: some templates write them for the
+        latest answers only.
         """
         start = draft.write(before)
         mark = draft.guard.text(LAST_CALL_PLACEHOLDER if answer.calls else TEXT_PLACEHOLDER)
-        at = whole.find(mark, len(start))
-        if not whole.startswith(start) or at < 0:
+        at = whole.rfind(mark)
+        if at < 0 or not self._without_marks(whole[:at]).startswith(self._without_marks(start)):
             raise CannotAppend(REWRITES_EARLIER)
         closer = self._closers[bool(answer.calls)]
         end = whole.find(closer, at + len(mark)) if closer else -1
         if end < 0:
             raise CannotAppend(NO_BOUNDARY)
         return whole[end:]
+
+    def _without_marks(self, text: str) -> str:
+        """A text without marks of thoughts and white space."""
+        for mark in (self.output_format.think_open, self.output_format.think_close):
+            if mark := mark.strip():
+                text = text.replace(mark, "")
+        return "".join(text.split())
 
     def _builder(self, pending: PendingCalls, calls: int | None) -> MessageBuilder:
         return MessageBuilder(pending, calls if self._counts_calls else None)
