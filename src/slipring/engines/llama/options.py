@@ -26,7 +26,16 @@ class LlamaOptions:
         256, "jobs that may wait for a slot, tenants in turn; more are refused with 429"
     )
     saved_mib: int = option(1024, "MiB for the saved KV of chains that have no slot; 0: nothing is saved")
-    dialect: str = option("", "chatml, llama3 or template; empty: the dialect of the model's template")
+    dialect: str = option(
+        "", "how contexts are written: template, or the name of a built-in format; empty: as the model needs it"
+    )
+    thinking: str = option(
+        "template",
+        "thoughts of earlier turns: template (dropped where the model's template drops them) or keep",
+    )
+    variables: str = option(
+        "", "further variables of the model's template: `name:value`, separated by semicolons"
+    )
     tokenizer: str = option("", "a `tokenizer.json` for the model of an external llama-server")
     key_env: str = option("", "the environment variable that holds the API key of an external llama-server")
 

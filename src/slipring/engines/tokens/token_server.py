@@ -41,7 +41,14 @@ class TokenServerOptions(UpstreamOptions):
         "", "the model's `tokenizer.json`, or a directory that holds it and `tokenizer_config.json`"
     )
     dialect: str = option(
-        "", "how contexts are written: chatml, llama3 or template; empty: as the model's template asks"
+        "", "how contexts are written: template, or the name of a built-in format; empty: as the model needs it"
+    )
+    thinking: str = option(
+        "template",
+        "thoughts of earlier turns: template (dropped where the model's template drops them) or keep",
+    )
+    variables: str = option(
+        "", "further variables of the model's template: `name:value`, separated by semicolons"
     )
     model: str = option("", "the model's name at the server; empty: the first that it serves")
     context: int = option(0, "tokens of context; 0: as many as the server reports")
