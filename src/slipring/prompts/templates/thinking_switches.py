@@ -87,7 +87,7 @@ def find_switches(probe: Probe, source: str) -> ThinkingSwitches:
     on = {toggle.name: toggle.on} if toggle else {}
     by_effort: dict[str, Variables] = {}
     if toggle is not None:
-        by_effort = {effort: on for effort in EFFORTS} | {"none": {toggle.name: toggle.off}}
+        by_effort = dict.fromkeys(EFFORTS, on) | {"none": {toggle.name: toggle.off}}
     off_is_known = toggle is not None
     for name in _named_in(source, _EFFORTS):
         levels = _find_levels(probe.using(on), name)
