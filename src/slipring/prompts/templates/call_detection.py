@@ -1,6 +1,6 @@
-"""Finds how a chat template writes calls: where names, keys and values of probe calls come out, and what is between.
+"""Finds how a chat template writes calls: where names, keys and values come out, and what is between them.
 
-Each of the layouts has a function that reads the texts of ``_Written`` and returns None if they have another one.
+Each layout has a function that reads ``_Written`` and returns None if that has another layout.
 """
 
 import json
@@ -16,12 +16,15 @@ from slipring.prompts.templates.probe_conversations import (
     FIRST_VALUE,
     IDS,
     NAME,
+    NEXT_QUESTION,
     NUMBER,
+    QUESTION,
     SECOND_KEY,
     SECOND_VALUE,
     STRINGS,
     TEXT,
     Probe,
+    user,
 )
 from slipring.prompts.templates.text_comparison import (
     TAG,
@@ -51,8 +54,8 @@ class _Written(Struct, frozen=True):
     """From where an answer of text differs; one call if the template refuses two."""
     ending: str
     """What answers of calls and of text end with; not part of ``calls``."""
-    texts_end: bool
-    """Whether the template ends answers of text with a mark."""
+    text_end: str
+    """The mark after an answer of text, if there is one."""
     probe: Probe
 
 
@@ -80,7 +83,7 @@ def find_calls(probe: Probe, thoughts: Thoughts) -> Found | None:
     written = _Written(
         calls=thoughts.without_empty(two[len(common_prefix(two, text)) : len(two) - len(ending)]),
         ending=ending,
-        texts_end=TAG.search(text, text.rfind(TEXT)) is not None,
+        text_end=mark_after_text(probe),
         probe=probe,
     )
     for layout in (_json_calls, _python_calls, _named_json_calls, _tagged_calls):
@@ -107,10 +110,24 @@ def _marks(written: _Written, before: str, middle: str | None, after: str) -> _M
 
 def _ending(written: _Written, section_open: str, rest: str) -> tuple[str, str]:
     """Divide what stands after all calls: the end of the section, and the end of the answer."""
-    tags = list(TAG.finditer(rest))
-    if marked(written.ending) or not written.texts_end or len(tags) < (2 if marked(section_open) else 1):
+    if marked(written.ending):
         return rest, written.ending
-    return rest[: tags[-1].start()], rest[tags[-1].start() :]  # it differs from the end of an answer of text
+    tags = list(TAG.finditer(rest))
+    is_same = bool(tags) and tags[-1].group() == written.text_end
+    if is_same or (written.text_end and len(tags) > (1 if marked(section_open) else 0)):
+        return rest[: tags[-1].start()], rest[tags[-1].start() :]
+    return rest, ""
+
+
+def mark_after_text(probe: Probe) -> str:
+    """The first mark after an answer of text: what ends it or, if nothing does, what begins the next turn."""
+    messages = [user(QUESTION), probe.answer(text=TEXT), user(NEXT_QUESTION)]
+    for each in (messages[:2], messages):
+        after = (probe.write(each) or "").rpartition(TEXT)[2].partition(NEXT_QUESTION)[0]
+        mark = TAG.search(after)
+        if mark is not None or re.search(r"[<>\[\]]", after):
+            return mark.group() if mark is not None else after.strip()
+    return ""
 
 
 def _named_json_calls(written: _Written) -> Found | None:
@@ -128,6 +145,8 @@ def _named_json_calls(written: _Written) -> Found | None:
     )
     if not marks.open:
         return None  # a name without a mark before it cannot be told from text
+    section_open, id_open = _id_before(marks.section_open, IDS[0])
+    between, _ = _id_before(marks.between, IDS[1])
     separator, arguments_open, is_index = _id_in(
         text[start + len(NAME) : first_open],
         text[others[-1][0] + len(NAME) : others[-1][1]] if others else None,
@@ -135,11 +154,12 @@ def _named_json_calls(written: _Written) -> Found | None:
     prefix = _PREFIX_OF_NAME.search(marks.open)
     name_prefix = prefix.group() if prefix else ""
     calls = NamedJsonCalls(
-        section_open=marks.section_open,
+        section_open=section_open,
         section_close=marks.section_close,
         open=marks.open.removesuffix(name_prefix),
         close=marks.close,
-        between=marks.between,
+        between=between,
+        id_open=id_open,
         name_prefix=name_prefix,
         id_separator=separator,
         id_is_index=is_index,
@@ -157,8 +177,17 @@ def _arguments_after(text: str, name_at: int) -> tuple[int, int, int] | None:
     return name_at, begin, end
 
 
+def _id_before(text: str, id: str) -> tuple[str, str]:
+    """Divide what stands before a call if it ends with an id: the rest, and the mark before the id."""
+    if not text.endswith(id):
+        return text, ""
+    marks = list(TAG.finditer(text.removesuffix(id)))
+    at = marks[-1].start() if marks else len(text) - len(id)
+    return text[:at], text[at:].removesuffix(id)
+
+
 def _id_in(first: str, second: str | None) -> tuple[str, str, bool]:
-    """Divide what stands between name and arguments: what precedes an id, what follows it, whether it counts."""
+    """Divide what stands between name and arguments: what precedes an id, what follows, whether it counts."""
     for id, next_id, is_index in ((*IDS, False), ("0", "1", True)):
         separator, found, rest = first.partition(id)
         if found and separator and (second is None or second == separator + next_id + rest):

@@ -64,8 +64,8 @@ class ThinkingSwitches(Struct, frozen=True, kw_only=True):
     by_effort: Mapping[str, Variables] = {}
     """The variables for each of the API's efforts; empty if the template has none."""
     thinks_by_default: bool | None = None
-    """Whether the model thinks if no variable is passed; None if the template has no switch, or lets the model
-    decide."""
+    """Whether the model thinks if no variable is passed; None if the template has no switch, or lets the
+    model decide."""
     can_be_off: bool = False
     """Whether effort ``none`` turns thoughts off."""
     keep: Variables = {}
@@ -87,7 +87,7 @@ def find_switches(probe: Probe, source: str) -> ThinkingSwitches:
     on = {toggle.name: toggle.on} if toggle else {}
     by_effort: dict[str, Variables] = {}
     if toggle is not None:
-        by_effort = {effort: on for effort in EFFORTS} | {"none": {toggle.name: toggle.off}}
+        by_effort = dict.fromkeys(EFFORTS, on) | {"none": {toggle.name: toggle.off}}
     off_is_known = toggle is not None
     for name in _named_in(source, _EFFORTS):
         levels = _find_levels(probe.using(on), name)
@@ -141,7 +141,9 @@ def _named_in(source: str, names: Iterable[str]) -> list[str]:
 
 
 def _prompt(probe: Probe) -> str | None:
-    return probe.write([user(QUESTION)], prompt=True)
+    """What a template writes for a question, with tools and without; None if it refuses both."""
+    texts = [probe.write([user(QUESTION)], prompt=True, tools=tools) for tools in (True, False)]
+    return None if texts == [None, None] else "\n".join(text or "" for text in texts)
 
 
 class _Levels(Struct, frozen=True):
@@ -207,12 +209,9 @@ def _find_keeper(probe: Probe, source: str) -> tuple[Variables, bool]:
 
 
 def _keeps(probe: Probe) -> bool:
-    """Whether the thoughts of a tool loop and of its answer are written once the user has gone on."""
-    messages = [
-        user(QUESTION),
-        probe.answer(thoughts=THOUGHT, calls=[STRINGS]),
-        output(IDS[0]),
-        probe.answer(thoughts=THOUGHT, text=TEXT),
-        user(NEXT_QUESTION),
-    ]
-    return (probe.write(messages, prompt=True) or "").count(THOUGHT) == 2
+    """Whether the thoughts of a tool loop and of an answer are written once the user has gone on."""
+    answer = [probe.answer(thoughts=THOUGHT, text=TEXT), user(NEXT_QUESTION)]
+    loop = [probe.answer(thoughts=THOUGHT, calls=[STRINGS]), output(IDS[0])]
+    with_loop = probe.write([user(QUESTION), *loop, *answer], prompt=True) or ""
+    without_tools = probe.write([user(QUESTION), *answer], prompt=True, tools=False) or ""
+    return (with_loop + without_tools).count(THOUGHT) == 3
