@@ -7,25 +7,16 @@ and read the same variables. Their prose is not the family's.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from slipring.prompts.templates.probe_conversations import Render
+
 FOLDER = Path(__file__).parent / "families"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
-
-
-class Render(Protocol):
-    def __call__(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        *,
-        add_generation_prompt: bool,
-        variables: Mapping[str, object],
-    ) -> str: ...
 
 
 def source_of(family: str) -> str:

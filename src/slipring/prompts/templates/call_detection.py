@@ -105,7 +105,14 @@ def _marks(written: _Written, before: str, middle: str | None, after: str) -> _M
         before = before[: len(before) - len(opening)]
         after = after[len(close) :]
     section_close, ending = _ending(written, before, after) if middle is not None else ("", written.ending)
-    return _Marks(marked(before), opening, close, between, marked(section_close), ending)
+    return _Marks(
+        _constant(marked(before)), opening, close, _constant(between), marked(section_close), ending
+    )
+
+
+def _constant(mark: str) -> str:
+    """The mark, or nothing if it repeats the call's name, which no format can say."""
+    return "" if NAME in mark else mark
 
 
 def _ending(written: _Written, section_open: str, rest: str) -> tuple[str, str]:
@@ -133,9 +140,10 @@ def mark_after_text(probe: Probe) -> str:
 def _named_json_calls(written: _Written) -> Found | None:
     """``[TOOL_CALLS]f[ARGS]{…}``."""
     spans = [_arguments_after(written.calls, at) for at in _places(written.calls, NAME)]
-    if not spans or None in spans:
+    found = [span for span in spans if span is not None]
+    if not found:
         return None
-    (start, first_open, end), *others = [span for span in spans if span is not None]
+    (start, first_open, end), *others = found
     text = written.calls
     marks = _marks(
         written,
@@ -172,7 +180,8 @@ def _arguments_after(text: str, name_at: int) -> tuple[int, int, int] | None:
     """Where a name begins, and where the JSON object of arguments after it begins and ends."""
     begin = text.find("{", name_at)
     value, end = _decode(text, begin) if begin >= 0 else (None, 0)
-    if not isinstance(value, dict) or FIRST_KEY not in value or FIRST_KEY in text[name_at:begin]:
+    between = text[name_at + len(NAME) : begin]
+    if not isinstance(value, dict) or FIRST_KEY not in value or FIRST_KEY in between or NAME in between:
         return None
     return name_at, begin, end
 
@@ -298,8 +307,10 @@ def _tagged_calls(written: _Written) -> Found | None:
         middle.removeprefix(value_close) if middle is not None else None,
         after.removeprefix(value_close),
     )
-    if not key_open or not marks.open:
+    to_value = text[first.keys[0] + len(FIRST_KEY) : first.values[0]]
+    if not key_open or not marks.open or to_value.endswith('"'):  # strings as JSON: no format can say that
         return None
+    attributes = _attributes(written.probe, to_value)
     opening = re.search(r"<[^<>]*$", marks.open)
     name_open = opening.group() if opening else ""
     open = marks.open.removesuffix(name_open)
@@ -307,7 +318,6 @@ def _tagged_calls(written: _Written) -> Found | None:
     arguments_close = marks.close if name_open and not open else ""
     if name_open and open and first_close:
         arguments_close = re.sub(r"(?<=>)(\s*).*", r"\1", marks.close, count=1, flags=re.DOTALL)
-    attributes = _attributes(written.probe, text[first.keys[0] + len(FIRST_KEY) : first.values[0]])
     calls = TaggedCalls(
         section_open=marks.section_open,
         section_close=marks.section_close,

@@ -1,8 +1,8 @@
 """Finds how a model writes its answers, from its chat template.
 
 The template writes earlier answers of the assistant as the model has learned to write them. So small
-conversations are rendered and compared: what stands around a probe's thoughts, text and calls are the marks of
-the model's ``OutputFormat``. Formats that do not come out that way are recognised by marks in the source.
+conversations are rendered and compared: what stands around the thoughts, the text and the calls of a probe
+are the marks of the model's ``OutputFormat``. Other formats are recognised by marks in the template's source.
 """
 
 from collections.abc import Mapping

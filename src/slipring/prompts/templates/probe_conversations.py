@@ -1,7 +1,7 @@
 """Small conversations that are rendered with a chat template to find out what it writes.
 
-All texts of a probe are unique, so that they can be found in the template's output. Thoughts are passed in all
-the fields that templates read them from.
+All texts of a probe are unique, so that they can be found in what the template writes. Thoughts are passed in
+all the fields that templates read them from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ TOOLS: list[Dict] = [
 
 
 class Render(Protocol):
-    """Renders a conversation with a model's chat template; raises any exception if the template refuses it."""
+    """Renders a conversation with a model's chat template; raises any exception if the template fails."""
 
     def __call__(
         self,
