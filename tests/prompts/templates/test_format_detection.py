@@ -122,6 +122,17 @@ def test_only_ministral_takes_thoughts_as_chunks(family) -> None:
     assert of_family(family).takes_thought_chunks == (family == "ministral_3")
 
 
+@pytest.mark.parametrize("family", NAMES)
+def test_what_templates_refuse_is_told(family) -> None:
+    detected = of_family(family)
+    assert detected.writes_several_calls == (family not in ("gpt_oss", "llama_3_1"))
+    assert detected.takes_thoughts_with_text == (family != "gpt_oss")
+    ignored_or_refused = ("gpt_oss", "minimax_m2", "minimax_m3", "gemma_4", "ministral_3", "mistral_nemo")
+    assert detected.takes_later_system_messages == (
+        family not in (*ignored_or_refused, "mistral_small", "qwen3_5")
+    )
+
+
 def test_white_space_is_as_the_template_writes_it() -> None:
     qwen, nemotron, glm = (of_family(name).format for name in ("qwen3", "nemotron_3", "glm_4_5"))
     assert qwen == msgspec.structs.replace(known.HERMES, stops=("<|im_end|>",))
@@ -188,6 +199,11 @@ def test_json_with_another_object_around_it() -> None:
     calls = detect(with_calls(each=each)).format.calls
     assert isinstance(calls, JsonCalls)
     assert (calls.open, calls.close) == ('<call>{"type": "function", "function": ', "}</call>")
+
+
+def test_braces_that_are_no_json_are_text() -> None:
+    each = "{{- '<call>{f ' + call.name + '{' -}}" + ARGUMENTS + "{{- '}</call>' -}}"
+    assert detect(with_calls(each=each)).format.calls is None
 
 
 def test_json_without_arguments_is_no_call() -> None:

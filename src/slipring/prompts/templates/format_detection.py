@@ -36,6 +36,7 @@ from slipring.prompts.templates.call_detection import Found, find_calls, mark_af
 from slipring.prompts.templates.probe_conversations import (
     IDS,
     NAME,
+    NEXT_QUESTION,
     QUESTION,
     SECOND_VALUE,
     STRINGS,
@@ -110,6 +111,12 @@ class DetectedFormat(Struct, frozen=True, kw_only=True):
     """Whether the template describes the tools that it is given."""
     writes_calls: bool
     """Whether the template writes the calls of earlier answers."""
+    writes_several_calls: bool
+    """Whether the template writes all calls of an answer, and not only the first one."""
+    takes_thoughts_with_text: bool
+    """Whether the template takes thoughts and text in one answer of calls; gpt-oss' refuses it."""
+    takes_later_system_messages: bool
+    """Whether the template takes a system message that is not the first one."""
     thinking: ThinkingSwitches
     takes_null_content: bool = False
     """Whether the template takes answers of calls without text only if their content is None."""
@@ -141,11 +148,31 @@ def detect_format(
         found=found,
         writes_tools=NAME in (probe.write([user(QUESTION)], prompt=True) or ""),
         writes_calls=writes_calls,
+        writes_several_calls=_count_calls(thinker, 2) > _count_calls(thinker, 1),
+        takes_thoughts_with_text=thinker.after_question(
+            thinker.answer(thoughts=THOUGHT, text=TEXT, calls=[STRINGS])
+        )
+        is not None,
+        takes_later_system_messages=_takes_later_system_messages(probe),
         thinking=thinking,
         takes_null_content=thinker.has_null_content,
         takes_text_arguments=thinker.takes_text_arguments,
         takes_thought_chunks=thoughts.are_chunks,
     )
+
+
+def _count_calls(probe: Probe, number: int) -> int:
+    return (probe.after_question(probe.answer(calls=[STRINGS] * number)) or "").count(NAME)
+
+
+def _takes_later_system_messages(probe: Probe) -> bool:
+    messages = [
+        user(QUESTION),
+        probe.answer(text=TEXT),
+        {"role": "system", "content": THOUGHT},
+        user(NEXT_QUESTION),
+    ]
+    return THOUGHT in (probe.write(messages, prompt=True) or "")
 
 
 def _find_format(
