@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job
-from slipring.prompts.parsing.call_formats import CallFormat
+from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
@@ -179,7 +179,7 @@ class CannotAppend(Exception):
 class Renderer(ABC):
     """Renders contexts for one model and knows the format of its output."""
 
-    call_format: CallFormat
+    output_format: OutputFormat
     always_appends: bool = False
     """Whether ``append`` never raises ``CannotAppend``."""
 
@@ -280,11 +280,8 @@ class Renderer(ABC):
         return self._marks.get(id, b"").decode()
 
     def _mark_bytes(self) -> dict[int, bytes]:
-        calls, vocabulary = self.call_format, self.vocabulary
-        marks = (calls.call_open, calls.call_close, calls.think_open, calls.think_close, calls.prefix)
-        return {
-            vocabulary.control(mark): mark.encode() for mark in marks if mark and vocabulary.has_control(mark)
-        }
+        marks = filter(self.vocabulary.has_control, self.output_format.marks())
+        return {self.vocabulary.control(mark): mark.encode() for mark in marks}
 
     def _render_all(
         self,

@@ -22,7 +22,7 @@ from slipring.errors import InvalidRequest
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.dialects.llama3 import Llama3
-from slipring.prompts.parsing.call_formats import CallFormat
+from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
 from slipring.protocol.tools import Offer, Toolset
@@ -56,7 +56,7 @@ def grammar_of(job: Job, writes: DialectRenderer, *, opens_thought: bool = False
     return asyncio.run(llama_grammar.grammar_of(job, writes, IN_THREAD, opens_thought=opens_thought))
 
 
-def constraint_of(job: Job, calls: CallFormat, *, grammars: bool = True) -> Any:
+def constraint_of(job: Job, calls: OutputFormat, *, grammars: bool = True) -> Any:
     """The text of a grammar, a decoded schema, or None."""
     constraint = asyncio.run(answer_constraint.constraint_of(job, calls, IN_THREAD, grammars=grammars))
     if constraint is None:
@@ -64,7 +64,7 @@ def constraint_of(job: Job, calls: CallFormat, *, grammars: bool = True) -> Any:
     return constraint.text if constraint.kind == "grammar" else json.loads(constraint.text)
 
 
-def schema_of(job: Job, calls: CallFormat) -> Any:
+def schema_of(job: Job, calls: OutputFormat) -> Any:
     return constraint_of(job, calls, grammars=False)
 
 
@@ -223,7 +223,7 @@ def test_a_schema_that_is_not_strict_is_enforced_as_far_as_it_is_supported() -> 
 
 
 def test_servers_without_llguidance_get_one_schema() -> None:
-    calls = Llama3().call_format
+    calls = Llama3().output_format
     tool = {"type": "function", "name": "add", "parameters": PERSON}
     schema = schema_of(job_with(STRICT, tool, required=True), calls)
     assert schema is not None
@@ -288,7 +288,7 @@ def test_a_lark_grammar_that_cannot_be_converted_is_not_enforced() -> None:
 
 
 def test_servers_get_one_grammar_if_all_tools_are_custom_tools() -> None:
-    calls = ChatMl().call_format
+    calls = ChatMl().output_format
     grammar = constraint_of(job_with(LINED, PATCH, DATED, required=True), calls)
     assert isinstance(grammar, str)
     matcher = LLMatcher(LLTokenizer("byte"), grammar_from("gbnf", grammar))
@@ -309,12 +309,12 @@ def test_servers_get_one_grammar_if_all_tools_are_custom_tools() -> None:
     "tools", [(LINED, LOOSE), (DATED,), ({**LINED, "format": {**LINES, "definition": 'start[lazy]: "a"'}},)]
 )
 def test_servers_get_a_schema_for_other_tools(tools: tuple[Any, ...]) -> None:
-    assert isinstance(constraint_of(job_with(*tools, required=True), ChatMl().call_format), dict)
-    assert constraint_of(job_with(*tools), ChatMl().call_format) is None
+    assert isinstance(constraint_of(job_with(*tools, required=True), ChatMl().output_format), dict)
+    assert constraint_of(job_with(*tools), ChatMl().output_format) is None
 
 
 def test_a_schema_contains_the_regular_expression_as_a_pattern() -> None:
-    schema = schema_of(job_with(DATED, required=True), ChatMl().call_format)
+    schema = schema_of(job_with(DATED, required=True), ChatMl().output_format)
     assert schema is not None
     string = schema["anyOf"][0]["properties"]["arguments"]["properties"]["input"]
     assert string["pattern"] == f"^(?:{DATE['definition']})$"

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text
-from slipring.prompts.parsing.call_formats import CallFormat
-from slipring.prompts.parsing.parser import Parser
+from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
+from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.protocol.tools import Offer
-from tests.prompts.parsing.test_parser import (
+from tests.prompts.parsing.answers import OFFER, call, custom_call, function, merged, parsed, split
+from tests.prompts.parsing.test_output_parser import (
     BOTH,
     CALL_F,
     CALL_G,
@@ -19,26 +20,19 @@ from tests.prompts.parsing.test_parser import (
     LLAMA,
     MISTRAL,
     ODD,
-    OFFER,
     QWEN,
     F,
     G,
     arguments,
-    call,
-    custom_call,
     formats,
-    function,
-    merged,
     outputs,
-    parsed,
-    split,
 )
 
-BARE = CallFormat(bare_json=True)
-CALLED = CallFormat(call_open="<tool_call>", call_close="</tool_call>", arguments_key="parameters")
+BARE = OutputFormat(calls=JsonCalls(is_bare=True))
+CALLED = OutputFormat(calls=JsonCalls(open="<tool_call>", close="</tool_call>", arguments_key="parameters"))
 
 
-def trusted(pieces: Iterable[str], format: CallFormat = QWEN, offer: Offer = OFFER) -> list[Delta]:
+def trusted(pieces: Iterable[str], format: OutputFormat = QWEN, offer: Offer = OFFER) -> list[Delta]:
     """Parse with streaming of calls. A call without argument deltas gets an empty one."""
     whole: list[Delta] = []
     for delta in parsed(pieces, format, offer, trusted=True):
@@ -48,7 +42,9 @@ def trusted(pieces: Iterable[str], format: CallFormat = QWEN, offer: Offer = OFF
     return [*whole, CallArguments("")] if whole and isinstance(whole[-1], CallStarted) else whole
 
 
-def check_trusted(text: str, expected: list[Delta], format: CallFormat = QWEN, offer: Offer = OFFER) -> None:
+def check_trusted(
+    text: str, expected: list[Delta], format: OutputFormat = QWEN, offer: Offer = OFFER
+) -> None:
     assert trusted([text], format, offer) == expected
     assert trusted(text, format, offer) == expected
 
@@ -93,7 +89,7 @@ def test_streamed_calls_equal_calls_that_are_held_back(
 
 
 def test_arguments_are_emitted_as_they_arrive() -> None:
-    parser = Parser(QWEN, OFFER, trusted=True)
+    parser = OutputParser(QWEN, OFFER, trusted=True)
     assert parser.feed('Hm \n<tool_call>\n{"name": "files__read", "arguments": ') == [Text("Hm")]
     assert parser.feed("{") == [CallStarted("function", "read", "files"), CallArguments("{")]
     assert parser.feed('"a": "x') == [CallArguments('"a": "x')]
@@ -109,7 +105,7 @@ def test_arguments_are_emitted_as_they_arrive() -> None:
 
 
 def test_arguments_of_bare_calls_are_emitted_as_they_arrive() -> None:
-    parser = Parser(BARE, OFFER, trusted=True)
+    parser = OutputParser(BARE, OFFER, trusted=True)
     assert parser.feed('{"name": "f"') == []
     assert parser.feed(', "arguments": {"a') == [
         *(CallStarted("function", "f"), CallArguments("{"), CallArguments('"a')),
@@ -177,7 +173,7 @@ def test_a_call_that_does_not_conform_is_read_as_without_a_grammar(body: str) ->
 
 @pytest.mark.parametrize("text", [F, f"[{F}]", f" {F}", f"<|python_tag|>{F}", f"Hm <|python_tag|>{F}"])
 def test_only_calls_after_the_marker_of_the_format_are_streamed(text: str) -> None:
-    parser = Parser(BOTH, OFFER, trusted=True)
+    parser = OutputParser(BOTH, OFFER, trusted=True)
     assert merged([delta for piece in text[:-1] for delta in parser.feed(piece)]) in ([], [Text("Hm")])
     check_trusted(text, parsed([text], BOTH), BOTH)
 
@@ -242,7 +238,7 @@ def test_long_input_is_streamed() -> None:
 
 @given(outputs, st.lists(st.integers(0, 1000), max_size=6), formats, st.booleans())
 def test_any_split_of_streamed_calls_gives_the_same_deltas(
-    text: str, cuts: list[int], format: CallFormat, inside: bool
+    text: str, cuts: list[int], format: OutputFormat, inside: bool
 ) -> None:
     whole = parsed([text], format, starts_thinking=inside, trusted=True)
     assert parsed(split(text, cuts), format, starts_thinking=inside, trusted=True) == whole

@@ -13,7 +13,7 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
 from slipring.errors import InvalidRequest
-from slipring.prompts.parsing.call_formats import LLAMA3_JSON
+from slipring.prompts.parsing.known_formats import LLAMA3_JSON
 from slipring.prompts.rendering import Rendered, Rendering
 from slipring.prompts.templates.jinja import TemplateError
 from slipring.prompts.templates.template_renderer import (
@@ -564,7 +564,7 @@ def test_answers_end_at_the_eos_token_and_at_the_token_that_closes_messages() ->
 
 
 def test_the_call_format_is_detected_from_the_template() -> None:
-    assert TemplateRenderer("{{ '<|python_tag|>' }}", everything()).call_format == LLAMA3_JSON
+    assert TemplateRenderer("{{ '<|python_tag|>' }}", everything()).output_format == LLAMA3_JSON
 
 
 def test_a_prompt_may_open_a_thought() -> None:

@@ -14,7 +14,8 @@ from msgspec import Struct
 from slipring.core.generation import Job
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.constraints.lark.gbnf_writer import ANY_STRING, gbnf_rules
-from slipring.prompts.parsing.call_formats import CallFormat
+from slipring.errors import UnsupportedParameter
+from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
 from slipring.prompts.tool_definitions import flat_name, parameters_of
 from slipring.protocol import wire
 from slipring.protocol.definitions import Grammar
@@ -51,8 +52,12 @@ class CalledTool(Struct, frozen=True):
 class Form(Struct, frozen=True):
     """The requirements on an answer."""
 
-    calls: CallFormat
+    calls: JsonCalls | None
+    """How calls are written; None if no grammar for them can be written."""
+    think_open: str
+    think_close: str
     tools: list[CalledTool]
+    """The tools whose calls a grammar describes."""
     required: bool
     """Whether the answer must be a call. Takes precedence over ``document``."""
     document: bytes | None
@@ -64,12 +69,21 @@ class Form(Struct, frozen=True):
 _form = msgspec.msgpack.Decoder(Form)
 
 
-def form_of(job: Job, calls: CallFormat) -> Form:
-    """The requirements on the answer to a job."""
+def form_of(job: Job, output: OutputFormat) -> Form:
+    """The requirements on the answer to a job. Raises ``UnsupportedParameter`` if a call is required and the
+    model does not write calls as JSON."""
     format = job.settings.format
+    calls = output.calls if isinstance(output.calls, JsonCalls) and not output.calls.section_open else None
+    if job.offer.required and calls is None:
+        raise UnsupportedParameter(
+            "Invalid 'tool_choice': this server cannot force calls in the format of this model.",
+            param="tool_choice",
+        )
     return Form(
         calls=calls,
-        tools=[CalledTool.of(tool) for tool in job.offer.tools],
+        think_open=output.think_open.strip(),
+        think_close=output.think_close.strip(),
+        tools=[CalledTool.of(tool) for tool in job.offer.tools] if calls is not None else [],
         required=job.offer.required,
         document=(format.schema or ANY_OBJECT) if format.kind != "text" else None,
         strict=format.is_strict,
@@ -77,7 +91,7 @@ def form_of(job: Job, calls: CallFormat) -> Form:
 
 
 async def constraint_of(
-    job: Job, calls: CallFormat, compiler: Compiler, *, grammars: bool = True
+    job: Job, output: OutputFormat, compiler: Compiler, *, grammars: bool = True
 ) -> Constraint | None:
     """The constraint of the answer to a job, or None for free text.
 
@@ -85,7 +99,7 @@ async def constraint_of(
     exceed a limit of the sandbox.
     """
     if job.offer.required:
-        form = msgspec.msgpack.encode(form_of(job, calls))
+        form = msgspec.msgpack.encode(form_of(job, output))
         try:
             return Constraint(*await compiler.run(job.tenant, "write_constraint", form, grammars))
         except TooExpensive as error:
@@ -112,13 +126,14 @@ def write_constraint(form: bytes, grammars: bool) -> tuple[str, str]:
 def _call_grammar(form: Form) -> str | None:
     """A GBNF grammar of one call, each tool's input by its own grammar; None if a grammar cannot be
     converted."""
+    calls = form.calls or JsonCalls()
     names, rules = [], []
     for number, tool in enumerate(form.tools):
         input = f"input-{number}"
         input_rules = gbnf_rules(tool.grammar or ANY_STRING, input)
         if input_rules is None:
             return None
-        lead = f'{{"name": {json.dumps(tool.name)}, "{form.calls.arguments_key}": {{"input": "'
+        lead = f'{{"{calls.name_key}": {json.dumps(tool.name)}, "{calls.arguments_key}": {{"input": "'
         names.append(f"call-{number}")
         rules += [f'call-{number} ::= {json.dumps(lead)} {input} "\\"}}}}"', *input_rules]
     return "\n".join([f"root ::= {' | '.join(names)}", *rules, ""])
@@ -126,15 +141,16 @@ def _call_grammar(form: Form) -> str | None:
 
 def _call_schema(form: Form) -> dict[str, Any]:
     """A JSON schema of one call."""
-    key = form.calls.arguments_key
+    layout = form.calls or JsonCalls()
+    key = layout.arguments_key
     calls = [
         {
             "type": "object",
             "properties": {
-                "name": {"const": tool.name},
+                layout.name_key: {"const": tool.name},
                 key: _embedded_schema(tool, f"anyOf/{number}/properties/{key}/"),
             },
-            "required": ["name", key],
+            "required": [layout.name_key, key],
             "additionalProperties": False,
         }
         for number, tool in enumerate(form.tools)

@@ -25,6 +25,7 @@ from slipring.engines.constraints.answer_constraint import (
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.constraints.lark.llguidance_writer import llguidance_rules
 from slipring.errors import InvalidRequest
+from slipring.prompts.parsing.output_format import JsonCalls
 from slipring.prompts.rendering import Renderer
 from slipring.protocol.definitions import Grammar
 from slipring.sandbox.sandbox import TooExpensive
@@ -57,7 +58,7 @@ async def grammar_of(
 ) -> str | None:
     """The grammar that the answer to a job must follow; None if it is unconstrained. Raises
     ``InvalidRequest`` if it cannot be enforced, ``TooExpensive`` if compiling takes too long."""
-    form = form_of(job, renderer.call_format)
+    form = form_of(job, renderer.output_format)
     is_optional = not form.required and form.document is None
     if is_optional and not any(tool.strict or tool.grammar is not None for tool in form.tools):
         return None
@@ -65,7 +66,7 @@ async def grammar_of(
     request = _GrammarRequest(
         form=form,
         stop_ids=sorted(renderer.stop_ids()),
-        control_ids=_control_ids(renderer),
+        control_ids=_control_ids(form, renderer),
         opens_thought=opens_thought,
         max_calls=max_calls if job.settings.parallel_tool_calls else 1,
         max_states=compiler.max_states,
@@ -82,9 +83,9 @@ def constrains_calls(job: Job) -> bool:
     return job.offer.required or job.settings.format.kind == "text"
 
 
-def _control_ids(renderer: Renderer) -> dict[str, int]:
-    calls, vocabulary = renderer.call_format, renderer.vocabulary
-    marks = (calls.call_open, calls.call_close, calls.think_open, calls.think_close)
+def _control_ids(form: Form, renderer: Renderer) -> dict[str, int]:
+    calls, vocabulary = form.calls or JsonCalls(), renderer.vocabulary
+    marks = (calls.open.strip(), calls.close.strip(), form.think_open, form.think_close)
     return {mark: vocabulary.control(mark) for mark in marks if mark and vocabulary.has_control(mark)}
 
 
@@ -123,7 +124,9 @@ class _Writer:
 
     def __init__(self, request: _GrammarRequest) -> None:
         self._opens_thought = request.opens_thought
-        self._calls = request.form.calls
+        self._form = request.form
+        self._calls = request.form.calls or JsonCalls()
+        self._open, self._close = self._calls.open.strip(), self._calls.close.strip()
         self._control_ids = request.control_ids
         self._max_states = request.max_states
         self._input_rules: dict[int, tuple[str, ...]] = {}
@@ -155,7 +158,7 @@ class _Writer:
     def text_or_calls(self, tools: list[CalledTool], max_calls: int) -> str:
         """A grammar for any text, then up to ``max_calls`` well-formed calls and nothing after them."""
         self._write_calls(tools)
-        opening = self._calls.call_open
+        opening = self._open
         if not opening:
             self._rules.append(r"TEXT: /(\s*[^{\[\s][\s\S]*)?/")
             return self._finish(f"{self._thought()}(one{_repeated('one', max_calls)} | TEXT)")
@@ -176,14 +179,14 @@ class _Writer:
         calls = self._calls
         names = []
         for number, tool in enumerate(tools):
-            lead = _literal(f'{{"name": {_literal(tool.name)}, "{calls.arguments_key}": ')
+            lead = _literal(f'{{"{calls.name_key}": {_literal(tool.name)}, "{calls.arguments_key}": ')
             self._rules += [f'call_{number}: {lead} arguments_{number} "}}"', *self._arguments(tool, number)]
             names.append(f"call_{number}")
-        if not calls.call_open:
+        if not self._open:
             self._rules.append(f"one: {' | '.join(names)}")
             return
-        self._rules.append(f'rest: "\\n" ({" | ".join(names)}) "\\n" {self._mark(calls.call_close)}')
-        self._rules.append(f"one: {self._mark(calls.call_open)} rest")
+        self._rules.append(f'rest: "\\n" ({" | ".join(names)}) "\\n" {self._mark(self._close)}')
+        self._rules.append(f"one: {self._mark(self._open)} rest")
 
     def _arguments(self, tool: CalledTool, number: int) -> list[str]:
         """Rules for the arguments of a call."""
@@ -203,7 +206,7 @@ class _Writer:
     def _thought(self) -> str:
         """The part of the start rule for the thought before an answer; empty if the model does not think.
         Adds the rules that it needs."""
-        opening, closing = self._calls.think_open, self._calls.think_close
+        opening, closing = self._form.think_open, self._form.think_close
         if self._opens_thought and closing not in self._control_ids:
             self._rules += [rf"thought[lazy]: /[\s\S]*{_escaped(closing)}/", r"SPACE: /\s*/"]
             return "thought SPACE "

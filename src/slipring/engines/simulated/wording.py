@@ -12,6 +12,7 @@ from slipring.engines.simulated.plan import WORDS, Content, input_of, padded
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Mark, Phrase
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
+from slipring.prompts.parsing.output_format import JsonCalls
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tool_definitions import flat_name, quoted
 from slipring.protocol import wire
@@ -23,7 +24,7 @@ class Wording:
 
     def __init__(self, renderer: Renderer, options: SimulatedOptions) -> None:
         self._renderer = renderer
-        self._calls = renderer.call_format
+        self._format = renderer.output_format
         self._options = options
         self._encoder = DialectRenderer(ChatMl(), renderer.vocabulary)
         words = [f" {word}" for word in WORDS]
@@ -34,7 +35,7 @@ class Wording:
         """The ids of an answer, without the token that ends it. ``mark``: a text that the answer carries."""
         parts: list[str | Mark] = []
         if self._renderer.opens_thought(prompt):
-            parts += [Mark(self._calls.think_close), "\n\n"]
+            parts += [Mark(self._format.think_close.strip()), "\n\n"]
         if content.tools:
             for number, tool in enumerate(content.tools):
                 parts += self._call(tool, content, mark, "\n" if number else "")
@@ -59,11 +60,11 @@ class Wording:
 
     def _written(self, tool: CallableTool, arguments: str, separator: str) -> list[str | Mark]:
         """A call with its marks, in the format of the model's dialect."""
-        calls = self._calls
-        body = f'{{"name": {quoted(flat_name(tool))}, "{calls.arguments_key}": {arguments}}}'
-        if not calls.call_open:
+        calls = self._format.calls if isinstance(self._format.calls, JsonCalls) else JsonCalls()
+        body = f'{{"{calls.name_key}": {quoted(flat_name(tool))}, "{calls.arguments_key}": {arguments}}}'
+        if not calls.open:
             return [separator + body]
-        return [separator, Mark(calls.call_open), f"\n{body}\n", Mark(calls.call_close)]
+        return [separator, Mark(calls.open.strip()), f"\n{body}\n", Mark(calls.close.strip())]
 
     def _filler(self, tokens: int) -> str:
         """Words that lengthen an answer of so many tokens to ``output_tokens``."""

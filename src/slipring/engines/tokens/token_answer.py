@@ -6,7 +6,8 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from slipring.core.generation import CallArguments, Delta, Finished, Job, Prefilled, Text
-from slipring.prompts.parsing.parser import Parser
+from slipring.prompts.parsing.output_format import JsonCalls
+from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.prompts.parsing.utf8 import Utf8Stream
 from slipring.prompts.rendering import Renderer, Rendering
 from slipring.protocol.responses import Logprob
@@ -27,14 +28,15 @@ class OutputDecoder:
         """``constrained``: the engine enforces a JSON schema on the answer. ``trusted``: a grammar enforces
         the format of calls."""
         starts_thinking = renderer.opens_thought(rendering.prompt)
-        calls = renderer.call_format
-        if trusted and calls.call_open:
+        format = renderer.output_format
+        if trusted and isinstance(format.calls, JsonCalls) and format.calls.open:
             # The grammar recognises calls by their marker; it has not checked text without one.
-            calls = structs.replace(calls, bare_json=False, prefix="")
-        self._parser = Parser(calls, job.offer, starts_thinking=starts_thinking, trusted=trusted)
+            calls = structs.replace(format.calls, is_bare=False, announcement="")
+            format = structs.replace(format, calls=calls)
+        self._parser = OutputParser(format, job.offer, starts_thinking=starts_thinking, trusted=trusted)
         # A schema may apply from the first token, although the prompt has opened a reasoning block.
         self._without_thought = (
-            Parser(renderer.call_format, job.offer) if constrained and starts_thinking else None
+            OutputParser(renderer.output_format, job.offer) if constrained and starts_thinking else None
         )
         self._logprobs: list[Logprob] = []
         self.characters = Utf8Stream()

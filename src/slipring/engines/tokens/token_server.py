@@ -164,7 +164,7 @@ class TokenServer(Engine):
         return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
 
     async def _constraint(self, job: Job) -> Constraint | None:
-        return await constraint_of(job, self.renderer.call_format, self.compiler) if job.generate else None
+        return await constraint_of(job, self.renderer.output_format, self.compiler) if job.generate else None
 
     @abstractmethod
     async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:

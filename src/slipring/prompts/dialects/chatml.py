@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from slipring.prompts.dialects.dialect import Control, Dialect, Fragment, Mark, Phrase
-from slipring.prompts.parsing.call_formats import HERMES
+from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.tool_definitions import describe, quoted
 from slipring.protocol.tools import CallableTool
 
@@ -18,7 +18,7 @@ class ChatMl(Dialect):
     name = "chatml"
     stop = ("<|im_end|>", "<|endoftext|>")
     tool_role = "user"
-    call_format = HERMES
+    output_format = HERMES
 
     def preamble(self) -> list[Fragment]:
         return []

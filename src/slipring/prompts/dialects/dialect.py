@@ -13,7 +13,7 @@ from enum import Enum
 from msgspec import Struct
 
 from slipring.core.chain.head import Head
-from slipring.prompts.parsing.call_formats import CallFormat
+from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tool_definitions import describe_format, describe_found, flat_name
 from slipring.protocol import wire
 from slipring.protocol.items import (
@@ -66,7 +66,7 @@ class Dialect(ABC):
     name: str
     stop: tuple[str, ...]
     """Control tokens that end an answer."""
-    call_format: CallFormat
+    output_format: OutputFormat
     """How the model writes calls and thoughts; configures the parser."""
     tool_role: str
     """The role of blocks that hold tool outputs."""

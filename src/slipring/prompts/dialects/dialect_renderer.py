@@ -24,7 +24,7 @@ class DialectRenderer(Renderer):
     def __init__(self, dialect: Dialect, vocabulary: Vocabulary) -> None:
         super().__init__(dialect.name, vocabulary)
         self.dialect = dialect
-        self.call_format = dialect.call_format
+        self.output_format = dialect.output_format
         self._stop_ids: frozenset[int] | None = None
 
     def stop_ids(self) -> frozenset[int]:

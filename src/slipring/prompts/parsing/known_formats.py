@@ -4,6 +4,8 @@
 whose template does not show its format, and tests.
 """
 
+from msgspec import structs
+
 from slipring.prompts.parsing.output_format import (
     BracedCalls,
     JsonCalls,
@@ -310,3 +312,14 @@ GEMMA4 = OutputFormat(
 
 HARMONY = OutputFormat(is_harmony=True, stops=("<|return|>", "<|call|>"))
 """Messages with channels and recipients: gpt-oss."""
+
+
+def detect_call_format(template_source: str) -> OutputFormat:
+    """Choose the format of JSON calls whose marks occur in the source of a chat template."""
+    if "<tool_call>" in template_source:
+        return HERMES
+    is_llama = "<|python_tag|>" in template_source or '"parameters"' in template_source.replace('\\"', '"')
+    format = LLAMA3_JSON if is_llama else BARE_JSON
+    if "<think>" in template_source:
+        return structs.replace(format, think_open="<think>", think_close="</think>")
+    return format

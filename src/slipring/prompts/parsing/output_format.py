@@ -8,7 +8,20 @@ All strings are as the model's template writes them, white space included, becau
 that. The parser accepts any white space where the format has some.
 """
 
-from msgspec import Struct
+import re
+from typing import Final
+
+from msgspec import Struct, structs
+
+HARMONY_MARKS: Final = (
+    *("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"),
+)
+_TOKEN: Final = re.compile(
+    r"<\|[^<>|]*\|?>|<[^<>|\s]*\|>|</?[^<>|\s]*>|｜[^｜<>]*｜|\[/?[A-Z_]+\]|\]<\][^\[\]]*\[>\[",
+)
+"""Parts of marks that a vocabulary may have as control tokens."""
+_UNMARKED: Final = ("name_key", "arguments_key", "id_key", "item_tag")
+"""Fields of layouts that are not marks."""
 
 
 class CallLayout(Struct, frozen=True, kw_only=True):
@@ -134,3 +147,14 @@ class OutputFormat(Struct, frozen=True, kw_only=True):
     """Whether answers are Harmony messages (gpt-oss); the other fields but ``stops`` are then unused."""
     stops: tuple[str, ...] = ()
     """Control tokens that end an answer, besides those that the model's files name."""
+
+    def marks(self) -> frozenset[str]:
+        """All strings that the parser searches, without white space around them, and their parts that may be
+        control tokens. A renderer makes those visible in the model's output that are."""
+        if self.is_harmony:
+            return frozenset(HARMONY_MARKS)
+        fields = structs.asdict(self.calls) if self.calls is not None else {}
+        marks = [value for key, value in fields.items() if isinstance(value, str) and key not in _UNMARKED]
+        marks = [mark.strip() for mark in (self.think_open, self.think_close, *self.ignored, *marks)]
+        tokens = [token for mark in marks for token in _TOKEN.findall(mark)]
+        return frozenset(filter(None, (*marks, *tokens)))

@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job
 from slipring.errors import InvalidRequest
-from slipring.prompts.parsing.call_formats import detect_call_format
+from slipring.prompts.parsing.known_formats import detect_call_format
 from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, Step, empty
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
@@ -89,7 +89,7 @@ class TemplateRenderer(Renderer):
         self._finder = ControlTokenFinder(vocabulary, template_source)
         self._eos_token = eos_token
         self._closing = self._find_closing()
-        self.call_format = detect_call_format(template_source)
+        self.output_format = detect_call_format(template_source)
 
     def stop_ids(self) -> frozenset[int]:
         vocabulary = self.vocabulary
@@ -194,7 +194,7 @@ class TemplateRenderer(Renderer):
     def _tail(
         self, messages: Sequence[ChatMessage], pending: PendingCalls, ids: list[int] | None, prompt: str
     ) -> Tail:
-        marker = self.call_format.think_open
+        marker = self.output_format.think_open.rstrip()
         opens_thought = bool(marker) and prompt.rstrip().endswith(marker)
         return Tail(stand_in(messages), pending, None if ids is None else tuple(ids), opens_thought)
 

@@ -1,83 +1,32 @@
 """The parser turns model output into deltas. Every case is parsed whole and again character by character."""
 
 import json
-from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing.call_formats import CallFormat
-from slipring.prompts.parsing.parser import Parser
-from slipring.protocol.tools import CallableTool, CustomTool, FunctionTool, Offer
+from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
+from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.protocol.tools import Offer
+from tests.prompts.parsing.answers import NONE, OFFER, call, custom_call, function, merged, parsed, split
+from tests.prompts.parsing.answers import check as check_format
 
-QWEN = CallFormat(
-    call_open="<tool_call>", call_close="</tool_call>", think_open="<think>", think_close="</think>"
+QWEN = OutputFormat(
+    calls=JsonCalls(open="<tool_call>", close="</tool_call>"), think_open="<think>", think_close="</think>"
 )
-LLAMA = CallFormat(bare_json=True, prefix="<|python_tag|>")
-BOTH = CallFormat(
-    call_open="<tool_call>",
-    call_close="</tool_call>",
+LLAMA = OutputFormat(calls=JsonCalls(is_bare=True, announcement="<|python_tag|>"))
+BOTH = OutputFormat(
+    calls=JsonCalls(open="<tool_call>", close="</tool_call>", announcement="<|python_tag|>", is_bare=True),
     think_open="<think>",
     think_close="</think>",
-    prefix="<|python_tag|>",
-    bare_json=True,
 )
-MISTRAL = CallFormat(call_open="[TOOL_CALLS]")
+MISTRAL = OutputFormat(calls=JsonCalls(open="[TOOL_CALLS]"))
 
 
-def function(name: str, namespace: str | None = None) -> CallableTool:
-    return CallableTool("function", name, namespace, FunctionTool(name=name))
-
-
-def custom(name: str, namespace: str | None = None) -> CallableTool:
-    return CallableTool("custom", name, namespace, CustomTool(name=name))
-
-
-OFFER = Offer(tools=(function("f"), function("g"), custom("patch"), function("read", "files")))
-NONE = Offer()
-
-
-def merged(deltas: Iterable[Delta]) -> list[Delta]:
-    """Merge adjacent deltas of text, of thought, or of a call's arguments."""
-    whole: list[Delta] = []
-    for delta in deltas:
-        last = whole[-1] if whole else None
-        if isinstance(delta, Text | Thought):
-            assert delta.text, "an empty delta"
-        if isinstance(last, Text | Thought | CallArguments) and type(last) is type(delta):
-            whole[-1] = type(last)(last.text + delta.text)
-        else:
-            whole.append(delta)
-    return whole
-
-
-def parsed(
-    pieces: Iterable[str],
-    format: CallFormat = QWEN,
-    offer: Offer = OFFER,
-    *,
-    thinking: bool = True,
-    starts_thinking: bool = False,
-    trusted: bool = False,
-) -> list[Delta]:
-    parser = Parser(format, offer, thinking=thinking, starts_thinking=starts_thinking, trusted=trusted)
-    deltas = [delta for piece in pieces for delta in parser.feed(piece)]
-    return merged(deltas + parser.finish())
-
-
-def call(name: str, arguments: str, namespace: str | None = None) -> list[Delta]:
-    return [CallStarted("function", name, namespace), CallArguments(arguments)]
-
-
-def custom_call(name: str, text: str) -> list[Delta]:
-    return [CallStarted("custom", name), CallArguments(text)]
-
-
-def check(text: str, expected: list[Delta], format: CallFormat = QWEN, offer: Offer = OFFER) -> None:
-    assert parsed([text], format, offer) == expected
-    assert parsed(text, format, offer) == expected
+def check(text: str, expected: list[Delta], format: OutputFormat = QWEN, offer: Offer = OFFER) -> None:
+    check_format(text, expected, format, offer)
 
 
 F = '{"name": "f", "arguments": {"a": 1}}'
@@ -239,7 +188,7 @@ def test_a_call_inside_a_broken_one_is_a_call() -> None:
 @pytest.mark.parametrize(
     "text", [F, f"a\n<tool_call>{F}</tool_call>\n", f"<|python_tag|>{F}", "[TOOL_CALLS][]"]
 )
-def test_without_tools_nothing_is_a_call(format: CallFormat, text: str) -> None:
+def test_without_tools_nothing_is_a_call(format: OutputFormat, text: str) -> None:
     check(text, [Text(text)], format, NONE)
 
 
@@ -288,7 +237,7 @@ def test_without_tools_thoughts_are_still_recognized() -> None:
 )
 @pytest.mark.parametrize("format", [LLAMA, BOTH])
 def test_bare_json_is_a_call_at_the_beginning_or_after_a_prefix(
-    text: str, expected: list[Delta], format: CallFormat
+    text: str, expected: list[Delta], format: OutputFormat
 ) -> None:
     check(text, expected, format)
 
@@ -308,12 +257,12 @@ def test_a_call_without_a_closing_marker_ends_with_its_json() -> None:
     check(f"Hm [TOOL_CALLS] [{F}, {G}]\n", [Text("Hm"), *CALL_F, *CALL_G], MISTRAL)
     check(f"[TOOL_CALLS]{F}[TOOL_CALLS]{G}", [*CALL_F, *CALL_G], MISTRAL)
     check(f"[TOOL_CALL]{F}", [Text(f"[TOOL_CALL]{F}")], MISTRAL)
-    check(f"[TOOL_CALLS]{F}", CALL_F, CallFormat(call_open="[TOOL_CALLS]", bare_json=True))
-    check(f"[{F}]", CALL_F, CallFormat(call_open="[TOOL_CALLS]", bare_json=True))
+    check(f"[TOOL_CALLS]{F}", CALL_F, OutputFormat(calls=JsonCalls(open="[TOOL_CALLS]", is_bare=True)))
+    check(f"[{F}]", CALL_F, OutputFormat(calls=JsonCalls(open="[TOOL_CALLS]", is_bare=True)))
 
 
 def test_a_closing_marker_alone_is_text() -> None:
-    check(f"{F}</tool_call>", [Text(f"{F}</tool_call>")], CallFormat(call_close="</tool_call>"))
+    check(f"{F}</tool_call>", [Text(f"{F}</tool_call>")], OutputFormat(calls=JsonCalls(close="</tool_call>")))
 
 
 @pytest.mark.parametrize(
@@ -331,7 +280,7 @@ def test_an_answer_may_start_inside_a_thought(text: str, expected: list[Delta]) 
 
 
 def test_a_format_may_only_close_thoughts() -> None:
-    format = CallFormat(think_close="</think>")
+    format = OutputFormat(think_close="</think>")
     assert parsed("a</think>b<think>c", format, starts_thinking=True) == [Thought("a"), Text("b<think>c")]
 
 
@@ -339,11 +288,11 @@ def test_thinking_can_be_off() -> None:
     text = "<think>x</think> y"
     assert parsed(text, thinking=False) == [Text(text)]
     assert parsed(text, thinking=False, starts_thinking=True) == [Text(text)]
-    assert parsed(text, CallFormat(), starts_thinking=True) == [Text(text)]
+    assert parsed(text, OutputFormat(), starts_thinking=True) == [Text(text)]
 
 
 def test_text_and_thought_are_emitted_at_once_except_for_a_possible_marker() -> None:
-    parser = Parser(QWEN, OFFER)
+    parser = OutputParser(QWEN, OFFER)
     assert parser.feed("<think>") == []
     assert parser.is_thinking
     assert parser.feed("Hm") == [Thought("Hm")]
@@ -362,7 +311,7 @@ def test_text_and_thought_are_emitted_at_once_except_for_a_possible_marker() -> 
 
 
 def test_a_call_is_emitted_when_it_is_complete() -> None:
-    parser = Parser(BOTH, OFFER)
+    parser = OutputParser(BOTH, OFFER)
     assert parser.feed(F[:-1]) == []
     assert parser.feed("}") == CALL_F
     assert parser.feed(f"<tool_call>{G}</tool_call") == []
@@ -371,7 +320,7 @@ def test_a_call_is_emitted_when_it_is_complete() -> None:
 
 
 def test_a_parser_is_idle_outside_of_thoughts_calls_and_possible_markers() -> None:
-    parser = Parser(BOTH, OFFER)
+    parser = OutputParser(BOTH, OFFER)
     states = []
     for text in ("Hm", " <", "b <think>", "so</think>", "<tool_call>", f"{G}</tool_call>"):
         parser.feed(text)
@@ -381,10 +330,10 @@ def test_a_parser_is_idle_outside_of_thoughts_calls_and_possible_markers() -> No
 
 
 def test_nothing_is_held_back_if_no_marker_is_possible() -> None:
-    parser = Parser(QWEN, NONE, thinking=False)
+    parser = OutputParser(QWEN, NONE, thinking=False)
     assert parser.feed("a \n<") == [Text("a \n<")]
     assert parser.feed(" ") == [Text(" ")]
-    parser = Parser(CallFormat(bare_json=True), OFFER)
+    parser = OutputParser(OutputFormat(calls=JsonCalls(is_bare=True)), OFFER)
     assert parser.feed(" ") == []
     assert parser.feed("a ") == [Text(" a ")]
 
@@ -468,15 +417,12 @@ outputs = st.lists(
     ),
     max_size=8,
 ).map("".join)  # fmt: skip
-ODD = CallFormat(
-    call_open="{a", call_close='"}', think_open="a<", think_close=" b", prefix="a<x", bare_json=True
+ODD = OutputFormat(
+    calls=JsonCalls(open="{a", close='"}', announcement="a<x", is_bare=True),
+    think_open="a<",
+    think_close=" b",
 )
 formats = st.sampled_from([QWEN, LLAMA, BOTH, MISTRAL, ODD])
-
-
-def split(text: str, cuts: list[int]) -> list[str]:
-    ends = sorted(cut % (len(text) + 1) for cut in cuts)
-    return [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
 
 
 @given(
@@ -487,7 +433,7 @@ def split(text: str, cuts: list[int]) -> list[str]:
     st.sampled_from([OFFER, NONE]),
 )
 def test_any_split_gives_the_same_deltas(
-    text: str, cuts: list[int], format: CallFormat, inside: bool, offer: Offer
+    text: str, cuts: list[int], format: OutputFormat, inside: bool, offer: Offer
 ) -> None:
     whole = parsed([text], format, offer, starts_thinking=inside)
     assert parsed(split(text, cuts), format, offer, starts_thinking=inside) == whole
@@ -522,7 +468,7 @@ def test_without_tools_only_think_markers_are_dropped(text: str) -> None:
 
 
 @given(outputs, st.sampled_from([QWEN, LLAMA, BOTH, MISTRAL]))
-def test_calls_to_other_tools_are_emitted_unchanged_as_text(text: str, format: CallFormat) -> None:
+def test_calls_to_other_tools_are_emitted_unchanged_as_text(text: str, format: OutputFormat) -> None:
     offer = Offer(tools=(function("other"),))
     assert parsed(text, format, offer, thinking=False) == ([Text(text)] if text else [])
 

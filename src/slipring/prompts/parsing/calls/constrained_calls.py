@@ -1,9 +1,9 @@
 """Streaming of tool calls whose form a grammar enforces.
 
-The form is ``{"name": "…", "arguments": {…}}``, keys in this order, any white space between tokens. After the
-name the grammar guarantees the rest, so arguments are emitted piece by piece instead of at the end of the
-call: a function's as the model writes them, a custom tool's (the string in ``{"input": "…"}``) decoded. If
-the answer is cut off, the arguments end there; an incomplete escape sequence is dropped.
+Arguments are JSON, any white space between tokens. After the name the grammar guarantees the rest, so
+arguments are emitted piece by piece instead of at the end of the call: a function's as the model writes them,
+a custom tool's (the string in ``{"input": "…"}``) decoded. If the answer is cut off, the arguments end there;
+an incomplete escape sequence is dropped.
 """
 
 import re
@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from slipring.core.generation import CallArguments, CallStarted, Delta
-from slipring.prompts.parsing.json_scanner import SPACE, skip
+from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
+from slipring.prompts.parsing.calls.json_scanner import SPACE, skip
 from slipring.protocol.tools import CallableTool
 
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')
@@ -31,18 +32,60 @@ _ESCAPE: Final = re.compile(
 _LETTERS: Final = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
-class CallOpenings:
-    """The beginnings of calls to the given tools, without white space, up to where the arguments begin."""
+def stream(held: HeldText, openings: "CallOpenings", braces: str, close: str) -> Reading[bool]:
+    """Read a call and emit it as it arrives. ``braces`` and ``close`` follow its arguments.
 
-    __slots__ = ("_sorted", "_tools")
+    Returns False, and takes nothing, if the text does not begin as the grammar enforces it. Raises
+    ``BrokenCall`` if it does not end so.
+    """
+    call = ConstrainedCall(openings, braces, close)
+    while True:
+        read, deltas = call.feed(held.pending)
+        held.pending = held.pending[read:]
+        held.deltas += deltas
+        if call.started:
+            held.is_streaming = True
+            held.taken = call.held
+        if call.complete or (call.started and call.conforms and held.is_last):
+            held.taken = [close]
+            return True
+        if not call.conforms or held.is_last:
+            break
+        yield
+    if call.started:
+        raise BrokenCall
+    held.pending = "".join(call.held) + held.pending
+    return False
 
-    def __init__(self, tools: Mapping[str, CallableTool], arguments_key: str) -> None:
-        self._tools = {
-            f'{{"name":"{name}","{arguments_key}":{{' + ('"input":"' if tool.kind == "custom" else ""): tool
+
+def json_openings(tools: Mapping[str, CallableTool], name_key: str, arguments_key: str) -> "CallOpenings":
+    """The beginnings of calls of the form ``{"name": "…", "arguments": {…}}``, keys in this order."""
+    return CallOpenings(
+        {
+            f'{{"{name_key}":"{name}","{arguments_key}":{_arguments_opening(tool)}': tool
             for name, tool in tools.items()
             if _PLAIN.fullmatch(name)
         }
-        self._sorted = sorted(self._tools)
+    )
+
+
+def arguments_openings(tool: CallableTool) -> "CallOpenings":
+    """The beginning of the arguments of a tool."""
+    return CallOpenings({_arguments_opening(tool): tool})
+
+
+def _arguments_opening(tool: CallableTool) -> str:
+    return '{"input":"' if tool.kind == "custom" else "{"
+
+
+class CallOpenings:
+    """The beginnings of calls, without white space, up to where the arguments begin, and their tools."""
+
+    __slots__ = ("_sorted", "_tools")
+
+    def __init__(self, tools: dict[str, CallableTool]) -> None:
+        self._tools = tools
+        self._sorted = sorted(tools)
 
     def __bool__(self) -> bool:
         return bool(self._tools)
@@ -58,11 +101,14 @@ class CallOpenings:
 
 
 class ConstrainedCall:
-    """Reads one call and the closing marker after it, if the format has one."""
+    """Reads one call, the braces after its arguments and the closing mark, if the format has one."""
 
-    __slots__ = ("_call_close", "_closed", "_deltas", "_opening", "_openings", "_value", "conforms", "held")
+    __slots__ = (
+        *("_braces", "_call_close", "_closed", "_deltas", "_opening", "_openings", "_value", "conforms"),
+        "held",
+    )
 
-    def __init__(self, openings: CallOpenings, call_close: str) -> None:
+    def __init__(self, openings: CallOpenings, braces: str, call_close: str) -> None:
         self.conforms = True
         """Whether the text so far has the enforced form."""
         self.held: list[str] = []
@@ -71,6 +117,7 @@ class ConstrainedCall:
         self._opening = ""
         self._value: _FunctionArguments | None = None
         self._closed = 0  # characters read of the closing braces and marker
+        self._braces = braces
         self._call_close = call_close
         self._deltas: list[Delta] = []
 
@@ -81,7 +128,9 @@ class ConstrainedCall:
     @property
     def complete(self) -> bool:
         value = self._value
-        return value is not None and self._closed == len(value.closing) + len(self._call_close)
+        if value is None or not value.complete:
+            return False
+        return self._closed == len(value.closing) + len(self._braces) + len(self._call_close)
 
     def feed(self, text: str) -> tuple[int, list[Delta]]:
         """Read ``text``; return how many characters were accepted, and the deltas they produce.
@@ -94,7 +143,7 @@ class ConstrainedCall:
             if value is None:
                 at += self._read_opening(text[at])
             elif value.complete:
-                at += self._read_closing(text[at], value.closing)
+                at += self._read_closing(text[at], value.closing + self._braces)
             else:
                 start, at = at, value.end(text, at)
                 self._emit(value.read(text[start:at]))
@@ -136,7 +185,7 @@ class _FunctionArguments:
     """A function's arguments, after their opening brace."""
 
     opening = "{"
-    closing = "}"
+    closing = ""
 
     def __init__(self) -> None:
         self._depth = 1
@@ -177,7 +226,7 @@ class _CustomInput(_FunctionArguments):
     """A custom tool's input, after its opening quote."""
 
     opening = ""
-    closing = "}}"
+    closing = "}"
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,7 +2,8 @@
 
 from slipring.core.generation import Delta, Text
 from slipring.protocol.tools import CallableTool, Offer
-from tests.prompts.parsing.test_parser import LLAMA, call, function, parsed
+from tests.prompts.parsing.answers import call, function, parsed
+from tests.prompts.parsing.test_output_parser import LLAMA
 
 
 def named(name: str, *tools: CallableTool) -> list[Delta]:
