@@ -6,6 +6,7 @@ and read the same variables. Their prose is not the family's.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def source_of(family: str) -> str:
     return (FOLDER / f"{family}.jinja").read_text()
 
 
+@cache
 def render_with_jinja2(source: str, *, bos_token: str = "<s>", eos_token: str = "</s>") -> Render:
     """Compile a template with Jinja2. The function that is returned renders conversations with it."""
     environment = ImmutableSandboxedEnvironment(

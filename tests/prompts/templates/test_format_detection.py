@@ -2,12 +2,14 @@
 
 import os
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from slipring.core.generation import CallArguments, Delta, Text, Thought
 from slipring.prompts.parsing import known_formats as known
 from slipring.prompts.parsing.output_format import (
     JsonCalls,
@@ -17,6 +19,9 @@ from slipring.prompts.parsing.output_format import (
 )
 from slipring.prompts.templates.format_detection import DetectedFormat, detect_format
 from slipring.prompts.templates.probe_conversations import IDS, NAME, STRINGS
+from slipring.prompts.templates.text_comparison import common_prefix
+from slipring.protocol.tools import CallableTool, FunctionTool, Offer
+from tests.prompts.parsing.answers import parsed
 from tests.prompts.templates.family_templates import NAMES, render_with_jinja2, source_of
 
 OFFICIAL = os.environ.get("SLIPRING_TEST_TEMPLATES", "")
@@ -133,6 +138,20 @@ def test_what_templates_refuse_is_told(family) -> None:
     )
 
 
+@pytest.mark.parametrize("family", NAMES)
+def test_whether_thoughts_are_written_is_told(family) -> None:
+    without = (
+        "deepseek_v3_1",
+        "granite_4",
+        "hermes",
+        "llama_3_1",
+        "llama_4",
+        "mistral_nemo",
+        "mistral_small",
+    )
+    assert of_family(family).writes_thoughts == (family not in (*without, "qwen3_coder"))
+
+
 def test_white_space_is_as_the_template_writes_it() -> None:
     qwen, nemotron, glm = (of_family(name).format for name in ("qwen3", "nemotron_3", "glm_4_5"))
     assert qwen == msgspec.structs.replace(known.HERMES, stops=("<|im_end|>",))
@@ -160,6 +179,111 @@ def test_white_space_is_as_the_template_writes_it() -> None:
 )
 def test_how_it_was_found_is_told(family, found) -> None:
     assert of_family(family).found == found
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "code": {"type": "string"},
+        "days": {"type": "integer"},
+        "deep": {"type": "object"},
+        "tags": {"type": "array"},
+    },
+}
+ARGUMENTS_OF_CALLS = (
+    {"city": "Lima", "code": '{"a": 1}', "days": 3, "deep": {"x": [1, 2]}, "tags": ["a", "b"]},
+    {"city": "Oslo"},
+)
+WEATHER = [
+    {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": SCHEMA}}
+]
+OFFER = Offer(
+    tools=(
+        CallableTool(
+            "function",
+            "weather",
+            None,
+            FunctionTool("weather", parameters=msgspec.Raw(msgspec.json.encode(SCHEMA))),
+        ),
+    )
+)
+
+
+def written_answer(source: str, detected: DetectedFormat, answer: dict[str, Any]) -> tuple[str, bool]:
+    """What the template writes for an answer after its prompt, and whether the prompt opens thoughts."""
+    render, variables = render_with_jinja2(source), detected.thinking.variables("high")
+    question = {"role": "user", "content": "What now?"}
+    prompt = render([question], WEATHER, add_generation_prompt=True, variables=variables)
+    written = render([question, answer], WEATHER, add_generation_prompt=False, variables=variables)
+    opened = detected.format.think_open.strip()
+    starts_thinking = bool(opened) and written.startswith(prompt) and prompt.rstrip().endswith(opened)
+    text = written.removeprefix(common_prefix(prompt, written))
+    if not detected.format.is_harmony:
+        ends = [text.index(stop) for stop in detected.format.stops if stop in text]
+        text = text[: min(ends, default=len(text))]
+    return text, starts_thinking
+
+
+def an_answer(detected: DetectedFormat, *, text: str, thoughts: str, calls: int) -> dict[str, Any]:
+    content: Any = text
+    if thoughts and detected.takes_thought_chunks:
+        content = [{"type": "thinking", "thinking": thoughts}, {"type": "text", "text": text}]
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if thoughts:
+        message |= {"reasoning_content": thoughts, "reasoning": thoughts, "thinking": thoughts}
+    if calls:
+        if detected.takes_null_content and not text:
+            message["content"] = None
+        message["tool_calls"] = [
+            {"id": id, "type": "function", "function": {"name": "weather", "arguments": arguments}}
+            for id, arguments in list(zip(IDS, given_arguments(detected), strict=True))[:calls]
+        ]
+    return message
+
+
+def given_arguments(detected: DetectedFormat) -> list[Any]:
+    texts = detected.takes_text_arguments
+    return [msgspec.json.encode(each).decode() if texts else each for each in ARGUMENTS_OF_CALLS]
+
+
+def read_answer(source: str, detected: DetectedFormat, text: str, thoughts: str, calls: int) -> list[Delta]:
+    """What is parsed from an answer that the template has written; its calls are checked."""
+    answer = an_answer(detected, text=text, thoughts=thoughts, calls=calls)
+    written, starts_thinking = written_answer(source, detected, answer)
+    deltas = parsed([written], detected.format, OFFER, starts_thinking=starts_thinking)
+    found = [msgspec.json.decode(delta.text) for delta in deltas if isinstance(delta, CallArguments)]
+    assert found == list(ARGUMENTS_OF_CALLS[:calls])
+    return deltas
+
+
+def shapes(detected: DetectedFormat) -> list[tuple[str, str, int]]:
+    """Texts, thoughts and numbers of calls of the answers that a template can write."""
+    most = 2 if detected.writes_several_calls else 1
+    every = product(("", "Well, well."), ("", "Let me see."), range(most + 1))
+    both = detected.takes_thoughts_with_text
+    return [shape for shape in every if (shape[0] or shape[2]) and (both or not all(shape))]
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_what_a_template_writes_is_parsed_by_its_format(family) -> None:
+    for text, thoughts, calls in shapes(of_family(family)):
+        check_answer(family, text, thoughts, calls)
+
+
+def check_answer(family: str, text: str, thoughts: str, calls: int) -> None:
+    detected = of_family(family)
+    deltas = read_answer(source_of(family), detected, text, thoughts, calls)
+    told = "".join(delta.text for delta in deltas if isinstance(delta, Text)).strip()
+    thought = "".join(delta.text for delta in deltas if isinstance(delta, Thought)).strip()
+    if calls == 0:  # several templates leave out text beside calls, or thoughts beside text
+        assert told == text
+        assert thought in (thoughts, "")
+    elif family == "gpt_oss":  # writes the text of an answer of calls as a thought
+        assert (told, thought) == ("", text or thoughts)
+    else:
+        assert told in (text, "")
+        assert thought == (thoughts if detected.writes_thoughts else "")
 
 
 CHAT = """\
@@ -541,18 +665,24 @@ def official_templates() -> list[Path]:
     return sorted(Path(OFFICIAL).glob("*.jinja")) if OFFICIAL else []
 
 
-UNSAYABLE = ("functionary-medium-v3.2", "firefunction", "llama-cpp-deepseek-r1")
-"""Names without marks; a template that needs other variables; one that Jinja2 cannot render."""
+UNSAYABLE = ("functionary-medium-v3.2",)
+"""Templates whose calls no format can say: names without marks before them."""
+DEMANDING = ("command-r-plus",)
+"""Templates that need more of a tool's schema than the test has."""
 
 
 @pytest.mark.skipif(not OFFICIAL, reason="SLIPRING_TEST_TEMPLATES names no directory")
 @pytest.mark.parametrize("path", official_templates(), ids=lambda path: path.stem)
 def test_formats_of_official_templates(path) -> None:
     source = path.read_text()
-    render = render_with_jinja2(source)
-    detected = detect_format(render, source)
+    detected = detect(source)
+    print(f"{path.stem}: {detected}")
     found = msgspec.json.encode(detected).decode()
     assert not [text for text in (NAME, *IDS, *STRINGS, *STRINGS.values()) if text in found]
-    if detected.writes_calls and not any(name in path.stem for name in UNSAYABLE):
-        assert detected.format.calls is not None or detected.format.is_harmony
-    print(f"{path.stem}: {detected}")
+    if not detected.writes_calls or any(name in path.stem for name in UNSAYABLE):
+        return
+    assert detected.format.calls is not None or detected.format.is_harmony
+    for calls in () if any(name in path.stem for name in DEMANDING) else (1, 2):
+        for thoughts in ("", "Let me see."):
+            number = calls if detected.writes_several_calls else 1
+            read_answer(source, detected, "", thoughts, number)

@@ -113,6 +113,8 @@ class DetectedFormat(Struct, frozen=True, kw_only=True):
     """Whether the template writes the calls of earlier answers."""
     writes_several_calls: bool
     """Whether the template writes all calls of an answer, and not only the first one."""
+    writes_thoughts: bool
+    """Whether the template writes the thoughts of an answer, at least in a tool loop."""
     takes_thoughts_with_text: bool
     """Whether the template takes thoughts and text in one answer of calls; gpt-oss' refuses it."""
     takes_later_system_messages: bool
@@ -149,6 +151,7 @@ def detect_format(
         writes_tools=NAME in (probe.write([user(QUESTION)], prompt=True) or ""),
         writes_calls=writes_calls,
         writes_several_calls=_count_calls(thinker, 2) > _count_calls(thinker, 1),
+        writes_thoughts=thoughts.are_written,
         takes_thoughts_with_text=thinker.after_question(
             thinker.answer(thoughts=THOUGHT, text=TEXT, calls=[STRINGS])
         )
@@ -183,7 +186,7 @@ def _find_format(
         return known.format, f"{_layout(known.format)} of {known.family}, known by marks in the template"
     found = find_calls(probe, thoughts) if writes_calls else None
     calls, how = _calls(found, source)
-    ignored = _ignored(probe, thoughts)
+    ignored = _ignored(probe, thoughts, calls)
     format = OutputFormat(
         calls=calls,
         think_open=thoughts.open,
@@ -217,23 +220,34 @@ def _recognise(known: tuple[_Recognised, ...], source: str) -> _Recognised | Non
     return next((each for each in known if all(mark in source for mark in each.marks)), None)
 
 
-def _ignored(probe: Probe, thoughts: Thoughts) -> tuple[str, ...]:
-    """Marks around the text of an answer, which are not part of thoughts and do not end the answer."""
-    written = probe.after_question(probe.answer(text=TEXT, thoughts=THOUGHT)) or ""
-    before, _, after = written.partition(TEXT)
-    if THOUGHT in before:
-        before = before.partition(THOUGHT)[2].removeprefix(thoughts.close)
+def _ignored(probe: Probe, thoughts: Thoughts, calls: Calls | None) -> tuple[str, ...]:
+    """Marks before the text and the calls of an answer, and after its text, that do not end the answer."""
+    marks: list[str] = []
+    for answer in (probe.answer(text=TEXT, thoughts=THOUGHT), probe.answer(text=TEXT)):
+        before, _, after = (probe.after_question(answer) or "").partition(TEXT)
+        marks.append(_before_content(probe, thoughts, before))
+    written = probe.after_question(probe.answer(calls=[STRINGS])) or ""
+    ending = common_suffix(written, after)
+    if marked(ending):
+        marks.append(after.removesuffix(ending))
+    if calls is not None and (start := (calls.section_open or calls.open).strip()):
+        answer = probe.answer(thoughts=THOUGHT, calls=[STRINGS])
+        before, found, _ = (probe.after_question(answer) or "").partition(start)
+        marks.append(_before_content(probe, thoughts, before) if found else "")
+    return tuple(dict.fromkeys(mark.strip() for mark in marks if TAG.search(mark) and NAME not in mark))
+
+
+def _before_content(probe: Probe, thoughts: Thoughts, before: str) -> str:
+    """What the model writes before text or calls, without its thoughts and their marks."""
+    _, has_thought, after = before.partition(THOUGHT)
+    if has_thought:
+        before = after.removeprefix(thoughts.close)
     else:
         prompt = probe.after_question(prompt=True) or ""
         before = before.removeprefix(prompt) if before.startswith(prompt) else ""
     for mark in filter(None, (thoughts.open.strip(), thoughts.close.strip())):
         before = before.replace(mark, "")
-    marks = [before] if TAG.search(before) else []
-    calls = probe.after_question(probe.answer(calls=[STRINGS])) or ""
-    ending = common_suffix(calls, after)
-    if marked(ending) and TAG.search(after.removesuffix(ending)):
-        marks.append(after.removesuffix(ending))
-    return tuple(mark.strip() for mark in marks)
+    return before
 
 
 def _stops(probe: Probe, found: Found | None) -> tuple[str, ...]:
