@@ -135,6 +135,37 @@ def test_braced_arguments() -> None:
     assert read(tool_calls=calls | {"content_args": {"unquoted_keys": True}}) is None
 
 
+def test_messages_with_headers_that_may_be_missing() -> None:
+    """Inkling."""
+
+    def opened(kind: str) -> str:
+        return rf"(?:<\|message\|>)?[^<]*<\|{kind}\|>"
+
+    function = {"name": "{content.name}", "arguments": "{content.args}"}
+    format = read(
+        thinking={"open_pattern": opened("thinking"), "close": "<|end|>"},
+        content={"open_pattern": opened("text"), "close": "<|end|>"},
+        tool_calls={
+            "open_pattern": opened("invoke"),
+            "close": "<|end|>",
+            "content": "json",
+            "transform": {"function": function},
+        },
+    )
+    assert format == OutputFormat(
+        calls=JsonCalls(open="<|invoke|>", close="<|end|>", arguments_key="args"),
+        think_open="<|thinking|>",
+        think_close="<|end|>",
+        ignored=("<|text|>", "<|end|>", "<|message|>"),
+    )
+
+
+def test_optional_parts_that_are_no_marks_are_left_out() -> None:
+    assert read(content={"open_pattern": r"(?:a+)?<t>", "close_pattern": "</t>"}) == OutputFormat(
+        ignored=("<t>", "</t>")
+    )
+
+
 def test_harmony() -> None:
     pattern = r"<\|channel\|>commentary to=functions\.(?P<name>\w+).*?<\|message\|>"
     assert read(tool_calls={"open_pattern": pattern, "close": "<|call|>", "content": "json"}) == HARMONY
@@ -164,7 +195,7 @@ def test_a_template_without_fields_that_are_known() -> None:
         TAGGED | {"open_pattern": r"<c>"},
         TAGGED | {"open_pattern": r"<c>|<d>(?P<name>\w+)"},
         TAGGED | {"content_args": {"tag_pattern": r"<(?P<key>\w+)>"}},
-        TAGGED | {"content_args": None},
+        TAGGED | {"content_args": ["tag_pattern"]},
     ],
 )
 def test_calls_that_no_format_can_say(calls) -> None:
