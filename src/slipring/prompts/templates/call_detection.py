@@ -36,6 +36,7 @@ from slipring.prompts.templates.text_comparison import (
 from slipring.prompts.templates.thought_detection import Thoughts
 
 _PREFIX_OF_NAME = re.compile(r"(?<=[>\]])[\w.]+$")
+_FIRST_TAG = re.compile(rf"(?:{TAG.pattern})\s*")
 _ARRAY_OPEN = re.compile(r"\[\s*$")
 _decoder = json.JSONDecoder()
 
@@ -217,7 +218,7 @@ def _json_calls(written: _Written) -> Found | None:
     arguments = [key for key, kind in keys.items() if kind == "arguments"]
     if not arguments:
         return None
-    ids = [key for key, kind in keys.items() if kind == "id" and key not in ("type",)]
+    ids = [key for key, kind in keys.items() if kind == "id" and key != "type"]
     before, after = text[: first.start], text[last.end :]
     array = _ARRAY_OPEN.search(before)
     is_array = array is not None and after.lstrip().startswith("]")
@@ -314,10 +315,10 @@ def _tagged_calls(written: _Written) -> Found | None:
     opening = re.search(r"<[^<>]*$", marks.open)
     name_open = opening.group() if opening else ""
     open = marks.open.removesuffix(name_open)
-    first_close = TAG.match(marks.close)
-    arguments_close = marks.close if name_open and not open else ""
-    if name_open and open and first_close:
-        arguments_close = re.sub(r"(?<=>)(\s*).*", r"\1", marks.close, count=1, flags=re.DOTALL)
+    inner_close = _FIRST_TAG.match(marks.close) if open else None  # the tag of the name ends before the call
+    arguments_close = inner_close.group() if inner_close else marks.close
+    if not name_open:
+        arguments_close = ""
     calls = TaggedCalls(
         section_open=marks.section_open,
         section_close=marks.section_close,

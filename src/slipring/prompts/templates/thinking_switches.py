@@ -84,24 +84,18 @@ class ThinkingSwitches(Struct, frozen=True, kw_only=True):
 def find_switches(probe: Probe, source: str) -> ThinkingSwitches:
     """Find the switches of a template. ``probe`` has no variables."""
     toggle = _find_toggle(probe, source)
-    on = {toggle.name: toggle.on} if toggle else {}
-    by_effort: dict[str, Variables] = {}
+    by_effort: dict[str, Variables] = {effort: {} for effort in EFFORTS}
     if toggle is not None:
-        by_effort = dict.fromkeys(EFFORTS, on) | {"none": {toggle.name: toggle.off}}
+        by_effort = {effort: toggle.variables(effort) for effort in EFFORTS}
     off_is_known = toggle is not None
     for name in _named_in(source, _EFFORTS):
-        levels = _find_levels(probe.using(on), name)
-        by_effort = {
-            effort: (
-                by_effort.get(effort, {})
-                if effort == "none" and toggle
-                else by_effort.get(effort, {}) | value
-            )
-            for effort, value in ((effort, levels.variables(name, effort)) for effort in EFFORTS)
-        }
+        levels = _find_levels(probe.using(by_effort["high"]), name)
+        for effort in EFFORTS[1 if toggle is not None else 0 :]:
+            by_effort[effort] |= levels.variables(name, effort)
         off_is_known = off_is_known or levels.off is not None
     if _reads(probe, source, _BUDGET, -1, 0):
-        by_effort = {effort: by_effort.get(effort, {}) | {_BUDGET: _BUDGETS[effort]} for effort in EFFORTS}
+        for effort in EFFORTS:
+            by_effort[effort] |= {_BUDGET: _BUDGETS[effort]}
         off_is_known = True
     if not any(by_effort.values()):
         by_effort = {}
@@ -116,9 +110,14 @@ def find_switches(probe: Probe, source: str) -> ThinkingSwitches:
 
 
 class _Toggle(Struct, frozen=True):
+    """A variable that turns thoughts on and off."""
+
     name: str
     on: object
     off: object
+
+    def variables(self, effort: str) -> Variables:
+        return {self.name: self.off if effort == "none" else self.on}
 
 
 def _find_toggle(probe: Probe, source: str) -> _Toggle | None:

@@ -57,10 +57,8 @@ def _around(probe: Probe, answers: list[str], *, are_chunks: bool) -> Thoughts:
     if is_blank(opening):
         last = _LAST_TAG.search(before)
         opening = last.group() if last else ""
-        if (
-            not prompt.endswith(opening) and "assistant" in opening
-        ):  # it begins the answer; the prompt goes on
-            opening = prompt.rpartition(opening)[2]
+        if "assistant" in opening and not prompt.endswith(opening):
+            opening = prompt.rpartition(opening)[2]  # that tag begins the answer, and the prompt goes on
     return Thoughts(opening, close.group() if close else "", are_chunks, are_written=True)
 
 
