@@ -435,14 +435,14 @@ def test_an_answer_that_is_not_one_message_causes_a_full_rendering() -> None:
 
 def test_a_conversation_that_the_template_refuses_is_rejected() -> None:
     writes = of_source(
-        "{% for m in messages %}{% if m.content == 'b' %}{{ raise_exception('Not b.') }}{% endif %}"
+        "{% for m in messages %}{% if m.content == 'never this' %}{{ raise_exception('Not b.') }}{% endif %}"
         "{{ '<|im_start|>' + m.role + m.content + '<|im_end|>' }}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
     )
     first = job((user("a"),), head=Head())
     parent = after(first, writes.render(first).context)
     with pytest.raises(InvalidRequest, match="Not b"):
-        writes.render(job((user("b"),), parent, Head()))
+        writes.render(job((user("never this"),), parent, Head()))
 
 
 def test_a_parent_of_another_renderer_causes_a_full_rendering() -> None:

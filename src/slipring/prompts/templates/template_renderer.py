@@ -124,7 +124,9 @@ class TemplateRenderer(Renderer):
         self.detected = detected = detect_format(self._render_probe, model.source, model.response_template)
         self.output_format = detected.format
         self._fields = MessageFields(
-            thought_blocks=detected.takes_thought_chunks, text_arguments=detected.takes_text_arguments
+            thought_blocks=detected.takes_thought_chunks,
+            text_arguments=detected.takes_text_arguments,
+            null_content=detected.takes_null_content,
         )
         self.forms = ACCEPTS_ALL
         self.forms = find_forms(self._write_probe, writes_calls=detected.writes_calls)
