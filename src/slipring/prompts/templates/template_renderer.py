@@ -352,16 +352,16 @@ class TemplateRenderer(Renderer):
         message; empty if none does.
 
         It is the first one that ends answers. Where the template writes another one (Harmony), or none (GLM:
-        the next message begins), it is the first one that is not a mark of calls, unless text precedes it.
+        the next message begins), it is the first one that is not a mark of calls.
         """
         written = self._write_probe(messages) or ""
         region = written.rpartition(mark)[2].partition(NEXT_PLACEHOLDER)[0]
         pieces = self._finder.split(region)
         ids = [piece for piece in pieces if isinstance(piece, int)]
         marks = self._control_ids(self.output_format.marks())
-        closers = [id for id in ids if id in self._stop_ids]
-        if not closers and (mark == LAST_CALL_PLACEHOLDER or _is_blank(pieces)):
-            closers = [id for id in ids if id not in marks]
+        if mark == TEXT_PLACEHOLDER and not _is_blank(pieces):
+            return ""  # text ends the answer
+        closers = [id for id in ids if id in self._stop_ids] or [id for id in ids if id not in marks]
         names = {self.vocabulary.control(name): name for name in self.vocabulary.control_tokens()}
         return names[closers[0]] if closers else ""
 
