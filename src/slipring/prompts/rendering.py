@@ -16,7 +16,7 @@ from itertools import chain
 from msgspec import Struct
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Job
+from slipring.core.generation import Job, Settings
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Vocabulary
@@ -194,8 +194,10 @@ class Renderer(ABC):
         """Ids of the control tokens that end an answer."""
 
     @abstractmethod
-    def start(self, job: Job, items: Sequence[Item], encoder: BudgetedEncoder) -> Rendered:
-        """Render a context from all its items. Of the job, only its head and settings count."""
+    def start(
+        self, head: Head, settings: Settings, items: Sequence[Item], encoder: BudgetedEncoder
+    ) -> Rendered:
+        """Render a context from all its items."""
 
     @abstractmethod
     def append(self, position: Rendered, job: Job, encoder: BudgetedEncoder) -> Rendered:
@@ -293,7 +295,7 @@ class Renderer(ABC):
         reason: str | None = None,
         dropped_items: int = 0,
     ) -> Rendering:
-        context = self.start(job, items, encoder)
+        context = self.start(job.head, job.settings, items, encoder)
         prompt = self.open(context)
         return Rendering(context, prompt, prompt.total, reason, dropped_items)
 

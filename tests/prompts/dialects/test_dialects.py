@@ -10,6 +10,7 @@ import pytest
 from msgspec import Raw
 
 from slipring.core.chain.head import Head
+from slipring.core.generation import Settings
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
@@ -268,7 +269,7 @@ def test_the_dialect_in_the_documentation_renders_by_delta() -> None:
     writes = DialectRenderer(names["Gemma"](), Tokenizer.from_gguf(metadata))
     assert writes.stop_ids() == {writes.vocabulary.control("<end_of_turn>")}
     for cut in range(len(CONVERSATION) + 1):
-        start = writes.start(Head("Help."), TEXT, CONVERSATION[:cut], BudgetedEncoder(writes.vocabulary))
+        start = writes.start(Head("Help."), Settings(), CONVERSATION[:cut], BudgetedEncoder(writes.vocabulary))
         fragments, block = writes.dialect.write_items(start.body.tail, CONVERSATION[cut:])  # type: ignore[arg-type]
-        whole = writes.start(Head("Help."), TEXT, CONVERSATION, BudgetedEncoder(writes.vocabulary))
+        whole = writes.start(Head("Help."), Settings(), CONVERSATION, BudgetedEncoder(writes.vocabulary))
         assert start.then(writes.encode(fragments), block).ids() == whole.ids()

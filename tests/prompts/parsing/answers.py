@@ -2,14 +2,20 @@
 
 from collections.abc import Iterable
 
+import msgspec
+from msgspec import Raw
+
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.protocol.tools import CallableTool, CustomTool, FunctionTool, Offer
 
 
-def function(name: str, namespace: str | None = None) -> CallableTool:
-    return CallableTool("function", name, namespace, FunctionTool(name=name))
+def function(name: str, namespace: str | None = None, schema: object = None) -> CallableTool:
+    definition = FunctionTool(name=name)
+    if schema is not None:
+        definition.parameters = Raw(msgspec.json.encode(schema))
+    return CallableTool("function", name, namespace, definition)
 
 
 def custom(name: str, namespace: str | None = None) -> CallableTool:
@@ -56,9 +62,19 @@ def custom_call(name: str, text: str) -> list[Delta]:
     return [CallStarted("custom", name), CallArguments(text)]
 
 
-def check(text: str, expected: list[Delta], format: OutputFormat, offer: Offer = OFFER) -> None:
-    assert parsed([text], format, offer) == expected
-    assert parsed(text, format, offer) == expected
+def check(
+    text: str,
+    expected: list[Delta],
+    format: OutputFormat,
+    offer: Offer = OFFER,
+    *,
+    starts_thinking: bool = False,
+    trusted: bool = False,
+) -> None:
+    """Check the deltas of a text, parsed whole and character by character."""
+    for pieces in ([text], text):
+        deltas = parsed(pieces, format, offer, starts_thinking=starts_thinking, trusted=trusted)
+        assert deltas == expected
 
 
 def split(text: str, cuts: list[int]) -> list[str]:

@@ -6,32 +6,25 @@ and read the same variables. Their prose is not the family's.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from slipring.prompts.templates.probe_conversations import Render
+
 FOLDER = Path(__file__).parent / "families"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
-
-
-class Render(Protocol):
-    def __call__(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        *,
-        add_generation_prompt: bool,
-        variables: Mapping[str, object],
-    ) -> str: ...
 
 
 def source_of(family: str) -> str:
     return (FOLDER / f"{family}.jinja").read_text()
 
 
+@cache
 def render_with_jinja2(source: str, *, bos_token: str = "<s>", eos_token: str = "</s>") -> Render:
     """Compile a template with Jinja2. The function that is returned renders conversations with it."""
     environment = ImmutableSandboxedEnvironment(

@@ -68,7 +68,7 @@ def from_file(options: LlamaOptions, query: Query) -> ServedModel:
         path=path,
         context=_context(options, metadata),
         slots=options.slots,
-        renderer=make_renderer("llama", options.dialect, info, vocabulary),
+        renderer=make_renderer("llama", options, info, vocabulary),
         llguidance=True,
         sampling=PACKAGED_SAMPLING if is_packaged else info.sampling,
         max_output_tokens=PACKAGED_MAX_OUTPUT_TOKENS if is_packaged else None,
@@ -105,7 +105,7 @@ async def from_server(options: LlamaOptions, client: HttpClient) -> ServedModel:
             path="",
             context=int(settings["n_ctx"]),
             slots=int(described["total_slots"]),
-            renderer=await asyncio.to_thread(make_renderer, "llama", options.dialect, info, vocabulary),
+            renderer=await asyncio.to_thread(make_renderer, "llama", options, info, vocabulary),
             llguidance=await understands_llguidance(client),
             sampling=Sampling.from_llama_server(settings.get("params") or {}),
         )

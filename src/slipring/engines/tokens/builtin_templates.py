@@ -22,7 +22,11 @@ def find_builtin(info: ModelInfo, vocabulary: Vocabulary) -> str | None:
     """The name of the built-in template that a model needs; None if its own will do."""
     if "<|channel|>" in info.template and "<|start|>" in info.template and "analysis" in info.template:
         return HARMONY  # its own has one call per message, and no text beside thoughts and calls
-    if "<｜tool▁calls▁begin｜>" in info.template and "tools" not in info.template and "thinking" in info.template:
+    if (
+        "<｜tool▁calls▁begin｜>" in info.template
+        and "tools" not in info.template
+        and "thinking" in info.template
+    ):
         return DEEPSEEK_V3_1  # its own writes no tools
     if info.template:
         return None

@@ -33,7 +33,15 @@ _CONTROL_TYPES = (3, 4)
 
 _END_OF_GENERATION = (
     *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<EOT>"),
-    *("<end_of_turn>", "<turn|>", "<|return|>", "<|call|>", "<|end_of_msg|>", "<｜end▁of▁sentence｜>", "</s>"),
+    *(
+        "<end_of_turn>",
+        "<turn|>",
+        "<|return|>",
+        "<|call|>",
+        "<|end_of_msg|>",
+        "<｜end▁of▁sentence｜>",
+        "</s>",
+    ),
 )
 """Names of tokens at which llama.cpp ends an answer, whatever the metadata says."""
 

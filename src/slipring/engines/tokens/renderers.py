@@ -7,6 +7,8 @@ writes, or where the operator names it.
 import datetime
 import re
 
+from slipring.core.chain.head import Head
+from slipring.core.generation import Settings
 from slipring.engines.tokens.builtin_templates import NAMES, builtin_template, find_builtin
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.rendering_options import (
@@ -21,18 +23,18 @@ from slipring.prompts.dialects.dialect import Dialect
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.dialects.llama3 import Llama3
 from slipring.prompts.rendering import Renderer
-from slipring.prompts.templates.dialect_comparison import writes_the_same
 from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
 from slipring.prompts.templates.template_values import TemplateError
+from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
+from slipring.protocol import wire
+from slipring.protocol.items import Item, read_item
 
 _DIALECTS: dict[str, type[Dialect]] = {ChatMl.name: ChatMl, Llama3.name: Llama3}
 _DEFAULT_SYSTEM = re.compile(r"<\|im_start\|>system\n(.*?)<\|im_end\|>\n", re.DOTALL)
 
 
-def make_renderer(
-    kind: str, options: RenderingOptions, info: ModelInfo, vocabulary: Vocabulary
-) -> Renderer:
+def make_renderer(kind: str, options: RenderingOptions, info: ModelInfo, vocabulary: Vocabulary) -> Renderer:
     """Make the renderer that the options name; without a name, the one that suits the model.
 
     ``kind`` is the engine's, for messages. Raises ``StartupError``.
@@ -69,7 +71,11 @@ def make_renderer(
 
 def _as_dialect(renderer: TemplateRenderer) -> DialectRenderer | None:
     """The ChatML dialect, if it writes what the template writes: templates without tools and thoughts do."""
-    if not renderer.vocabulary.is_local or renderer.detected.writes_tools or renderer.output_format.think_open:
+    if (
+        not renderer.vocabulary.is_local
+        or renderer.detected.writes_tools
+        or renderer.output_format.think_open
+    ):
         return None
     try:
         written = renderer.template.render([{"role": "user", "content": "?"}])
@@ -77,4 +83,31 @@ def _as_dialect(renderer: TemplateRenderer) -> DialectRenderer | None:
         return None
     system = _DEFAULT_SYSTEM.match(written)
     dialect = DialectRenderer(ChatMl(system.group(1) if system else ""), renderer.vocabulary)
-    return dialect if writes_the_same(dialect, renderer) else None
+    return (
+        dialect if all(_written(dialect, probe) == _written(renderer, probe) for probe in _PROBES) else None
+    )
+
+
+def _written(renderer: Renderer, probe: tuple[Head, tuple[Item, ...]]) -> list[int]:
+    head, items = probe
+    encoder = BudgetedEncoder(renderer.vocabulary)
+    return renderer.open(renderer.start(head, Settings(), items, encoder)).ids()
+
+
+def _message(role: str, text: str) -> Item:
+    return read_item(wire.encode({"type": "message", "role": role, "content": text}), "input")
+
+
+_SYSTEM, _USER, _ANSWER = _message("system", " S "), _message("user", " U\n"), _message("assistant", " A ")
+_PROBES = tuple(
+    (head, items)
+    for head in (Head(), Head("Be brief.\n"))
+    for items in (
+        (_USER,),
+        (_SYSTEM, _USER),
+        (_USER, _SYSTEM, _USER),
+        (_USER, _ANSWER, _USER),
+        (_SYSTEM, _USER, _USER, _ANSWER, _USER, _ANSWER),
+    )
+)
+"""Conversations that both must write with the same tokens."""

@@ -22,6 +22,7 @@ from slipring.engines.remote.upstream import Upstream, UpstreamOptions, read_eac
 from slipring.engines.tokens.job_rendering import count, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_renderer
+from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.errors import ApiError, ServerError, StartupError
@@ -40,16 +41,9 @@ class TokenServerOptions(UpstreamOptions):
     tokenizer: str = option(
         "", "the model's `tokenizer.json`, or a directory that holds it and `tokenizer_config.json`"
     )
-    dialect: str = option(
-        "", "how contexts are written: template, or the name of a built-in format; empty: as the model needs it"
-    )
-    thinking: str = option(
-        "template",
-        "thoughts of earlier turns: template (dropped where the model's template drops them) or keep",
-    )
-    variables: str = option(
-        "", "further variables of the model's template: `name:value`, separated by semicolons"
-    )
+    dialect: str = dialect_option()
+    thinking: str = thinking_option()
+    variables: str = variables_option()
     model: str = option("", "the model's name at the server; empty: the first that it serves")
     context: int = option(0, "tokens of context; 0: as many as the server reports")
 
@@ -134,9 +128,7 @@ class TokenServer(Engine):
         )
         self._models = [model]
         # In a thread: it is CPU time, and may need the server's tokenizer.
-        self.renderer = await asyncio.to_thread(
-            make_renderer, self.name, self.options.dialect, info, vocabulary
-        )
+        self.renderer = await asyncio.to_thread(make_renderer, self.name, self.options, info, vocabulary)
         await prefetch(self.renderer)
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ whole context.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from msgspec import Struct
@@ -106,6 +106,10 @@ class Dialect(ABC):
             return self.preamble()
         pieces = tuple(piece for part in parts for piece in ("\n\n", *part))[1:]
         return [*self.preamble(), *self.open("system"), Phrase(pieces), *self.close()]
+
+    def write_default_system(self, items: Sequence[Item]) -> list[Fragment]:
+        """What precedes the first items of a context without a head."""
+        return []
 
     def write_items(self, block: Block, items: Iterable[Item]) -> tuple[list[Fragment], Block]:
         """Write items after a context that left ``block`` open; return the block that they leave open."""

@@ -7,7 +7,7 @@ renders the head again and keeps the ids of the body.
 from collections.abc import Iterable, Iterator, Sequence
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Job
+from slipring.core.generation import Job, Settings
 from slipring.prompts.dialects.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
 from slipring.prompts.rendering import Preface, Rendered, Renderer, Step, empty
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
@@ -33,8 +33,10 @@ class DialectRenderer(Renderer):
             self._stop_ids = frozenset(map(self.vocabulary.control, known))
         return self._stop_ids
 
-    def start(self, job: Job, items: Sequence[Item], encoder: BudgetedEncoder) -> Rendered:
-        preface = self._preface(job.head, job.settings.format, encoder)
+    def start(
+        self, head: Head, settings: Settings, items: Sequence[Item], encoder: BudgetedEncoder
+    ) -> Rendered:
+        preface = self._preface(head, settings.format, encoder)
         return self._write(Rendered(self._writer, preface, empty(Block.NONE)), items, encoder)
 
     def append(self, position: Rendered, job: Job, encoder: BudgetedEncoder) -> Rendered:
@@ -82,6 +84,8 @@ class DialectRenderer(Renderer):
         fragments, block = self.dialect.write_items(before, items)
         if not fragments and block is before:
             return start
+        if not start.total:
+            fragments = [*self.dialect.write_default_system(items), *fragments]
         return start.then(self.encode(fragments, encoder), block)
 
 

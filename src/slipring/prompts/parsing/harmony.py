@@ -143,8 +143,8 @@ class HarmonyParser:
 
     def _read_without_header(self, text: str) -> bool:
         """Read text that no header precedes."""
-        if not text and not self._pending:
-            return False
+        if not text and (self._header or not self._pending) and not self._pending.strip(SPACE):
+            return False  # white space between messages
         self._state = _TEXT
         self._is_empty = self._last_state is not _TEXT
         self._emit(text)

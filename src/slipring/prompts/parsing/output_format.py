@@ -58,6 +58,8 @@ class JsonCalls(CallLayout, frozen=True, kw_only=True, tag="json"):
 class NamedJsonCalls(CallLayout, frozen=True, kw_only=True, tag="named_json"):
     """A call is a name, a mark and the arguments as JSON: ``[TOOL_CALLS]f[ARGS]{…}``."""
 
+    id_open: str = ""
+    """Begins an id that stands before ``open`` and the name: Solar's ``<|tool_call:begin|>``."""
     name_prefix: str = ""
     """Written before the name, and optional for the parser: Kimi's ``functions.``."""
     id_separator: str = ""

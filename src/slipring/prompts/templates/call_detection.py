@@ -1,6 +1,6 @@
-"""Finds how a chat template writes calls: where names, keys and values of probe calls come out, and what is between.
+"""Finds how a chat template writes calls: where names, keys and values come out, and what is between them.
 
-Each of the layouts has a function that reads the texts of ``_Written`` and returns None if they have another one.
+Each layout has a function that reads ``_Written`` and returns None if that has another layout.
 """
 
 import json
@@ -16,12 +16,15 @@ from slipring.prompts.templates.probe_conversations import (
     FIRST_VALUE,
     IDS,
     NAME,
+    NEXT_QUESTION,
     NUMBER,
+    QUESTION,
     SECOND_KEY,
     SECOND_VALUE,
     STRINGS,
     TEXT,
     Probe,
+    user,
 )
 from slipring.prompts.templates.text_comparison import (
     TAG,
@@ -33,6 +36,7 @@ from slipring.prompts.templates.text_comparison import (
 from slipring.prompts.templates.thought_detection import Thoughts
 
 _PREFIX_OF_NAME = re.compile(r"(?<=[>\]])[\w.]+$")
+_FIRST_TAG = re.compile(rf"(?:{TAG.pattern})\s*")
 _ARRAY_OPEN = re.compile(r"\[\s*$")
 _decoder = json.JSONDecoder()
 
@@ -51,8 +55,8 @@ class _Written(Struct, frozen=True):
     """From where an answer of text differs; one call if the template refuses two."""
     ending: str
     """What answers of calls and of text end with; not part of ``calls``."""
-    texts_end: bool
-    """Whether the template ends answers of text with a mark."""
+    text_end: str
+    """The mark after an answer of text, if there is one."""
     probe: Probe
 
 
@@ -80,7 +84,7 @@ def find_calls(probe: Probe, thoughts: Thoughts) -> Found | None:
     written = _Written(
         calls=thoughts.without_empty(two[len(common_prefix(two, text)) : len(two) - len(ending)]),
         ending=ending,
-        texts_end=TAG.search(text, text.rfind(TEXT)) is not None,
+        text_end=mark_after_text(probe),
         probe=probe,
     )
     for layout in (_json_calls, _python_calls, _named_json_calls, _tagged_calls):
@@ -102,23 +106,45 @@ def _marks(written: _Written, before: str, middle: str | None, after: str) -> _M
         before = before[: len(before) - len(opening)]
         after = after[len(close) :]
     section_close, ending = _ending(written, before, after) if middle is not None else ("", written.ending)
-    return _Marks(marked(before), opening, close, between, marked(section_close), ending)
+    return _Marks(
+        _constant(marked(before)), opening, close, _constant(between), marked(section_close), ending
+    )
+
+
+def _constant(mark: str) -> str:
+    """The mark, or nothing if it repeats the call's name, which no format can say."""
+    return "" if NAME in mark else mark
 
 
 def _ending(written: _Written, section_open: str, rest: str) -> tuple[str, str]:
     """Divide what stands after all calls: the end of the section, and the end of the answer."""
-    tags = list(TAG.finditer(rest))
-    if marked(written.ending) or not written.texts_end or len(tags) < (2 if marked(section_open) else 1):
+    if marked(written.ending):
         return rest, written.ending
-    return rest[: tags[-1].start()], rest[tags[-1].start() :]  # it differs from the end of an answer of text
+    tags = list(TAG.finditer(rest))
+    is_same = bool(tags) and tags[-1].group() == written.text_end
+    if is_same or (written.text_end and len(tags) > (1 if marked(section_open) else 0)):
+        return rest[: tags[-1].start()], rest[tags[-1].start() :]
+    return rest, ""
+
+
+def mark_after_text(probe: Probe) -> str:
+    """The first mark after an answer of text: what ends it or, if nothing does, what begins the next turn."""
+    messages = [user(QUESTION), probe.answer(text=TEXT), user(NEXT_QUESTION)]
+    for each in (messages[:2], messages):
+        after = (probe.write(each) or "").rpartition(TEXT)[2].partition(NEXT_QUESTION)[0]
+        mark = TAG.search(after)
+        if mark is not None or re.search(r"[<>\[\]]", after):
+            return mark.group() if mark is not None else after.strip()
+    return ""
 
 
 def _named_json_calls(written: _Written) -> Found | None:
     """``[TOOL_CALLS]f[ARGS]{…}``."""
     spans = [_arguments_after(written.calls, at) for at in _places(written.calls, NAME)]
-    if not spans or None in spans:
+    found = [span for span in spans if span is not None]
+    if not found:
         return None
-    (start, first_open, end), *others = [span for span in spans if span is not None]
+    (start, first_open, end), *others = found
     text = written.calls
     marks = _marks(
         written,
@@ -128,6 +154,8 @@ def _named_json_calls(written: _Written) -> Found | None:
     )
     if not marks.open:
         return None  # a name without a mark before it cannot be told from text
+    section_open, id_open = _id_before(marks.section_open, IDS[0])
+    between, _ = _id_before(marks.between, IDS[1])
     separator, arguments_open, is_index = _id_in(
         text[start + len(NAME) : first_open],
         text[others[-1][0] + len(NAME) : others[-1][1]] if others else None,
@@ -135,11 +163,12 @@ def _named_json_calls(written: _Written) -> Found | None:
     prefix = _PREFIX_OF_NAME.search(marks.open)
     name_prefix = prefix.group() if prefix else ""
     calls = NamedJsonCalls(
-        section_open=marks.section_open,
+        section_open=section_open,
         section_close=marks.section_close,
         open=marks.open.removesuffix(name_prefix),
         close=marks.close,
-        between=marks.between,
+        between=between,
+        id_open=id_open,
         name_prefix=name_prefix,
         id_separator=separator,
         id_is_index=is_index,
@@ -152,13 +181,23 @@ def _arguments_after(text: str, name_at: int) -> tuple[int, int, int] | None:
     """Where a name begins, and where the JSON object of arguments after it begins and ends."""
     begin = text.find("{", name_at)
     value, end = _decode(text, begin) if begin >= 0 else (None, 0)
-    if not isinstance(value, dict) or FIRST_KEY not in value or FIRST_KEY in text[name_at:begin]:
+    between = text[name_at + len(NAME) : begin]
+    if not isinstance(value, dict) or FIRST_KEY not in value or FIRST_KEY in between or NAME in between:
         return None
     return name_at, begin, end
 
 
+def _id_before(text: str, id: str) -> tuple[str, str]:
+    """Divide what stands before a call if it ends with an id: the rest, and the mark before the id."""
+    if not text.endswith(id):
+        return text, ""
+    marks = list(TAG.finditer(text.removesuffix(id)))
+    at = marks[-1].start() if marks else len(text) - len(id)
+    return text[:at], text[at:].removesuffix(id)
+
+
 def _id_in(first: str, second: str | None) -> tuple[str, str, bool]:
-    """Divide what stands between name and arguments: what precedes an id, what follows it, whether it counts."""
+    """Divide what stands between name and arguments: what precedes an id, what follows, whether it counts."""
     for id, next_id, is_index in ((*IDS, False), ("0", "1", True)):
         separator, found, rest = first.partition(id)
         if found and separator and (second is None or second == separator + next_id + rest):
@@ -179,7 +218,7 @@ def _json_calls(written: _Written) -> Found | None:
     arguments = [key for key, kind in keys.items() if kind == "arguments"]
     if not arguments:
         return None
-    ids = [key for key, kind in keys.items() if kind == "id" and key not in ("type",)]
+    ids = [key for key, kind in keys.items() if kind == "id" and key != "type"]
     before, after = text[: first.start], text[last.end :]
     array = _ARRAY_OPEN.search(before)
     is_array = array is not None and after.lstrip().startswith("]")
@@ -269,16 +308,17 @@ def _tagged_calls(written: _Written) -> Found | None:
         middle.removeprefix(value_close) if middle is not None else None,
         after.removeprefix(value_close),
     )
-    if not key_open or not marks.open:
+    to_value = text[first.keys[0] + len(FIRST_KEY) : first.values[0]]
+    if not key_open or not marks.open or to_value.endswith('"'):  # strings as JSON: no format can say that
         return None
+    attributes = _attributes(written.probe, to_value)
     opening = re.search(r"<[^<>]*$", marks.open)
     name_open = opening.group() if opening else ""
     open = marks.open.removesuffix(name_open)
-    first_close = TAG.match(marks.close)
-    arguments_close = marks.close if name_open and not open else ""
-    if name_open and open and first_close:
-        arguments_close = re.sub(r"(?<=>)(\s*).*", r"\1", marks.close, count=1, flags=re.DOTALL)
-    attributes = _attributes(written.probe, text[first.keys[0] + len(FIRST_KEY) : first.values[0]])
+    inner_close = _FIRST_TAG.match(marks.close) if open else None  # the tag of the name ends before the call
+    arguments_close = inner_close.group() if inner_close else marks.close
+    if not name_open:
+        arguments_close = ""
     calls = TaggedCalls(
         section_open=marks.section_open,
         section_close=marks.section_close,

@@ -1,8 +1,8 @@
 """Finds how a model writes its answers, from its chat template.
 
-The template writes earlier answers of the assistant as the model has learned to write them. So small conversations
-are rendered and compared: what stands around a probe's thoughts, text and calls are the marks of the model's
-``OutputFormat``. Formats that do not come out that way are recognised by their marks in the template's source.
+The template writes earlier answers of the assistant as the model has learned to write them. So small
+conversations are rendered and compared: what stands around the thoughts, the text and the calls of a probe
+are the marks of the model's ``OutputFormat``. Other formats are recognised by marks in the template's source.
 """
 
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from slipring.prompts.parsing.known_formats import (
+    DEEPSEEK_V3,
     GEMMA4,
     HARMONY,
     HERMES,
@@ -31,7 +32,7 @@ from slipring.prompts.parsing.output_format import (
     PythonCalls,
     TaggedCalls,
 )
-from slipring.prompts.templates.call_detection import Found, find_calls
+from slipring.prompts.templates.call_detection import Found, find_calls, mark_after_text
 from slipring.prompts.templates.probe_conversations import (
     IDS,
     NAME,
@@ -91,6 +92,7 @@ _UNFINDABLE = (
 """What rendering does not show, or shows in part."""
 _UNWRITTEN = (
     _Recognised(("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"), "Kimi K2", KIMI_K2),
+    _Recognised(("<｜tool▁calls▁begin｜>", "```json"), "DeepSeek V3", DEEPSEEK_V3),
     _Recognised(("<|tool_call|>", "JSON list"), "Granite 3", _GRANITE_3),
     _Recognised(("<|tool_list_start|>",), "LFM2", LFM2),
     _Recognised(("List of tools: [", "keep_past_thinking"), "LFM2", LFM2),
@@ -109,18 +111,29 @@ class DetectedFormat(Struct, frozen=True, kw_only=True):
     """Whether the template describes the tools that it is given."""
     writes_calls: bool
     """Whether the template writes the calls of earlier answers."""
+    writes_several_calls: bool
+    """Whether the template writes all calls of an answer, and not only the first one."""
+    writes_thoughts: bool
+    """Whether the template writes the thoughts of an answer, at least in a tool loop."""
+    takes_thoughts_with_text: bool
+    """Whether the template takes thoughts and text in one answer of calls; gpt-oss' refuses it."""
+    takes_later_system_messages: bool
+    """Whether the template takes a system message that is not the first one."""
     thinking: ThinkingSwitches
+    takes_null_content: bool = False
+    """Whether the template takes answers of calls without text only if their content is None."""
     takes_text_arguments: bool = False
     """Whether the template takes the arguments of calls only as JSON text."""
     takes_thought_chunks: bool = False
-    """Whether the template takes thoughts only as chunks of content: ``{"type": "thinking", "thinking": …}``."""
+    """Whether the template takes thoughts only as chunks of content, ``{"type": "thinking", "thinking": …}``,
+    and not from a field of the message."""
 
 
 def detect_format(
     render: Render, source: str, response_template: Mapping[str, Any] | None = None
 ) -> DetectedFormat:
-    """Find the output format of a template. ``response_template``: the description of answers that transformers
-    reads from ``tokenizer_config.json``, if the model has one."""
+    """Find the output format of a template. ``response_template``: the description of answers in the model's
+    ``tokenizer_config.json``, if it has one."""
     probe = Probe(render, {})
     writes_calls = probe.adapt()
     thinking = find_switches(probe, source)
@@ -137,10 +150,32 @@ def detect_format(
         found=found,
         writes_tools=NAME in (probe.write([user(QUESTION)], prompt=True) or ""),
         writes_calls=writes_calls,
+        writes_several_calls=_count_calls(thinker, 2) > _count_calls(thinker, 1),
+        writes_thoughts=thoughts.are_written,
+        takes_thoughts_with_text=thinker.after_question(
+            thinker.answer(thoughts=THOUGHT, text=TEXT, calls=[STRINGS])
+        )
+        is not None,
+        takes_later_system_messages=_takes_later_system_messages(probe),
         thinking=thinking,
+        takes_null_content=thinker.has_null_content,
         takes_text_arguments=thinker.takes_text_arguments,
         takes_thought_chunks=thoughts.are_chunks,
     )
+
+
+def _count_calls(probe: Probe, number: int) -> int:
+    return (probe.after_question(probe.answer(calls=[STRINGS] * number)) or "").count(NAME)
+
+
+def _takes_later_system_messages(probe: Probe) -> bool:
+    messages = [
+        user(QUESTION),
+        probe.answer(text=TEXT),
+        {"role": "system", "content": THOUGHT},
+        user(NEXT_QUESTION),
+    ]
+    return THOUGHT in (probe.write(messages, prompt=True) or "")
 
 
 def _find_format(
@@ -151,12 +186,13 @@ def _find_format(
         return known.format, f"{_layout(known.format)} of {known.family}, known by marks in the template"
     found = find_calls(probe, thoughts) if writes_calls else None
     calls, how = _calls(found, source)
+    ignored = _ignored(probe, thoughts, calls)
     format = OutputFormat(
         calls=calls,
         think_open=thoughts.open,
         think_close=thoughts.close,
-        ignored=_ignored(probe, thoughts),
-        stops=_stops(probe, found),
+        ignored=ignored,
+        stops=tuple(stop for stop in _stops(probe, found) if stop not in ignored),
     )
     return format, how
 
@@ -165,7 +201,8 @@ def _calls(found: Found | None, source: str) -> tuple[Calls | None, str]:
     """The layout of calls, and how it was found."""
     if found is not None:
         calls = found.calls
-        if isinstance(calls, JsonCalls) and "<|python_tag|>" in source and not calls.open:
+        is_llama = "<|start_header_id|>" in source or "<|python_tag|>" in source
+        if isinstance(calls, JsonCalls) and is_llama and not (calls.section_open or calls.open):
             calls = msgspec.structs.replace(calls, announcement="<|python_tag|>")
         return calls, f"{_LAYOUTS[type(calls)]}, found by rendering the template"
     unwritten = _recognise(_UNWRITTEN, source)
@@ -183,80 +220,69 @@ def _recognise(known: tuple[_Recognised, ...], source: str) -> _Recognised | Non
     return next((each for each in known if all(mark in source for mark in each.marks)), None)
 
 
-def _ignored(probe: Probe, thoughts: Thoughts) -> tuple[str, ...]:
-    """Marks around the text of an answer, which are not part of thoughts and do not end the answer."""
-    written = probe.after_question(probe.answer(text=TEXT, thoughts=THOUGHT)) or ""
-    before, _, after = written.partition(TEXT)
-    if THOUGHT in before:
-        before = before.partition(THOUGHT)[2].removeprefix(thoughts.close)
+def _ignored(probe: Probe, thoughts: Thoughts, calls: Calls | None) -> tuple[str, ...]:
+    """Marks before the text and the calls of an answer, and after its text, that do not end the answer."""
+    marks: list[str] = []
+    for answer in (probe.answer(text=TEXT, thoughts=THOUGHT), probe.answer(text=TEXT)):
+        before, _, after = (probe.after_question(answer) or "").partition(TEXT)
+        marks.append(_before_content(probe, thoughts, before))
+    written = probe.after_question(probe.answer(calls=[STRINGS])) or ""
+    ending = common_suffix(written, after)
+    if marked(ending):
+        marks.append(after.removesuffix(ending))
+    if calls is not None and (start := (calls.section_open or calls.open).strip()):
+        answer = probe.answer(thoughts=THOUGHT, calls=[STRINGS])
+        before, found, _ = (probe.after_question(answer) or "").partition(start)
+        marks.append(_before_content(probe, thoughts, before) if found else "")
+    return tuple(dict.fromkeys(mark.strip() for mark in marks if TAG.search(mark) and NAME not in mark))
+
+
+def _before_content(probe: Probe, thoughts: Thoughts, before: str) -> str:
+    """What the model writes before text or calls, without its thoughts and their marks."""
+    _, has_thought, after = before.partition(THOUGHT)
+    if has_thought:
+        before = after.removeprefix(thoughts.close)
     else:
         prompt = probe.after_question(prompt=True) or ""
         before = before.removeprefix(prompt) if before.startswith(prompt) else ""
     for mark in filter(None, (thoughts.open.strip(), thoughts.close.strip())):
         before = before.replace(mark, "")
-    marks = [before] if TAG.search(before) else []
-    calls = probe.after_question(probe.answer(calls=[STRINGS])) or ""
-    ending = common_suffix(calls, after)
-    if marked(ending) and TAG.search(after.removesuffix(ending)):
-        marks.append(after.removesuffix(ending))
-    return tuple(mark.strip() for mark in marks)
+    return before
 
 
 def _stops(probe: Probe, found: Found | None) -> tuple[str, ...]:
-    """Control tokens that end an answer of text and of calls; where nothing ends them, what begins the next turn."""
-    written = probe.after_question(probe.answer(text=TEXT, thoughts=THOUGHT)) or ""
-    text_ending = written.rpartition(TEXT)[2]
-    stops = []
-    if found is not None and marked(found.ending) and text_ending.endswith(found.ending):
-        stops.append(_first_token(found.ending))
+    """Tokens that end an answer of text and of calls; where nothing ends them, what begins the next turn."""
+    if found is not None and marked(found.ending) and (mark := TAG.search(found.ending)):
+        after_calls = mark.group()
     else:
-        stops.append(_last_token(text_ending) or _next_turn(probe, text=True))
-        if found is not None:
-            stops.append(_last_token(found.ending) or _next_turn(probe, text=False))
+        after_calls = (found.ending.strip() or _mark_after_calls(probe)) if found is not None else ""
     inner = _inner_marks(probe)
-    return tuple(dict.fromkeys(stop for stop in stops if stop and stop not in inner))
+    stops = dict.fromkeys((mark_after_text(probe), after_calls))
+    return tuple(stop for stop in stops if stop and stop not in inner)
 
 
 def _inner_marks(probe: Probe) -> str:
     """What stands within answers: between thoughts, text and calls."""
-    whole = probe.after_question(probe.answer(text=TEXT, thoughts=THOUGHT, calls=[STRINGS, STRINGS])) or ""
-    text = probe.after_question(probe.answer(text=TEXT, thoughts=THOUGHT)) or ""
-    calls = probe.after_question(probe.answer(thoughts=THOUGHT, calls=[STRINGS])) or ""
-    inner = [whole[: whole.rfind(SECOND_VALUE)]] + [each.partition(NAME)[0] for each in (calls,)]
-    inner.append(text.rpartition(TEXT)[0])
-    return "".join(
-        each.partition(THOUGHT)[2] if THOUGHT in each else each.partition(TEXT)[2] for each in inner
+    inner = ""
+    for text, calls in ((TEXT, [STRINGS, STRINGS]), (TEXT, []), ("", [STRINGS])):
+        written = probe.after_question(probe.answer(text=text, thoughts=THOUGHT, calls=calls)) or ""
+        places = [written.rfind(part) for part in (THOUGHT, TEXT, SECOND_VALUE) if part in written]
+        inner += written[min(places) : max(places)] if places else ""
+    return inner
+
+
+def _mark_after_calls(probe: Probe) -> str:
+    """The first mark after an answer of calls to which the template adds nothing."""
+    messages = [user(QUESTION), probe.answer(calls=[STRINGS]), output(IDS[0])]
+    alone, written = (
+        (probe.write(each) or "").rpartition(SECOND_VALUE)[2] for each in (messages[:2], messages)
     )
-
-
-def _first_token(ending: str) -> str:
-    tag = TAG.search(ending)
-    return tag.group() if tag else ending.strip()
-
-
-def _last_token(ending: str) -> str:
-    tags = TAG.findall(ending)
-    return tags[-1] if tags else ending.strip()
-
-
-def _next_turn(probe: Probe, *, text: bool) -> str:
-    """The first mark after an answer to which the template adds nothing."""
-    if text:
-        messages = [user(QUESTION), probe.answer(text=TEXT), user(NEXT_QUESTION)]
-        last = TEXT
-    else:
-        messages = [user(QUESTION), probe.answer(calls=[STRINGS]), output(IDS[0])]
-        last = SECOND_VALUE
-    written = (probe.write(messages) or "").rpartition(last)[2]
-    alone = (probe.write(messages[:-1]) or "").rpartition(last)[2]
-    if not written.startswith(alone):
-        return ""
-    tag = TAG.search(written.removeprefix(alone).partition(NEXT_QUESTION)[0])
-    return tag.group() if tag else ""
+    mark = TAG.search(written, len(alone)) if written.startswith(alone) else None
+    return mark.group() if mark is not None else ""
 
 
 def _prefer(described: OutputFormat, rendered: OutputFormat, found: str) -> tuple[OutputFormat, str]:
-    """The format that a response_template describes; the rendered one if both agree, which has exact white space."""
+    """The format that a response_template describes; if both agree the rendered one, with its white space."""
     how = f"{_layout(described)}, as the model's response_template says" if _has_calls(described) else found
     if _agree(described, rendered):
         return rendered, f"{how}, and the template writes them so"

@@ -1,7 +1,7 @@
 """Small conversations that are rendered with a chat template to find out what it writes.
 
-All texts of a probe are unique, so that they can be found in the template's output. Thoughts are passed in all the
-fields that templates read them from.
+All texts of a probe are unique, so that they can be found in what the template writes. Thoughts are passed in
+all the fields that templates read them from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ TOOLS: list[Dict] = [
 
 
 class Render(Protocol):
-    """Renders a conversation with a model's chat template. Raises any exception if the template refuses it."""
+    """Renders a conversation with a model's chat template; raises any exception if the template fails."""
 
     def __call__(
         self,
@@ -60,7 +60,7 @@ class Probe:
         self.takes_text_arguments = False
         """Whether the arguments of calls are passed as JSON text, because the template refuses objects."""
         self.has_null_content = False
-        """Whether an answer of calls is passed without content, because the template ignores its calls else."""
+        """Whether the content of an answer of calls is None, because the template ignores its calls else."""
 
     def using(self, variables: Mapping[str, object]) -> "Probe":
         """A probe of the same template with other variables."""
@@ -101,12 +101,20 @@ class Probe:
 
     def adapt(self) -> bool:
         """Find out how the template takes calls. Returns whether it writes them at all."""
-        for self.takes_text_arguments in (False, True):
-            for self.has_null_content in (False, True):
-                if NAME in (self.after_question(self.answer(calls=[STRINGS])) or ""):
-                    return True
+        for takes_text in (False, True):
+            written = {null: self._written_call(takes_text, null) for null in (False, True)}
+            # A template that has a case for calls without content writes less for them.
+            for null in sorted(filter(written.get, written), key=lambda null: len(written[null])):
+                self.takes_text_arguments, self.has_null_content = takes_text, null
+                return True
         self.takes_text_arguments = self.has_null_content = False
         return False
+
+    def _written_call(self, takes_text: bool, null: bool) -> str:
+        """What the template writes for a call; nothing if its name is missing."""
+        self.takes_text_arguments, self.has_null_content = takes_text, null
+        written = self.after_question(self.answer(calls=[STRINGS])) or ""
+        return written if NAME in written else ""
 
     def after_question(self, *messages: Dict, prompt: bool = False) -> str | None:
         """What the template writes from the user's question on, which the messages follow."""

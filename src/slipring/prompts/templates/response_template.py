@@ -1,7 +1,7 @@
 """Reads a model's ``response_template``: what transformers parses answers by, from ``tokenizer_config.json``.
 
 It names regions of an answer (thoughts, text, calls) with their delimiters, which are literals or regular
-expressions. Only those expressions are read that are literals with white space and named groups.
+expressions. Only expressions of literals, white space, named groups and optional parts are read.
 """
 
 import re
@@ -21,7 +21,10 @@ from slipring.prompts.parsing.output_format import (
 _THOUGHT_FIELDS = ("thinking", "reasoning_content", "reasoning")
 _MAX_PATTERN_CHARS = 1000
 _GROUP = re.compile(r"\(\?P<(\w+)>(?:[^()\\]|\\.)*\)")
-_SPACE = re.compile(r"\\s[*+?]?|\\n\?")
+_OPTIONAL = re.compile(r"\(\?:((?:[^()\\]|\\.)*)\)\?")
+"""A part that may be missing: the header of a message within an answer."""
+_SPACE = re.compile(r"\\s[*+?]?|\\n\?|\[\^<\]\*")
+"""White space, or text up to a mark."""
 _META = re.compile(r"(?<!\\)[.*+?()\[\]{}^$|]|\\[wdbWDSB]")
 _PLACEHOLDER = re.compile(r"\{(?:content\.)?(\w+)\}")
 Spec = Mapping[str, Any]
@@ -40,15 +43,21 @@ def read_response_template(template: Spec) -> OutputFormat | None:
         return None
     thoughts: Spec = next((fields[name] for name in _THOUGHT_FIELDS if name in fields), {})
     content: Spec = fields.get("content", {})
-    ignored = [_first(content.get("open")), _first(content.get("close"))] if "open" in content else []
-    stops = [] if "open" in content else _literals(content.get("close"))
+    opening = _delimiter(content, "open")
+    ignored = [opening, _delimiter(content, "close")] if opening else []
+    ignored += [mark for field in fields.values() for mark in _optional_marks(field)]
+    stops = [] if opening else _literals(content.get("close"))
     return OutputFormat(
         calls=layout,
         think_open=_delimiter(thoughts, "open") or "",
         think_close=_delimiter(thoughts, "close") or "",
-        ignored=tuple(mark for mark in ignored if mark),
+        ignored=tuple(dict.fromkeys(mark for mark in ignored if mark)),
         stops=tuple(stops),
     )
+
+
+def _mapping(value: object) -> Spec:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _literals(value: object) -> list[str]:
@@ -74,12 +83,20 @@ def _parts(pattern: str) -> list[str] | None:
     if len(pattern) > _MAX_PATTERN_CHARS:
         return None
     parts: list[str] = []
-    for at, part in enumerate(_GROUP.split(pattern)):
+    for at, part in enumerate(_GROUP.split(_OPTIONAL.sub("", pattern))):
         literal = part if at % 2 else _SPACE.sub("", part)
         if at % 2 == 0 and _META.search(literal):
             return None
         parts.append(literal if at % 2 else re.sub(r"\\(.)", _unescape, literal))
     return parts
+
+
+def _optional_marks(field: Spec) -> list[str]:
+    """What may precede a region: no content."""
+    marks = [
+        _parts(part) for part in _OPTIONAL.findall(str(field.get("open_pattern", ""))[:_MAX_PATTERN_CHARS])
+    ]
+    return [parts[0] for parts in marks if parts is not None and len(parts) == 1]
 
 
 def _unescape(escape: re.Match[str]) -> str:
@@ -91,8 +108,8 @@ def _read_calls(field: Spec) -> Calls | None:
         return _read_tagged(field)
     if field.get("content") != "json":
         return None
-    arguments: Spec = field.get("content_args") or {}
-    if "open_pattern" in field:
+    arguments: Spec = _mapping(field.get("content_args"))
+    if "(?P<" in str(field.get("open_pattern", "")):
         parts = _parts(str(field["open_pattern"]))
         if parts is None or len(parts) != 3 or parts[1] != "name":
             return None
@@ -104,9 +121,9 @@ def _read_calls(field: Spec) -> Calls | None:
 
 
 def _braced(parts: Sequence[str], close: str, arguments: Spec) -> Calls | None:
-    delimiters = arguments.get("string_delims") or []
+    delimiters = arguments.get("string_delims")
     tag = re.search(r"\w+:$", parts[0])
-    if not delimiters or tag is None:
+    if not isinstance(delimiters, list) or not delimiters or tag is None:
         return None
     return BracedCalls(
         open=parts[0][: tag.start()], close=close, name_open=tag.group(), quote=_first(delimiters[0])
@@ -114,9 +131,7 @@ def _braced(parts: Sequence[str], close: str, arguments: Spec) -> Calls | None:
 
 
 def _read_json(field: Spec) -> Calls | None:
-    transform = field.get("transform") or {}
-    function = transform.get("function", {}) if isinstance(transform, Mapping) else {}
-    keys = function if isinstance(function, Mapping) else {}
+    keys = _mapping(_mapping(field.get("transform")).get("function"))
     name = _PLACEHOLDER.fullmatch(str(keys.get("name", "{name}")))
     arguments = _PLACEHOLDER.fullmatch(str(keys.get("arguments", "{arguments}")))
     open, close = _delimiter(field, "open"), _delimiter(field, "close")
@@ -135,7 +150,7 @@ def _read_json(field: Spec) -> Calls | None:
 
 
 def _read_tagged(field: Spec) -> Calls | None:
-    arguments: Spec = field.get("content_args") or {}
+    arguments: Spec = _mapping(field.get("content_args"))
     opening = _parts(str(field.get("open_pattern", "")))
     tag = _parts(str(arguments.get("tag_pattern", "")))
     close = _delimiter(field, "close")

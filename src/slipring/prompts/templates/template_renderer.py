@@ -7,13 +7,13 @@ not meet at a control token, the renderer raises ``CannotAppend`` and all items 
 """
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Job
+from slipring.core.generation import Job, Settings
 from slipring.errors import InvalidRequest
 from slipring.prompts.parsing.output_format import NamedJsonCalls
 from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, Step, empty
@@ -124,14 +124,16 @@ class TemplateRenderer(Renderer):
         self.detected = detected = detect_format(self._render_probe, model.source, model.response_template)
         self.output_format = detected.format
         self._fields = MessageFields(
-            thought_blocks=detected.takes_thought_chunks, text_arguments=detected.takes_text_arguments
+            thought_blocks=detected.takes_thought_chunks,
+            text_arguments=detected.takes_text_arguments,
+            null_content=detected.takes_null_content,
         )
         self.forms = ACCEPTS_ALL
         self.forms = find_forms(self._write_probe, writes_calls=detected.writes_calls)
         calls = self.output_format.calls
         self._counts_calls = isinstance(calls, NamedJsonCalls) and calls.id_is_index
-        names = filter(vocabulary.has_control, (model.eos_token, *self.output_format.stops))
-        self._stop_ids = frozenset((*model.stop_ids, *map(vocabulary.control, names)))
+        named = self._control_ids((model.eos_token, *self.output_format.stops))
+        self._stop_ids = frozenset(named.union(model.stop_ids))
         self._closers = (
             self._find_closer(ANSWERED, TEXT_PLACEHOLDER),
             self._find_closer(CALLED, LAST_CALL_PLACEHOLDER),
@@ -141,20 +143,22 @@ class TemplateRenderer(Renderer):
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids
 
-    def start(self, job: Job, items: Sequence[Item], encoder: BudgetedEncoder) -> Rendered:
-        head, format = job.head, job.settings.format
+    def start(
+        self, head: Head, settings: Settings, items: Sequence[Item], encoder: BudgetedEncoder
+    ) -> Rendered:
+        format = settings.format
         builder = self._builder({}, 0).add(items)
         messages = [*head_messages(head, format, self._describe_tools(head)), *builder.messages]
         tools = template_tools(head.tools.callables) if self.detected.writes_tools else []
-        draft = self._draft(messages, tools, encoder, job.settings.effort)
+        draft = self._draft(messages, tools, encoder, settings.effort)
         text = draft.write(messages)
         opened = draft.write(messages, prompt=True)
         prompt = draft.rest(text, opened)
         if prompt is None:
-            tail = self._tail(messages, builder, None, opened, job)
+            tail = self._tail(messages, builder, None, opened, settings)
             ids = draft.ids(opened)
         else:
-            tail = self._tail(messages, builder, draft.ids(prompt), prompt, job)
+            tail = self._tail(messages, builder, draft.ids(prompt), prompt, settings)
             ids = draft.ids(text)
         preface = Preface(head, format, _NOTHING)
         return Rendered(self._writer, preface, empty(tail)).then(ids, tail)
@@ -189,7 +193,7 @@ class TemplateRenderer(Renderer):
         if draft.has_placeholders(text + (prompt or "")):
             raise CannotAppend(MOVES_EARLIER)
         ids = None if prompt is None else draft.ids(prompt)
-        new_tail = self._tail(messages, builder, ids, text if prompt is None else prompt, job)
+        new_tail = self._tail(messages, builder, ids, text if prompt is None else prompt, job.settings)
         return position.then(draft.ids(text), new_tail)
 
     def open(self, context: Rendered) -> Rendered:
@@ -289,7 +293,7 @@ class TemplateRenderer(Renderer):
         builder: MessageBuilder,
         ids: list[int] | None,
         prompt: str,
-        job: Job,
+        settings: Settings,
     ) -> Tail:
         mark = self.output_format.think_open.strip()
         return Tail(
@@ -298,7 +302,7 @@ class TemplateRenderer(Renderer):
             prompt=None if ids is None else tuple(ids),
             opens_thought=bool(mark) and prompt.rstrip().endswith(mark),
             calls=builder.calls,
-            effort=job.settings.effort,
+            effort=settings.effort,
         )
 
     def _describe_tools(self, head: Head) -> str:
@@ -353,17 +357,19 @@ class TemplateRenderer(Renderer):
         It is the first one that ends answers. Where the template writes another one (Harmony), or none (GLM:
         the next message begins), it is the first one that is not a mark of calls.
         """
-        written = self._write_probe(self.forms.adapt(messages)) or ""
+        written = self._write_probe(messages) or ""
         region = written.rpartition(mark)[2].partition(NEXT_PLACEHOLDER)[0]
-        tokens = [piece for piece in self._finder.split(region) if isinstance(piece, int)]
-        marks = {
-            self.vocabulary.control(each)
-            for each in self.output_format.marks()
-            if self.vocabulary.has_control(each)
-        }
-        closers = [id for id in tokens if id in self._stop_ids] or [id for id in tokens if id not in marks]
+        pieces = self._finder.split(region)
+        ids = [piece for piece in pieces if isinstance(piece, int)]
+        marks = self._control_ids(self.output_format.marks())
+        if mark == TEXT_PLACEHOLDER and not _is_blank(pieces):
+            return ""  # text ends the answer
+        closers = [id for id in ids if id in self._stop_ids] or [id for id in ids if id not in marks]
         names = {self.vocabulary.control(name): name for name in self.vocabulary.control_tokens()}
         return names[closers[0]] if closers else ""
+
+    def _control_ids(self, names: Iterable[str]) -> set[int]:
+        return {self.vocabulary.control(name) for name in filter(self.vocabulary.has_control, names)}
 
 
 class _Draft:
@@ -439,6 +445,11 @@ class _Draft:
             else:
                 ids += self._encoder.encode(piece)
         return ids
+
+
+def _is_blank(pieces: Sequence[str | int]) -> bool:
+    """Whether no text but white space precedes the first control token."""
+    return not pieces or isinstance(pieces[0], int) or not pieces[0].strip()
 
 
 def _tail(rendered: Rendered) -> Tail:

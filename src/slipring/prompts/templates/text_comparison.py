@@ -1,7 +1,7 @@
 """Compares rendered texts: what they have in common, cut where a mark begins or ends.
 
-A mark is a tag such as ``<tool_call>``, ``<|im_end|>`` or ``[INST]``. Two texts may have a part of a tag in common
-by chance (``<|START_TEXT|>`` and ``<|START_ACTION|>``); such a part counts as different.
+A mark is a tag such as ``<tool_call>``, ``<|im_end|>`` or ``[INST]``. Two texts may have a part of a tag in
+common by chance (``<|START_TEXT|>`` and ``<|START_ACTION|>``); such a part counts as different.
 """
 
 import re
@@ -35,7 +35,7 @@ def _common_length(one: str, other: str) -> int:
 
 
 def from_first_tag(text: str) -> str:
-    """The text from the first tag in it, whole or begun, or without white space before it if there is none."""
+    """The text from its first tag on, whole or begun; without white space before it if there is none."""
     found = re.search(r"[<\[]", text)
     return text[found.start() :] if found else text.lstrip()
 

@@ -64,8 +64,8 @@ class ThinkingSwitches(Struct, frozen=True, kw_only=True):
     by_effort: Mapping[str, Variables] = {}
     """The variables for each of the API's efforts; empty if the template has none."""
     thinks_by_default: bool | None = None
-    """Whether the model thinks if no variable is passed; None if the template has no switch, or lets the model
-    decide."""
+    """Whether the model thinks if no variable is passed; None if the template has no switch, or lets the
+    model decide."""
     can_be_off: bool = False
     """Whether effort ``none`` turns thoughts off."""
     keep: Variables = {}
@@ -84,24 +84,18 @@ class ThinkingSwitches(Struct, frozen=True, kw_only=True):
 def find_switches(probe: Probe, source: str) -> ThinkingSwitches:
     """Find the switches of a template. ``probe`` has no variables."""
     toggle = _find_toggle(probe, source)
-    on = {toggle.name: toggle.on} if toggle else {}
-    by_effort: dict[str, Variables] = {}
+    by_effort: dict[str, Variables] = {effort: {} for effort in EFFORTS}
     if toggle is not None:
-        by_effort = {effort: on for effort in EFFORTS} | {"none": {toggle.name: toggle.off}}
+        by_effort = {effort: toggle.variables(effort) for effort in EFFORTS}
     off_is_known = toggle is not None
     for name in _named_in(source, _EFFORTS):
-        levels = _find_levels(probe.using(on), name)
-        by_effort = {
-            effort: (
-                by_effort.get(effort, {})
-                if effort == "none" and toggle
-                else by_effort.get(effort, {}) | value
-            )
-            for effort, value in ((effort, levels.variables(name, effort)) for effort in EFFORTS)
-        }
+        levels = _find_levels(probe.using(by_effort["high"]), name)
+        for effort in EFFORTS[1 if toggle is not None else 0 :]:
+            by_effort[effort] |= levels.variables(name, effort)
         off_is_known = off_is_known or levels.off is not None
     if _reads(probe, source, _BUDGET, -1, 0):
-        by_effort = {effort: by_effort.get(effort, {}) | {_BUDGET: _BUDGETS[effort]} for effort in EFFORTS}
+        for effort in EFFORTS:
+            by_effort[effort] |= {_BUDGET: _BUDGETS[effort]}
         off_is_known = True
     if not any(by_effort.values()):
         by_effort = {}
@@ -116,9 +110,14 @@ def find_switches(probe: Probe, source: str) -> ThinkingSwitches:
 
 
 class _Toggle(Struct, frozen=True):
+    """A variable that turns thoughts on and off."""
+
     name: str
     on: object
     off: object
+
+    def variables(self, effort: str) -> Variables:
+        return {self.name: self.off if effort == "none" else self.on}
 
 
 def _find_toggle(probe: Probe, source: str) -> _Toggle | None:
@@ -141,7 +140,9 @@ def _named_in(source: str, names: Iterable[str]) -> list[str]:
 
 
 def _prompt(probe: Probe) -> str | None:
-    return probe.write([user(QUESTION)], prompt=True)
+    """What a template writes for a question, with tools and without; None if it refuses both."""
+    texts = [probe.write([user(QUESTION)], prompt=True, tools=tools) for tools in (True, False)]
+    return None if texts == [None, None] else "\n".join(text or "" for text in texts)
 
 
 class _Levels(Struct, frozen=True):
@@ -207,12 +208,9 @@ def _find_keeper(probe: Probe, source: str) -> tuple[Variables, bool]:
 
 
 def _keeps(probe: Probe) -> bool:
-    """Whether the thoughts of a tool loop and of its answer are written once the user has gone on."""
-    messages = [
-        user(QUESTION),
-        probe.answer(thoughts=THOUGHT, calls=[STRINGS]),
-        output(IDS[0]),
-        probe.answer(thoughts=THOUGHT, text=TEXT),
-        user(NEXT_QUESTION),
-    ]
-    return (probe.write(messages, prompt=True) or "").count(THOUGHT) == 2
+    """Whether the thoughts of a tool loop and of an answer are written once the user has gone on."""
+    answer = [probe.answer(thoughts=THOUGHT, text=TEXT), user(NEXT_QUESTION)]
+    loop = [probe.answer(thoughts=THOUGHT, calls=[STRINGS]), output(IDS[0])]
+    with_loop = probe.write([user(QUESTION), *loop, *answer], prompt=True) or ""
+    without_tools = probe.write([user(QUESTION), *answer], prompt=True, tools=False) or ""
+    return (with_loop + without_tools).count(THOUGHT) == 3

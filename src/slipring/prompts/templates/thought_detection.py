@@ -1,4 +1,4 @@
-"""Finds the marks of thoughts: around a probe's thoughts in an answer, in the prompt, or in the template's source."""
+"""Finds the marks of thoughts: around those of a probe, in the prompt, or in the template's source."""
 
 import re
 
@@ -41,12 +41,9 @@ def find_thoughts(probe: Probe, source: str) -> Thoughts:
         return _around(probe, found, are_chunks=False)
     chunks = [{"type": "thinking", "thinking": THOUGHT}, {"type": "text", "text": TEXT}]
     written = probe.after_question({"role": "assistant", "content": chunks})
-    if (
-        written is not None
-        and _LAST_TAG.search(written.partition(THOUGHT)[0])
-        and f'"{THOUGHT}' not in written
-    ):
-        return _around(probe, [written], are_chunks=True) if THOUGHT in written else Thoughts()
+    before, has_thought, after = (written or "").partition(THOUGHT)
+    if has_thought and _LAST_TAG.search(before) and _CLOSING.match(after):
+        return _around(probe, [before + THOUGHT + after], are_chunks=True)
     return _in_prompt(probe, source)
 
 
@@ -60,10 +57,8 @@ def _around(probe: Probe, answers: list[str], *, are_chunks: bool) -> Thoughts:
     if is_blank(opening):
         last = _LAST_TAG.search(before)
         opening = last.group() if last else ""
-        if (
-            not prompt.endswith(opening) and "assistant" in opening
-        ):  # it begins the answer; the prompt goes on
-            opening = prompt.rpartition(opening)[2]
+        if "assistant" in opening and not prompt.endswith(opening):
+            opening = prompt.rpartition(opening)[2]  # that tag begins the answer, and the prompt goes on
     return Thoughts(opening, close.group() if close else "", are_chunks, are_written=True)
 
 
