@@ -128,6 +128,8 @@ def test_messages_to_others_and_broken_calls_are_emitted_as_written(text: str) -
         "<|channel|>" + 2000 * "x" + "<|message|>y",
         "<|channel|>" + 2000 * "x",
         2000 * "<|channel|>",
+        2000 * " ",
+        2000 * " " + "x",
     ],
 )
 def test_text_without_a_header_is_text(text: str) -> None:

@@ -133,6 +133,7 @@ def merged_thought(expected: list[Delta]) -> list[Delta]:
         "<tool_call>\n<function=" + 1000 * "f" + ">",
         "<tool_call>\n<function=f>\n<parameter=" + 1000 * "a" + ">",
         f"<tool_call>\n<function=f>\n{A}" + 100 * " " + "x",
+        "<tool_call>\n<function=f>\n<parameter=s>\nx\n</function>" + 100 * " " + "</tool_call> x",
         "<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
     ],
 )
