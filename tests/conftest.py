@@ -1,8 +1,10 @@
 """Fixtures for all tests."""
 
 import logging
+import os
 import secrets
 import signal
+import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,6 +19,7 @@ from tests.tap import tapped
 __all__ = [
     "data_home",
     "elsewhere",
+    "few_certificates",
     "postgres_server",
     "postgres_url",
     "real_model",
@@ -42,6 +45,19 @@ def usual_signals() -> None:
     for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let processes and clients load one of the machine's certificates, not all: aiohttp loads them twice
+    when it is imported, a seventh of the work of starting a server. No test uses TLS."""
+    found = ssl.create_default_context().get_ca_certs(binary_form=True)
+    with pytest.MonkeyPatch.context() as patch:
+        if found and "SSL_CERT_FILE" not in os.environ:
+            file = tmp_path_factory.mktemp("certificates") / "one.pem"
+            file.write_text(ssl.DER_cert_to_PEM_cert(found[0]))
+            patch.setenv("SSL_CERT_FILE", str(file))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -36,7 +36,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "bench": ("", "bench"),
     "progress": (),
     "openapi": ("", "protocol", "openapi"),
-    "cli": ("", "errors", "config", "progress", "server", "chat", "keys", "openapi", "bench", "spelling"),
+    "serve": ("", "config", "progress", "server", "chat.options"),
+    "cli": ("", "errors", "config", "serve", "chat", "keys", "openapi", "bench", "spelling"),
     "__main__": ("cli",),
     "__init__": (),
 }

@@ -87,6 +87,7 @@ class TokenServer(Engine):
     """One server and the model that it serves."""
 
     level = Level.TOKENS
+    leaves_renderings = True
     maker: ClassVar[str]
     """What the server should be, for messages: "a vLLM server"."""
     spared: ClassVar[int] = 0
