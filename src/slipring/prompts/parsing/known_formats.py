@@ -278,6 +278,8 @@ KIMI_K3 = OutputFormat(
     think_open="<|open|>think<|sep|>",
     think_close="<|close|>think<|sep|>",
     ignored=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    text_open="<|open|>response<|sep|>",
+    text_close="<|close|>response<|sep|>",
 )
 """``<|open|>call tool="f" index="1"<|sep|><|open|>argument key="k" type="string"<|sep|>v``: Kimi K3."""
 

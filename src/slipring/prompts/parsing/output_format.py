@@ -143,6 +143,9 @@ class OutputFormat(Struct, frozen=True, kw_only=True):
     """Ends a thought. A call also ends a thought that was not closed."""
     ignored: tuple[str, ...] = ()
     """Marks that structure an answer without content: Kimi K3's ``<|open|>response<|sep|>``."""
+    text_open: str = ""
+    """Begins text, where a model always writes a mark around it. The parser reads it as one of ``ignored``."""
+    text_close: str = ""
     is_harmony: bool = False
     """Whether answers are Harmony messages (gpt-oss); the other fields but ``stops`` are then unused."""
     stops: tuple[str, ...] = ()
