@@ -117,6 +117,7 @@ class TemplateRenderer(Renderer):
         self.template = ChatTemplate(
             model.source, bos_token=model.bos_token, eos_token=model.eos_token, today=today
         )
+        self.model = model
         self._finder = ControlTokenFinder(vocabulary, model.source)
         self._variables = variables
         self._keeps_thoughts = keeps_thoughts
