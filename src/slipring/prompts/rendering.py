@@ -215,6 +215,10 @@ class Renderer(ABC):
         """Whether a prompt ends inside a thought, so that the answer begins with one."""
         return False
 
+    def counted_calls(self, prompt: Rendered) -> int:
+        """How many calls a prompt holds, if their ids count them; otherwise 0."""
+        return 0
+
     def render(self, job: Job, budget: TokenBudget = UNLIMITED) -> Rendering:
         """Append a job's new items to its parent's tokens, or render all items if that is not possible.
 

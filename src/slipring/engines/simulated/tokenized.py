@@ -45,15 +45,15 @@ class Known(Rendered, frozen=True, eq=False):
 
 
 class TokenizedEngine(Engine):
-    """Emits planned answers id by id."""
+    """Emits planned answers id by id. ``renderer``: used instead of the one that the options name."""
 
     name = "simulated"
     level = Level.TOKENS
     leaves_renderings = True
 
-    def __init__(self, options: SimulatedOptions) -> None:
+    def __init__(self, options: SimulatedOptions, renderer: Renderer | None = None) -> None:
         self.options = options
-        self.renderer = _open_renderer(options)
+        self.renderer = renderer or _open_renderer(options)
         self._wording = Wording(self.renderer, options)
         self._cache = BlockCache()
 

@@ -1,15 +1,16 @@
 """Writes answers as a model writes them: the inverse of the parser.
 
-What is written is read back by ``OutputParser`` as the same thoughts, text and calls, except for what a format
+``OutputParser`` reads what is written here as the same thoughts, text and calls, except for what a format
 cannot carry:
 
 - White space around thoughts, and around text that is next to a mark, is not part of them.
 - No format has escapes for its marks in thoughts and text.
-- In ``TaggedCalls`` a value must not contain the marks that end values and calls or begin a key, and a string
+- In ``TaggedCalls`` a value must not contain the marks that end values and calls or begin a key. A string
   that looks like JSON stays a string only if the tool's schema or the tag says so.
 - In ``NestedTagCalls`` a string must not contain ``tag_prefix``, keys must be names of tags, and empty lists
-  and objects are known by the tool's schema. In ``BracedCalls`` a string must not contain ``quote``, and keys no
-  punctuation. In ``PythonCalls`` keys are identifiers.
+  and objects are known by the tool's schema.
+- In ``BracedCalls`` a string must not contain ``quote``, and keys no punctuation.
+- In ``PythonCalls`` keys are identifiers.
 - In Harmony no string contains a mark, and an answer has one call.
 - Calls without marks are calls only if no text precedes them.
 """
@@ -230,7 +231,15 @@ def _attribute(layout: TaggedCalls, value: object) -> str:
 def _nested_tag_call(layout: NestedTagCalls, call: Call) -> list[Piece]:
     def element(tag: str, value: Any) -> list[Piece]:
         opening, closing = f"{layout.tag_prefix}<", f"{layout.tag_prefix}</"
-        return [_mark(opening), Piece(tag), _mark(">"), *content(value), _mark(closing), Piece(tag), _mark(">")]
+        return [
+            _mark(opening),
+            Piece(tag),
+            _mark(">"),
+            *content(value),
+            _mark(closing),
+            Piece(tag),
+            _mark(">"),
+        ]
 
     def content(value: Any) -> list[Piece]:
         if isinstance(value, Mapping):

@@ -144,7 +144,7 @@ class OutputFormat(Struct, frozen=True, kw_only=True):
     ignored: tuple[str, ...] = ()
     """Marks that structure an answer without content: Kimi K3's ``<|open|>response<|sep|>``."""
     text_open: str = ""
-    """Begins text, where a model always writes a mark around it. The parser reads it as one of ``ignored``."""
+    """Begins text, if the model always writes marks around it. Both marks are in ``ignored`` as well."""
     text_close: str = ""
     is_harmony: bool = False
     """Whether answers are Harmony messages (gpt-oss); the other fields but ``stops`` are then unused."""

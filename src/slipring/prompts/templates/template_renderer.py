@@ -204,6 +204,9 @@ class TemplateRenderer(Renderer):
     def opens_thought(self, prompt: Rendered) -> bool:
         return _tail(prompt).opens_thought
 
+    def counted_calls(self, prompt: Rendered) -> int:
+        return _tail(prompt).calls or 0
+
     def _difference(
         self,
         draft: "_Draft",
