@@ -125,8 +125,8 @@ def build_parser() -> argparse.ArgumentParser:
     look = commands.add_parser(
         "inspect",
         help="show what slipring makes of a model, without loading it",
-        description="Show how slipring writes contexts for a model and parses its answers, without loading its"
-        " weights. Exit code 1: the model would not work.",
+        description="Show how slipring writes contexts for a model and parses its answers, without loading"
+        " its weights. Exit code 1: the model would not work.",
     )
     look.defer(_add_inspect_flags)
     talk = commands.add_parser(

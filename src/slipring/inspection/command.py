@@ -14,7 +14,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "engine",
         metavar="ENGINE",
-        help="a GGUF file, a directory of tokenizer files, or an engine as 'slipring serve --engine' takes it",
+        help="a GGUF file, a directory of tokenizer files, or an engine as 'slipring serve' takes it",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 

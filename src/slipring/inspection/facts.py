@@ -1,4 +1,4 @@
-"""What ``slipring inspect`` reports about a model, as plain data. ``--json`` prints it: the keys are stable."""
+"""What ``slipring inspect`` reports about a model, as plain data. ``--json`` prints it: keys are stable."""
 
 from typing import Any, Literal
 
@@ -43,8 +43,9 @@ class FormatFacts(Struct, frozen=True, kw_only=True):
     thoughts: MarksFacts | None
     ignored: tuple[str, ...]
     """Marks that have no meaning."""
-    tools_described_by: Literal["template", "dialect", "slipring"]
-    """What describes the tools to the model: slipring does, in the system message, if the template does not."""
+    tools_described_by: str
+    """``template``, ``dialect`` or ``slipring``, which does it in the system message if the template does
+    not."""
 
 
 class StopToken(Struct, frozen=True, kw_only=True):

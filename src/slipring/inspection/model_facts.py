@@ -106,11 +106,11 @@ def model_facts(source: ModelSource) -> ModelFacts:
 
 def tokenizer_facts(source: ModelSource) -> TokenizerFacts:
     vocabulary = source.vocabulary
-    is_local = isinstance(vocabulary, Tokenizer)
+    local = vocabulary if isinstance(vocabulary, Tokenizer) else None
     return TokenizerFacts(
-        place="local" if is_local else "server",
-        pre_tokenizer=source.pre_tokenizer or (vocabulary.pre_tokenizer if is_local else ""),
-        tokens=vocabulary.size if is_local else None,
+        place="local" if local is not None else "server",
+        pre_tokenizer=source.pre_tokenizer or (local.pre_tokenizer if local is not None else ""),
+        tokens=local.size if local is not None else None,
         control_tokens=len(vocabulary.control_tokens()),
     )
 
@@ -138,7 +138,11 @@ def writer_facts(model: Inspected) -> WriterFacts:
             kind="template", name="", template_engine=engine, why="the model's files have this template"
         )
     name = dialect if dialect in NAMES else find_builtin(source.info, renderer.vocabulary)
-    why = "the option dialect names it" if dialect else "the model's own template is missing, or lacks something"
+    why = (
+        "the option dialect names it"
+        if dialect
+        else "the model's own template is missing, or lacks something"
+    )
     return WriterFacts(kind="builtin_template", name=name or "", template_engine=engine, why=why)
 
 
@@ -147,20 +151,19 @@ def format_facts(model: Inspected) -> FormatFacts:
     format = renderer.output_format
     calls = msgspec.to_builtins(format.calls) if format.calls is not None else None
     tag = calls.pop("type") if calls is not None else ""
-    is_template = isinstance(renderer, TemplateRenderer)
-    if is_template:
+    if isinstance(renderer, TemplateRenderer):
         found = renderer.detected.found
+        describer = "template" if renderer.detected.writes_tools else "slipring"
     else:
-        found = f"{_LAYOUTS[tag]}, as the dialect has them"
+        found, describer = f"{_LAYOUTS[tag]}, as the dialect has them", "dialect"
     thoughts = MarksFacts(open=format.think_open, close=format.think_close)
-    describes = not is_template or renderer.detected.writes_tools
     return FormatFacts(
         found=found,
         layout="harmony" if format.is_harmony else tag,
         calls=calls,
         thoughts=thoughts if format.think_close else None,
         ignored=format.ignored,
-        tools_described_by="slipring" if not describes else "template" if is_template else "dialect",
+        tools_described_by=describer,
     )
 
 
@@ -184,7 +187,7 @@ def stop_tokens(model: Inspected) -> tuple[StopToken, ...]:
         StopToken(
             id=id,
             name=names.get(id),
-            sources=tuple([*ids.get(id, []), *named.get(names.get(id, ""), [])]),
+            sources=(*ids.get(id, []), *named.get(names.get(id, ""), [])),
         )
         for id in sorted(renderer.stop_ids())
     ]
@@ -268,7 +271,9 @@ def parsed_call(model: Inspected) -> ParsedCall | None:
         text=found.text,
         name=name,
         arguments=arguments,
-        is_right=is_right and found.thoughts.strip() == (THOUGHTS if thinks else "") and not found.text.strip(),
+        is_right=is_right
+        and found.thoughts.strip() == (THOUGHTS if thinks else "")
+        and not found.text.strip(),
     )
 
 
@@ -280,12 +285,7 @@ def _last_prompt(model: Inspected, renderer: Renderer) -> list[int]:
 def _try_turns(model: Inspected, *, thinks: bool) -> tuple[Appending | None, Appending]:
     """Whether the turns of a tool loop append, and a user's turn after it."""
     has_calls = _has_calls(model.renderer.output_format)
-    reasons: list[str | None] = []
-    try:
-        for step in _steps(model, model.readable, thinks=thinks, loops=2):
-            reasons.append(step.rendering.fallback)
-    except Refusal as refusal:
-        reasons.append(str(refusal))
+    reasons = list(_reasons(model, thinks=thinks))
     loop, rest = reasons[1:3] if has_calls else [], reasons[3:] if has_calls else reasons[1:]
     in_loop = next(filter(None, loop or reasons[:1]), None)
     after = next(filter(None, rest or reasons[-1:]), None)
@@ -293,6 +293,16 @@ def _try_turns(model: Inspected, *, thinks: bool) -> tuple[Appending | None, App
         Appending(appends=in_loop is None, reason=in_loop) if has_calls else None,
         Appending(appends=after is None, reason=after),
     )
+
+
+def _reasons(model: Inspected, *, thinks: bool) -> Iterator[str | None]:
+    """Why each turn was rendered in full; None for turns that were not. Ends with a turn that cannot be
+    rendered at all."""
+    try:
+        for step in _steps(model, model.readable, thinks=thinks, loops=2):
+            yield step.rendering.fallback
+    except Refusal as refusal:
+        yield str(refusal)
 
 
 def _steps(model: Inspected, renderer: Renderer, *, thinks: bool, loops: int) -> Iterator[Step]:

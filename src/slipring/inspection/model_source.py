@@ -80,13 +80,10 @@ async def open_source(text: str) -> AsyncIterator[ModelSource]:
     """Open what ``text`` names: ``KIND:…`` as ``slipring serve --engine`` takes it, or a path, options after
     it. A source of a server can be asked until it is closed. Raises ``StartupError``."""
     kind, _, rest = text.partition(":")
-    path = text.partition(",")[0]
-    if kind not in KINDS and not os.path.exists(path):
-        raise StartupError(_not_found(text, kind))
-    if kind not in KINDS and _holds_tokenizer(path):
-        yield _read_directory(text)
-    elif kind not in KINDS or kind == "llama":
-        async with _open_llama(read_options(rest if kind in KINDS else text)) as source:
+    if kind not in KINDS:
+        yield _read_path(text)
+    elif kind == "llama":
+        async with _open_llama(read_options(rest)) as source:
             yield source
     elif kind in _TOKEN_KINDS:
         async with _open_server(text) as source:
@@ -98,20 +95,21 @@ async def open_source(text: str) -> AsyncIterator[ModelSource]:
         )
 
 
-def _not_found(text: str, kind: str) -> str:
+def _read_path(text: str) -> ModelSource:
+    """Read a GGUF file, a directory or a ``tokenizer.json``."""
     if text.startswith(_URLS):
-        return f"{text}: name the kind of the server, as in vllm:{text}"
-    hint = suggestion(kind, _TOKEN_KINDS)
-    return f"there is no file or directory {text.partition(',')[0]}{hint}"
-
-
-def _holds_tokenizer(path: str) -> bool:
-    """Whether a path is a directory or a ``tokenizer.json``, rather than a GGUF file."""
-    return os.path.isdir(path) or path.endswith(".json")
-
-
-def _read_directory(text: str) -> ModelSource:
+        raise StartupError(f"{text}: name the kind of the server, as in vllm:{text}")
     path, *pairs = text.split(",")
+    if not os.path.exists(path):
+        hint = suggestion(text.partition(":")[0], _TOKEN_KINDS)
+        raise StartupError(f"there is no file or directory {path}{hint}")
+    if os.path.isdir(path) or path.endswith(".json"):
+        return _read_directory(path, pairs)
+    values = read_pairs("llama", LlamaOptions, pairs)
+    return _read_gguf(LlamaOptions(model=path, **values))
+
+
+def _read_directory(path: str, pairs: list[str]) -> ModelSource:
     options = _DirectoryOptions(**read_pairs("inspect", _DirectoryOptions, pairs))
     vocabulary, info = read_tokenizer("inspect", path)
     return ModelSource(

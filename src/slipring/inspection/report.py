@@ -55,9 +55,7 @@ def report_on(source: ModelSource) -> Report:
     )
     report, refused = _with_sample(report, model)
     found = (*refused, *problems(report))
-    return structs.replace(
-        report, works=not found, problems=found, warnings=tuple(warnings(report, source))
-    )
+    return structs.replace(report, works=not found, problems=found, warnings=tuple(warnings(report, source)))
 
 
 def _with_sample(report: Report, model: Inspected) -> tuple[Report, list[Finding]]:

@@ -1,7 +1,7 @@
 """A sample conversation with a tool, rendered turn by turn as an engine renders it.
 
-The answers of the model are written in its own format (``call_writer``), and their ids are kept as if the model
-had emitted them. So what is appended, and why something is not, is what a server would report.
+The answers of the model are written in its own format (``call_writer``), and their ids are kept as if the
+model had emitted them. So what is appended, and why something is not, is what a server would report.
 """
 
 from collections.abc import Iterator, Sequence

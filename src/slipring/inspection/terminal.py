@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -34,7 +35,9 @@ Row = tuple[str, str | Text]
 def show(report: Report) -> None:
     """Print a report to standard output."""
     console = Console(highlight=False)
-    console.print(render(report, width=console.width))
+    with console.capture() as printed:
+        console.print(render(report, width=console.width))
+    print("\n".join(line.rstrip() for line in printed.get().splitlines()))
 
 
 def render(report: Report, *, width: int = 80) -> RenderableType:
@@ -122,14 +125,15 @@ def _stop_row(token: StopToken) -> Row:
 
 
 def _variable_rows(variables: VariableFacts) -> Iterator[Row]:
-    defaults = {True: "yes", False: "no", None: "the model decides, or there is no switch"}
-    yield "thinks", f"{defaults[variables.thinks_by_default]}, by default"
-    for effort, values in variables.by_effort.items():
-        yield f"effort {effort}", _assigned(values) or "the template's default"
+    defaults = {True: "by default", False: "not by default", None: "as the model decides"}
+    yield "thinks", defaults[variables.thinks_by_default]
+    for values, group in groupby(variables.by_effort.items(), lambda each: _assigned(each[1])):
+        efforts = [effort for effort, _ in group]
+        yield "effort", f"{', '.join(efforts)}: {values or 'no variable'}"
     if variables.keeps_by_default:
         keep = "the template keeps them"
     else:
-        keep = _assigned(variables.keep) or "no variable; kept as emitted"
+        keep = _assigned(variables.keep) or "no variable: thoughts are kept as emitted"
     yield "thinking=keep", keep
     yield "options", f"thinking={variables.thinking}, variables: {_assigned(variables.given) or 'none'}"
 
@@ -162,13 +166,12 @@ def _call_rows(report: Report) -> Iterator[Row]:
 
 
 def _verdict(report: Report) -> RenderableType:
-    parts: list[RenderableType] = []
-    for warning in report.warnings:
-        parts.append(_finding("warning", "yellow", warning))
-    for problem in report.problems:
-        parts.append(_finding("problem", "red", problem))
     result = Text("It works.", style="bold green") if report.works else Text("It does not work.", "bold red")
-    return Group(*parts, result)
+    return Group(
+        *(_finding("warning", "yellow", warning) for warning in report.warnings),
+        *(_finding("problem", "red", problem) for problem in report.problems),
+        result,
+    )
 
 
 def _finding(word: str, style: str, finding: Finding) -> RenderableType:

@@ -41,9 +41,10 @@ def problems(report: Report) -> Iterator[Finding]:
     if not any(token.id is not None for token in report.stop_tokens):
         yield Finding(
             what="no token that ends an answer is known: answers would not end",
-            remedy="add generation_config.json to the model's directory, or eos_token to tokenizer_config.json",
+            remedy="add generation_config.json to the model's directory, or eos_token to"
+            " tokenizer_config.json",
         )
-    loops = [] if report.appending is None else _loops(report)
+    loops = _loops(report) if report.appending is not None and report.sample is not None else []
     if loops and not any(loop.appends for loop in loops):
         yield Finding(
             what=f"tool loops never append ({loops[0].reason}): every turn is rendered in full",
@@ -55,8 +56,8 @@ def warnings(report: Report, source: ModelSource) -> Iterator[Finding]:
     """What works worse than it could."""
     if source.unknown_vocabulary:
         yield Finding(
-            what=f"slipring cannot tokenize for this model ({source.unknown_vocabulary}): llama.cpp is asked for"
-            " the tokens of every text, and some answers are rendered again",
+            what=f"slipring cannot tokenize for this model ({source.unknown_vocabulary}): llama.cpp is asked"
+            " for the tokens of every text, and some answers are rendered again",
         )
     elif report.tokenizer is not None and report.tokenizer.place == "server":
         yield Finding(
@@ -66,10 +67,10 @@ def warnings(report: Report, source: ModelSource) -> Iterator[Finding]:
     yield from map(_missing_stop, (token for token in report.stop_tokens if token.id is None))
     if report.format is not None and report.format.tools_described_by == "slipring":
         yield Finding(
-            what="the template describes no tools: slipring describes them in the system message, in a form that"
-            " the model may not have learned"
+            what="the template describes no tools: slipring describes them in the system message, in a form"
+            " that the model may not have learned"
         )
-    if report.appending is not None:
+    if report.appending is not None and report.sample is not None:
         yield from _slow_turns(report)
 
 
@@ -83,7 +84,7 @@ def _missing_stop(token: StopToken) -> Finding:
     where = {"eos_token": "the model's files name", "template": "the template writes"}
     who = " and ".join(where[source] for source in token.sources)
     return Finding(
-        what=f"{who} {token.name} as the end of an answer, which the vocabulary does not have as a control token"
+        what=f"{who} {token.name} as the end of an answer, but the vocabulary has no such control token"
     )
 
 

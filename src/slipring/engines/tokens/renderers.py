@@ -31,6 +31,7 @@ from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
 
 _DIALECTS: dict[str, type[Dialect]] = {ChatMl.name: ChatMl, Llama3.name: Llama3}
+_CHATML_CONTROL = ("<|im_start|>", "<|im_end|>")
 _DEFAULT_SYSTEM = re.compile(r"<\|im_start\|>system\n(.*?)<\|im_end\|>\n", re.DOTALL)
 
 
@@ -49,7 +50,9 @@ def make_renderer(kind: str, options: RenderingOptions, info: ModelInfo, vocabul
     builtin = dialect if dialect in NAMES else None if dialect else find_builtin(info, vocabulary)
     source = builtin_template(builtin) if builtin is not None else info.template
     if not source:
-        raise UnusableModel(f"--engine {kind}: the model has no chat template; name its dialect with dialect=")
+        raise UnusableModel(
+            f"--engine {kind}: the model has no chat template; name its dialect with dialect="
+        )
     model = ModelTemplate(
         source=source,
         bos_token=info.bos,
@@ -76,6 +79,7 @@ def _as_dialect(renderer: TemplateRenderer) -> DialectRenderer | None:
         not renderer.vocabulary.is_local
         or renderer.detected.writes_tools
         or renderer.output_format.think_open
+        or not all(map(renderer.vocabulary.has_control, _CHATML_CONTROL))
     ):
         return None
     try:

@@ -229,7 +229,7 @@ class Tokenizer(Vocabulary):
     def pre_tokenizer(self) -> str:
         """The names of the steps that split a text before its words are encoded; empty if there is none."""
         splitting = self._backend.pre_tokenizer
-        steps = splitting if isinstance(splitting, PreTokenizerSequence) else filter(None, [splitting])
+        steps: Any = splitting if isinstance(splitting, PreTokenizerSequence) else filter(None, [splitting])
         return ", ".join(type(step).__name__ for step in steps)
 
     def _decode(self, ids: Iterable[int]) -> bytes:
