@@ -112,7 +112,7 @@ _PROBES = tuple(
         (_SYSTEM, _USER),
         (_USER, _SYSTEM, _USER),
         (_USER, _ANSWER, _USER),
-        (_SYSTEM, _USER, _USER, _ANSWER, _USER, _ANSWER, _USER),
+        (_SYSTEM, _USER, _USER, _ANSWER, _USER),
     )
 )
 """Conversations that both must write with the same tokens."""
