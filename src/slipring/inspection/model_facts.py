@@ -152,8 +152,10 @@ def format_facts(model: Inspected) -> FormatFacts:
     calls = msgspec.to_builtins(format.calls) if format.calls is not None else None
     tag = calls.pop("type") if calls is not None else ""
     if isinstance(renderer, TemplateRenderer):
-        found = renderer.detected.found
-        describer = "template" if renderer.detected.writes_tools else "slipring"
+        detected = renderer.detected
+        describer = "template" if detected.writes_tools else "slipring"
+        has_own = _has_calls(detected.format) or not _has_calls(format)
+        found = detected.found if has_own else "JSON calls of Hermes, because the template writes none"
     else:
         found, describer = f"{_LAYOUTS[tag]}, as the dialect has them", "dialect"
     thoughts = MarksFacts(open=format.think_open, close=format.think_close)

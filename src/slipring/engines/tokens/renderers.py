@@ -78,7 +78,7 @@ def _as_dialect(renderer: TemplateRenderer) -> DialectRenderer | None:
     if (
         not renderer.vocabulary.is_local
         or renderer.detected.writes_tools
-        or renderer.output_format.think_open
+        or renderer.detected.format.think_open
         or not all(map(renderer.vocabulary.has_control, _CHATML_CONTROL))
     ):
         return None
