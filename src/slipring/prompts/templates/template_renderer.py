@@ -118,6 +118,7 @@ class TemplateRenderer(Renderer):
         self.template = ChatTemplate(
             model.source, bos_token=model.bos_token, eos_token=model.eos_token, today=today
         )
+        self.model = model
         self._finder = ControlTokenFinder(vocabulary, model.source)
         self._variables = variables
         self._keeps_thoughts = keeps_thoughts
@@ -367,7 +368,9 @@ class TemplateRenderer(Renderer):
         region = written.rpartition(mark)[2].partition(NEXT_PLACEHOLDER)[0]
         pieces = self._finder.split(region)
         ids = [piece for piece in pieces if isinstance(piece, int)]
-        marks = self._control_ids(self.output_format.marks())
+        format = self.output_format
+        # In Harmony, all structure is marks: answers end with one that is none of a call.
+        marks = set() if format.is_harmony else self._control_ids(format.marks())
         if mark == TEXT_PLACEHOLDER and not _is_blank(pieces):
             return ""  # text ends the answer
         closers = [id for id in ids if id in self._stop_ids] or [id for id in ids if id not in marks]

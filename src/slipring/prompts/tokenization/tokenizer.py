@@ -220,6 +220,18 @@ class Tokenizer(Vocabulary):
             self._words = {self.bytes_of(id): id for id in ids}
         return _split(data.removesuffix(ending), count, self._words)
 
+    @property
+    def size(self) -> int:
+        """How many tokens there are, control tokens included."""
+        return self._backend.get_vocab_size() + len(self._control)
+
+    @property
+    def pre_tokenizer(self) -> str:
+        """The names of the steps that split a text before its words are encoded; empty if there is none."""
+        splitting = self._backend.pre_tokenizer
+        steps: Any = splitting if isinstance(splitting, PreTokenizerSequence) else filter(None, [splitting])
+        return ", ".join(type(step).__name__ for step in steps)
+
     def _decode(self, ids: Iterable[int]) -> bytes:
         return b"".join(map(self.bytes_of, ids))
 
