@@ -25,7 +25,7 @@ from slipring.core.ports import Ports
 from slipring.core.session.turn_setup import new_definitions
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Turn
-from slipring.engines.llama.models import embedded_model, read_file
+from slipring.engines.llama.models import packaged_model, read_file
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
@@ -126,7 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
-    renderer = DialectRenderer(ChatMl(), Tokenizer.from_gguf(read_file(embedded_model())))
+    renderer = DialectRenderer(ChatMl(), Tokenizer.from_gguf(read_file(packaged_model())))
     times: dict[int, dict[str, list[float]]] = {}
     print("milliseconds to render and tokenize one turn, median (range)")
     print("  history                   in full                by delta    ratio  ids encoded   spliced")

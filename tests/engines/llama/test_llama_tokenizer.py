@@ -25,7 +25,11 @@ from tests.prompts.corpus import CORPUS
 from tests.prompts.gguf_writer import write_hollow_model
 from tests.prompts.vocabulary import qwen2, qwen2_metadata
 
-PRE_TOKENIZERS = ("gpt-2", "smollm", "llama-bpe", "qwen2")
+PRE_TOKENIZERS = (
+    *("gpt-2", "smollm", "llama-bpe", "glm4", "qwen2", "qwen35", "gpt-4o", "tekken", "kimi-k2", "minimax-m2"),
+    *("deepseek-v3", "falcon", "minicpm5", "seed-coder", "bailingmoe"),
+)
+"""One name for each entry of ``gguf_pre_tokenizers``, and one that has another reason to be exact."""
 UNMERGED = ("hello", "Ġspaces", "return", "ĠĠĠ", "123", "====")
 Encode = Callable[[str], Awaitable[list[int]]]
 

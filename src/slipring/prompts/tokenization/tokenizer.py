@@ -17,6 +17,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Split
 from tokenizers.pre_tokenizers import Sequence as PreTokenizerSequence
 
+from slipring.prompts.tokenization.fast_encoder import FastEncoder
+from slipring.prompts.tokenization.gguf_pre_tokenizers import PRE_TOKENIZERS
 from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget
 from slipring.prompts.tokenization.windowed_encoder import (
     WINDOW_CHARS,
@@ -29,27 +31,15 @@ _CONTROL, _USER_DEFINED = 3, 4
 _CACHED_CHARS = 16
 """Characters of a text that is cached: enough for what dialects write around messages. Caching longer texts
 would let one tenant find out by timing what others sent."""
+_ACCELERATED_CHARS = 262_144
+"""So much text takes tokenizers nearly as long as it takes to load fastokens."""
+_NEVER = 2**63
 _MOST_COMPOSED = 4
 """How many characters normalization may compose into one."""
 _COUNT_STEP_CHARS = 65_536
 """Counted in one call, which keeps the GIL; between calls, other threads can run."""
 _MAX_SPELLED_BYTES = 48
 """Enough for ``spell``, which is asked for a character or two."""
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_PRE_TOKENIZERS: dict[str, tuple[str, ...]] = {
-    "gpt-2": (_GPT2,),
-    "smollm": (r"\p{N}", _GPT2),
-    "llama-bpe": (_LLAMA3,),
-    "llama3": (_LLAMA3,),
-    "qwen2": (_QWEN2,),
-}
-"""Patterns that split text into words, by the pre-tokenizer's name in GGUF metadata. To support another
-vocabulary, add its patterns here and to ``windowed_encoder``."""
 
 
 class UnknownVocabulary(ValueError):
@@ -91,6 +81,13 @@ class Vocabulary(ABC):
     def bytes_of(self, id: int) -> bytes:
         """The bytes of a token; empty for control tokens, except for visible ones."""
 
+    def is_worth_accelerating(self) -> bool:
+        """Whether so much text was encoded that ``accelerate`` should be called; True only once."""
+        return False
+
+    def accelerate(self) -> None:
+        """Make ``encode`` faster. Takes seconds, in a thread of the caller; ``encode`` works meanwhile."""
+
     def spell(self, data: bytes, count: int, last: Sequence[int]) -> list[int] | None:
         """Find exactly ``count`` ids that, followed by ``last``, decode to ``data``; None if not found."""
         return None
@@ -113,8 +110,10 @@ class Tokenizer(Vocabulary):
         """Bytes by id: of control tokens (visible ones, such as Qwen's ``<tool_call>``, are text in a model's
         output), and of words that ``bytes_of`` has decoded before."""
         self._words: dict[bytes, int] | None = None
+        self._fast: FastEncoder | None = None
+        self._chars_until_fast = _ACCELERATED_CHARS
         self._short = lru_cache(maxsize=4096)(self._encode)
-        self._windows = WindowedEncoder(backend) if is_splittable(backend) else None
+        self._windows = WindowedEncoder(backend, self._encode) if is_splittable(backend) else None
         self._lengths = _Lengths(backend)
         self.fingerprint = fingerprint
 
@@ -123,7 +122,7 @@ class Tokenizer(Vocabulary):
         """Build a tokenizer from GGUF metadata. Raises ``UnknownVocabulary`` if it is not supported."""
         kind = metadata.get("tokenizer.ggml.model")
         name = metadata.get("tokenizer.ggml.pre", "")
-        if kind != "gpt2" or name not in _PRE_TOKENIZERS:
+        if kind != "gpt2" or name not in PRE_TOKENIZERS:
             raise UnknownVocabulary(f"vocabulary '{kind}' with pre-tokenizer '{name}'")
         tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
         merges: list[str] = metadata.get("tokenizer.ggml.merges", [])
@@ -137,10 +136,10 @@ class Tokenizer(Vocabulary):
             models.BPE(
                 vocab=vocabulary,
                 merges=[pair for pair in pairs if _can_merge(pair, vocabulary)],
-                ignore_merges=name in ("llama-bpe", "llama3"),
+                ignore_merges=PRE_TOKENIZERS[name].ignore_merges,
             )
         )
-        backend.pre_tokenizer = _pre_tokenizer(_PRE_TOKENIZERS[name])
+        backend.pre_tokenizer = _pre_tokenizer(PRE_TOKENIZERS[name].patterns)
         backend.decoder = decoders.ByteLevel()
         digest = hashlib.sha256(f"{name}\n".encode() + "\n".join([*tokens, *merges]).encode())
         visible = {token for token, id in control.items() if types[id] == _USER_DEFINED}
@@ -184,7 +183,20 @@ class Tokenizer(Vocabulary):
     def least_tokens(self, text: str) -> int:
         return self._lengths.least_tokens(text)
 
+    def is_worth_accelerating(self) -> bool:
+        is_due = self._chars_until_fast <= 0
+        if is_due:
+            self._chars_until_fast = _NEVER
+        return is_due
+
+    def accelerate(self) -> None:
+        self._fast = FastEncoder.load(self._backend)
+
     def _encode(self, text: str) -> list[int]:
+        if self._fast is None:
+            self._chars_until_fast -= len(text)
+        elif (ids := self._fast.encode(text)) is not None:
+            return ids
         # The fast variant computes no offsets, which are a sixth of the work.
         return self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids if text else []
 
