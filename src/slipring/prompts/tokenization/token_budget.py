@@ -67,7 +67,10 @@ class BudgetedEncoder:
 
     def expect(self, texts: Iterable[str]) -> None:
         """Raise ``TooManyTokens`` if the length of the texts alone shows that they exceed the budget."""
-        least = self.used + sum(map(self._vocabulary.least_tokens, texts))
+        given = list(texts)
+        if self.used + sum(map(len, given)) <= self._budget.tokens:
+            return  # no text has a lower bound above its length
+        least = self.used + sum(map(self._vocabulary.least_tokens, given))
         if least > self._budget.tokens:
             raise TooManyTokens(least)
 
