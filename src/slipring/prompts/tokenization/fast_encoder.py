@@ -97,9 +97,9 @@ class FastEncoder:
 
 def _has_long_word(text: str) -> bool:
     """Whether a text may have a word that covers a whole probe. Spaces do not count as a word."""
-    find = text.find
-    for end in range(_PROBE_CHARS, len(text) + 1, _PROBE_CHARS):
-        if find(" ", end - _PROBE_CHARS, end) < 0 and _is_one_word(text[end - _PROBE_CHARS : end]):
+    for start in range(0, len(text) - _PROBE_CHARS + 1, _PROBE_CHARS):
+        probe = text[start : start + _PROBE_CHARS]
+        if " " not in probe and _is_one_word(probe):
             return True
     return False
 
