@@ -49,8 +49,10 @@ _CHECKED_NUMBERS = "½ 3² ٣٤٥٦  Ⅷ\n\n① ⅔x"
 class FastEncoder:
     """Encodes texts by fastokens, but for those that must be left to tokenizers."""
 
-    def __init__(self, native: Any, *, splits_digits: bool = False) -> None:
+    def __init__(self, native: Any, *, splits_digits: bool = False, finds_added: bool = False) -> None:
+        """``finds_added``: whether the vocabulary has added tokens that are text, such as line ends."""
         self._native = native
+        self._native_encode = native.encode if finds_added else native.encode_ordinary
         self._splits_digits = splits_digits
 
     @classmethod
@@ -66,7 +68,7 @@ class FastEncoder:
             native = Tokenizer.from_json_str(msgspec.json.encode(config).decode())
         except ValueError:
             return None
-        encoder = cls(native, splits_digits=splits_digits)
+        encoder = cls(native, splits_digits=splits_digits, finds_added=bool(config["added_tokens"]))
         texts = [_CHECKED * _CHECKS] if splits_digits else [_CHECKED * _CHECKS, _CHECKED_NUMBERS]
         expected = [found.ids for found in backend.encode_batch_fast(texts, add_special_tokens=False)]
         return encoder if [encoder._encode(text) for text in texts] == expected else None
@@ -91,7 +93,7 @@ class FastEncoder:
         if self._splits_digits and (pieces := _split_at_digits(text)):
             ids = self._native.encode_segments(pieces).ids
         else:
-            ids = self._native.encode_ordinary(text).ids
+            ids = self._native_encode(text).ids
         return ids
 
 

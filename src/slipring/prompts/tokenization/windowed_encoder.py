@@ -17,7 +17,8 @@ words, and begins the next window there.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any, Final
 from unicodedata import category
 
@@ -27,6 +28,10 @@ from slipring.prompts.tokenization.gguf_pre_tokenizers import HAN
 from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
 
 WINDOW_CHARS: Final = 32_768
+SPACE: Final = "▁"
+"""How vocabularies of characters write a space."""
+PLAIN_SPACES: Final = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+"""The normalizer that writes spaces so."""
 _MARGIN_WORDS = 8
 _MAX_WORDS_BACK = 64
 """How many words are examined, backwards from the end of a window, to find where its certain part ends."""
@@ -88,9 +93,23 @@ def is_splittable(backend: tokenizers.Tokenizer) -> bool:
     return all(map(_splits_earlier, earlier))
 
 
+def splits_of_words(words: Iterable[str]) -> re.Pattern[str]:
+    """Where texts can be split that are not split into words: before a space or a line end, if no word has it
+    after the same character. What it matches is before such a place."""
+    before: dict[str, set[str]] = {SPACE: {" "}, "\n": {"\n"}}
+    for word in words:
+        for blank, chars in before.items():
+            if blank in word[1:]:
+                chars.update(left for left, right in pairwise(word) if right == blank)
+                if SPACE in chars:
+                    chars.add(" ")
+    spaces, lines = ("".join(map(re.escape, sorted(chars))) for chars in before.values())
+    return re.compile(f"[^{spaces}](?= )|[^{lines}](?=\n)")
+
+
 def composes(backend: tokenizers.Tokenizer) -> bool:
     """Whether the tokenizer normalizes text, so that characters may be composed with those before them."""
-    return backend.normalizer is not None
+    return _state(backend.normalizer) not in (None, PLAIN_SPACES)
 
 
 def _state(part: Any) -> dict[str, Any] | None:
@@ -139,8 +158,13 @@ class WindowedEncoder:
         backend: tokenizers.Tokenizer,
         encode: Callable[[str], list[int]],
         window_chars: int = WINDOW_CHARS,
+        *,
+        cuts: re.Pattern[str] | None = None,
     ) -> None:
+        """``cuts``: where a tokenizer that splits no words can be split; what it matches ends a window."""
         self._backend = backend
+        self._cuts = cuts or _CUT
+        self._has_words = cuts is None
         self._encode = encode
         self._composes = composes(backend)
         self._window_chars = window_chars
@@ -155,7 +179,9 @@ class WindowedEncoder:
                 ids += self._encode(text[start:cut])
                 start, size = cut, self._window_chars
             else:
-                found, length = self._certain_ids(text, start, size, budget)
+                found, length = [], 0
+                if self._has_words:
+                    found, length = self._certain_ids(text, start, size, budget)
                 ids += found
                 start += length
                 size = self._window_chars if length else self._grown(size, budget)
@@ -164,9 +190,9 @@ class WindowedEncoder:
         return ids
 
     def _cut(self, text: str, start: int, end: int) -> int | None:
-        """The last place near the end of a window at which every supported tokenizer splits a text."""
+        """The last place near the end of a window at which the tokenizer certainly splits a text."""
         last = None
-        for last in _CUT.finditer(text, max(start, end - _CUT_CHARS), end):
+        for last in self._cuts.finditer(text, max(start, end - _CUT_CHARS), end):
             pass
         return last.end() if last is not None else None
 
