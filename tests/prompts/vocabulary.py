@@ -140,7 +140,16 @@ def characters_metadata() -> dict[str, Any]:
     merges = [(left, right) for left in "▁thequickbrownfox" for right in "thequickbrownfoxs"]
     merges += [("▁" * left, "▁" * right) for left, right in ((1, 1), (2, 1), (2, 2), (3, 2), (4, 4))]
     merges += [("\n" * left, "\n" * right) for left, right in ((1, 1), (2, 1), (2, 2))]
-    merges += [("▁t", "he"), ("qu", "ic"), ("▁世", "界"), ("▁", "世"), ("<", "t"), (".", ","), ("=", "="), ("==", "==")]
+    merges += [
+        ("▁t", "he"),
+        ("qu", "ic"),
+        ("▁世", "界"),
+        ("▁", "世"),
+        ("<", "t"),
+        (".", ","),
+        ("=", "="),
+        ("==", "=="),
+    ]
     merges += [("ha", "lt"), ("h", "a"), ("l", "t"), ("1", "2"), ("▁", "("), ("é", "é")]
     letters += [*{*"halt"} - {*letters}]
     words = dict.fromkeys([*letters, *("".join(pair) for pair in merges)])

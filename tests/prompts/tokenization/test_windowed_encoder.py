@@ -16,6 +16,7 @@ from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, T
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.prompts.tokenization.windowed_encoder import WINDOW_CHARS, WindowedEncoder, is_splittable
 from tests.prompts.vocabulary import (
+    characters,
     qwen2,
     qwen2_metadata,
     qwen2_with_llama3,
@@ -103,6 +104,52 @@ def test_windows_give_the_ids_of_the_whole_text(vocabulary: str) -> None:
         assert windowed(backend, size).encode(text, UNLIMITED) == whole(backend, text)
 
     same()
+
+
+@pytest.mark.parametrize(
+    "pre", ["qwen35", "gpt-4o", "tekken", "kimi-k2", "deepseek-v3", "seed-coder", "minicpm5"]
+)
+def test_windows_give_the_ids_of_the_whole_text_with_every_pre_tokenizer(pre: str) -> None:
+    backend = Tokenizer.from_gguf(small_metadata(pre=pre))._backend
+    assert is_splittable(backend)
+    unmerged = pre_tokenizers.Sequence([backend.pre_tokenizer])
+
+    @settings(deadline=None, max_examples=40)
+    @given(texts, st.sampled_from((20, 64, 150)))
+    def same(text: str, size: int) -> None:
+        cuts: list[str] = []
+
+        def pieces(window: str) -> list[int]:
+            cuts.append(window)
+            return whole(backend, window)
+
+        assert WindowedEncoder(backend, pieces, size).encode(text, UNLIMITED) == whole(backend, text)
+        if "".join(cuts) == text:  # every window ended at a certain place: the words are the same too
+            words = [word for cut in cuts for word, _ in unmerged.pre_tokenize_str(cut)]
+            assert words == [word for word, _ in unmerged.pre_tokenize_str(text)]
+
+    same()
+
+
+def test_a_vocabulary_of_characters_is_split_where_no_word_continues() -> None:
+    tokenizer = characters()
+    windows = tokenizer._windows
+    assert windows is not None
+
+    @settings(deadline=None, max_examples=60)
+    @given(texts, st.sampled_from((20, 64, 150)))
+    def same(text: str, size: int) -> None:
+        small_windows = WindowedEncoder(tokenizer._backend, tokenizer._encode, size, cuts=windows._cuts)
+        assert small_windows.encode(text, UNLIMITED) == whole(tokenizer._backend, text)
+
+    same()
+    long = "the quick brown fox\n" * 5000
+    assert tokenizer.encode(long) == whole(tokenizer._backend, long)
+    assert tokenizer.least_tokens(long) <= len(tokenizer.encode(long))
+    with pytest.raises(InvalidRequest):
+        tokenizer.encode("x" * 70_000, TokenBudget(unsplit_chars=65_536))
+    with pytest.raises(TooManyTokens):
+        tokenizer.encode(long, TokenBudget(1000))
 
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)

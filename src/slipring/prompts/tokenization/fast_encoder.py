@@ -35,10 +35,13 @@ _SIMPLIFIED = bytes.maketrans(b"\t\n\v\f\r123456789", b"     000000000")
 """Every blank as a space, every digit as a zero: a search for fixed bytes is faster than ``_AFTER_BLANKS``."""
 _BYTE_LEVEL_GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _NUMBER = r"\p{N}"
+_NAME_OF_BYTE = "<0x"
+"""How the tokens of bytes begin in vocabularies of characters. fastokens encodes a text like ``<0x0A>`` as such
+a token, although no merges produce it."""
 _CHECKED = (
     "Hello, world! It's 12345 o'clock, they'LL see: 3.14159\r\n\r\n\tdef f(x): return x[1:-1] # why?\n  9   10\n"
     "caseChange HTMLParser naïve café e\u0301 Ärger straße ÉCOLE Привет мир العربية עברית हिन्दी ไทย 漢字かなカナ。한국어 "
-    "👩‍👩‍👧 👍🏽 — “quoted” … \u00a0\u2028\u3000 <|im_start|> <tool_call>{\"a\": [null, true]}</tool_call>  \n \n x"
+    '👩‍👩‍👧 👍🏽 — “quoted” … \u00a0\u2028\u3000 <|im_start|> <tool_call>{"a": [null, true]}</tool_call>  \n \n x'
 )
 _CHECKS = 80
 """The checked text is repeated, so that it is encoded without the GIL. The first text in a process takes long,
@@ -49,9 +52,13 @@ _CHECKED_NUMBERS = "½ 3² ٣٤٥٦  Ⅷ\n\n① ⅔x"
 class FastEncoder:
     """Encodes texts by fastokens, but for those that must be left to tokenizers."""
 
-    def __init__(self, native: Any, *, splits_digits: bool = False, finds_added: bool = False) -> None:
-        """``finds_added``: whether the vocabulary has added tokens that are text, such as line ends."""
+    def __init__(
+        self, native: Any, *, splits_digits: bool = False, finds_added: bool = False, has_bytes: bool = False
+    ) -> None:
+        """``finds_added``: whether the vocabulary has added tokens that are text, such as line ends.
+        ``has_bytes``: whether it has tokens named after bytes."""
         self._native = native
+        self._has_bytes = has_bytes
         self._native_encode = native.encode if finds_added else native.encode_ordinary
         self._splits_digits = splits_digits
 
@@ -68,7 +75,12 @@ class FastEncoder:
             native = Tokenizer.from_json_str(msgspec.json.encode(config).decode())
         except ValueError:
             return None
-        encoder = cls(native, splits_digits=splits_digits, finds_added=bool(config["added_tokens"]))
+        encoder = cls(
+            native,
+            splits_digits=splits_digits,
+            finds_added=bool(config["added_tokens"]),
+            has_bytes=_NAME_OF_BYTE + "00>" in config["model"]["vocab"],
+        )
         texts = [_CHECKED * _CHECKS] if splits_digits else [_CHECKED * _CHECKS, _CHECKED_NUMBERS]
         expected = [found.ids for found in backend.encode_batch_fast(texts, add_special_tokens=False)]
         return encoder if [encoder._encode(text) for text in texts] == expected else None
@@ -76,6 +88,8 @@ class FastEncoder:
     def encode(self, text: str) -> list[int] | None:
         """The ids of a text; None if it must be left to tokenizers."""
         if _has_long_word(text) or (self._splits_digits and _has_other_number(text)):
+            return None
+        if self._has_bytes and _NAME_OF_BYTE in text:
             return None
         try:
             ids = self._encode(text)

@@ -365,7 +365,10 @@ def _merges(given: Sequence[Any], vocabulary: Mapping[str, int]) -> list[tuple[s
     return [
         (pair[0], pair[1])
         for pair in pairs
-        if len(pair) == 2 and pair[0] + pair[1] in vocabulary and pair[0] in vocabulary and pair[1] in vocabulary
+        if len(pair) == 2
+        and pair[0] + pair[1] in vocabulary
+        and pair[0] in vocabulary
+        and pair[1] in vocabulary
     ]
 
 
