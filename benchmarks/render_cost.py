@@ -5,8 +5,8 @@ model's real vocabulary. At each size the same new tool output is rendered and t
 from all items, as by a server that stores only items; and by delta, appended to the parent's tokens. Finally
 the JSON array of all ids for the engine is created: by joining encoded pieces, and by encoding all ids.
 
-All is measured with both libraries that encode text: tokenizers, and fastokens, which a server changes to once
-it has loaded it.
+All is measured with both libraries that encode text: tokenizers, and fastokens, which a server uses once it
+has loaded it.
 
     python benchmarks/render_cost.py
 """
@@ -162,7 +162,7 @@ def main() -> None:
     writers = renderers()
     print("milliseconds to render and tokenize one turn, median (range)")
     print(
-        "  history  library                    in full                by delta    ratio  ids encoded   spliced"
+        "  history  library                   in full                by delta    ratio  ids encoded   spliced"
     )
     for tokens in SIZES:
         for library, renderer in writers.items():

@@ -303,7 +303,7 @@ def test_an_unsupported_tokenizer_json_is_refused_by_name() -> None:
 
 
 def gemma(**changes: Any) -> dict[str, Any]:
-    """A ``tokenizer.json`` like Gemma's: line ends are added tokens and words, spaces are written as ``▁``."""
+    """A ``tokenizer.json`` like Gemma's: line ends are words and added tokens, a space is ``▁``."""
     metadata = characters_metadata()
     backend = tokenizers.Tokenizer(
         models.BPE(

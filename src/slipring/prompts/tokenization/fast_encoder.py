@@ -20,6 +20,7 @@ import msgspec
 import tokenizers
 
 from slipring.prompts.tokenization.gguf_pre_tokenizers import GPT2
+from slipring.prompts.tokenization.windowed_encoder import WINDOW_CHARS
 
 _PROBE_CHARS = 128
 """Texts are probed in steps of this length. A word of three times the length covers a whole probe."""
@@ -32,20 +33,23 @@ _RESUMED_CHARS = 1024
 _DIGIT = "[0-9]"
 _AFTER_BLANKS = re.compile(rf"{_DIGIT}(?<=\s\s{_DIGIT})")
 _SIMPLIFIED = bytes.maketrans(b"\t\n\v\f\r123456789", b"     000000000")
-"""Every blank as a space, every digit as a zero: a search for fixed bytes is faster than ``_AFTER_BLANKS``."""
+"""Blanks as spaces, digits as zeros: a search for fixed bytes is faster than one for ``_AFTER_BLANKS``."""
 _BYTE_LEVEL_GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 _NUMBER = r"\p{N}"
+_OTHER_BLANK = "\u180e"
+"""The Mongolian vowel separator: white space to the regular expressions of fastokens, but not to Unicode."""
 _NAME_OF_BYTE = "<0x"
-"""How the tokens of bytes begin in vocabularies of characters. fastokens encodes a text like ``<0x0A>`` as such
-a token, although no merges produce it."""
+"""How the tokens of bytes begin in vocabularies of characters. fastokens encodes a text like ``<0x0A>`` as
+such a token, although no merges produce it."""
 _CHECKED = (
-    "Hello, world! It's 12345 o'clock, they'LL see: 3.14159\r\n\r\n\tdef f(x): return x[1:-1] # why?\n  9   10\n"
-    "caseChange HTMLParser naïve café e\u0301 Ärger straße ÉCOLE Привет мир العربية עברית हिन्दी ไทย 漢字かなカナ。한국어 "
-    '👩‍👩‍👧 👍🏽 — “quoted” … \u00a0\u2028\u3000 <|im_start|> <tool_call>{"a": [null, true]}</tool_call>  \n \n x'
+    "Hello, world! It's 12345 o'clock, they'LL see: 3.14159\r\n\r\n\tdef f(x): return x[1:-1] # why?\n  9"
+    "   10 caseChange HTMLParser naïve café e\u0301 Ärger straße ÉCOLE Привет мир العربية עברית हिन्दी ไทย\n"
+    "漢字かなカナ。한국어 👩‍👩‍👧 👍🏽 — “quoted” … \u00a0\u2028\u3000 <|im_start|> <tool_call>"
+    '{"a": [null, true]}</tool_call>  \n \n x'
 )
-_CHECKS = 80
-"""The checked text is repeated, so that it is encoded without the GIL. The first text in a process takes long,
-because fastokens builds tables for it."""
+_CHECKED_BYTES = 49_152
+"""The checked text is repeated up to this length: from 32 KiB on, fastokens encodes without the GIL. The
+first text takes long, because fastokens builds tables for it."""
 _CHECKED_NUMBERS = "½ 3² ٣٤٥٦  Ⅷ\n\n① ⅔x"
 
 
@@ -81,13 +85,17 @@ class FastEncoder:
             finds_added=bool(config["added_tokens"]),
             has_bytes=_NAME_OF_BYTE + "00>" in config["model"]["vocab"],
         )
-        texts = [_CHECKED * _CHECKS] if splits_digits else [_CHECKED * _CHECKS, _CHECKED_NUMBERS]
+        texts = [_CHECKED * (_CHECKED_BYTES // len(_CHECKED.encode()))]
+        if not splits_digits:
+            texts.append(_CHECKED_NUMBERS)
         expected = [found.ids for found in backend.encode_batch_fast(texts, add_special_tokens=False)]
         return encoder if [encoder._encode(text) for text in texts] == expected else None
 
     def encode(self, text: str) -> list[int] | None:
         """The ids of a text; None if it must be left to tokenizers."""
-        if _has_long_word(text) or (self._splits_digits and _has_other_number(text)):
+        if len(text) > WINDOW_CHARS or _OTHER_BLANK in text or _has_long_word(text):
+            return None
+        if self._splits_digits and _has_other_number(text):
             return None
         if self._has_bytes and _NAME_OF_BYTE in text:
             return None
@@ -154,7 +162,7 @@ def _as_known_pattern(config: dict[str, Any]) -> bool:
 def _is_split(step: Mapping[str, Any], pattern: str) -> bool:
     if step["type"] != "Split" or step["behavior"] != "Isolated" or step["invert"]:
         return False
-    return step["pattern"] == {"Regex": pattern}
+    return bool(step["pattern"] == {"Regex": pattern})
 
 
 def _splits_digits(step: Mapping[str, Any]) -> bool:

@@ -93,6 +93,7 @@ class Vocabulary(ABC):
 
     def accelerate(self) -> None:
         """Make ``encode`` faster. Takes seconds, in a thread of the caller; ``encode`` works meanwhile."""
+        return
 
     def spell(self, data: bytes, count: int, last: Sequence[int]) -> list[int] | None:
         """Find exactly ``count`` ids that, followed by ``last``, decode to ``data``; None if not found."""
@@ -293,7 +294,7 @@ class _Lengths:
         self._dropped: list[str] = []
         """ASCII characters that no token contains: they are dropped when text is encoded."""
         self._covers_unicode = True
-        if _ALL_BYTES <= words.keys():
+        if words.keys() >= _ALL_BYTES:
             return
         missing = {byte for letter, byte in _BYTE_OF.items() if letter not in words}
         self._dropped = [chr(byte) for byte in missing if byte < 0x80]
@@ -327,7 +328,7 @@ def _is_blank(token: str) -> bool:
 
 
 def _require_all_bytes(vocabulary: Mapping[str, int]) -> None:
-    if not _ALL_BYTES <= vocabulary.keys():
+    if not vocabulary.keys() >= _ALL_BYTES:
         raise UnknownVocabulary("a vocabulary of characters without a token for every byte")
 
 
