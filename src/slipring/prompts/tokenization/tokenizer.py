@@ -140,7 +140,8 @@ class Tokenizer(Vocabulary):
         if kind != "gemma4" and (kind != "gpt2" or name not in PRE_TOKENIZERS):
             raise UnknownVocabulary(f"vocabulary '{kind}' with pre-tokenizer '{name}'")
         tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
-        merges: list[str] = metadata.get("tokenizer.ggml.merges", [])
+        # Of the same merge twice, the first counts to llama.cpp and the last to tokenizers.
+        merges = list(dict.fromkeys(metadata.get("tokenizer.ggml.merges", [])))
         types: list[int] = metadata.get("tokenizer.ggml.token_type", [])
         if not tokens or len(types) != len(tokens):
             raise UnknownVocabulary(f"{len(tokens)} tokens of {len(types)} types")
