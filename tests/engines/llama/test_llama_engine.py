@@ -458,8 +458,8 @@ def test_models_that_cannot_be_served_are_startup_errors(tmp_path: Path) -> None
     with pytest.raises(StartupError, match="not a GGUF file"):
         read_file(str(tmp_path / "not.gguf"))
     with pytest.raises(StartupError, match="has no chat template"):
-        make_renderer("llama", "", ModelInfo(), smollm2())
+        make_renderer("llama", LlamaOptions(), ModelInfo(), smollm2())
     with pytest.raises(StartupError, match="chat template cannot be used"):
-        make_renderer("llama", "", ModelInfo("{% for %}"), smollm2())
+        make_renderer("llama", LlamaOptions(), ModelInfo("{% for %}"), smollm2())
     with pytest.raises(StartupError, match="unknown dialect"):
-        make_renderer("llama", "latin", ModelInfo(), smollm2())
+        make_renderer("llama", LlamaOptions(dialect="latin"), ModelInfo(), smollm2())

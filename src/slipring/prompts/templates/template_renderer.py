@@ -27,7 +27,7 @@ from slipring.prompts.templates.chat_messages import (
     template_tools,
 )
 from slipring.prompts.templates.chat_template import NO_VARIABLES, ChatTemplate, Variables
-from slipring.prompts.templates.format_detection import detect_format
+from slipring.prompts.templates.detection.format_detection import detect_format
 from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
 from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,
