@@ -1,6 +1,7 @@
 """Formats that are found in the families' templates, in small ones with one trait, and in official ones."""
 
 import os
+import re
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -659,6 +660,19 @@ def test_harmony_in_both() -> None:
 def test_a_response_template_that_cannot_be_read_is_left_out() -> None:
     detected = detect(source_of("hermes"), {"fields": {"tool_calls": {"content": "kv-lines"}}})
     assert detected == of_family("hermes")
+
+
+def test_the_example_in_the_documentation_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "dialects.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    calls = NamedJsonCalls(open='<call name="', arguments_open='">', close="</call>")
+    expected = OutputFormat(calls=calls, think_open="<think>", think_close="</think>", stops=("<|end|>",))
+    assert names["found"].format == expected
+    printed = capsys.readouterr().out.splitlines()
+    said = re.findall(r"^print\(.*?\)(?:  # (.*))?$", code, re.MULTILINE)
+    assert [line for line, comment in zip(printed, said, strict=True) if comment] == list(filter(None, said))
 
 
 def official_templates() -> list[Path]:
