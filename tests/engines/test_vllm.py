@@ -339,8 +339,8 @@ async def test_without_a_local_tokenizer_the_server_tokenizes_new_text() -> None
         await socket.response(
             input="go on", instructions="Be kind.", previous_response_id=first["id"], store=False
         )
-        assert "go on" in fake.tokenized
-        assert not {"tell me", "Be kind."} & set(fake.tokenized)
+        assert [text for text in fake.tokenized if "go on" in text]
+        assert not [text for text in fake.tokenized if "tell me" in text or "Be kind." in text]
         parent, child = fake.prompts
         delta = tokens_of("<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n")
         assert child == [*parent, *TOKENIZER.encode("one 東 two"), *delta]
