@@ -269,7 +269,9 @@ def test_the_dialect_in_the_documentation_renders_by_delta() -> None:
     writes = DialectRenderer(names["Gemma"](), Tokenizer.from_gguf(metadata))
     assert writes.stop_ids() == {writes.vocabulary.control("<end_of_turn>")}
     for cut in range(len(CONVERSATION) + 1):
-        start = writes.start(Head("Help."), Settings(), CONVERSATION[:cut], BudgetedEncoder(writes.vocabulary))
+        start = writes.start(
+            Head("Help."), Settings(), CONVERSATION[:cut], BudgetedEncoder(writes.vocabulary)
+        )
         fragments, block = writes.dialect.write_items(start.body.tail, CONVERSATION[cut:])  # type: ignore[arg-type]
         whole = writes.start(Head("Help."), Settings(), CONVERSATION, BudgetedEncoder(writes.vocabulary))
         assert start.then(writes.encode(fragments), block).ids() == whole.ids()

@@ -10,7 +10,7 @@ from msgspec import Raw
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing import known_formats
-from slipring.prompts.parsing.call_writer import Call, Piece, answer_pieces, write_answer, write_calls
+from slipring.prompts.parsing.call_writer import Call, write_answer
 from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.output_format import (
     HARMONY_MARKS,

@@ -31,7 +31,10 @@ def thought(text: str) -> Item:
 
 
 def read(*items: Item) -> list[dict[str, Any]]:
-    return [each.as_dict(str, lambda value: value, MessageFields()) for each in MessageBuilder({}).add(items).messages]
+    return [
+        each.as_dict(str, lambda value: value, MessageFields())
+        for each in MessageBuilder({}).add(items).messages
+    ]
 
 
 def called(name: str, arguments: object, call_id: str = "c") -> dict[str, Any]:

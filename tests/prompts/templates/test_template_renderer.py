@@ -21,7 +21,6 @@ from slipring.prompts.templates.template_renderer import (
     HEAD_CHANGED,
     MOVES_EARLIER,
     NO_BOUNDARY,
-    REFUSES_PART,
     REWRITES_EARLIER,
     ModelTemplate,
     TemplateRenderer,
@@ -362,7 +361,9 @@ def test_calls_that_the_template_does_not_write_are_kept_as_emitted() -> None:
     calls = called("f", "{}", "1")
     assert fallback_after_answer("smollm2", (calls,), (returned("3", "1"),)) is None
     assert fallback_after_answer("smollm2", (message("assistant", "yes"),), (user("a"),)) is None
-    assert fallback_after_answer("moving", (message("assistant", "yes"), calls), (returned("3", "1"),)) is None
+    assert (
+        fallback_after_answer("moving", (message("assistant", "yes"), calls), (returned("3", "1"),)) is None
+    )
     assert fallback_after_answer("moving", (calls,), (returned("3", "1"),)) is None
 
 

@@ -43,7 +43,12 @@ class Constraint(Struct, frozen=True):
 
 
 async def tag_of(
-    job: Job, renderer: Renderer, compiler: Compiler, *, opens_thought: bool = False, after_thought: bool = False
+    job: Job,
+    renderer: Renderer,
+    compiler: Compiler,
+    *,
+    opens_thought: bool = False,
+    after_thought: bool = False,
 ) -> Constraint | None:
     """The structural tag of the answer to a job, or None for free text; a schema where that says the same.
 
@@ -84,7 +89,9 @@ async def constraint_of(
         form = form_of(job, renderer)
         _bare_calls(form.output)
         try:
-            return Constraint(*await compiler.run(job.tenant, "write_constraint", msgspec.msgpack.encode(form), grammars))
+            return Constraint(
+                *await compiler.run(job.tenant, "write_constraint", msgspec.msgpack.encode(form), grammars)
+            )
         except TooExpensive as error:
             raise TooExpensive(error.reason, "tools") from None
     format = job.settings.format

@@ -43,6 +43,7 @@ _TOKENS = re.compile(r"<\[[0-9,]*\]>")
 """Token ids in a grammar. It is tried byte by byte: byte 255, which no text contains, replaces them."""
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as chat templates write it, which is what models were trained on."""
+_ANY_TEXT = r"/[\s\S]*/"
 _IN_STRING = r'([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*'
 """The text of any JSON string, between its quotes."""
 _SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
@@ -155,8 +156,8 @@ class _Writer:
             case Repeated(inner, separator, most):
                 name, count = self._named(inner), "*" if most is None else f"{{0,{most - 1}}}"
                 return f"{name} ({self._mark(separator)} {name}){count}"
-            case TextWithCalls(triggers):
-                return self._text_with_calls(triggers)
+            case TextWithCalls():
+                return self._text_with_calls(shape)
             case TextOrCalls(calls):
                 return rf"{self._named(calls)} | /(\s*[^{{\[\s][\s\S]*)?/"
             case _:
@@ -172,7 +173,7 @@ class _Writer:
             case TextUntil(mark, regex):
                 return self._text_until(mark, regex)
             case FreeText():
-                return r"/[\s\S]*/"
+                return _ANY_TEXT
             case Json():
                 return f"%json {_enforceable(shape, self._max_states)}"
             case Input(grammar):
@@ -202,11 +203,13 @@ class _Writer:
         following = rest if lead else [text, *rest]
         return " ".join([_regex(before + lead), *map(self._mark, following)])
 
-    def _text_with_calls(self, triggers: tuple[tuple[str, Shape], ...]) -> str:
-        options = [r"/[\s\S]*/"]
-        for mark, following in triggers:
+    def _text_with_calls(self, shape: TextWithCalls) -> str:
+        options = [_ANY_TEXT]
+        for mark, following in shape.triggers:
             options.append(f"{self._text_until(mark, '')} {self._named(following)}")
-        return " | ".join(options)
+        ignored = [self._mark(mark) for mark in map(str.strip, shape.ignored) if self._controls.search(mark)]
+        lead = f"({_ANY_TEXT} ({' | '.join(ignored)}))* " if ignored else ""
+        return f"{lead}({' | '.join(options)})"
 
     def _mark(self, text: str) -> str:
         """A mark, with token ids for its parts that are control tokens."""

@@ -35,19 +35,29 @@ def answer_shape(form: Form, *, loops: bool) -> Shape:
         assert output.calls is not None
         calls = CallShapes(output.calls, form.tools, form.max_calls)
         if form.required:
-            return sequence(_thought(form), SPACE, calls.all())
+            return sequence(_thought(form), SPACE, calls.all(), _ignored_marks(form))
         triggers = calls.after_marks(alone=loops)
         if not triggers:
             return sequence(_thought(form), TextOrCalls(calls.all()))
-        text = TextWithCalls(tuple(triggers), loops=loops and form.max_calls > 1)
-        return sequence(_thought(form), text)
-    opening, closing = Mark(output.text_open.lstrip()), Mark(output.text_close)
-    return sequence(_thought(form), SPACE, opening, _document(form), closing)
+        is_repeated = loops and form.max_calls > 1
+        text = TextWithCalls(tuple(triggers), is_repeated, output.ignored)
+        return sequence(_thought(form), text, _ignored_marks(form) if not loops else sequence())
+    ignored = _ignored_marks(form)
+    opening = Mark(output.text_open.lstrip()) if output.text_open else ignored
+    return sequence(_thought(form), SPACE, opening, _document(form), Mark(output.text_close), ignored)
 
 
 def _document(form: Form) -> Shape:
     assert form.document is not None
     return Json(form.document, form.strict, "text.format.schema")
+
+
+def _ignored_marks(form: Form) -> Shape:
+    """Marks without content that a model may write before and after what is enforced."""
+    if not form.output.ignored:
+        return sequence()
+    mark = Optional(choice([Mark(each.strip()) for each in form.output.ignored]))
+    return sequence(mark, mark)
 
 
 def _thought(form: Form) -> Shape:

@@ -95,6 +95,8 @@ class TextWithCalls:
     triggers: "tuple[tuple[str, Shape], ...]"
     loops: bool
     """Whether text and further calls may follow a call."""
+    ignored: tuple[str, ...] = ()
+    """Marks that may be in the text. Their control tokens are not text for every writer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
