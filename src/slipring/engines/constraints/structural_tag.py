@@ -1,8 +1,7 @@
 """Writes the shape of an answer as a structural tag, which xgrammar enforces in vLLM and SGLang.
 
-Only formats that xgrammar knows since 0.1.25 are used: ``const_string``, ``json_schema``, ``regex``,
-``grammar``, ``any_text``, ``sequence``, ``or``, ``tag``, ``triggered_tags`` and ``tags_with_separator``. They
-match text, whether or not it is control tokens of the model.
+xgrammar 0.2 or newer is needed: vLLM 0.21 and SGLang 0.5.12 are the first with it. Its formats match text,
+whether or not that is control tokens of the model.
 """
 
 import json
@@ -54,16 +53,15 @@ def _format(shape: Shape) -> _Format:
         case Choice(options):
             return {"type": "or", "elements": list(map(_format, options))}
         case Optional(inner):
-            return {"type": "or", "elements": [_format(inner), _NOTHING]}
-        case Repeated(inner, separator):
-            tags = [_tag("", _format(inner), "")]
-            listed = {"type": "tags_with_separator", "tags": tags, "separator": separator}
-            return {**listed, "at_least_one": True, "stop_after_first": False}
+            return {"type": "optional", "content": _format(inner)}
+        case Repeated(inner, separator, most):
+            one = _format(inner)
+            more = {"type": "sequence", "elements": [_format(Mark(separator)), one]}
+            count = {"min": 0, "max": -1 if most is None else most - 1}
+            return {"type": "sequence", "elements": [one, {"type": "repeat", **count, "content": more}]}
         case TextWithCalls(triggers, loops):
-            tags = [_tag(mark, _format(following), "") for mark, following in triggers]
-            marks = [mark for mark, _ in triggers]
-            triggered = {"type": "triggered_tags", "triggers": marks, "tags": tags}
-            return {**triggered, "at_least_one": False, "stop_after_first": not loops}
+            rules = [[mark, _format(following)] for mark, following in triggers]
+            return {"type": "dispatch", "rules": rules, "loop": loops}
         case TextOrCalls(calls):
             return {"type": "or", "elements": [_format(calls), _regex(r"([ \t\r\n]*[^ \t\r\n{\[](.|\n)*)?")]}
         case _:
