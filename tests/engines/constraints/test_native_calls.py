@@ -197,16 +197,15 @@ THINKING = [name for name in FORMATS if FORMATS[name].think_close or name == "HA
 @pytest.mark.parametrize("name", THINKING)
 def test_a_thought_precedes_calls(name: str, required: bool) -> None:
     job = job_with(WEATHER, required=required)
-    thought = {"thoughts": "Hm <b> {", "calls": [Call("weather", VALID[0])]}
-    inside = write_answer(FORMATS[name], **thought, opened_thought=True)
+    format, calls = FORMATS[name], [Call("weather", VALID[0])]
     for with_controls in (False, True):
         opened = Grammar(job, name, with_controls=with_controls, opens_thought=True)
-        assert opened.allows(inside)
+        assert opened.allows(write_answer(format, "Hm <b> {", calls=calls, opened_thought=True))
         assert not opened.allows("Hm.")
-        assert not opened.allows(write_answer(FORMATS[name], calls=[Call("weather", VALID[0])]))
+        assert not opened.allows(write_answer(format, calls=calls))
     may_think = Grammar(job, name, with_controls=True)
-    assert may_think.allows(write_answer(FORMATS[name], **thought))
-    assert may_think.allows(write_answer(FORMATS[name], calls=[Call("weather", VALID[0])]))
+    assert may_think.allows(write_answer(format, "Hm <b> {", calls=calls))
+    assert may_think.allows(write_answer(format, calls=calls))
     wrong = write_answer(FORMATS[name], "Hm.", calls=[Call("weather", {"town": 1})])
     assert not may_think.allows(wrong)
 

@@ -1,8 +1,8 @@
 """Writes the constraint of an answer for servers: a structural tag, one JSON schema or one GBNF grammar.
 
 A structural tag describes calls in the format of the model, after a thought, and strict calls in text. A
-server that does not take structural tags gets a schema or a grammar of one call, which is only possible if
-the model also calls with bare JSON.
+server that does not take structural tags gets a schema or a grammar of one call without marks, which only
+works for models that write calls as JSON.
 """
 
 import json
@@ -38,8 +38,8 @@ class Constraint(Struct, frozen=True):
     kind: Literal["schema", "grammar", "tag"]
     text: str
     """A JSON schema, a grammar in GBNF, or a structural tag."""
-    constrains_calls: bool = True
-    """Whether all calls of the answer are well-formed. A schema of a document does not say so."""
+    makes_calls_certain: bool = False
+    """Whether what begins like a call is a call that is well-formed, and nothing else is one."""
 
 
 async def tag_of(
@@ -60,14 +60,14 @@ async def tag_of(
         form = structs.replace(form, opens_thought=False, thinks=False)
     if form.document is not None and not form.required:
         if not form.thinks and not form.output.text_open and not form.output.is_harmony:
-            return Constraint("schema", form.document.decode(), constrains_calls=False)
+            return Constraint("schema", form.document.decode())
     elif not form.required and not form.limits_calls:
         return None
     try:
         tag = await compiler.run(job.tenant, "write_structural_tag", msgspec.msgpack.encode(form))
     except TooExpensive as error:
         raise TooExpensive(error.reason, param_of(form)) from None
-    return Constraint("tag", tag, constrains_calls=form.required or form.document is None)
+    return Constraint("tag", tag, makes_calls_certain=form.required or form.document is None)
 
 
 def write_structural_tag(form: bytes) -> str:
@@ -82,12 +82,12 @@ async def constraint_of(
     """The constraint of the answer to a job for a server without structural tags, or None for free text.
 
     ``grammars``: whether the server accepts grammars besides schemas. Raises ``UnsupportedParameter`` if a
-    call is required and the model does not call with bare JSON, ``TooExpensive`` if the tools exceed a limit
+    call is required and the model does not write calls as JSON, ``TooExpensive`` if the tools exceed a limit
     of the sandbox.
     """
     if job.offer.required:
         form = form_of(job, renderer)
-        _bare_calls(form.output)
+        _json_calls(form.output)
         try:
             return Constraint(
                 *await compiler.run(job.tenant, "write_constraint", msgspec.msgpack.encode(form), grammars)
@@ -97,12 +97,12 @@ async def constraint_of(
     format = job.settings.format
     if format.kind == "text":
         return None
-    return Constraint("schema", (format.schema or ANY_OBJECT).decode(), constrains_calls=False)
+    return Constraint("schema", (format.schema or ANY_OBJECT).decode())
 
 
-def _bare_calls(output: OutputFormat) -> JsonCalls:
+def _json_calls(output: OutputFormat) -> JsonCalls:
     calls = output.calls
-    if not isinstance(calls, JsonCalls) or calls.is_array or calls.section_open or not calls.is_bare:
+    if not isinstance(calls, JsonCalls) or calls.is_array or calls.section_open:
         raise UnsupportedParameter(
             "Invalid 'tool_choice': without structural tags, the engine cannot force calls in the format of"
             " this model.",
@@ -129,7 +129,7 @@ def write_constraint(form: bytes, grammars: bool) -> tuple[str, str]:
 def _call_grammar(form: Form) -> str | None:
     """A GBNF grammar of one call, each tool's input by its own grammar; None if a grammar cannot be
     converted."""
-    calls = _bare_calls(form.output)
+    calls = _json_calls(form.output)
     names, rules = [], []
     for number, tool in enumerate(form.tools):
         input = f"input-{number}"
@@ -144,7 +144,7 @@ def _call_grammar(form: Form) -> str | None:
 
 def _call_schema(form: Form) -> dict[str, Any]:
     """A JSON schema of one call."""
-    layout = _bare_calls(form.output)
+    layout = _json_calls(form.output)
     key = layout.arguments_key
     calls = [
         {

@@ -58,10 +58,21 @@ class Form(Struct, frozen=True):
     def limits_calls(self) -> bool:
         """Whether calls are constrained although none is required."""
         is_text = not self.required and self.document is None
-        return is_text and any(tool.strict or tool.grammar is not None for tool in self.tools)
+        return is_text and any(map(_is_limited, self.tools))
 
 
 decode_form = msgspec.msgpack.Decoder(Form).decode
+
+
+def may_be_constrained(job: Job) -> bool:
+    """Whether anything in a job asks for a constraint of its answer."""
+    is_text = job.settings.format.kind == "text"
+    return job.offer.required or not is_text or any(map(_is_limited, map(CalledTool.of, job.offer.tools)))
+
+
+def _is_limited(tool: CalledTool) -> bool:
+    """Whether calls of a tool are constrained although none is required."""
+    return tool.strict or tool.grammar is not None
 
 
 def form_of(job: Job, renderer: Renderer, *, opens_thought: bool = False) -> Form:
