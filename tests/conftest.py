@@ -1,22 +1,30 @@
 """Fixtures for all tests."""
 
+import gc
 import logging
+import os
 import secrets
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import certifi
+import msgspec
 import pytest
 from hypothesis import settings
 
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.model import elsewhere, real_model, smollm2, tiny, tiny_model, tiny_path
-from tests.postgres import postgres_server, postgres_url
+from tests.postgres import postgres, postgres_server, postgres_url
 from tests.tap import tapped
 
 __all__ = [
+    "all_authorities",
     "data_home",
     "elsewhere",
+    "one_authority",
+    "postgres",
     "postgres_server",
     "postgres_url",
     "real_model",
@@ -30,9 +38,23 @@ __all__ = [
     "usual_signals",
 ]
 
+_AUTHORITIES = "SSL_CERT_FILE"
+
 # The same examples on every machine and in every run, so that failures can be reproduced.
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exclude imported modules and collected tests from garbage collection: they live as long as the process,
+    and are most of its objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,6 +64,29 @@ def usual_signals() -> None:
     for number, usual in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str | None]:
+    """Trust one certificate authority. Each process and each client of the openai package loads those that it
+    trusts, which takes a tenth of a second for all that a machine has. Returns the name of their file, if the
+    environment has one."""
+    end = "-----END CERTIFICATE-----\n"
+    first, *_ = Path(certifi.where()).read_text(encoding="utf-8").partition(end)
+    path = tmp_path_factory.mktemp("authorities") / "one.pem"
+    path.write_text(first + end, encoding="utf-8")
+    all_of_them = os.environ.get(_AUTHORITIES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_AUTHORITIES, str(path))
+        yield all_of_them
+
+
+@pytest.fixture
+def all_authorities(one_authority: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trust what the machine trusts, for a test that downloads something."""
+    monkeypatch.delenv(_AUTHORITIES)
+    if one_authority is not None:
+        monkeypatch.setenv(_AUTHORITIES, one_authority)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -57,8 +102,8 @@ def tokenizers_built_once() -> Iterator[None]:
         return built[text]
 
     def gguf_once(metadata: Mapping[str, Any]) -> Tokenizer:
-        described = {key: value for key, value in metadata.items() if key.startswith("tokenizer.ggml.")}
-        key = repr(sorted(described.items()))
+        described = [entry for entry in metadata.items() if entry[0].startswith("tokenizer.ggml.")]
+        key = msgspec.msgpack.encode(sorted(described))
         if key not in built:
             built[key] = from_gguf(metadata)
         return built[key]

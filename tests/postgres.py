@@ -68,8 +68,7 @@ def running_postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    """The URL of a server with an empty database."""
+def postgres() -> Iterator[Postgres]:
     with running_postgres() as server:
         # The data is disposable, so tests do not wait for the disk.
         _run_in_thread(
@@ -80,7 +79,13 @@ def postgres_server() -> Iterator[str]:
                 "SELECT pg_reload_conf()",
             )
         )
-        yield server.url
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server(postgres: Postgres) -> str:
+    """The URL of a server with an empty database."""
+    return postgres.url
 
 
 @pytest.fixture

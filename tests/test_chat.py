@@ -12,7 +12,7 @@ import signal
 import sys
 import termios
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import aiohttp
@@ -391,7 +391,9 @@ async def test_an_interactive_chat_survives_a_stopped_server() -> None:
 )
 async def test_a_refused_key_is_reported_with_the_variable_to_set(key: str, reason: str) -> None:
     async with serve(api_key=("secret",)) as server:
-        code, out, err = await run_chat("--url", server.url, "--api-key-env", "MY_KEY", "hello", MY_KEY=key)
+        code, out, err = await run_command(
+            "--url", server.url, "--api-key-env", "MY_KEY", "hello", MY_KEY=key
+        )
         complaint = f"{reason}, or name another variable with --api-key-env"
         assert (code, out, err) == (3, "", f"slipring: cannot use {server.url}: {complaint}\n")
 
@@ -502,7 +504,7 @@ def test_only_a_terminal_gets_colours(err: io.StringIO, environ: dict[str, str],
     assert err.getvalue() == shown
 
 
-# --- As a process ----------------------------------------------------------------------------
+# --- As a command ----------------------------------------------------------------------------
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -511,8 +513,17 @@ def environment(**variables: str) -> dict[str, str]:
     return {**clean, **variables}
 
 
-async def run_chat(*arguments: str, typed: str = "", **variables: str) -> tuple[int | None, str, str]:
-    """Run a chat to its end; exit code, standard output, standard error."""
+async def run_command(*arguments: str, **variables: str) -> tuple[int, str, str]:
+    """Run the command in this process; exit code, standard output, standard error."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(os, "environ", environment(**variables))
+        code = await asyncio.to_thread(main, ["chat", *arguments])
+    return code, out.getvalue(), err.getvalue()
+
+
+async def run_piped(typed: str, *arguments: str, **variables: str) -> tuple[int | None, str, str]:
+    """Run a process that reads a pipe; exit code, standard output, standard error."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *arguments, env=environment(**variables), stdin=-1, stdout=-1, stderr=-1
     )
@@ -524,7 +535,7 @@ async def test_a_message_on_the_command_line_is_one_turn() -> None:
     engine = PuppetEngine()
     async with serve(engine, api_key=("secret",)) as server:
         done = asyncio.create_task(
-            run_chat("--url", server.url, "--api-key-env", "MY_KEY", "hello", "there", MY_KEY="secret")
+            run_command("--url", server.url, "--api-key-env", "MY_KEY", "hello", "there", MY_KEY="secret")
         )
         performance = await engine.next()
         assert context_of(performance.job) == [("user", "hello there")]
@@ -539,7 +550,7 @@ async def test_a_message_on_the_command_line_is_one_turn() -> None:
 
 async def test_each_line_of_a_pipe_is_one_turn() -> None:
     async with serve() as server:
-        code, out, err = await run_chat(typed="one\n\ntwo", OPENAI_BASE_URL=server.url)
+        code, out, err = await run_piped("one\n\ntwo", OPENAI_BASE_URL=server.url)
     assert (code, out) == (0, f"{ANSWER}\n" * 2)
     first, second = err.splitlines()
     assert re.fullmatch(STATISTICS, first)
@@ -548,13 +559,13 @@ async def test_each_line_of_a_pipe_is_one_turn() -> None:
 
 async def test_a_failure_in_a_pipe_sets_the_exit_code() -> None:
     async with serve() as server:
-        code, out, err = await run_chat("--model", "nope", typed="one\ntwo\n", OPENAI_BASE_URL=server.url)
+        code, out, err = await run_piped("one\ntwo\n", "--model", "nope", OPENAI_BASE_URL=server.url)
     assert (code, out) == (NO_ANSWER, "")
     assert err.count("(model_not_found)\n") == 2
 
 
-async def test_an_unreachable_server_ends_the_process() -> None:
-    code, out, err = await run_chat("hello", OPENAI_BASE_URL=CLOSED_PORT)
+async def test_an_unreachable_server_ends_the_command() -> None:
+    code, out, err = await run_command("hello", OPENAI_BASE_URL=CLOSED_PORT)
     assert (code, out, err) == (3, "", f"slipring: cannot reach {CLOSED_PORT}: Connection refused\n")
 
 
@@ -875,18 +886,15 @@ async def test_the_terminal_is_restored_at_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "greeting"),
-    [
-        ((), "models small, large (choose one with --model)"),
-        (("--model", "large"), "model large ·"),
-    ],
+    ("model", "greeting"),
+    [("", "models small, large (choose one with --model)"), ("large", "model large")],
 )
-async def test_the_model_is_named_at_the_start(arguments: tuple[str, ...], greeting: str) -> None:
+async def test_the_model_is_named_at_the_start(model: str, greeting: str) -> None:
     async with (
         serve(model=("small", "large")) as server,
-        on_a_terminal(server.url, *arguments, size=(200, 24)) as terminal,
+        chatting(server.url, model=model, err=io.StringIO()) as user,
     ):
-        assert f"{server.url} · {greeting}" in await terminal.wait_for("> ")
+        assert user.greeting == [f"{server.url} · {greeting} · /help lists the commands"]
 
 
 async def test_the_only_model_of_a_server_is_named_at_the_start() -> None:

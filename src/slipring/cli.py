@@ -1,38 +1,21 @@
-"""The command line: ``slipring serve``, ``chat``, ``keys``, ``openapi`` and ``bench``.
+"""The command line: ``slipring serve``, ``inspect``, ``chat``, ``keys``, ``openapi`` and ``bench``.
 
 Parses the arguments, runs the command, and reports every expected failure as one line on standard error, with
-a non-zero exit code.
+a non-zero exit code. What only one command needs is imported when that command runs: most of the time that a
+process takes to start, and of the memory that it has then, is for imports.
 """
 
 import argparse
-import asyncio
-import contextlib
 import os
-import shlex
-import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import msgspec
-
 from slipring import __version__
-from slipring.bench import options as bench_options
 from slipring.bench.errors import BadRecording, CannotMeasure, CannotStart, UnreadableRecord, UsageError
-from slipring.bench.load import options as load_options
-from slipring.chat import options as chat_options
-from slipring.chat.connection import Unreachable
-from slipring.chat.run import chat
-from slipring.config import Config, ConfigError, add_flags, from_namespace
+from slipring.chat.errors import Unreachable
+from slipring.config import ConfigError, add_flags, from_namespace
 from slipring.errors import StartupError
-from slipring.keys import commands as keys
-from slipring.openapi.document import document
-from slipring.progress import Loading
-from slipring.server.process.runtime import loop_factory, set_up_logging
-from slipring.server.process.server import Server
-from slipring.server.process.shutdown import IGNORED_SIGNALS, block_stop_signals, ignore
-from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
-from slipring.server.process.worker_messages import Serving
 from slipring.spelling import suggestion
 
 USAGE_ERROR = 2
@@ -59,6 +42,7 @@ class _Parser(argparse.ArgumentParser):
     """
 
     _commands: "argparse.Action | None" = None
+    _deferred: "Callable[[_Parser], None] | None" = None
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **kwargs})
@@ -67,8 +51,19 @@ class _Parser(argparse.ArgumentParser):
         self._commands = super().add_subparsers(**{"metavar": "COMMAND", **kwargs})
         return self._commands
 
+    def defer(self, add: "Callable[[_Parser], None]") -> None:
+        """Let ``add`` add flags to this parser when they are first needed."""
+        self._deferred = add
+
+    def complete(self) -> None:
+        """Add the deferred flags."""
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            deferred(self)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; report unknown arguments as an error of this parser, so that its own help is named."""
+        self.complete()
         words = list(sys.argv[1:] if args is None else args)
         if not words and self._commands is not None and self._commands.required:
             self.print_help()
@@ -102,6 +97,7 @@ class _Parser(argparse.ArgumentParser):
         if not flags:
             self.error("unexpected argument")
         for name, command in self._command_names().items():
+            command.complete()
             if flags[0] in command._option_string_actions:
                 self.error(f"{flags[0]} is a flag of '{self.prog} {name}': write it after '{name}'")
         self.error(f"unknown flag {flags[0]}{suggestion(flags[0], self._option_string_actions)}")
@@ -125,20 +121,27 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_engine_list(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_flags(serve)
+    serve.defer(add_flags)
+    look = commands.add_parser(
+        "inspect",
+        help="show what slipring makes of a model, without loading it",
+        description="Show how slipring writes contexts for a model and parses its answers, without loading"
+        " its weights. Exit code 1: the model would not work.",
+    )
+    look.defer(_add_inspect_flags)
     talk = commands.add_parser(
         "chat",
         help="chat in the terminal with any Responses endpoint",
         description="Chat with a Responses endpoint over one WebSocket. Without a MESSAGE, each line of"
         " standard input is a turn.",
     )
-    chat_options.add_flags(talk)
+    talk.defer(_add_chat_flags)
     manage = commands.add_parser(
         "keys",
         help="create, list and revoke the API keys in a store",
         description="Create, list and revoke the API keys in a store.",
     )
-    keys.add_commands(manage)
+    manage.defer(_add_keys_commands)
     commands.add_parser(
         "openapi",
         help="print the OpenAPI document of the server",
@@ -150,7 +153,33 @@ def build_parser() -> argparse.ArgumentParser:
         description="Run agent loops against a Responses endpoint in several modes, check every answer, and"
         " report where the time goes. Without --url, start a slipring server to measure.",
     )
-    bench_options.add_flags(measure)
+    measure.defer(_add_bench_flags)
+    return parser
+
+
+def _add_inspect_flags(look: _Parser) -> None:
+    from slipring.inspection import command
+
+    command.add_flags(look)
+
+
+def _add_chat_flags(talk: _Parser) -> None:
+    from slipring.chat import options
+
+    options.add_flags(talk)
+
+
+def _add_keys_commands(manage: _Parser) -> None:
+    from slipring.keys import commands
+
+    commands.add_commands(manage)
+
+
+def _add_bench_flags(measure: _Parser) -> None:
+    from slipring.bench import options
+    from slipring.bench.load import options as load_options
+
+    options.add_flags(measure)
     load = measure.add_subparsers(dest="bench_command", parser_class=_Parser).add_parser(
         "load",
         help="open more and more connections until a service level breaks",
@@ -159,7 +188,6 @@ def build_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,  # keeps the values of flags that were given before "load"
     )
     load_options.add_flags(load)
-    return parser
 
 
 def _engine_list() -> str:
@@ -175,17 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
     arguments = build_parser().parse_args(argv)
     try:
-        if arguments.command == "chat":
-            options = chat_options.from_namespace(arguments, os.environ)
-            return chat(options, " ".join(arguments.message))
-        if arguments.command == "openapi":
-            return print_openapi()
-        if arguments.command == "bench":
-            return measure(arguments)
-        config = from_namespace(arguments, os.environ)
-        if arguments.command == "keys":
-            return asyncio.run(keys.run(arguments, config))
-        return serve(config)
+        return _COMMANDS[arguments.command](arguments)
     except (ConfigError, UsageError, BadRecording, UnreadableRecord) as error:
         print(f"slipring: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -194,112 +212,61 @@ def main(argv: Sequence[str] | None = None) -> int:
         return STARTUP_ERROR
 
 
-def measure(arguments: argparse.Namespace) -> int:
-    """Run ``slipring bench`` or ``slipring bench load``."""
-    # Imported here because they import rich, which no other command needs to start.
-    if arguments.bench_command == "load":
-        from slipring.bench.load.command import load
+def _serve(arguments: argparse.Namespace) -> int:
+    config = from_namespace(arguments, os.environ)
+    from slipring.serve import serve
 
-        return load(load_options.from_namespace(arguments, os.environ))
-    from slipring.bench.command import bench
-
-    return bench(bench_options.from_namespace(arguments, os.environ))
+    return serve(config)
 
 
-def print_openapi() -> int:
-    """Print the OpenAPI document."""
+def _inspect(arguments: argparse.Namespace) -> int:
+    from slipring.inspection.command import inspect
+
+    return inspect(arguments)
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from slipring.chat.options import from_namespace
+    from slipring.chat.run import chat
+
+    return chat(from_namespace(arguments, os.environ), " ".join(arguments.message))
+
+
+def _manage_keys(arguments: argparse.Namespace) -> int:
+    config = from_namespace(arguments, os.environ)
+    import asyncio
+
+    from slipring.keys.commands import run
+
+    return asyncio.run(run(arguments, config))
+
+
+def _print_openapi(arguments: argparse.Namespace) -> int:
+    import msgspec
+
+    from slipring.openapi.document import document
+
     print(msgspec.json.format(msgspec.json.encode(document())).decode())
     return 0
 
 
-def serve(config: Config) -> int:
-    """Run a server until a signal stops it."""
-    ignore(*IGNORED_SIGNALS)
-    set_up_logging(config.log_level, names_process=config.workers > 1)
-    if config.workers > 1:
-        refuse_private_store(config)
-        serving = _supervise(Supervisor(config))
-    else:
-        serving = _serve(Server(config))
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serving)
-        block_stop_signals()
-    with contextlib.suppress(OSError):  # the terminal may be closed
-        print("slipring: stopped", flush=True)
-    return 0
+def _measure(arguments: argparse.Namespace) -> int:
+    if arguments.bench_command == "load":
+        from slipring.bench.load.command import load
+        from slipring.bench.load.options import from_namespace as load_options
+
+        return load(load_options(arguments, os.environ))
+    from slipring.bench.command import bench
+    from slipring.bench.options import from_namespace as bench_options
+
+    return bench(bench_options(arguments, os.environ))
 
 
-async def _serve(server: Server) -> None:
-    engine = ", ".join(engine.name for engine in server.catalog.engines)
-    # Engines in front of servers learn the names of their models when they start.
-    named = [*server.config.model, *(model.name for model in server.config.models)]
-    known = [model.name for each in server.catalog.engines for model in each.models()]
-    with Loading(sys.stderr, engine, (named or known or [engine])[0]) as loading:
-
-        def on_ready(server: Server) -> None:
-            loading.end()
-            announce(server.config, server.base_url, server.describe())
-
-        await server.serve(on_ready)
-
-
-async def _supervise(supervisor: Supervisor) -> None:
-    engine = ", ".join(name.partition(":")[0] for name in engine_names(supervisor.config))
-    with Loading(sys.stderr, engine, engine) as loading:
-
-        def on_ready(supervisor: Supervisor, serving: Serving) -> None:
-            loading.end()
-            announce(supervisor.config, supervisor.base_url, serving)
-
-        await supervisor.serve(on_ready)
-
-
-def announce(config: Config, url: str, serving: Serving) -> None:
-    """Print where the server listens and what it serves; on a terminal, also what to try next."""
-    engines = engine_names(config)
-    key = "any" if serving.is_open else "YOUR_KEY"
-    lines = [
-        f"slipring {__version__} serves {url}",
-        f"  websocket  {url.replace('http', 'ws', 1)}/responses",
-        *([f"  workers    {config.workers}"] if config.workers > 1 else []),
-        f"  engine     {', '.join(engines)}",
-        f"  model      {', '.join(serving.models)}",
-        *(
-            ["             simulated is no model: it generates text to test clients with"]
-            if _is_simulated(engines)
-            else []
-        ),
-        f"  store      {serving.store}",
-        f"  API keys   {serving.keys}",
-        "",
-        "Point a client at it:",
-        f"  OPENAI_BASE_URL={url} OPENAI_API_KEY={key}",
-    ]
-    if sys.stdout.isatty():
-        lines += ["", "Try next, in another terminal:", *(f"  {line}" for line in _next_steps(url, serving))]
-    print("\n".join(lines), flush=True)
-
-
-def _is_simulated(engines: Sequence[str]) -> bool:
-    return any(engine.partition(":")[0] == "simulated" for engine in engines)
-
-
-def _next_steps(url: str, serving: Serving) -> list[str]:
-    key = "" if serving.is_open else "OPENAI_API_KEY=YOUR_KEY "
-    where = "" if url == chat_options.ChatOptions().url else f" --url {url}"
-    header = "" if serving.is_open else "-H 'Authorization: Bearer YOUR_KEY' "
-    body = '{"input": "Say hello.", "max_output_tokens": 40}'
-    return [
-        f"{key}{_command_name()} chat{where}",
-        f"curl {url}/responses {header}-H 'Content-Type: application/json' -d '{body}'",
-        "docs/clients.md shows how to connect Codex, the SDKs and other clients",
-    ]
-
-
-def _command_name() -> str:
-    """Return the shell command for slipring: by name if it is on the path, else as it was started."""
-    if shutil.which("slipring"):
-        return "slipring"
-    if os.path.basename(sys.argv[0]) == "__main__.py":
-        return f"{shlex.quote(sys.executable)} -m slipring"
-    return shlex.quote(sys.argv[0])
+_COMMANDS = {
+    "serve": _serve,
+    "inspect": _inspect,
+    "chat": _chat,
+    "keys": _manage_keys,
+    "openapi": _print_openapi,
+    "bench": _measure,
+}

@@ -1,22 +1,10 @@
-"""Runs ``slipring bench`` as a process."""
+"""The command ``slipring bench``, and the processes that it starts."""
 
-import asyncio
-import os
 import sys
 from pathlib import Path
 
 COMMAND = (sys.executable, "-m", "slipring", "bench")
 FAST = ("--engine", "simulated:tokens_per_s=0,output_tokens=4,digest=true")
-
-
-async def run(*arguments: str, **variables: str) -> tuple[int | None, str, str]:
-    """Run it; returns exit code, standard output and standard error."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLIPRING_")}
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, *arguments, env={**clean, **variables}, stdout=-1, stderr=-1
-    )
-    out, err = await asyncio.wait_for(process.communicate(), 120)
-    return process.returncode, out.decode(), err.decode()
 
 
 def children_of(pid: int) -> list[int]:

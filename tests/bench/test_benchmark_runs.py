@@ -148,10 +148,10 @@ def test_idle_connections_within_the_hard_limit_of_files(tmp_path: Path) -> None
         (tmp_path / name).write_text((BENCHMARKS / name).read_text())
 
     def few_files() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
     ended = subprocess.run(
-        [sys.executable, str(tmp_path / "idle_connections.py"), "--connections", "200"],
+        [sys.executable, str(tmp_path / "idle_connections.py"), "--connections", "100"],
         capture_output=True,
         text=True,
         preexec_fn=few_files,
@@ -159,4 +159,4 @@ def test_idle_connections_within_the_hard_limit_of_files(tmp_path: Path) -> None
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "200 connections" in ended.stdout
+    assert "100 connections" in ended.stdout

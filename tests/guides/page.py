@@ -1,6 +1,6 @@
 """Runs the commands of a guide in the order of the page.
 
-A page is followed in an empty directory. ``sh`` blocks run in a shell, ``python`` blocks in an interpreter. A
+A page is followed in an empty directory. ``sh`` blocks run in a shell, ``python`` blocks in this process. A
 ``text`` block right after either is what it must print (``…`` matches anything). A ``sh`` block that begins
 with ``slipring serve`` keeps running until the page ends. Ports of the page are replaced by free ones.
 """
@@ -15,6 +15,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.snippets import run_snippet
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -99,7 +101,7 @@ class Guide:
             elif block.language == "sh":
                 printed = await self._run("sh", "-ec", command)
             elif block.language == "python":
-                printed = await self._run(sys.executable, "-W", "error", "-c", command)
+                printed = await run_snippet(command, self._directory)
 
     async def _start(self, *command: str) -> asyncio.subprocess.Process:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("SLIPRING_")}

@@ -11,7 +11,7 @@ from tests.engines.fakes.server import Say, Stop
 from tests.engines.fakes.tokens import tokenizer_directory
 from tests.engines.fakes.vllm import FakeVllm
 from tests.guides.page import GUIDES, Guide, blocks
-from tests.postgres import running_postgres
+from tests.postgres import Postgres
 
 MODEL = "Qwen/Qwen3-8B"
 
@@ -31,20 +31,19 @@ async def test_slow_turn(tmp_path: Path) -> None:
         await guide.follow()
 
 
-async def test_two_nodes_on_postgresql(tmp_path: Path) -> None:
-    with running_postgres() as server:
-        host = server.url.partition("host=")[2].partition("&")[0]
+async def test_two_nodes_on_postgresql(tmp_path: Path, postgres: Postgres) -> None:
+    host = postgres.url.partition("host=")[2].partition("&")[0]
 
-        def replace(text: str) -> str:
-            text = text.replace("postgresql://127.0.0.1:5432/postgres", f"'{server.url}'")
-            return text.replace("@127.0.0.1:5432/slipring", f"@/slipring?host={host}")
+    def replace(text: str) -> str:
+        text = text.replace("postgresql://127.0.0.1:5432/postgres", f"'{postgres.url}'")
+        return text.replace("@127.0.0.1:5432/slipring", f"@/slipring?host={host}")
 
-        def require_extra(command: str) -> None:
-            (extra,) = re.findall(r"slipring\[(\w+)\]", command)
-            assert extra in importlib.metadata.metadata("slipring").get_all("Provides-Extra", [])
+    def require_extra(command: str) -> None:
+        (extra,) = re.findall(r"slipring\[(\w+)\]", command)
+        assert extra in importlib.metadata.metadata("slipring").get_all("Provides-Extra", [])
 
-        async with Guide("two-nodes-on-postgresql.md", tmp_path, replace, server.programs) as guide:
-            await guide.follow({"pip": require_extra})
+    async with Guide("two-nodes-on-postgresql.md", tmp_path, replace, postgres.programs) as guide:
+        await guide.follow({"pip": require_extra})
 
 
 async def test_codex_on_vllm(tmp_path: Path) -> None:

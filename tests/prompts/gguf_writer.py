@@ -49,30 +49,37 @@ def write_tiny_model(path: Path, metadata: dict[str, Any]) -> None:
     """Write a model of one layer that generates words, for tests that need a model and not its sense.
     Of the metadata of another model it takes the vocabulary and the template.
 
-    The layer adds nothing, so a token's vector reaches the output as it is. The output has the vector of each
-    word at the place of the word that follows it in a fixed circle: greedy decoding walks the circle, and no
-    other token, an end least of all, is ever as likely as a word.
+    The weights are random, and what attention adds outweighs the vector of the last token: greedy decoding
+    depends on the tokens of the context and on their order, so equal answers come from equal contexts. Only
+    words have a row in the output: no other token, an end least of all, is as likely as the likeliest word.
     """
     tokens = metadata["tokenizer.ggml.tokens"]
-    words = [id for id, token in enumerate(tokens) if _WORD.fullmatch(token)]
     random = Random(7)
     vectors = [random.randbytes(_WIDTH) for _ in tokens]
-    output = [bytes(_WIDTH)] * len(tokens)
-    for word, next_word in zip(words, [*words[1:], words[0]], strict=True):
-        output[next_word] = vectors[word]
+    output = [random.randbytes(_WIDTH) if _WORD.fullmatch(token) else bytes(_WIDTH) for token in tokens]
     ones = struct.pack("<f", 1.0) * _WIDTH
     _write_model(
         path,
         {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
-        | {"llama.context_length": 2048},
-        {"token_embd": _quantized(vectors), "output": _quantized(output), **dict.fromkeys(_VECTORS, ones)},
+        | {"llama.context_length": 8192},
+        {
+            "token_embd": _quantized(vectors, 1 / 256),
+            "output": _quantized(output, 1 / 64),
+            **dict.fromkeys(_VECTORS, ones),
+            **{f"blk.0.attn_{name}": _random_matrix(random) for name in ("q", "k", "v", "output")},
+        },
     )
 
 
-def _quantized(rows: list[bytes]) -> bytes:
+def _random_matrix(random: Random) -> bytes:
+    """A matrix that multiplies the length of a vector by about 1.3."""
+    return struct.pack(f"<{_WIDTH**2}f", *(random.uniform(-0.4, 0.4) for _ in range(_WIDTH**2)))
+
+
+def _quantized(rows: list[bytes], scale: float) -> bytes:
     """Rows of ``_WIDTH`` signed bytes as blocks of Q8_0: a scale, then the bytes."""
-    scale = struct.pack("<e", 1 / 256)
-    return b"".join(scale + row for row in rows)
+    packed = struct.pack("<e", scale)
+    return b"".join(packed + row for row in rows)
 
 
 def _write_model(path: Path, metadata: dict[str, Any], weights: dict[str, bytes]) -> None:

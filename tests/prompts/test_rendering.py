@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -87,34 +87,38 @@ def user(text: str) -> Item:
 # Chains and whole contexts
 
 
-@EVERY_WRITER
-def test_rendering_by_delta_gives_the_tokens_of_the_whole_context(writer: str) -> None:
-    writes = renderer(writer)
+def test_rendering_by_delta_gives_the_tokens_of_the_whole_context() -> None:
+    writers = {name: renderer(name) for name in RENDERERS}
 
     @settings(max_examples=60)
     @given(STEPS)
     def the_same(steps: list[Items]) -> None:
-        parent: ResponseState | None = None
-        seen: Items = ()
-        for items in steps:
-            step = job(items, parent)
-            rendering = writes.render(step)
-            seen += items
-            context, prompt = whole(writes, *seen)
-            assert rendering.fallback is None
-            assert rendering.context.ids() == context
-            assert rendering.prompt.ids() == prompt
-            assert (rendering.context.total, rendering.prompt.total) == (len(context), len(prompt))
-            before = 0 if parent is None else parent.position.total
-            assert rendering.new_tokens == len(prompt) - before
-            parent = after(step, rendering.context)
+        for name, writes in writers.items():
+            note(name)
+            assert_rendered_by_delta(writes, steps)
 
     the_same()
 
 
-@EVERY_WRITER
-def test_emitted_ids_are_kept_and_new_items_are_appended_to_them(writer: str) -> None:
-    writes = renderer(writer)
+def assert_rendered_by_delta(writes: DialectRenderer, steps: list[Items]) -> None:
+    parent: ResponseState | None = None
+    seen: Items = ()
+    for items in steps:
+        step = job(items, parent)
+        rendering = writes.render(step)
+        seen += items
+        context, prompt = whole(writes, *seen)
+        assert rendering.fallback is None
+        assert rendering.context.ids() == context
+        assert rendering.prompt.ids() == prompt
+        assert (rendering.context.total, rendering.prompt.total) == (len(context), len(prompt))
+        before = 0 if parent is None else parent.position.total
+        assert rendering.new_tokens == len(prompt) - before
+        parent = after(step, rendering.context)
+
+
+def test_emitted_ids_are_kept_and_new_items_are_appended_to_them() -> None:
+    writers = {name: renderer(name) for name in RENDERERS}
 
     @settings(max_examples=40)
     @given(
@@ -124,26 +128,34 @@ def test_emitted_ids_are_kept_and_new_items_are_appended_to_them(writer: str) ->
         st.lists(ITEMS, max_size=3).map(tuple),
     )
     def kept(turns: list[tuple[Items, list[int]]], last: Items) -> None:
-        parent: ResponseState | None = None
-        ids: list[int] = whole(writes)[0]
-        for items, emitted in turns:
-            step = job(items, parent)
-            rendering = writes.render(step)
-            prompt = rendering.prompt
-            assert prompt.ids()[: len(ids)] == ids
-            answered = rendering.with_answer(emitted)
-            ids = prompt.ids() + emitted
-            assert answered.ids() == ids
-            assert answered.total == len(ids)
-            # The text of the item does not matter: the emitted ids are used.
-            parent = after(step, answered, output=(message("assistant", "something else"),))
-        rendering = writes.render(job(last, parent))
-        opened = Block.ASSISTANT if turns else Block.NONE
-        written, block = writes.dialect.write_items(opened, last)
-        assert rendering.context.ids() == ids + writes.encode(written)
-        assert rendering.prompt.ids() == ids + writes.encode([*written, *writes.dialect.write_prompt(block)])
+        for name, writes in writers.items():
+            note(name)
+            assert_emitted_ids_are_kept(writes, turns, last)
 
     kept()
+
+
+def assert_emitted_ids_are_kept(
+    writes: DialectRenderer, turns: list[tuple[Items, list[int]]], last: Items
+) -> None:
+    parent: ResponseState | None = None
+    ids: list[int] = whole(writes)[0]
+    for items, emitted in turns:
+        step = job(items, parent)
+        rendering = writes.render(step)
+        prompt = rendering.prompt
+        assert prompt.ids()[: len(ids)] == ids
+        answered = rendering.with_answer(emitted)
+        ids = prompt.ids() + emitted
+        assert answered.ids() == ids
+        assert answered.total == len(ids)
+        # The text of the item does not matter: the emitted ids are used.
+        parent = after(step, answered, output=(message("assistant", "something else"),))
+    rendering = writes.render(job(last, parent))
+    opened = Block.ASSISTANT if turns else Block.NONE
+    written, block = writes.dialect.write_items(opened, last)
+    assert rendering.context.ids() == ids + writes.encode(written)
+    assert rendering.prompt.ids() == ids + writes.encode([*written, *writes.dialect.write_prompt(block)])
 
 
 @EVERY_WRITER

@@ -53,6 +53,7 @@ MERGES = (
     "e r",
     "us er",
 )
+_SHORT = 4000
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted({*range(256)} - {*_PRINTABLE})
 _LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + at) for at, byte in enumerate(_OTHERS)}
@@ -80,6 +81,28 @@ def smollm2_metadata() -> dict[str, Any]:
 
 
 @cache
+def short_metadata() -> dict[str, Any]:
+    """SmolLM2's metadata with only the control tokens, the bytes and the first words of its vocabulary.
+
+    English has about as many tokens as in the whole one, and a process loads it in a fraction of the time."""
+    whole = smollm2_metadata()
+    merges = whole["tokenizer.ggml.merges"][:_SHORT]
+    kept = {*ByteLevel.alphabet(), *(merge.replace(" ", "") for merge in merges)}
+    types = whole["tokenizer.ggml.token_type"]
+    ids = [id for id, token in enumerate(whole["tokenizer.ggml.tokens"]) if token in kept or types[id] != 1]
+    special = {key: ids.index(id) for key, id in whole.items() if key.endswith("_token_id")}
+    return (
+        whole
+        | special
+        | {
+            "tokenizer.ggml.tokens": [whole["tokenizer.ggml.tokens"][id] for id in ids],
+            "tokenizer.ggml.token_type": [types[id] for id in ids],
+            "tokenizer.ggml.merges": merges,
+        }
+    )
+
+
+@cache
 def qwen2_metadata() -> dict[str, Any]:
     """Qwen2's vocabulary in the form of GGUF metadata, without its unused padding tokens.
 
@@ -100,11 +123,24 @@ def qwen2_metadata() -> dict[str, Any]:
 
 
 def _halves(word: bytes, ranks: dict[bytes, int]) -> list[bytes]:
+    """The two words that the last merge of a word joins."""
+    rank, none = ranks[word], len(ranks)
+    cuts = [
+        at
+        for at in range(1, len(word))
+        if ranks.get(word[:at], none) < rank and ranks.get(word[at:], none) < rank
+    ]
+    if len(cuts) == 1:  # true of most words, and much faster than merging
+        return [word[: cuts[0]], word[cuts[0] :]]
     parts = [bytes([byte]) for byte in word]
+    merged = [ranks.get(left + right, none) for left, right in pairwise(parts)]
     while len(parts) > 2:
-        pairs = [ranks.get(left + right, len(ranks)) for left, right in pairwise(parts)]
-        at = pairs.index(min(pairs))
+        at = merged.index(min(merged))
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        del merged[at]
+        for near in (at - 1, at):
+            if 0 <= near < len(merged):
+                merged[near] = ranks.get(parts[near] + parts[near + 1], none)
     return parts
 
 
@@ -130,6 +166,48 @@ def small_metadata(**changes: Any) -> dict[str, Any]:
         "tokenizer.ggml.merges": list(MERGES),
     }
     return metadata | {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
+
+
+@cache
+def characters_metadata() -> dict[str, Any]:
+    """GGUF metadata of a vocabulary of characters, as Gemma's: all bytes, some characters, merges."""
+    text = "▁ the quick brown fox's 12 é世界ж <tool_call>|im_start>.,!?()=_/\\\"'\t\n"
+    letters = sorted({*text.replace(" ", "")})
+    merges = [(left, right) for left in "▁thequickbrownfox" for right in "thequickbrownfoxs"]
+    merges += [("▁" * left, "▁" * right) for left, right in ((1, 1), (2, 1), (2, 2), (3, 2), (4, 4))]
+    merges += [("\n" * left, "\n" * right) for left, right in ((1, 1), (2, 1), (2, 2))]
+    merges += [
+        ("▁t", "he"),
+        ("qu", "ic"),
+        ("▁世", "界"),
+        ("▁", "世"),
+        ("<", "t"),
+        (".", ","),
+        ("=", "="),
+        ("==", "=="),
+    ]
+    merges += [("ha", "lt"), ("h", "a"), ("l", "t"), ("1", "2"), ("▁", "("), ("é", "é")]
+    letters += [*{*"halt"} - {*letters}]
+    words = dict.fromkeys([*letters, *("".join(pair) for pair in merges)])
+    words.pop(ONE_WORD)
+    words |= dict.fromkeys(["▁世"])
+    known = [pair for pair in merges if "".join(pair) in words]
+    control = ["<pad>", "<eos>", "<bos>", *CHATML_CONTROL, ONE_WORD]
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = [*control, "<unk>", VISIBLE, *bytes_, *words]
+    types = [*(3 for _ in control), 2, 4, *(6 for _ in bytes_), *(1 for _ in words)]
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in known],
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+
+
+@cache
+def characters() -> Tokenizer:
+    return Tokenizer.from_gguf(characters_metadata())
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 from aiohttp import ClientTimeout, ClientWebSocketResponse, ClientWSTimeout, WSMsgType
 
+from slipring.chat.errors import ConnectionLost, Unreachable
 from slipring.chat.options import ChatOptions
 
 _OPEN_TIMEOUT_S = 30.0
@@ -19,14 +20,6 @@ _HEARTBEAT_S = 30.0
 _UNLIMITED = 0
 
 Event = dict[str, Any]
-
-
-class Unreachable(Exception):
-    """A connection cannot be opened. The message is one line that names the URL and the reason."""
-
-
-class ConnectionLost(Exception):
-    """The connection ended while it was needed. The message contains the close code, if there is one."""
 
 
 class Connection:

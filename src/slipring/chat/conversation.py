@@ -9,7 +9,8 @@ import time
 from typing import Any
 
 from slipring.chat.answer import StreamedAnswer, TurnFailed, as_input, tool_outputs
-from slipring.chat.connection import Connection, ConnectionLost, Event, refused_key
+from slipring.chat.connection import Connection, Event, refused_key
+from slipring.chat.errors import ConnectionLost
 from slipring.chat.options import ChatOptions
 from slipring.chat.screen import Screen
 

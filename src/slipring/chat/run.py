@@ -14,8 +14,8 @@ from collections.abc import Coroutine, Iterable
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from slipring.chat.connection import Unreachable
 from slipring.chat.conversation import Conversation
+from slipring.chat.errors import Unreachable
 from slipring.chat.keyboard import Keyboard
 from slipring.chat.options import ChatOptions
 from slipring.chat.screen import Screen

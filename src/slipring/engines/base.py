@@ -34,6 +34,8 @@ class Engine(ABC):
 
     name: str
     level: Level
+    leaves_renderings: bool = False
+    """Whether the positions that it leaves with responses are ``Rendered`` contexts, which can be stored."""
     compiler: Compiler = IN_THREAD
     """Compiles grammars and schemas of clients. The server replaces it by its own, which is bounded."""
     tokenizing = TokenizerThreads(Limits())

@@ -4,7 +4,7 @@ An engine is named as ``KIND`` or ``KIND:OPTIONS``. Its modules are imported onl
 its dependencies need not be installed otherwise.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -228,11 +228,11 @@ def _own_model(engine: Engine, entry: Entry) -> Model:
     return models[entry.own_name]
 
 
-def position_codec() -> "RenderingCodec | None":
-    """Encodes the positions that token engines leave with responses, for stores and peers; None if the
-    packages that token engines need are not installed, so that no engine leaves any."""
-    try:
-        from slipring.prompts.rendering_codec import RenderingCodec
-    except ModuleNotFoundError:
+def position_codec(engines: Iterable[Engine]) -> "RenderingCodec | None":
+    """Encodes the positions that engines leave with responses, for stores and peers; None if no engine leaves
+    positions that can be encoded."""
+    if not any(engine.leaves_renderings for engine in engines):
         return None
+    from slipring.prompts.rendering_codec import RenderingCodec
+
     return RenderingCodec()

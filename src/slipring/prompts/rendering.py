@@ -38,8 +38,10 @@ class Step(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, ids: Iterable[int]) -> "Step":
-        id_list = list(ids)
-        return cls(array("I", id_list), wire.encode(id_list)[1:-1])
+        id_list = ids if isinstance(ids, list) else list(ids)
+        packed = array("I")
+        packed.fromlist(id_list)  # half the time of the constructor
+        return cls(packed, wire.encode(id_list)[1:-1])
 
 
 class Body(Struct, frozen=True, eq=False):

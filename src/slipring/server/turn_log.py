@@ -7,19 +7,23 @@ times, the tenant and the id of its stored key, never content and never a key. L
 
 import logging
 import re
+from typing import TYPE_CHECKING
 
 from msgspec import UNSET, UnsetType
 
-from slipring.core.session.actions import Record
 from slipring.protocol.timing import TurnReport
-from slipring.server.access.auth import Caller
+
+if TYPE_CHECKING:
+    # Not at run time: a supervisor formats its log with this module and needs no part of a session.
+    from slipring.core.session.actions import Record
+    from slipring.server.access.auth import Caller
 
 log = logging.getLogger("slipring.turns")
 
 _PLAIN = re.compile(r"[\w.-]+")
 
 
-def write(record: Record, caller: Caller) -> None:
+def write(record: "Record", caller: "Caller") -> None:
     """Log a turn that has ended."""
     log.info(TurnLine(record, caller))
 
@@ -29,7 +33,7 @@ class TurnLine:
 
     __slots__ = ("_caller", "_lane", "_report")
 
-    def __init__(self, record: Record, caller: Caller) -> None:
+    def __init__(self, record: "Record", caller: "Caller") -> None:
         self._report = record.report
         self._lane = record.lane
         self._caller = caller

@@ -4,29 +4,34 @@ import sys
 from pathlib import Path
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from slipring.bench import results
 from slipring.bench.errors import CannotStart
 from slipring.bench.subject.server import start_server
-from tests.bench.process import FAST, run
+from slipring.cli import main
+from tests.bench.process import FAST
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 @linux
-async def test_cpu_time_of_a_server_given_by_pid(tmp_path: Path) -> None:
+def test_cpu_time_of_a_server_given_by_pid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "record.json"
-    arguments = ("--workload", "short", "--repeats", "1", "--mode", "websocket")
-    async with start_server(FAST[1]) as server:
-        url, pid = server.url, server.meter.pid
-        code, out, err = await run(*arguments, "--url", url, "--server-pid", str(pid), "--json", str(path))
-        assert code == 0, out + err
+    command = ["bench", "--workload", "short", "--repeats", "1", "--mode", "websocket"]
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(start_server(FAST[1])) as server,
+    ):
+        command += ["--url", server.url, "--server-pid", str(server.meter.pid)]
+        assert main([*command, "--json", str(path)]) == 0
     (loop,) = results.read(path).loops
     assert loop.cpu_ms is not None
     assert loop.cpu_ms > 0
-    code, _, err = await run(*arguments, "--url", url, "--server-pid", str(pid))
-    assert code == 3
-    assert err == f"slipring: --server-pid {pid}: no such process, or its CPU time cannot be read\n"
+    capsys.readouterr()
+    assert main(command) == 3
+    line = f"slipring: --server-pid {command[-1]}: no such process, or its CPU time cannot be read\n"
+    assert capsys.readouterr().err == line
 
 
 async def test_a_server_with_an_unknown_engine_does_not_start() -> None:

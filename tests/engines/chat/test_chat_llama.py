@@ -1,8 +1,7 @@
-"""The chat engine in front of a real server: llama.cpp's own Chat Completions, with the embedded model."""
+"""The chat engine in front of a real server: llama.cpp's own Chat Completions, with an embedded model."""
 
 import asyncio
 import json
-import os
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator
@@ -29,6 +28,7 @@ KEY = "SLIPRING_TEST_CHAT_KEY"
 HERMES = CHATML.replace("        {%- generation %}\n", "").replace("        {%- endgeneration %}\n", "")
 """A template with tools: the embedded model's own has none."""
 COPY = 'Repeat this: <tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+OTHER = {"type": "function", "name": "other", "parameters": {"type": "object", "properties": {}}}
 CHILD = """
 import sys
 import xllamacpp
@@ -49,16 +49,14 @@ child.main()
 
 
 @asynccontextmanager
-async def in_front(monkeypatch: pytest.MonkeyPatch, more: str = "") -> AsyncIterator[Running]:
-    """A server in front of a llama-server that slipring did not start."""
-    path, _ = locate(LlamaOptions())
-    settings = ChildSettings(path, context=1024, slots=1, threads=2)
+async def in_front(monkeypatch: pytest.MonkeyPatch, path: str, more: str = "") -> AsyncIterator[Running]:
+    """A server in front of a llama-server that slipring did not start. ``path`` is the model's file."""
+    settings = ChildSettings(path, context=1024, slots=1, threads=1)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CHILD, HERMES),
         stdin=PIPE,
         stdout=PIPE,
         stderr=DEVNULL,
-        env={**os.environ, "GOMP_SPINCOUNT": "1000"},  # as for our own child: other cores may be busy
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -84,8 +82,10 @@ async def until_ready(url: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_turns_calls_formats_and_logprobs_with_a_real_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with in_front(monkeypatch) as server, server.connect() as socket:
+async def test_turns_formats_and_logprobs_with_a_real_server(
+    tiny_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_front(monkeypatch, tiny_path) as server, server.connect() as socket:
         first = await socket.response(input=ASK, **GREEDY)
         assert text_of(first)
         assert first["model"].endswith(".gguf")
@@ -99,20 +99,6 @@ async def test_turns_calls_formats_and_logprobs_with_a_real_server(monkeypatch: 
         assert "".join(each["token"] for each in logprobs) == text_of(second)
         assert len(logprobs[0]["top_logprobs"]) == 2
 
-        # The server makes sure of a call before the end, and lets the model talk first.
-        asked: dict[str, Any] = {**GREEDY, "max_output_tokens": 80}
-        named = {"type": "function", "name": "get_weather"}
-        tools = [WEATHER, {**WEATHER, "name": "other"}]
-        called = await socket.response(input=COPY, tools=tools, tool_choice=named, **asked)
-        call = called["output"][-1]
-        assert (call["type"], call["name"]) == ("function_call", "get_weather")
-        jsonschema.validate(json.loads(call["arguments"]), WEATHER["parameters"])
-        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
-        answered = await socket.response(
-            input=[output], tools=tools, previous_response_id=called["id"], **GREEDY
-        )
-        assert answered["status"] in ("completed", "incomplete")
-
         schema = {
             "type": "object",
             "properties": {"city": {"enum": ["Rome", "Paris"]}},
@@ -120,12 +106,35 @@ async def test_turns_calls_formats_and_logprobs_with_a_real_server(monkeypatch: 
             "additionalProperties": False,
         }
         format = {"type": "json_schema", "name": "city", "schema": schema, "strict": True}
+        asked: dict[str, Any] = {**GREEDY, "max_output_tokens": 80}
         formed = await socket.response(input=ASK, text={"format": format}, **asked)
         jsonschema.validate(json.loads(text_of(formed)), schema)
 
 
-async def test_cancels_warmups_and_refusals_with_a_real_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with in_front(monkeypatch, ",warmup=true") as server:
+async def test_a_call_and_its_output_with_a_real_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = locate(LlamaOptions())
+    async with in_front(monkeypatch, path) as server, server.connect() as socket:
+        # The server makes sure of a call before the end, and lets the model talk first.
+        asked: dict[str, Any] = {**GREEDY, "max_output_tokens": 80}
+        named = {"type": "function", "name": "get_weather"}
+        called = await socket.response(input=COPY, tools=[WEATHER, OTHER], tool_choice=named, **asked)
+        call = called["output"][-1]
+        assert (call["type"], call["name"]) == ("function_call", "get_weather")
+        jsonschema.validate(json.loads(call["arguments"]), WEATHER["parameters"])
+        output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+        asked["max_output_tokens"] = 2
+        answered = await socket.response(
+            input=[output], tools=[WEATHER], previous_response_id=called["id"], **asked
+        )
+        # The server shows the model only the tool that it was to call, so this prompt begins like the first.
+        assert cached(answered) >= called["usage"]["input_tokens"] - 1
+        assert answered["status"] in ("completed", "incomplete")
+
+
+async def test_cancels_warmups_and_refusals_with_a_real_server(
+    tiny_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with in_front(monkeypatch, tiny_path, ",warmup=true") as server:
         async with server.connect(abandoned=True) as socket:
             await socket.create(input="Count to a thousand.", temperature=0, store=False)
             await socket.until("response.output_text.delta")

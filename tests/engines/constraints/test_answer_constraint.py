@@ -18,9 +18,11 @@ from slipring.engines.constraints import answer_constraint
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.engines.llama import llguidance_grammar as llama_grammar
 from slipring.engines.llama.llguidance_grammar import constrains_calls
-from slipring.errors import InvalidRequest
+from slipring.errors import InvalidRequest, UnsupportedParameter
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
+from slipring.prompts.parsing.known_formats import MISTRAL_NEMO, QWEN3_CODER
+from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
 from slipring.protocol.tools import Offer, Toolset
@@ -314,3 +316,22 @@ def test_max_tool_calls_limits_the_calls() -> None:
     job = structs.replace(job, settings=structs.replace(job.settings, max_tool_calls=2))
     assert allows(job, f"{CALL}\n{CALL}")
     assert not allows(job, f"{CALL}\n{CALL}\n{CALL}", end=False)
+
+
+def formatted(output: OutputFormat) -> DialectRenderer:
+    writes = DialectRenderer(ChatMl(), renderer("chatml in smollm2").vocabulary)
+    writes.output_format = output
+    return writes
+
+
+def test_a_call_cannot_be_required_of_a_model_whose_calls_are_not_known() -> None:
+    writes = formatted(OutputFormat())
+    with pytest.raises(UnsupportedParameter, match="tool_choice"):
+        grammar_of(job_with(DATED, required=True), writes)
+    assert grammar_of(job_with(STRICT), writes) is None
+
+
+def test_servers_without_structural_tags_force_calls_that_are_json() -> None:
+    for output in (QWEN3_CODER, MISTRAL_NEMO, OutputFormat()):
+        with pytest.raises(UnsupportedParameter, match="tool_choice"):
+            constraint_of(job_with(DATED, required=True), formatted(output))

@@ -111,7 +111,9 @@ class Stream:
         await getattr(self, type(step).__name__.lower())(step)
 
     async def say(self, step: Say) -> None:
-        for word in step.words:
+        for number, word in enumerate(step.words):
+            if number == 1 and step.rest is not None:
+                await step.rest.wait()
             await self.delta(content=word)
 
     async def deny(self, step: Deny) -> None:

@@ -340,13 +340,16 @@ class Voice:
         place: Json,
         part: Json,
         family: str,
-        words: tuple[str, ...],
-        annotations: tuple[Json, ...] = (),
+        step: Say | Think,
         **more: Any,
     ) -> Json:
+        words = step.words
+        annotations, rest = (step.annotations, step.rest) if isinstance(step, Say) else ((), None)
         place = {**place, "content_index": 0}
         await self._send("content_part.added", **place, part=part)
-        for word in words:
+        for number, word in enumerate(words):
+            if number == 1 and rest is not None:
+                await rest.wait()
             await self._send(f"{family}.delta", **place, delta=word, **more)
         for number, annotation in enumerate(annotations):
             about = {**place, "annotation_index": number, "annotation": annotation}
@@ -360,22 +363,20 @@ class Voice:
 
     async def speak(self, step: Say | Deny | Think | Call) -> None:
         if isinstance(step, Say):
-            await self.say(step.words, step.annotations)
+            await self.say(step)
         elif isinstance(step, Deny):
             await self.deny(step.words)
         elif isinstance(step, Think):
-            await self.think(step.words)
+            await self.think(step)
         else:
             await self.call(step)
 
-    async def say(self, words: tuple[str, ...], annotations: tuple[Json, ...] = ()) -> None:
+    async def say(self, step: Say) -> None:
         item = {"id": new_id("msg"), "type": "message", "role": "assistant"}
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 
         async def stream(place: Json) -> Json:
-            return await self._part(
-                place, part, "output_text", words, annotations=annotations, logprobs=self._likely
-            )
+            return await self._part(place, part, "output_text", step, logprobs=self._likely)
 
         await self._item(item, stream, status="in_progress", content=[])
 
@@ -395,11 +396,11 @@ class Voice:
 
         await self._item(item, stream, status="in_progress", content=[])
 
-    async def think(self, words: tuple[str, ...]) -> None:
+    async def think(self, step: Think) -> None:
         item = {"id": new_id("rs"), "type": "reasoning", "summary": [], "encrypted_content": "c2VjcmV0"}
         part = {"type": "reasoning_text", "text": ""}
         await self._item(
-            item, lambda place: self._part(place, part, "reasoning_text", words), status="in_progress"
+            item, lambda place: self._part(place, part, "reasoning_text", step), status="in_progress"
         )
 
     async def call(self, call: Call) -> None:

@@ -24,6 +24,8 @@ class Say:
 
     words: tuple[str, ...]
     annotations: tuple[dict[str, Any], ...] = ()
+    rest: asyncio.Event | None = None
+    """The words after the first are sent once this is set."""
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,8 @@ class FakeTokenServer(FakeServer):
                     await answer.write(f"data: {payload}\n\n".encode())
             elif isinstance(action, Garbage):
                 await answer.write(b"data: {nothing of the kind\n\n")
+            elif isinstance(action, asyncio.Event):
+                await action.wait()
             elif isinstance(action, Stall):
                 self.stalled.set()
                 await asyncio.sleep(3600)
@@ -184,6 +186,8 @@ def _actions(script: tuple[Any, ...]) -> list[Any]:
     for step in script:
         if isinstance(step, Say):
             actions += [_chunk(word) for word in step.words]
+            if step.rest is not None:
+                actions.insert(1 - len(step.words), step.rest)
         elif isinstance(step, Think):
             actions += [_chunk("<think>"), *map(_chunk, step.words), _chunk("</think>")]
         elif isinstance(step, Call):

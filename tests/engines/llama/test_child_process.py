@@ -8,8 +8,8 @@ import pytest
 
 from slipring.engines.llama.child_process import ChildProcess, ChildSettings
 from slipring.errors import StartupError, Unavailable
-from tests.engines.llama.test_llama_tokenizer import pair_vocabulary
 from tests.prompts.gguf_writer import write_hollow_model
+from tests.prompts.vocabulary import small_metadata
 from tests.server.raw import until
 
 
@@ -27,7 +27,7 @@ async def test_start_fails_if_the_model_cannot_be_loaded(tmp_path: Path) -> None
 
 async def test_a_dead_child_is_restarted_until_its_model_can_be_loaded(tmp_path: Path) -> None:
     path, aside = tmp_path / "hollow.gguf", tmp_path / "aside.gguf"
-    write_hollow_model(path, pair_vocabulary("gpt-2"))
+    write_hollow_model(path, small_metadata())
     process = process_for(path)
     await process.start()
     try:

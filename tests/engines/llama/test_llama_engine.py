@@ -1,4 +1,4 @@
-"""The llama engine with the real embedded model: small contexts, greedy sampling."""
+"""The llama engine with an embedded model: small contexts, greedy sampling."""
 
 import asyncio
 import json
@@ -38,12 +38,25 @@ from tests.server.raw import until
 GREEDY: dict[str, Any] = {"temperature": 0, "max_output_tokens": 12, "store": False}
 ASK = "What is the capital of France?"
 LONG = "Tell me about the weather, in short words, as if I were five years old. " * 3
+SHORT_CITY = {
+    **WEATHER,
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+"""A tool whose calls end, whichever model writes them."""
+FAMILY = "👩‍👩‍👧 東京"
+SAY_FAMILY = {"format": {"type": "json_schema", "name": "said", "schema": {"enum": [FAMILY]}, "strict": True}}
+"""A format that any model fills with characters of several tokens."""
 
 
 @asynccontextmanager
 async def own_child(**options: Any) -> AsyncIterator[Running]:
     """A server whose engine starts its own llama.cpp, for tests of that child."""
-    async with serve(LlamaEngine(LlamaOptions(**options))) as server:
+    async with serve(LlamaEngine(LlamaOptions(threads=1, **options))) as server:
         yield server
 
 
@@ -77,8 +90,8 @@ async def test_a_warmup_prefills_its_context(tiny: ServeModel) -> None:
         assert cached(turn) >= warm["usage"]["input_tokens"]
 
 
-async def test_a_continuation_and_a_full_history_get_the_same_answer(smollm2: ServeModel) -> None:
-    async with smollm2() as server, server.connect() as socket:
+async def test_a_continuation_and_a_full_history_get_the_same_answer(tiny: ServeModel) -> None:
+    async with tiny() as server, server.connect() as socket:
         first = await socket.response(input=ASK, **GREEDY)
         second = await socket.response(input="Go on.", previous_response_id=first["id"], **GREEDY)
         history = [{"role": "user", "content": ASK}, *first["output"], {"role": "user", "content": "Go on."}]
@@ -121,7 +134,10 @@ async def test_a_required_call_fits_its_schema(smollm2: ServeModel) -> None:
         jsonschema.validate(json.loads(call["arguments"]), WEATHER["parameters"])
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
         answer = await socket.response(
-            input=[output], previous_response_id=response["id"], tools=[WEATHER], **GREEDY
+            input=[output],
+            previous_response_id=response["id"],
+            tools=[WEATHER],
+            **{**GREEDY, "max_output_tokens": 2},
         )
         assert cached(answer) >= response["usage"]["total_tokens"]
 
@@ -237,14 +253,20 @@ async def test_a_history_sent_again_reuses_its_slot(tiny: ServeModel) -> None:
         assert cached(second) >= first["usage"]["input_tokens"]
 
 
-async def test_characters_of_several_tokens_are_sent_whole_and_keep_their_ids(smollm2: ServeModel) -> None:
-    asked = {**GREEDY, "max_output_tokens": 24}
-    async with smollm2(slots=1) as server, server.connect() as socket:
-        first = await socket.response(input="Say this emoji: 👩‍👩‍👧 and 東京 in words", **asked)
-        assert "👩" in text_of(first)
-        assert "\N{REPLACEMENT CHARACTER}" not in text_of(first)[:-1]
-        second = await socket.response(input="More.", previous_response_id=first["id"], **GREEDY)
-        assert cached(second) >= first["usage"]["total_tokens"] - 3  # except a character that was cut
+async def test_characters_of_several_tokens_are_sent_whole_and_keep_their_ids(tiny: ServeModel) -> None:
+    asked = {**GREEDY, "max_output_tokens": 60}
+    async with tiny(slots=1) as server, server.connect() as socket:
+        first = await socket.response(input=ASK, text=SAY_FAMILY, **asked)
+        assert (first["status"], json.loads(text_of(first))) == ("completed", FAMILY)
+        assert first["usage"]["output_tokens"] > len(FAMILY)
+        again = {"input": "More.", "text": SAY_FAMILY, **GREEDY}
+        second = await socket.response(previous_response_id=first["id"], **again)
+        assert cached(second) >= first["usage"]["total_tokens"]
+        cut = await socket.response(input=ASK, text=SAY_FAMILY, **{**GREEDY, "max_output_tokens": 6})
+        assert "👩" in text_of(cut)
+        assert "\N{REPLACEMENT CHARACTER}" not in text_of(cut)[:-1]
+        more = await socket.response(previous_response_id=cut["id"], **again)
+        assert cached(more) >= cut["usage"]["total_tokens"] - 3  # except a character that was cut
 
 
 async def test_a_disconnected_clients_slot_is_released(tiny: ServeModel) -> None:
@@ -294,9 +316,10 @@ async def test_truncation_drops_the_oldest_items_and_keeps_the_head(tiny: ServeM
         assert unfit["error"]["code"] == "context_length_exceeded"
 
 
-async def test_a_cancelled_prefill_stays_in_the_slot() -> None:
-    engine = LlamaEngine(LlamaOptions(slots=1, context=1024, chunk=32))
-    words = "one two three four five six seven " * 25
+async def test_a_cancelled_prefill_stays_in_the_slot(tiny_path: str) -> None:
+    # In hundreds of batches, so that the prefill takes far longer than its cancellation.
+    engine = LlamaEngine(LlamaOptions(model=tiny_path, slots=1, context=4096, threads=1, chunk=4))
+    words = "one two three four five six seven " * 500
     async with serve(engine) as server:
         async with server.connect(abandoned=True) as socket:
             progress = watch_progress(engine)
@@ -304,9 +327,7 @@ async def test_a_cancelled_prefill_stays_in_the_slot() -> None:
             await progress.wait()
         async with server.connect() as socket:
             response = await socket.response(input=words, **GREEDY)
-        assert 32 <= cached(response) < response["usage"]["input_tokens"] - 32, (
-            "the prefilled tokens were kept"
-        )
+        assert 1 < cached(response) < response["usage"]["input_tokens"] - 32, "the prefilled tokens were kept"
 
 
 def watch_progress(engine: LlamaEngine) -> asyncio.Event:
@@ -326,7 +347,7 @@ def watch_progress(engine: LlamaEngine) -> asyncio.Event:
 
 
 async def test_a_killed_child_fails_its_turn_and_is_restarted(tiny_path: str) -> None:
-    async with own_child(model=tiny_path, slots=2, context=1024) as server, server.connect() as socket:
+    async with own_child(model=tiny_path, slots=2, context=8192) as server, server.connect() as socket:
         process = process_of(server)
         await socket.create(input="Count to a million.", temperature=0, store=False)
         await socket.until("response.output_text.delta")
@@ -361,10 +382,10 @@ async def test_a_child_that_hangs_is_killed_and_restarted(
         await until(lambda: process.restarts)
 
 
-async def test_the_child_exits_when_its_parent_is_killed() -> None:
+async def test_the_child_exits_when_its_parent_is_killed(tiny_path: str) -> None:
     parent = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "slipring", "serve", "--port", "0"),
-        *("--engine", "llama:slots=1,context=256", "--log-level", "error"),
+        *("--engine", f"llama:{tiny_path},slots=1,context=256", "--log-level", "error"),
         stdout=asyncio.subprocess.PIPE,
     )
     assert parent.stdout is not None
@@ -437,8 +458,8 @@ def test_models_that_cannot_be_served_are_startup_errors(tmp_path: Path) -> None
     with pytest.raises(StartupError, match="not a GGUF file"):
         read_file(str(tmp_path / "not.gguf"))
     with pytest.raises(StartupError, match="has no chat template"):
-        make_renderer("llama", "", ModelInfo(), smollm2())
+        make_renderer("llama", LlamaOptions(), ModelInfo(), smollm2())
     with pytest.raises(StartupError, match="chat template cannot be used"):
-        make_renderer("llama", "", ModelInfo("{% for %}"), smollm2())
+        make_renderer("llama", LlamaOptions(), ModelInfo("{% for %}"), smollm2())
     with pytest.raises(StartupError, match="unknown dialect"):
-        make_renderer("llama", "latin", ModelInfo(), smollm2())
+        make_renderer("llama", LlamaOptions(dialect="latin"), ModelInfo(), smollm2())

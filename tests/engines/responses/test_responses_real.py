@@ -51,9 +51,9 @@ async def converse(socket: Socket) -> list[str]:
 
 @pytest.mark.parametrize("transport", ["websocket", "sse"])
 async def test_a_model_gives_the_same_answer_through_another_slipring(
-    real_model: SharedModel, transport: str
+    tiny_model: SharedModel, transport: str
 ) -> None:
-    engine = real_model.engine(slots=3, context=512)
+    engine = tiny_model.engine(slots=3, context=512)
     async with two(engine, transport=transport) as (before, behind):
         async with behind.connect() as socket:
             expected = await converse(socket)
@@ -155,10 +155,10 @@ async def test_a_warmup_reaches_the_model_behind_both() -> None:
 
 
 async def test_llama_server_is_served_by_its_own_responses_api(
-    real_model: SharedModel, monkeypatch: pytest.MonkeyPatch
+    tiny_model: SharedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(KEY, real_model.key)
-    engine = ResponsesEngine(ResponsesOptions(url=f"{real_model.url}/v1", key_env=KEY))
+    monkeypatch.setenv(KEY, tiny_model.key)
+    engine = ResponsesEngine(ResponsesOptions(url=f"{tiny_model.url}/v1", key_env=KEY))
     async with serve(engine) as server, server.connect() as socket:
         first = await socket.response(input="Name a river in Italy.", **GREEDY)
         assert (first["status"], bool(text_of(first))) == ("completed", True)

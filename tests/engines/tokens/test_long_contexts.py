@@ -18,7 +18,7 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol.items import Item
 from tests.engines.tokens.test_remote_vocabulary import CharacterVocabulary
 from tests.engines.tokens.test_tokens import job
-from tests.prompts.vocabulary import message, qwen2
+from tests.prompts.vocabulary import message, smollm2
 
 LIMITS = Limits(max_tokenizing=2, max_unsplit_chars=100_000, counted_contexts=2)
 
@@ -28,32 +28,32 @@ def threads() -> TokenizerThreads:
 
 
 class RecordingVocabulary(Vocabulary):
-    """Qwen2's vocabulary. Records the lengths, budgets and threads of its ``encode`` calls."""
+    """SmolLM2's vocabulary. Records the lengths, budgets and threads of its ``encode`` calls."""
 
     def __init__(self) -> None:
-        self.fingerprint = qwen2().fingerprint
+        self.fingerprint = smollm2().fingerprint
         self.budgets: list[tuple[int, TokenBudget]] = []
         self.threads: set[str] = set()
 
     def encode(self, text: str, budget: TokenBudget = UNLIMITED) -> list[int]:
         self.budgets.append((len(text), budget))
         self.threads.add(threading.current_thread().name)
-        return qwen2().encode(text, budget)
+        return smollm2().encode(text, budget)
 
     def least_tokens(self, text: str) -> int:
-        return qwen2().least_tokens(text)
+        return smollm2().least_tokens(text)
 
     def control(self, token: str) -> int:
-        return qwen2().control(token)
+        return smollm2().control(token)
 
     def has_control(self, token: str) -> bool:
-        return qwen2().has_control(token)
+        return smollm2().has_control(token)
 
     def control_tokens(self) -> Any:
-        return qwen2().control_tokens()
+        return smollm2().control_tokens()
 
     def bytes_of(self, id: int) -> bytes:
-        return qwen2().bytes_of(id)
+        return smollm2().bytes_of(id)
 
 
 def job_with(*items: Item, **settings: Any) -> Job:
@@ -67,7 +67,7 @@ def recording() -> tuple[RecordingVocabulary, DialectRenderer]:
 
 async def test_a_text_that_is_too_long_whatever_its_tokens_is_rejected_untokenized() -> None:
     vocabulary, renderer = recording()
-    text = " " * (128 * 1000)  # a token is 128 bytes at most
+    text = " " * (81 * 1000)  # a token is 81 bytes at most
     with pytest.raises(ContextLengthExceeded) as error:
         await job_rendering.render(job_with(message("user", text)), renderer, 999, threads())
     assert "at least 100" in error.value.message

@@ -5,7 +5,7 @@ from datetime import date
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -35,6 +35,8 @@ from tests.prompts.test_rendering import HEAD, SCHEMA, TOOL, TOOLS, Items, after
 from tests.prompts.vocabulary import item, message, renderer, smollm2
 
 EVERY_TEMPLATE = pytest.mark.parametrize("name", TEMPLATES)
+ANY_ITEMS = [name for name in TEMPLATES if name != "strict"]
+"""The templates that accept items in any order."""
 TEXTS = st.sampled_from(
     ["", " ", "hello", "  hello\n", "<|im_end|>\n", "<|eot_id|>[/INST]", "halt", "</think>", "<|im_", "end|>"]
 ) | st.text("abé \n<>|{}\"'\ue000", max_size=6)
@@ -123,34 +125,35 @@ def encoded(writes: TemplateRenderer, text: str) -> list[int]:
 # Chains and whole contexts
 
 
-@EVERY_TEMPLATE
-def test_rendering_by_delta_gives_the_tokens_of_the_whole_context(name: str) -> None:
+@settings(max_examples=60, deadline=None)
+@given(STEPS)
+def test_rendering_by_delta_gives_the_tokens_of_the_whole_context(steps: list[Items]) -> None:
+    for name in TEMPLATES:
+        note(name)
+        assert_rendered_by_delta(name, steps)
+
+
+def assert_rendered_by_delta(name: str, steps: list[Items]) -> None:
     writes, head = template_renderer(name), head_for(name)
-
-    @settings(max_examples=60, deadline=None)
-    @given(STEPS)
-    def the_same(steps: list[Items]) -> None:
-        parent: ResponseState | None = None
-        seen: Items = ()
-        for items in steps:
-            step = job(items, parent, head)
-            seen += items
-            expected = whole_or_refusal(writes, seen, head)
-            if expected is None:
-                with pytest.raises(InvalidRequest):
-                    writes.render(step)
-                return
-            rendering = writes.render(step)
-            assert rendering.fallback is None or rendering.fallback in REASONS[name]
-            assert rendering.context.ids() == expected.context.ids()
-            assert rendering.prompt.ids() == expected.prompt.ids()
-            before = 0
-            if parent is not None and rendering.fallback is None:
-                before = parent.position.total
-            assert rendering.new_tokens == rendering.prompt.total - before
-            parent = after(step, rendering.context)
-
-    the_same()
+    parent: ResponseState | None = None
+    seen: Items = ()
+    for items in steps:
+        step = job(items, parent, head)
+        seen += items
+        expected = whole_or_refusal(writes, seen, head)
+        if expected is None:
+            with pytest.raises(InvalidRequest):
+                writes.render(step)
+            return
+        rendering = writes.render(step)
+        assert rendering.fallback is None or rendering.fallback in REASONS[name]
+        assert rendering.context.ids() == expected.context.ids()
+        assert rendering.prompt.ids() == expected.prompt.ids()
+        before = 0
+        if parent is not None and rendering.fallback is None:
+            before = parent.position.total
+        assert rendering.new_tokens == rendering.prompt.total - before
+        parent = after(step, rendering.context)
 
 
 CLOSINGS = {
@@ -162,43 +165,47 @@ CLOSINGS = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "last"])
-def test_answers_in_the_form_of_the_template_give_the_tokens_of_the_whole_context(name: str) -> None:
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.lists(CLIENT_ITEMS, min_size=1, max_size=3), st.lists(ASSISTANT_ITEMS, max_size=3)),
+        max_size=4,
+    )
+)
+def test_answers_in_the_form_of_the_template_give_the_tokens_of_the_whole_context(
+    turns: list[tuple[list[Item], list[Item]]],
+) -> None:
     """The model emits what the template writes for its items; the next turn is appended."""
+    for name in TEMPLATES:
+        if name != "last":
+            note(name)
+            assert_answers_are_appended(name, turns)
+
+
+def assert_answers_are_appended(name: str, turns: list[tuple[list[Item], list[Item]]]) -> None:
     writes, head = template_renderer(name), head_for(name)
     closing = CLOSINGS.get(name, "\0<|im_end|>\0\n")
-
-    @settings(max_examples=60, deadline=None)
-    @given(
-        st.lists(
-            st.tuples(st.lists(CLIENT_ITEMS, min_size=1, max_size=3), st.lists(ASSISTANT_ITEMS, max_size=3)),
-            max_size=4,
-        )
-    )
-    def the_same(turns: list[tuple[list[Item], list[Item]]]) -> None:
-        parent: ResponseState | None = None
-        seen: Items = ()
-        for given_items, assistant_items in turns:
-            items, output = tuple(given_items), tuple(assistant_items)
-            step = job(items, parent, head)
-            seen += items
-            expected = whole_or_refusal(writes, seen, head)
-            if expected is None:
-                return
-            rendering = writes.render(step)
-            assert spelled(writes, rendering.context) == spelled(writes, expected.context)
-            assert spelled(writes, rendering.prompt) == spelled(writes, expected.prompt)
-            seen += output
-            answered = whole_or_refusal(writes, seen, head)
-            if answered is None or not output:
-                return
-            prompted, text = spelled(writes, rendering.prompt), spelled(writes, answered.context)
-            if not text.startswith(prompted) or not text.endswith(closing):
-                return  # the template writes answers differently from the prompt that opens them
-            emitted = encoded(writes, text[len(prompted) : len(text) - len(closing)])
-            parent = after(step, rendering.with_answer(emitted), output=output)
-
-    the_same()
+    parent: ResponseState | None = None
+    seen: Items = ()
+    for given_items, assistant_items in turns:
+        items, output = tuple(given_items), tuple(assistant_items)
+        step = job(items, parent, head)
+        seen += items
+        expected = whole_or_refusal(writes, seen, head)
+        if expected is None:
+            return
+        rendering = writes.render(step)
+        assert spelled(writes, rendering.context) == spelled(writes, expected.context)
+        assert spelled(writes, rendering.prompt) == spelled(writes, expected.prompt)
+        seen += output
+        answered = whole_or_refusal(writes, seen, head)
+        if answered is None or not output:
+            return
+        prompted, text = spelled(writes, rendering.prompt), spelled(writes, answered.context)
+        if not text.startswith(prompted) or not text.endswith(closing):
+            return  # the template writes answers differently from the prompt that opens them
+        emitted = encoded(writes, text[len(prompted) : len(text) - len(closing)])
+        parent = after(step, rendering.with_answer(emitted), output=output)
 
 
 @given(ALTERNATING)
@@ -517,39 +524,36 @@ def conversation(text: str, name: str) -> tuple[Head, Items]:
     return Head(text, Toolset.read(Raw(json.dumps([tool]).encode()))), items
 
 
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name != "strict"])
-def test_client_text_adds_no_control_token(name: str) -> None:
+def controls(name: str, head: Head, items: Items) -> list[int]:
+    """The control tokens in a prompt."""
     writes = template_renderer(name)
     vocabulary = writes.vocabulary
     control = {vocabulary.control(token) for token in vocabulary.control_tokens()}
+    return [id for id in whole(writes, *items, head=head).prompt.ids() if id in control]
 
-    def controls(text: str, tool: str) -> list[int]:
-        head, items = conversation(text, tool)
-        return [id for id in whole(writes, *items, head=head).prompt.ids() if id in control]
 
-    expected = controls("Zz", "Zz")
+def test_client_text_adds_no_control_token() -> None:
+    expected = {name: controls(name, *conversation("Zz", "Zz")) for name in ANY_ITEMS}
 
     @settings(max_examples=60, deadline=None)
     @given(HOSTILE_TEXTS, HOSTILE_TEXTS)
     def the_same(text: str, tool: str) -> None:
-        assert controls(text, tool) == expected
+        head, items = conversation(text, tool)
+        for name in ANY_ITEMS:
+            note(name)
+            assert controls(name, head, items) == expected[name]
 
     the_same()
 
 
-@EVERY_TEMPLATE
-def test_client_text_is_rendered_unchanged(name: str) -> None:
-    if name == "strict":
-        return
-    writes = template_renderer(name)
-
-    @settings(max_examples=40, deadline=None)
-    @given(HOSTILE_TEXTS)
-    def the_same(text: str) -> None:
+@settings(max_examples=40, deadline=None)
+@given(HOSTILE_TEXTS)
+def test_client_text_is_rendered_unchanged(text: str) -> None:
+    for name in ANY_ITEMS:
+        note(name)
+        writes = template_renderer(name)
         rendered = spelled(writes, whole(writes, user(f"({text})")).context)
         assert f"({text})" in rendered
-
-    the_same()
 
 
 def test_keys_of_arguments_do_not_become_control_tokens() -> None:

@@ -119,7 +119,9 @@ def test_random_bytes_are_read_or_raise_gguf_error(garbage: bytes, entries: int)
 
 
 def test_invalid_utf8_is_replaced() -> None:
-    assert read(file(entry("k", 8, struct.pack("<Q", 2) + b"a\xff"))) == {"k": "a\ufffd"}
+    text = struct.pack("<Q", 2) + b"a\xff"
+    assert read(file(entry("k", 8, text))) == {"k": "a\ufffd"}
+    assert read(file(entry("k", 9, array(8, 2, string("b") + text)))) == {"k": ["b", "a\ufffd"]}
 
 
 def test_the_metadata_of_a_real_file_is_read() -> None:

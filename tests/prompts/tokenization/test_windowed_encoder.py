@@ -1,12 +1,11 @@
 """Tokenizing in windows gives the ids of the whole text."""
 
-import json
 from functools import cache
 from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel, Digits, Split
@@ -16,6 +15,7 @@ from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, T
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.prompts.tokenization.windowed_encoder import WINDOW_CHARS, WindowedEncoder, is_splittable
 from tests.prompts.vocabulary import (
+    characters,
     qwen2,
     qwen2_metadata,
     qwen2_with_llama3,
@@ -38,21 +38,23 @@ PIECES = (
     *("5", "12", "٣", "½", "!", "...", "'", "'s", "'RE", "_", "/", "<|im_start|>"),
     *("\U0001f600", "\U0001f468\u200d\U0001f469", "\x04", "\x1d", "\U00040000"),
 )
+LENGTH = 2 * WINDOW_CHARS + 5000
 LONG = {
-    "digits": "0123456789" * 8000,
-    "spaces between words": "a  b   c    d     " * 5000,
-    "lines": "one line\n\n  and\r\n\tanother\n" * 4000,
-    "emoji": "\U0001f600\U0001f468\u200d\U0001f469 " * 20_000,
-    "combining marks": "e\u0301\u0316n\u0303 " * 15_000,
-    "scripts": "漢字 кириллица العربية हिन्दी " * 3000,
-    "punctuation": "a!?b.,;c" * 12_000,
-    "characters without a token": "a b\x04 c\x1d" * 10_000,
+    name: (text * LENGTH)[:LENGTH]
+    for name, text in {
+        "digits": "0123456789",
+        "spaces between words": "a  b   c    d     ",
+        "lines": "one line\n\n  and\r\n\tanother\n",
+        "emoji": "\U0001f600\U0001f468\u200d\U0001f469 ",
+        "combining marks": "e\u0301\u0316n\u0303 ",
+        "scripts": "漢字 кириллица العربية हिन्दी ",
+        "punctuation": "a!?b.,;c",
+        "characters without a token": "a b\x04 c\x1d",
+    }.items()
 }
-texts = st.builds(
-    lambda pieces, times: "".join(piece * count for piece, count in zip(pieces, times, strict=False)),
-    st.lists(st.sampled_from(PIECES), min_size=40, max_size=200),
-    st.lists(st.sampled_from((1, 1, 1, 2, 7, 40)), min_size=200, max_size=200),
-)
+"""Texts of three windows."""
+RUNS = [piece * times for piece in PIECES for times in (1, 1, 1, 2, 7, 40)]
+texts = st.lists(st.sampled_from(RUNS), min_size=40, max_size=200).map("".join)
 
 
 class Counting:
@@ -67,17 +69,25 @@ class Counting:
         self.lengths += map(len, given)
         return self._backend.encode_batch(given, add_special_tokens=add_special_tokens)
 
+    def encode_batch_fast(self, given: list[str], add_special_tokens: bool) -> Any:
+        self.lengths += map(len, given)
+        return self._backend.encode_batch_fast(given, add_special_tokens=add_special_tokens)
 
-def normalizing(normalizer: normalizers.Normalizer) -> tokenizers.Tokenizer:
-    """Qwen2 with a normalizer."""
-    backend = tokenizers.Tokenizer.from_str(qwen2()._backend.to_str())
+
+def normalizing(tokenizer: Tokenizer, normalizer: normalizers.Normalizer) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer.from_str(tokenizer._backend.to_str())
     backend.normalizer = normalizer
     return backend
 
 
 @cache
 def composing() -> tokenizers.Tokenizer:
-    return normalizing(normalizers.NFC())
+    """Qwen2 with a normalizer."""
+    return normalizing(qwen2(), normalizers.NFC())
+
+
+def windowed(backend: Any, size: int = WINDOW_CHARS) -> WindowedEncoder:
+    return WindowedEncoder(backend, lambda text: whole(backend, text), size)
 
 
 def whole(backend: tokenizers.Tokenizer, text: str) -> list[int]:
@@ -85,16 +95,64 @@ def whole(backend: tokenizers.Tokenizer, text: str) -> list[int]:
     return ids
 
 
-@pytest.mark.parametrize("vocabulary", [*VOCABULARIES, "composing"])
-def test_windows_give_the_ids_of_the_whole_text(vocabulary: str) -> None:
-    backend = composing() if vocabulary == "composing" else VOCABULARIES[vocabulary]()._backend
+def test_windows_give_the_ids_of_the_whole_text() -> None:
+    backends = {name: vocabulary()._backend for name, vocabulary in VOCABULARIES.items()}
+    backends["composing"] = composing()
 
     @settings(deadline=None)
     @given(texts, st.sampled_from((20, 64, 150)))
     def same(text: str, size: int) -> None:
-        assert WindowedEncoder(backend, size).encode(text, UNLIMITED) == whole(backend, text)
+        for name, backend in backends.items():
+            note(name)
+            assert windowed(backend, size).encode(text, UNLIMITED) == whole(backend, text)
 
     same()
+
+
+@pytest.mark.parametrize(
+    "pre", ["qwen35", "gpt-4o", "tekken", "kimi-k2", "deepseek-v3", "seed-coder", "minicpm5"]
+)
+def test_windows_give_the_ids_of_the_whole_text_with_every_pre_tokenizer(pre: str) -> None:
+    backend = Tokenizer.from_gguf(small_metadata(pre=pre))._backend
+    assert is_splittable(backend)
+    unmerged = pre_tokenizers.Sequence([backend.pre_tokenizer])
+
+    @settings(deadline=None, max_examples=40)
+    @given(texts, st.sampled_from((20, 64, 150)))
+    def same(text: str, size: int) -> None:
+        cuts: list[str] = []
+
+        def pieces(window: str) -> list[int]:
+            cuts.append(window)
+            return whole(backend, window)
+
+        assert WindowedEncoder(backend, pieces, size).encode(text, UNLIMITED) == whole(backend, text)
+        if "".join(cuts) == text:  # every window ended at a certain place: the words are the same too
+            words = [word for cut in cuts for word, _ in unmerged.pre_tokenize_str(cut)]
+            assert words == [word for word, _ in unmerged.pre_tokenize_str(text)]
+
+    same()
+
+
+def test_a_vocabulary_of_characters_is_split_where_no_word_continues() -> None:
+    tokenizer = characters()
+    windows = tokenizer._windows
+    assert windows is not None
+
+    @settings(deadline=None, max_examples=60)
+    @given(texts, st.sampled_from((20, 64, 150)))
+    def same(text: str, size: int) -> None:
+        small_windows = WindowedEncoder(tokenizer._backend, tokenizer._encode, size, cuts=windows._cuts)
+        assert small_windows.encode(text, UNLIMITED) == whole(tokenizer._backend, text)
+
+    same()
+    long = "the quick brown fox\n" * 5000
+    assert tokenizer.encode(long) == whole(tokenizer._backend, long)
+    assert tokenizer.least_tokens(long) <= len(tokenizer.encode(long))
+    with pytest.raises(InvalidRequest):
+        tokenizer.encode("x" * 70_000, TokenBudget(unsplit_chars=65_536))
+    with pytest.raises(TooManyTokens):
+        tokenizer.encode(long, TokenBudget(1000))
 
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
@@ -110,7 +168,7 @@ def test_long_texts_have_the_ids_of_the_whole_text(vocabulary: str, text: str) -
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 def test_no_more_than_a_window_is_tokenized_at_once(text: str) -> None:
     backend = Counting(qwen2()._backend)
-    WindowedEncoder(backend, 4096).encode(text, UNLIMITED)  # type: ignore[arg-type]
+    windowed(backend, 4096).encode(text, UNLIMITED)
     assert max(backend.lengths) <= 4096
     # Little is tokenized twice.
     assert sum(backend.lengths) < 1.1 * len(text)
@@ -120,16 +178,16 @@ def test_tokenizing_stops_when_the_budget_is_exceeded() -> None:
     backend = Counting(qwen2()._backend)
     text = LONG["digits"]
     with pytest.raises(TooManyTokens) as refused:
-        WindowedEncoder(backend, 4096).encode(text, TokenBudget(10_000))  # type: ignore[arg-type]
+        windowed(backend, 4096).encode(text, TokenBudget(10_000))
     assert 10_000 < refused.value.least <= 10_000 + 4096
     assert sum(backend.lengths) <= 3 * 4096
-    assert len(WindowedEncoder(qwen2()._backend).encode(text, TokenBudget(len(text)))) == len(text)
+    assert len(windowed(qwen2()._backend).encode(text, TokenBudget(len(text)))) == len(text)
 
 
 @pytest.mark.parametrize("character", ["a", " ", "漢", "!"])
 def test_an_unsplittable_run_is_tokenized_at_once_up_to_the_limit(character: str) -> None:
     backend = Counting(qwen2()._backend)
-    windows = WindowedEncoder(backend, 1024)  # type: ignore[arg-type]
+    windows = windowed(backend, 1024)
     room = TokenBudget(unsplit_chars=5000)
     run = character * 4000
     assert windows.encode(f"x {run} y" + " more" * 500, room) == whole(
@@ -145,15 +203,15 @@ def test_an_unsplittable_run_is_tokenized_at_once_up_to_the_limit(character: str
 
 def test_combining_marks_are_not_split_from_their_base() -> None:
     text = ("e" + "\u0301" * 50 + " ") * 40
-    assert WindowedEncoder(composing(), 30).encode(text, UNLIMITED) == whole(composing(), text)
+    assert windowed(composing(), 30).encode(text, UNLIMITED) == whole(composing(), text)
     with pytest.raises(InvalidRequest):
-        WindowedEncoder(composing(), 30).encode("e" + "\u0301" * 200, TokenBudget(unsplit_chars=100))
+        windowed(composing(), 30).encode("e" + "\u0301" * 200, TokenBudget(unsplit_chars=100))
 
 
 def test_a_window_grows_if_none_of_its_last_words_may_begin_another() -> None:
     backend = Counting(composing())
     text = "\ue000a" * 300  # a window may not begin with a private-use character
-    assert WindowedEncoder(backend, 200).encode(text, UNLIMITED) == whole(composing(), text)  # type: ignore[arg-type]
+    assert windowed(backend, 200).encode(text, UNLIMITED) == whole(composing(), text)
     assert backend.lengths == [201, 600]  # a window does not end before such a character either
 
 
@@ -191,32 +249,33 @@ def test_only_known_pre_tokenizers_are_splittable(splits: Any, expected: bool) -
 
 def test_nfc_is_the_only_normalizer_that_is_splittable() -> None:
     assert is_splittable(composing())
-    assert not is_splittable(normalizing(normalizers.NFKC()))
+    assert not is_splittable(normalizing(small(), normalizers.NFKC()))
 
 
 def test_unsplittable_tokenizers_tokenize_whole_texts_up_to_the_limit() -> None:
-    tokenizer = Tokenizer(normalizing(normalizers.NFKC()), {}, "other")
+    tokenizer = Tokenizer(normalizing(small(), normalizers.NFKC()), {}, "other")
     text = "ﬁne " * 10_000
-    assert tokenizer.encode(text, TokenBudget(unsplit_chars=len(text))) == qwen2().encode("fine " * 10_000)
+    assert tokenizer.encode(text, TokenBudget(unsplit_chars=len(text))) == small().encode("fine " * 10_000)
     with pytest.raises(InvalidRequest):
         tokenizer.encode(text, TokenBudget(unsplit_chars=len(text) - 1))
 
 
 def test_truncation_and_padding_of_a_tokenizer_json_are_ignored() -> None:
-    backend = tokenizers.Tokenizer.from_str(qwen2()._backend.to_str())
+    backend = tokenizers.Tokenizer.from_str(small()._backend.to_str())
     backend.enable_truncation(3)
     backend.enable_padding(length=20)
-    tokenizer = Tokenizer.from_json(json.dumps({**json.loads(backend.to_str())}))
-    assert tokenizer.encode("one two three four five") == qwen2().encode("one two three four five")
+    tokenizer = Tokenizer.from_json(backend.to_str())
+    assert tokenizer.encode("one two three four five") == small().encode("one two three four five")
 
 
-@pytest.mark.parametrize("vocabulary", VOCABULARIES)
-def test_no_text_has_fewer_tokens_than_the_lower_bound(vocabulary: str) -> None:
-    tokenizer = VOCABULARIES[vocabulary]()
+def test_no_text_has_fewer_tokens_than_the_lower_bound() -> None:
+    tokenizers = {name: vocabulary() for name, vocabulary in VOCABULARIES.items()}
 
     @given(texts | st.text())
     def at_least(text: str) -> None:
-        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
+        for name, tokenizer in tokenizers.items():
+            note(name)
+            assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
 
     at_least()
 

@@ -77,11 +77,11 @@ async def test_a_hangup_before_or_after_a_sigterm_does_not_make_the_stop_immedia
         assert await asyncio.wait_for(server.process.wait(), 60) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-async def test_user_signals_are_logged_and_ignored(number: signal.Signals) -> None:
+async def test_user_signals_are_logged_and_ignored() -> None:
     async with launched(*FAST) as server, aiohttp.ClientSession() as http:
-        server.process.send_signal(number)
-        assert f"{number.name} is ignored" in await first_complaint(server)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            server.process.send_signal(number)
+            assert f"{number.name} is ignored" in await first_complaint(server)
         async with http.post(f"{server.url}/responses", json={"input": "hello"}) as answer:
             assert (await answer.json())["status"] == "completed"
         assert await server.stop() == 0
@@ -230,24 +230,26 @@ async def test_ctrl_c_prints_what_the_server_waits_for_and_a_second_one_stops_it
             await ws.close()
 
 
-@pytest.mark.parametrize("arguments", [(), ("--workers", "2")])
-async def test_without_a_terminal_the_same_line_is_printed_to_standard_error(
-    arguments: tuple[str, ...],
-) -> None:
-    async with launched(*ENDLESS, *arguments) as server, aiohttp.ClientSession() as http:
+@pytest.mark.parametrize("count", [1, 2])
+async def test_without_a_terminal_the_same_line_is_printed_to_standard_error(count: int) -> None:
+    async with workers(*ENDLESS, count=count) as server, aiohttp.ClientSession() as http:
         ws = await running_response(http, server)
+        pids = children_of(server.process.pid)
+        assert len(pids) == (count if count > 1 else 0)
         server.process.send_signal(signal.SIGTERM)
         assert await first_complaint(server) == (
             "slipring: waiting for 1 running response, up to 600 s; send SIGTERM again to stop at once"
         )
         await asyncio.sleep(2 * DUPLICATE_S)
+        # Workers without a running response exit after the first signal, all of them after the second.
+        await until(lambda: sum(map(is_alive, pids)) == count - 1)
         assert await server.stop() == 0
+        assert not any(map(is_alive, pids))
         await ws.close()
 
 
-@pytest.mark.parametrize("arguments", [(), ("--workers", "2")])
-async def test_a_server_without_running_responses_stops_without_a_line(arguments: tuple[str, ...]) -> None:
-    async with launched(*FAST, *arguments) as server, aiohttp.ClientSession() as http:
+async def test_a_server_without_running_responses_stops_without_a_line() -> None:
+    async with launched(*FAST) as server, aiohttp.ClientSession() as http:
         ws = await http.ws_connect(f"{server.url}/responses")
         assert await server.stop(signal.SIGINT) == 0
         assert await server.errors() == ""

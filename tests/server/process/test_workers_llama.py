@@ -14,7 +14,7 @@ from tests.harness import TERMINAL
 from tests.server.process.test_workers import children_of, connected, health_by_pid, is_alive, until, workers
 from tests.test_cli import Process
 
-ENGINE, WORKER = "slipring.engines.llama.child", "slipring.server.process.worker"
+ENGINE, WORKER = "/slipring/engines/llama/child.py", "slipring.server.process.worker"
 
 
 def with_model(path: str) -> tuple[str, str]:
@@ -91,7 +91,7 @@ async def test_one_engine_serves_all_workers_and_is_restarted_for_all(tiny_path:
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(engine, number)  # as Ctrl-C and service managers do: running responses need it
         for pid in children_of(server.process.pid):
-            assert command_of(pid).endswith((f"-m\0{ENGINE}\0", f"-m\0{WORKER}\0")), "and no key"
+            assert command_of(pid).endswith((f"{ENGINE}\0", f"-m\0{WORKER}\0")), "and no key"
         async with chains(server) as made:
             for chain in made:
                 first, second = await chain.turn(), await chain.turn()

@@ -34,6 +34,7 @@ class LlamaEngine(Engine):
 
     name = "llama"
     level = Level.TOKENS
+    leaves_renderings = True
 
     model: models.ServedModel
     """Set by the constructor for a file, by ``start`` for an external server."""

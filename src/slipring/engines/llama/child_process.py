@@ -23,6 +23,8 @@ log = logging.getLogger("slipring")
 
 _LOAD_TIMEOUT_S = 600.0
 _PREFIX = "slipring-kv-"
+_SCRIPT = str(Path(__file__).with_name("child.py"))
+"""Run as a file: as a module, it would first import the package of the engine, of which it uses nothing."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
@@ -99,7 +101,7 @@ class ChildProcess:
     async def _spawn(self) -> None:
         """Start the child and wait until it has loaded its model. Raises ``StartupError``."""
         self._child = child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "slipring.engines.llama.child"),
+            *(sys.executable, "-P", _SCRIPT),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

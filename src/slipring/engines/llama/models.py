@@ -54,7 +54,7 @@ class ServedModel(Struct, frozen=True):
 
 def from_file(options: LlamaOptions, query: Query) -> ServedModel:
     """The model of a GGUF file. ``query`` reaches the server that will load it, once that runs."""
-    path = _file_of(options)
+    path = _loadable_file(options)
     metadata = read_file(path)
     try:
         vocabulary: Vocabulary = Tokenizer.from_gguf(metadata)
@@ -77,7 +77,7 @@ def from_file(options: LlamaOptions, query: Query) -> ServedModel:
 
 def locate(options: LlamaOptions) -> tuple[str, int]:
     """The path of a model's file and the tokens that a slot can hold, for a process that only runs it."""
-    path = _file_of(options)
+    path = _loadable_file(options)
     return path, _context(options, read_file(path))
 
 
@@ -86,8 +86,33 @@ def _context(options: LlamaOptions, metadata: dict[str, Any]) -> int:
     return min(options.context, trained)
 
 
+class ServersModel(Struct, frozen=True):
+    """What a running llama-server says about its model."""
+
+    name: str
+    context: int
+    slots: int
+    info: ModelInfo
+    vocabulary: Vocabulary
+    sampling: Sampling
+
+
 async def from_server(options: LlamaOptions, client: HttpClient) -> ServedModel:
     """The model of a running llama-server. Raises ``StartupError``."""
+    found = await ask_server(options, client)
+    return ServedModel(
+        name=found.name,
+        path="",
+        context=found.context,
+        slots=found.slots,
+        renderer=await asyncio.to_thread(make_renderer, "llama", options, found.info, found.vocabulary),
+        llguidance=await understands_llguidance(client),
+        sampling=found.sampling,
+    )
+
+
+async def ask_server(options: LlamaOptions, client: HttpClient) -> ServersModel:
+    """Ask a running llama-server for its model. Raises ``StartupError``."""
     described = await describe(client)
     try:
         model, settings = described["model"], described["default_generation_settings"]
@@ -100,13 +125,12 @@ async def from_server(options: LlamaOptions, client: HttpClient) -> ServedModel:
             name = f"{path} {model.get('meta', {}).get('n_vocab')}"
             vocabulary = remote = RemoteVocabulary(client.query_from_thread, name)
             await asyncio.to_thread(remote.learn_control, info.token_names())
-        return ServedModel(
+        return ServersModel(
             name=name_of(str(described.get("model_alias") or path)),
-            path="",
             context=int(settings["n_ctx"]),
             slots=int(described["total_slots"]),
-            renderer=await asyncio.to_thread(make_renderer, "llama", options, info, vocabulary),
-            llguidance=await understands_llguidance(client),
+            info=info,
+            vocabulary=vocabulary,
             sampling=Sampling.from_llama_server(settings.get("params") or {}),
         )
     except (LookupError, TypeError, ValueError):
@@ -118,10 +142,15 @@ def name_of(path: str) -> str:
     return _QUANTIZATION.sub("", Path(path).name.lower().removesuffix(".gguf"))
 
 
-def _file_of(options: LlamaOptions) -> str:
-    """Return the path of the GGUF file to load: the one that is named, else the packaged one."""
+def _loadable_file(options: LlamaOptions) -> str:
+    """Return the path of the GGUF file to load. Raises ``ModuleNotFoundError`` if nothing can load it."""
     if importlib.util.find_spec("xllamacpp") is None:  # imported later, by the child process
         raise ModuleNotFoundError(name="xllamacpp")
+    return file_of(options)
+
+
+def file_of(options: LlamaOptions) -> str:
+    """Return the path of the model's GGUF file: the one that is named, else the packaged one."""
     path = options.model or packaged_model()
     if path is None:
         raise StartupError(

@@ -49,6 +49,7 @@ class TokenizedEngine(Engine):
 
     name = "simulated"
     level = Level.TOKENS
+    leaves_renderings = True
 
     def __init__(self, options: SimulatedOptions, renderer: Renderer | None = None) -> None:
         self.options = options

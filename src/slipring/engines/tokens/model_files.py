@@ -11,9 +11,9 @@ from typing import Any
 from msgspec import Struct, structs
 
 from slipring.engines.tokens.sampling import Sampling
-from slipring.errors import StartupError
+from slipring.errors import StartupError, UnusableModel
 from slipring.prompts.tokenization.gguf_metadata import GgufError, read_metadata
-from slipring.prompts.tokenization.tokenizer import Tokenizer
+from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 
 # One text is tokenized at a time, so the library needs no thread pool.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -115,7 +115,8 @@ def _token_name(token: object) -> str:
 def read_tokenizer(kind: str, path: str) -> tuple[Tokenizer, ModelInfo]:
     """Read a ``tokenizer.json``, or a directory with one and the files that describe its model.
 
-    ``kind`` is the engine's, for messages. Raises ``StartupError``.
+    ``kind`` is the engine's, for messages. Raises ``StartupError``, and ``UnusableModel`` for a vocabulary of
+    an unknown kind.
     """
     place = Path(path)
     if _HUB_NAME.fullmatch(path) and not place.exists():
@@ -129,6 +130,8 @@ def read_tokenizer(kind: str, path: str) -> tuple[Tokenizer, ModelInfo]:
             return Tokenizer.from_json(place.read_text(encoding="utf-8")), ModelInfo()
         tokenizer = Tokenizer.from_json((place / "tokenizer.json").read_text(encoding="utf-8"))
         return tokenizer, _read_directory(place)
+    except UnknownVocabulary as error:
+        raise UnusableModel(f"--engine {kind}: cannot use the tokenizer {path}: {error}") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise StartupError(f"--engine {kind}: cannot use the tokenizer {path}: {error}") from None
 

@@ -17,7 +17,7 @@ from slipring.engines.tokens.rendering_options import (
     keeps_thoughts,
     read_variables,
 )
-from slipring.errors import InvalidRequest, StartupError
+from slipring.errors import InvalidRequest, StartupError, UnusableModel
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Dialect
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
@@ -31,13 +31,15 @@ from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
 
 _DIALECTS: dict[str, type[Dialect]] = {ChatMl.name: ChatMl, Llama3.name: Llama3}
+_CHATML_CONTROL = ("<|im_start|>", "<|im_end|>")
 _DEFAULT_SYSTEM = re.compile(r"<\|im_start\|>system\n(.*?)<\|im_end\|>\n", re.DOTALL)
 
 
 def make_renderer(kind: str, options: RenderingOptions, info: ModelInfo, vocabulary: Vocabulary) -> Renderer:
     """Make the renderer that the options name; without a name, the one that suits the model.
 
-    ``kind`` is the engine's, for messages. Raises ``StartupError``.
+    ``kind`` is the engine's, for messages. Raises ``StartupError``, and ``UnusableModel`` if the template is
+    missing or cannot be used.
     """
     dialect = options.dialect
     known = (TEMPLATE, *_DIALECTS, *NAMES)
@@ -48,7 +50,9 @@ def make_renderer(kind: str, options: RenderingOptions, info: ModelInfo, vocabul
     builtin = dialect if dialect in NAMES else None if dialect else find_builtin(info, vocabulary)
     source = builtin_template(builtin) if builtin is not None else info.template
     if not source:
-        raise StartupError(f"--engine {kind}: the model has no chat template; name its dialect with dialect=")
+        raise UnusableModel(
+            f"--engine {kind}: the model has no chat template; name its dialect with dialect="
+        )
     model = ModelTemplate(
         source=source,
         bos_token=info.bos,
@@ -65,7 +69,7 @@ def make_renderer(kind: str, options: RenderingOptions, info: ModelInfo, vocabul
             keeps_thoughts=keeps_thoughts(kind, options),
         )
     except TemplateError as error:
-        raise StartupError(f"--engine {kind}: the model's chat template cannot be used: {error}") from None
+        raise UnusableModel(f"--engine {kind}: the model's chat template cannot be used: {error}") from None
     return renderer if dialect else _as_dialect(renderer) or renderer
 
 
@@ -74,7 +78,8 @@ def _as_dialect(renderer: TemplateRenderer) -> DialectRenderer | None:
     if (
         not renderer.vocabulary.is_local
         or renderer.detected.writes_tools
-        or renderer.output_format.think_open
+        or renderer.detected.format.think_open
+        or not all(map(renderer.vocabulary.has_control, _CHATML_CONTROL))
     ):
         return None
     try:
@@ -107,7 +112,7 @@ _PROBES = tuple(
         (_SYSTEM, _USER),
         (_USER, _SYSTEM, _USER),
         (_USER, _ANSWER, _USER),
-        (_SYSTEM, _USER, _USER, _ANSWER, _USER, _ANSWER),
+        (_SYSTEM, _USER, _USER, _ANSWER, _USER),
     )
 )
 """Conversations that both must write with the same tokens."""

@@ -92,6 +92,7 @@ class TokenServer(Engine):
     """One server and the model that it serves."""
 
     level = Level.TOKENS
+    leaves_renderings = True
     maker: ClassVar[str]
     """What the server should be, for messages: "a vLLM server"."""
     spared: ClassVar[int] = 0
@@ -121,9 +122,8 @@ class TokenServer(Engine):
         return self._models
 
     async def start(self) -> None:
-        await self._upstream.start()
-        self.served = served = await self._find_model()
-        vocabulary, info = await self.find_vocabulary()
+        vocabulary, info = await self.connect()
+        served = self.served
         self.sampling = info.sampling
         model = Model(
             name=served.name,
@@ -136,6 +136,12 @@ class TokenServer(Engine):
         # In a thread: it is CPU time, and may need the server's tokenizer.
         self.renderer = await asyncio.to_thread(make_renderer, self.name, self.options, info, vocabulary)
         await prefetch(self.renderer)
+
+    async def connect(self) -> tuple[Vocabulary, ModelInfo]:
+        """Connect to the server, and find its model, that model's vocabulary and what is known about it."""
+        await self._upstream.start()
+        self.served = await self._find_model()
+        return await self.find_vocabulary()
 
     async def close(self) -> None:
         await self._gate.close()
@@ -201,7 +207,7 @@ class TokenServer(Engine):
     @abstractmethod
     async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
         """The model's vocabulary, chat template and sampling, from files or from the server.
-        Called by ``start``."""
+        Called by ``connect``."""
 
     @abstractmethod
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:

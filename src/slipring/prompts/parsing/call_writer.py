@@ -24,7 +24,6 @@ from msgspec import Struct
 from slipring.prompts.parsing.calls.json_text import quoted, type_of
 from slipring.prompts.parsing.output_format import (
     HARMONY_MARKS,
-    BracedCalls,
     Calls,
     JsonCalls,
     NamedJsonCalls,
@@ -127,7 +126,7 @@ def write_calls(format: OutputFormat, calls: Sequence[Call]) -> list[Piece]:
     else:
         if isinstance(layout, JsonCalls) and not (layout.open or layout.close or between):
             between = "\n"
-        written = [*_joined(between, [[_mark(layout.open), *body, _mark(layout.close)] for body in bodies])]
+        written = [*_joined(between, bodies)]
     return _merged([_mark(layout.section_open), *written, _mark(layout.section_close)])
 
 
@@ -165,7 +164,14 @@ def _after_text(layout: Calls | None) -> str:
 
 
 def _body(layout: Calls, call: Call, number: int) -> list[Piece]:
-    """What stands between ``open`` and ``close``. ``number``: of the call in its answer, from 1."""
+    """A call with the marks around it. ``number``: of the call in its answer, from 1."""
+    pieces = [_mark(layout.open), *_inner(layout, call, number), _mark(layout.close)]
+    if isinstance(layout, NamedJsonCalls) and layout.id_open:
+        return [_mark(layout.id_open), Piece(_id(call)), *pieces]
+    return pieces
+
+
+def _inner(layout: Calls, call: Call, number: int) -> list[Piece]:
     match layout:
         case JsonCalls():
             return [Piece(_json_call(layout, call))]
@@ -178,8 +184,7 @@ def _body(layout: Calls, call: Call, number: int) -> list[Piece]:
         case PythonCalls():
             arguments = ", ".join(f"{key}={_python(value)}" for key, value in call.values.items())
             return [Piece(f"{call.name}({arguments})")]
-        case BracedCalls():
-            return [_mark(layout.name_open), Piece(call.name), *_braced(call.values, layout.quote)]
+    return [_mark(layout.name_open), Piece(call.name), *_braced(call.values, layout.quote)]
 
 
 def _json(value: object) -> str:

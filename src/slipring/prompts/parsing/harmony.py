@@ -126,10 +126,14 @@ class HarmonyParser:
     def _read_header(self) -> bool:
         """Read the header of a message. What cannot be one is text."""
         rest = self._pending.lstrip(SPACE)
+        if len(self._pending) - len(rest) > _MAX_HEADER:
+            return self._read_without_header("")
         start = next((each for each in _HEADER_STARTS if rest.startswith(each)), "")
         if not start:
             if not self._final and any(each.startswith(rest) for each in _HEADER_STARTS):
                 return False
+            if not rest and (self._header or not self._pending):
+                return False  # white space after a message
             return self._read_without_header("")
         header, mark, _ = _HEADER_ENDS.cut(rest, last=True)
         if mark == _MESSAGE and len(header) <= _MAX_HEADER:
@@ -143,8 +147,6 @@ class HarmonyParser:
 
     def _read_without_header(self, text: str) -> bool:
         """Read text that no header precedes."""
-        if not text and (self._header or not self._pending) and not self._pending.strip(SPACE):
-            return False  # white space between messages
         self._state = _TEXT
         self._is_empty = self._last_state is not _TEXT
         self._emit(text)

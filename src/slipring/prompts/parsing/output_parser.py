@@ -33,7 +33,6 @@ from slipring.prompts.parsing.calls.tagged_calls import TaggedCallReader
 from slipring.prompts.parsing.harmony import HarmonyParser
 from slipring.prompts.parsing.markers import marker_finder
 from slipring.prompts.parsing.output_format import (
-    BracedCalls,
     Calls,
     JsonCalls,
     NamedJsonCalls,
@@ -62,7 +61,7 @@ def call_reader(calls: Calls, tools: OfferedTools, *, trusted: bool) -> CallRead
             return NestedTagCallReader(calls, tools)
         case PythonCalls():
             return PythonCallReader(calls, tools)
-        case BracedCalls():
+        case _:
             return BracedCallReader(calls, tools)
 
 

@@ -5,8 +5,8 @@ attribute or an entry, calls, and steps of loops over lists and ranges spend fue
 is stopped. The count makes no use of the clock: the same conversation always renders or always fails.
 """
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import jinja2
@@ -45,7 +45,7 @@ class Jinja2Template:
     def render(self, variables: Mapping[str, Any], fuel: int = FUEL) -> str:
         """Render the template. Raises ``TemplateRefused`` or ``TemplateFailed``."""
         meter = self._environment.meter
-        meter.fuel = fuel
+        meter.refill(fuel)
         pieces: list[str] = []
         size = 0
         try:
@@ -61,15 +61,20 @@ class Jinja2Template:
         return "".join(pieces)
 
 
-class _Meter(threading.local):
+class _Meter:
     """Counts the steps of the render that runs in this thread."""
 
-    fuel = 0
+    def __init__(self) -> None:
+        self._fuel: ContextVar[int] = ContextVar("fuel", default=0)
+
+    def refill(self, fuel: int) -> None:
+        self._fuel.set(fuel)
 
     def spend(self) -> None:
-        self.fuel -= 1
-        if self.fuel < 0:
+        fuel = self._fuel.get() - 1
+        if fuel < 0:
             raise OutOfFuel
+        self._fuel.set(fuel)
 
 
 class _Sandbox(SandboxedEnvironment):

@@ -15,7 +15,8 @@ from msgspec import Struct, structs
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.errors import InvalidRequest
-from slipring.prompts.parsing.output_format import NamedJsonCalls
+from slipring.prompts.parsing.known_formats import HERMES
+from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
 from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, Step, empty
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
@@ -26,7 +27,7 @@ from slipring.prompts.templates.chat_messages import (
     template_tools,
 )
 from slipring.prompts.templates.chat_template import NO_VARIABLES, ChatTemplate, Variables
-from slipring.prompts.templates.format_detection import detect_format
+from slipring.prompts.templates.detection.format_detection import detect_format
 from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
 from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,
@@ -117,12 +118,14 @@ class TemplateRenderer(Renderer):
         self.template = ChatTemplate(
             model.source, bos_token=model.bos_token, eos_token=model.eos_token, today=today
         )
+        self.model = model
         self._finder = ControlTokenFinder(vocabulary, model.source)
         self._variables = variables
         self._keeps_thoughts = keeps_thoughts
         self._require_user_message()
         self.detected = detected = detect_format(self._render_probe, model.source, model.response_template)
-        self.output_format = detected.format
+        # Tools that the template does not write are described in Hermes' form: calls are expected in it.
+        self.output_format = _with_hermes(detected.format) if self._describes_tools else detected.format
         self._fields = MessageFields(
             thought_blocks=detected.takes_thought_chunks,
             text_arguments=detected.takes_text_arguments,
@@ -307,9 +310,13 @@ class TemplateRenderer(Renderer):
 
     def _describe_tools(self, head: Head) -> str:
         """A description of the tools for the system message, if the template does not write them."""
-        if self.detected.writes_tools or not head.tools.callables:
-            return ""
-        return tool_instructions(head.tools.callables)
+        return (
+            tool_instructions(head.tools.callables) if self._describes_tools and head.tools.callables else ""
+        )
+
+    @property
+    def _describes_tools(self) -> bool:
+        return not self.detected.writes_tools
 
     def _effort_changes_head(self, before: str | None, now: str | None) -> bool:
         """Whether a template writes another beginning for another effort, instead of only another prompt."""
@@ -361,7 +368,9 @@ class TemplateRenderer(Renderer):
         region = written.rpartition(mark)[2].partition(NEXT_PLACEHOLDER)[0]
         pieces = self._finder.split(region)
         ids = [piece for piece in pieces if isinstance(piece, int)]
-        marks = self._control_ids(self.output_format.marks())
+        format = self.output_format
+        # In Harmony, all structure is marks: answers end with one that is none of a call.
+        marks = set() if format.is_harmony else self._control_ids(format.marks())
         if mark == TEXT_PLACEHOLDER and not _is_blank(pieces):
             return ""  # text ends the answer
         closers = [id for id in ids if id in self._stop_ids] or [id for id in ids if id not in marks]
@@ -445,6 +454,16 @@ class _Draft:
             else:
                 ids += self._encoder.encode(piece)
         return ids
+
+
+def _with_hermes(format: OutputFormat) -> OutputFormat:
+    """A format with Hermes' calls if it has none, and with Hermes' thoughts if it has none."""
+    if format.calls is not None or format.is_harmony:
+        return format
+    think_open, think_close = format.think_open, format.think_close
+    if not think_close:
+        think_open, think_close = HERMES.think_open, HERMES.think_close
+    return structs.replace(format, calls=HERMES.calls, think_open=think_open, think_close=think_close)
 
 
 def _is_blank(pieces: Sequence[str | int]) -> bool:

@@ -25,6 +25,7 @@ _SCALARS = {
     12: "<d",
 }
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 
 
 class GgufError(ValueError):
@@ -82,8 +83,24 @@ class _Reader:
         kind, count = self.scalar("<I"), self.scalar("<Q")
         if count > _MAX_ARRAY or kind == _ARRAY:
             raise GgufError("an array in the metadata is too large or nested")
+        if kind == _STRING:
+            return self._strings(count)
         code = _SCALARS.get(kind)
         if code is None:
-            return [self.value(kind) for _ in range(count)]
+            raise GgufError(f"unknown metadata type {kind}")
         packed = self.take(count * struct.calcsize(code))
         return [value for (value,) in struct.iter_unpack(code, packed)]
+
+    def _strings(self, count: int) -> list[str]:
+        """Read strings without a call for each part of each: a vocabulary has hundreds of thousands."""
+        data, at, size = self._data, self._at, len(self._data)
+        strings: list[str] = []
+        for _ in range(count):
+            start = at + _LENGTH.size
+            end = start + _LENGTH.unpack_from(data, at)[0] if start <= size else start
+            if end > size:
+                raise GgufError("the file ends within its metadata")
+            strings.append(str(data[start:end], "utf-8", "replace"))
+            at = end
+        self._at = at
+        return strings

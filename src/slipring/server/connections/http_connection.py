@@ -5,12 +5,13 @@ WebSocket message has arrived. Malformed HTTP gets an error in the API's shape.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any, cast
 
 from aiohttp import web
 
-from slipring.aiohttp_internals import ServerProtocol, observe_requests, protocol_of
+from slipring.aiohttp_internals import ServerProtocol, is_client_fault, observe_requests, protocol_of
 from slipring.errors import ApiError, InvalidRequest, ServerError
 from slipring.protocol.wire import encode
 from slipring.server.connections.registry import Connections, ConnectionState
@@ -235,6 +236,20 @@ def _raw_response(error: ApiError) -> bytes:
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body
+
+
+def http_logger() -> logging.Logger:
+    """The logger for aiohttp, which drops errors that clients cause.
+
+    Malformed HTTP would otherwise fill the log with tracebacks and with text chosen by the client.
+    """
+    logger = logging.getLogger("slipring.http")
+    logger.addFilter(_is_our_fault)
+    return logger
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    return not is_client_fault(record.exc_info[1] if record.exc_info else None)
 
 
 def connection_factory(

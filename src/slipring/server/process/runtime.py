@@ -1,10 +1,10 @@
-"""Log and event loop of a serving process."""
+"""Log, event loop and garbage collection of a serving process."""
 
 import asyncio
+import gc
 import logging
 import sys
 
-from slipring.aiohttp_internals import is_client_fault
 from slipring.server import turn_log
 
 
@@ -17,20 +17,6 @@ def set_up_logging(level: str, *, names_process: bool = False) -> None:
     is_terminal = sys.stderr.isatty()
     handler.setFormatter(turn_log.TerminalFormatter(line) if is_terminal else logging.Formatter(line))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-
-
-def http_logger() -> logging.Logger:
-    """The logger for aiohttp, which drops errors that clients cause.
-
-    Malformed HTTP would otherwise fill the log with tracebacks and with text chosen by the client.
-    """
-    logger = logging.getLogger("slipring.http")
-    logger.addFilter(_is_our_fault)
-    return logger
-
-
-def _is_our_fault(record: logging.LogRecord) -> bool:
-    return not is_client_fault(record.exc_info[1] if record.exc_info else None)
 
 
 def loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
@@ -49,3 +35,9 @@ def shorten_switch_interval() -> None:
     """Let the event loop run soon while threads compute. It releases the interpreter lock with every system
     call, and would wait up to 5 ms, Python's default switch interval, to get it back."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+
+def skip_last_collection() -> None:
+    """Exempt every object from the collection with which the interpreter exits. It takes a tenth of a second,
+    and the kernel frees the memory anyway."""
+    gc.freeze()

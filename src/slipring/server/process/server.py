@@ -26,12 +26,12 @@ from slipring.server.clock import now
 from slipring.server.cluster.store_maintenance import StoreMaintenance
 from slipring.server.connections.acceptor import Acceptor
 from slipring.server.connections.file_descriptors import log_reduced_room
-from slipring.server.connections.http_connection import HttpConnection, connection_factory
+from slipring.server.connections.http_connection import HttpConnection, connection_factory, http_logger
 from slipring.server.endpoints.app import build_app
 from slipring.server.periodic_tasks import cancel_and_wait
 from slipring.server.process.listener import base_url, bind_shared, listen, require_keys
 from slipring.server.process.memory_trim import MemoryTrimmer, find_malloc_trim
-from slipring.server.process.runtime import http_logger, shorten_switch_interval
+from slipring.server.process.runtime import shorten_switch_interval
 from slipring.server.process.shutdown import StopRequest, run_until
 from slipring.server.process.worker_messages import Serving
 from slipring.server.service import Service, shutting_down
@@ -62,7 +62,7 @@ class Server:
         tokenizing = TokenizerThreads(config.limits)
         for served in self.catalog.engines:
             served.tokenizing = tokenizing
-        positions = position_codec()
+        positions = position_codec(self.catalog.engines)
         self._store = store or open_store(
             config.store, config.limits, positions, retention_s=config.retention_days * _DAY_S
         )

@@ -13,7 +13,7 @@ from slipring.prompts.parsing.output_format import CallLayout
 
 MAX_NAME: Final = 256
 """Characters of a tool's name or an argument's key, with what belongs to it."""
-_BOUNDARY: Final = re.compile(rf"[{SPACE}]*\n[{SPACE}]*|(?<=>)(?=<)")
+_BOUNDARY: Final = re.compile(rf"[{SPACE}]*\n[{SPACE}]*|(?<=[>`])(?=<)")
 
 
 @lru_cache(maxsize=256)

@@ -77,10 +77,7 @@ class JsonCallReader(CallReader):
         except (ValueError, RecursionError):
             raise BrokenCall from None
         calls = decoded if isinstance(decoded, list) else [decoded]
-        deltas = [delta for call in calls for delta in self._call(call, announced=announced)]
-        if not deltas:
-            raise BrokenCall
-        return deltas
+        return [delta for call in calls for delta in self._call(call, announced=announced)]
 
     def _call(self, call: _Object, *, announced: bool) -> list[Delta]:
         try:

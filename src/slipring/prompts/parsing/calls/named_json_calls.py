@@ -25,6 +25,8 @@ class NamedJsonCallReader(CallReader):
     def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
         yield from self._begin(held, mark)
         held.retry_mark = self.close
+        if (yield from held.precedes(*self.starts, end=False)):
+            raise BrokenCall
         if (yield from held.next()) in ("{", "["):
             # Older models of the family write the whole call as JSON.
             return (yield from self._json.read_objects(held, "", announced=True))

@@ -12,7 +12,7 @@ from slipring.prompts.parsing.output_format import (
     OutputFormat,
     TaggedCalls,
 )
-from slipring.prompts.templates.response_template import read_response_template
+from slipring.prompts.templates.detection.response_template import read_response_template
 
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
 TAGGED: dict[str, Any] = {

@@ -17,9 +17,9 @@ from slipring.prompts.parsing.output_format import (
     OutputFormat,
     TaggedCalls,
 )
-from slipring.prompts.templates.format_detection import DetectedFormat, detect_format
-from slipring.prompts.templates.probe_conversations import IDS, NAME, STRINGS
-from slipring.prompts.templates.text_comparison import common_prefix
+from slipring.prompts.templates.detection.format_detection import DetectedFormat, detect_format
+from slipring.prompts.templates.detection.probe_conversations import IDS, NAME, STRINGS
+from slipring.prompts.templates.detection.text_comparison import common_prefix
 from slipring.protocol.tools import CallableTool, FunctionTool, Offer
 from tests.prompts.parsing.answers import parsed
 from tests.prompts.templates.family_templates import NAMES, render_with_jinja2, source_of

@@ -32,8 +32,8 @@ from slipring.prompts.parsing.output_format import (
     PythonCalls,
     TaggedCalls,
 )
-from slipring.prompts.templates.call_detection import Found, find_calls, mark_after_text
-from slipring.prompts.templates.probe_conversations import (
+from slipring.prompts.templates.detection.call_detection import Found, find_calls, mark_after_text
+from slipring.prompts.templates.detection.probe_conversations import (
     IDS,
     NAME,
     NEXT_QUESTION,
@@ -47,10 +47,10 @@ from slipring.prompts.templates.probe_conversations import (
     output,
     user,
 )
-from slipring.prompts.templates.response_template import read_response_template
-from slipring.prompts.templates.text_comparison import TAG, common_suffix, marked
-from slipring.prompts.templates.thinking_switches import ThinkingSwitches, find_switches
-from slipring.prompts.templates.thought_detection import Thoughts, find_thoughts
+from slipring.prompts.templates.detection.response_template import read_response_template
+from slipring.prompts.templates.detection.text_comparison import TAG, common_suffix, marked
+from slipring.prompts.templates.detection.thinking_switches import ThinkingSwitches, find_switches
+from slipring.prompts.templates.detection.thought_detection import Thoughts, find_thoughts
 
 _LAYOUTS: Mapping[type, str] = {
     JsonCalls: "JSON calls",

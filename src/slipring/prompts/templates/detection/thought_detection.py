@@ -4,8 +4,15 @@ import re
 
 from msgspec import Struct
 
-from slipring.prompts.templates.probe_conversations import QUESTION, STRINGS, TEXT, THOUGHT, Probe, user
-from slipring.prompts.templates.text_comparison import TAG, common_prefix, is_blank
+from slipring.prompts.templates.detection.probe_conversations import (
+    QUESTION,
+    STRINGS,
+    TEXT,
+    THOUGHT,
+    Probe,
+    user,
+)
+from slipring.prompts.templates.detection.text_comparison import TAG, common_prefix, is_blank
 
 _CLOSING = re.compile(rf"\s*(?:{TAG.pattern})\s*")
 _LAST_TAG = re.compile(rf"(?:{TAG.pattern})\s*$")

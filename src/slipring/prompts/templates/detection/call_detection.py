@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from slipring.prompts.parsing.output_format import Calls, JsonCalls, NamedJsonCalls, PythonCalls, TaggedCalls
-from slipring.prompts.templates.probe_conversations import (
+from slipring.prompts.templates.detection.probe_conversations import (
     FIRST_KEY,
     FIRST_VALUE,
     IDS,
@@ -26,14 +26,14 @@ from slipring.prompts.templates.probe_conversations import (
     Probe,
     user,
 )
-from slipring.prompts.templates.text_comparison import (
+from slipring.prompts.templates.detection.text_comparison import (
     TAG,
     common_prefix,
     common_suffix,
     from_first_tag,
     marked,
 )
-from slipring.prompts.templates.thought_detection import Thoughts
+from slipring.prompts.templates.detection.thought_detection import Thoughts
 
 _PREFIX_OF_NAME = re.compile(r"(?<=[>\]])[\w.]+$")
 _FIRST_TAG = re.compile(rf"(?:{TAG.pattern})\s*")
