@@ -109,6 +109,8 @@ def _ignored_keywords(schema: Any) -> set[str]:
     if not isinstance(schema, dict):
         return set()
     found = set(_NOT_ENFORCED & schema.keys())
+    if len(schema.get("allOf", ())) == 1:
+        found.discard("allOf")
     for key, each in schema.items():
         if key in ("properties", "$defs", "definitions") and isinstance(each, dict):
             found |= _ignored_keywords(list(each.values()))

@@ -155,8 +155,8 @@ class ValueShapes(ABC):
             return
         if not isinstance(schema, dict):
             raise _Unsupported("it allows no value")
-        for key in ("$ref", "anyOf", "oneOf"):
-            if key in schema:
+        for key in ("$ref", "anyOf", "oneOf", "allOf"):
+            if key in schema and (key != "allOf" or len(schema[key]) == 1):
                 others = {name: each for name, each in schema.items() if name != key}
                 found = [self._referenced(schema[key])] if key == "$ref" else schema[key]
                 for each in found:
