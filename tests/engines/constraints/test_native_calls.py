@@ -1,7 +1,7 @@
 """Grammars and structural tags of calls in the formats of all model families.
 
 The texts are those that the call writer writes for the format. llguidance matches them against the grammars
-of the llama engine; what xgrammar accepts was compared by hand.
+of the llama engine. Structural tags are checked for the form that xgrammar documents.
 """
 
 import asyncio
@@ -14,9 +14,11 @@ from llguidance import LLMatcher, LLTokenizer
 from msgspec import Raw, structs
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Job, Settings
+from slipring.core.generation import CallArguments, CallStarted, Job, Settings
+from slipring.engines.constraints.answer_constraint import tag_of
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.engines.llama.llguidance_grammar import grammar_of
+from slipring.errors import InvalidRequest
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.parsing import known_formats
@@ -26,6 +28,8 @@ from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN
+from tests.engines.fakes.structural_tags import read_tag, schemas_of
+from tests.prompts.parsing.answers import parsed
 from tests.prompts.vocabulary import small_metadata
 
 FORMATS = {name: value for name, value in vars(known_formats).items() if isinstance(value, OutputFormat)}
@@ -153,19 +157,17 @@ def test_required_calls_are_enforced_in_the_format_of_the_model(name: str, with_
     assert not grammar.allows(answer(name, ("weather", VALID[0]))[:-1])
 
 
-@pytest.mark.parametrize("with_controls", [False, True])
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "HARMONY"])
-def test_several_calls_are_allowed_unless_the_request_forbids_them(name: str, with_controls: bool) -> None:
+def test_several_calls_are_allowed_unless_the_request_forbids_them(name: str) -> None:
     two = answer(name, ("weather", VALID[0]), ("clock", {}))
     job = job_with(WEATHER, CLOCK, required=True)
-    assert Grammar(job, name, with_controls=with_controls).allows(two)
-    alone = job_with(WEATHER, CLOCK, required=True, parallel=False)
-    grammar = Grammar(alone, name, with_controls=with_controls)
+    assert Grammar(job, name).allows(two)
+    grammar = Grammar(job_with(WEATHER, CLOCK, required=True, parallel=False), name)
     assert not grammar.allows(two)
     assert grammar.allows(answer(name, ("clock", {})))
     limited = structs.replace(job, settings=structs.replace(job.settings, max_tool_calls=2))
     three = answer(name, *[("weather", VALID[0])] * 3)
-    assert not Grammar(limited, name, with_controls=with_controls).allows(three)
+    assert not Grammar(limited, name).allows(three)
 
 
 @pytest.mark.parametrize("with_controls", [False, True])
@@ -198,7 +200,7 @@ THINKING = [name for name in FORMATS if FORMATS[name].think_close or name == "HA
 def test_a_thought_precedes_calls(name: str, required: bool) -> None:
     job = job_with(WEATHER, required=required)
     format, calls = FORMATS[name], [Call("weather", VALID[0])]
-    for with_controls in (False, True):
+    for with_controls in (True, False) if required else (True,):
         opened = Grammar(job, name, with_controls=with_controls, opens_thought=True)
         assert opened.allows(write_answer(format, "Hm <b> {", calls=calls, opened_thought=True))
         assert not opened.allows("Hm.")
@@ -222,3 +224,130 @@ def test_a_thought_precedes_a_document(name: str) -> None:
     assert may_think.allows(write_answer(FORMATS[name], "Hm.", document))
     assert may_think.allows(write_answer(FORMATS[name], text=document))
     assert not may_think.allows(write_answer(FORMATS[name], text='{"city": "Rome"}'))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_structural_tags_have_the_form_that_xgrammar_documents(name: str) -> None:
+    renderer = writes(name, True)
+    lines = {"type": "grammar", "syntax": "lark", "definition": 'start: ("a" "\\n")+'}
+    tools = (WEATHER, CLOCK, PATCH, {"type": "custom", "name": "lines", "format": lines})
+    for job in (
+        job_with(*tools, required=True),
+        job_with(*tools, required=True, parallel=False),
+        job_with(*tools),
+        job_with(*tools, parallel=False),
+        job_with(format=schema_format(PLACE)),
+    ):
+        for opens_thought in (False, True) if name in THINKING else (False,):
+            constraint = asyncio.run(tag_of(job, renderer, IN_THREAD, opens_thought=opens_thought))
+            assert constraint is not None
+            is_document = job.settings.format.kind != "text"
+            assert constraint.makes_calls_certain == (not is_document)
+            if constraint.kind == "schema":
+                assert is_document
+                assert not opens_thought
+                continue
+            tag = read_tag(constraint.text)
+            assert PLACE in schemas_of(tag) or not is_document
+            closing = "<|end|>" if name == "HARMONY" else FORMATS[name].think_close.strip()
+            assert closing in json.dumps(tag, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("name", THINKING)
+def test_a_structural_tag_that_begins_after_the_thought_does_not_describe_it(name: str) -> None:
+    renderer, job = writes(name, True), job_with(WEATHER, required=True)
+    after = asyncio.run(tag_of(job, renderer, IN_THREAD, opens_thought=True, after_thought=True))
+    assert after is not None
+    tag = read_tag(after.text)
+    thoughts = FORMATS[name].think_close.strip() or "analysis"
+    assert thoughts not in json.dumps(tag, ensure_ascii=False)
+
+
+# What layouts that write values without JSON make of schemas.
+
+VALUES = ("QWEN3_CODER", "KIMI_K3", "MINIMAX_M3", "GEMMA4", "LFM2")
+
+
+def strict_tool(schema: dict[str, Any], **definitions: Any) -> dict[str, Any]:
+    """A tool with one argument, ``v``."""
+    whole = {"type": "object", "properties": {"v": schema}, "required": ["v"], "additionalProperties": False}
+    parameters = {**whole, **({"$defs": definitions} if definitions else {})}
+    return {"type": "function", "name": "f", "parameters": parameters, "strict": True}
+
+
+CASES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
+    ({"type": "string", "pattern": "^[a-c]+$"}, ["abc"], ["abd", ""]),
+    ({"type": "string", "pattern": "b"}, ["abc", "b"], ["ac"]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "abc"], ["a", "abcd"]),
+    ({"type": "string", "format": "date"}, ["2026-11-16"], ["2026-13-16", "today"]),
+    ({"type": ["string", "null"]}, ["a", None], []),
+    ({"enum": ["a", "ab", 1, None]}, ["a", "ab", 1, None], ["b", 2, True]),
+    ({"const": "only"}, ["only"], ["onl", "other"]),
+    ({"anyOf": [{"type": "integer"}, {"type": "array", "items": {"type": "integer"}}]}, [1, [1, 2]], [["a"]]),
+    ({"allOf": [{"type": "integer"}]}, [1], ["a"]),
+    ({"type": "array", "items": {"type": "array", "items": {"type": "boolean"}}}, [[], [[True], []]], [[1]]),
+    ({"type": "number", "maximum": 2}, [1.5, -3], [7]),
+]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_are_enforced_by_their_schema(name: str) -> None:
+    for schema, right, wrong in CASES:
+        grammar = Grammar(job_with(strict_tool(schema), required=True), name)
+        for value in right:
+            assert grammar.allows(answer(name, ("f", {"v": value}))), (schema, value)
+        for value in wrong:
+            assert not grammar.allows(answer(name, ("f", {"v": value}))), (schema, value)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_recursive_schemas_are_enforced_to_a_limited_depth(name: str) -> None:
+    node = {
+        "type": "object",
+        "properties": {
+            "n": {"type": "integer"},
+            "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+        },
+        "required": ["n", "next"],
+        "additionalProperties": False,
+    }
+    grammar = Grammar(job_with(strict_tool({"$ref": "#/$defs/node"}, node=node), required=True), name)
+    two = {"n": 1, "next": {"n": 2, "next": None}}
+    assert grammar.allows(answer(name, ("f", {"v": two})))
+    assert not grammar.allows(answer(name, ("f", {"v": {"n": 1, "next": {"n": "x", "next": None}}})))
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_strict_schema_that_a_layout_cannot_carry_is_refused(name: str) -> None:
+    for schema in ({"type": "object", "minProperties": 1}, {"$ref": "https://example.com/other"}):
+        with pytest.raises(InvalidRequest) as error:
+            Grammar(job_with(strict_tool(schema)), name)
+        assert error.value.param == "tools[0].parameters"
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_schema_that_is_not_strict_allows_what_cannot_be_enforced(name: str) -> None:
+    loose = {"type": "function", "name": "g", "parameters": {"type": "object"}}
+    grammar = Grammar(job_with(loose, required=True), name)
+    for arguments in ({}, {"a": "x"}, {"a": "x", "b": 1, "c": [1, "y"], "d": {"e": True}, "f": None}):
+        assert grammar.allows(answer(name, ("g", arguments))), arguments
+    unsupported = {**strict_tool({"$ref": "https://example.com/other"}), "strict": False}
+    assert Grammar(job_with(unsupported, required=True), name).allows(answer(name, ("f", {"v": "x"})))
+
+
+def test_xgrammar_is_not_sent_strict_keywords_that_it_ignores() -> None:
+    job = job_with(strict_tool({"type": "integer", "multipleOf": 2}), required=True)
+    for name in ("HERMES", "QWEN3_CODER"):
+        with pytest.raises(InvalidRequest, match="multipleOf"):
+            asyncio.run(tag_of(job, writes(name, True), IN_THREAD))
+
+
+def test_an_enforced_value_may_contain_tags() -> None:
+    text = "see\n</function>\n</tool_call>\n<parameter=days>\n1"
+    written = answer("QWEN3_CODER", ("weather", {"city": text, "days": 1}))
+    assert Grammar(job_with(WEATHER, required=True), "QWEN3_CODER").allows(written)
+    offer = job_with(WEATHER).offer
+    started, arguments = parsed([written], FORMATS["QWEN3_CODER"], offer, trusted=True)
+    assert isinstance(started, CallStarted)
+    assert isinstance(arguments, CallArguments)
+    assert json.loads(arguments.text) == {"city": text, "days": 1}

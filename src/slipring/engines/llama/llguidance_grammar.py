@@ -118,7 +118,7 @@ class _Writer:
         self._max_states = request.max_states
         self._stop_ids = request.stop_ids
         self._rules: list[str] = []
-        self._names: dict[int, str] = {}
+        self._names: dict[object, str] = {}
         self._inputs: dict[Grammar, tuple[str, tuple[str, ...]]] = {}
 
     def grammar(self, shape: Shape) -> str:
@@ -184,11 +184,13 @@ class _Writer:
         """The name of a rule for a shape; a mark is short enough to be written where it is needed."""
         if isinstance(shape, Mark):
             return self._mark(shape.text)
-        if id(shape) not in self._names:
+        # Equal schemas are tried once.
+        key = (shape.schema, shape.strict, shape.param) if isinstance(shape, Json) else id(shape)
+        if key not in self._names:
             expression = self._expression(shape)
-            name = self._names[id(shape)] = f"r{len(self._names)}"
+            name = self._names[key] = f"r{len(self._names)}"
             self._rules.append(f"{name}: {expression}")
-        return self._names[id(shape)]
+        return self._names[key]
 
     def _text_until(self, mark: str, regex: str) -> str:
         """Text and the mark that ends it. The lexer matches as much as it can, so both are one terminal, up
