@@ -57,7 +57,7 @@ async def tag_of(
     """
     form = form_of(job, renderer, opens_thought=opens_thought)
     if after_thought:
-        form = structs.replace(form, opens_thought=False, thinks=False)
+        form = structs.replace(form, opens_thought=False, thinks=False, after_thought=True)
     if form.document is not None and not form.required:
         if not form.thinks and not form.output.text_open and not form.output.is_harmony:
             return Constraint("schema", form.document.decode())

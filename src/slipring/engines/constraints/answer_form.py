@@ -53,6 +53,8 @@ class Form(Struct, frozen=True):
     """Whether the prompt ends inside a thought, which the answer has to close first."""
     thinks: bool
     """Whether a thought may precede the answer."""
+    after_thought: bool = False
+    """Whether the constraint begins after the thought, which it then does not describe."""
 
     @property
     def limits_calls(self) -> bool:

@@ -35,7 +35,7 @@ def answer_shape(form: Form, *, loops: bool) -> Shape:
         assert output.calls is not None
         calls = CallShapes(output.calls, form.tools, form.max_calls)
         if form.required:
-            return sequence(_thought(form), SPACE, calls.all(), _ignored_marks(form))
+            return sequence(_thought(form), calls.all(), _ignored_marks(form))
         triggers = calls.after_marks(alone=loops)
         if not triggers:
             return sequence(_thought(form), TextOrCalls(calls.all()))
@@ -44,7 +44,7 @@ def answer_shape(form: Form, *, loops: bool) -> Shape:
         return sequence(_thought(form), text, _ignored_marks(form) if not loops else sequence())
     ignored = _ignored_marks(form)
     opening = Mark(output.text_open.lstrip()) if output.text_open else ignored
-    return sequence(_thought(form), SPACE, opening, _document(form), Mark(output.text_close), ignored)
+    return sequence(_thought(form), opening, _document(form), Mark(output.text_close), ignored)
 
 
 def _document(form: Form) -> Shape:
@@ -61,13 +61,14 @@ def _ignored_marks(form: Form) -> Shape:
 
 
 def _thought(form: Form) -> Shape:
-    """The thought before an answer."""
+    """The thought before an answer, and the white space after it."""
     opening, closing = form.output.think_open.strip(), form.output.think_close.strip()
+    if form.after_thought:
+        return SPACE
     if not form.thinks or not closing:
         return sequence()
-    if form.opens_thought:
-        return TextUntil(closing)
-    return Optional(sequence(Mark(opening), TextUntil(closing))) if opening else sequence()
+    thought = sequence(TextUntil(closing), SPACE)
+    return thought if form.opens_thought else Optional(sequence(Mark(opening), thought))
 
 
 def _harmony_answer(form: Form) -> Shape:
@@ -76,7 +77,7 @@ def _harmony_answer(form: Form) -> Shape:
     parts: list[Shape] = []
     if form.opens_thought:
         parts.append(thought)
-    elif form.thinks:
+    elif form.thinks and not form.after_thought:
         parts.append(Optional(sequence(Mark(f"{_CHANNEL}analysis{_MESSAGE}"), thought)))
     if not form.required and form.document is not None:
         header = choice([Mark(_MESSAGE), Mark(f" {_CONSTRAIN}json{_MESSAGE}")])

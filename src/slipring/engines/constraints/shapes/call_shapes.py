@@ -4,6 +4,7 @@ from typing import Final
 
 from slipring.engines.constraints.answer_form import CalledTool, arguments_schema
 from slipring.engines.constraints.shapes.shape import (
+    SPACE,
     Input,
     Json,
     Mark,
@@ -58,9 +59,12 @@ class CallShapes:
         self._one = choice([_call(layout, tool, number) for number, tool in enumerate(tools)])
 
     def all(self) -> Shape:
-        """All calls of an answer, without white space before them."""
-        opening = (self._section_open + self._lead).lstrip()
-        return sequence(Mark(opening), self._repeated(self._max_calls), Mark(self._section_close))
+        """All calls of an answer."""
+        opening = self._section_open + self._lead
+        stripped = opening.lstrip()
+        # White space may end a thought instead of beginning the calls.
+        space = SPACE if stripped != opening else sequence()
+        return sequence(space, Mark(stripped), self._repeated(self._max_calls), Mark(self._section_close))
 
     def after_marks(self, *, alone: bool) -> list[tuple[str, Shape]]:
         """Each mark by which the parser recognizes calls in text, and what follows it; empty if no mark
