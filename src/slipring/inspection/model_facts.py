@@ -68,8 +68,8 @@ _FORMS = {
     "systems": ("several system messages at the beginning", "they are joined"),
     "late_system": ("a system message after others", "it is written as a user message"),
     "users": ("several user messages in a row", "they are joined"),
-    "calls": ("calls and their outputs", "they are written as text"),
     "several_calls": ("several calls in one message", "each is written in a message of its own"),
+    "outputs": ("tool outputs", "they are written as user messages"),
 }
 _LAST = Answer()
 """The answer to the last turn, which is only prompted for."""
@@ -220,8 +220,7 @@ def variable_facts(model: Inspected) -> VariableFacts | None:
 def adapted_forms(model: Inspected) -> tuple[AdaptedForm, ...]:
     forms = model.renderer.forms if isinstance(model.renderer, TemplateRenderer) else MessageForms()
     refused = [name for name, is_taken in structs.asdict(forms).items() if not is_taken]
-    implied = {"system": ("systems",), "calls": ("several_calls",)}
-    hidden = {name for each in refused for name in implied.get(each, ())}
+    hidden = {"systems"} if "system" in refused else set()
     return tuple(
         AdaptedForm(form=_FORMS[name][0], adaptation=_FORMS[name][1])
         for name in refused

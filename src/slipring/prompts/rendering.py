@@ -285,6 +285,13 @@ class Renderer(ABC):
             self._marks = self._mark_bytes()
         return self._marks.get(id, b"").decode()
 
+    def control_ids(self) -> dict[str, int]:
+        """The ids of the control tokens that the marks of the output format consist of."""
+        if self._marks is None:
+            self._marks = self._mark_bytes()
+        ids = {mark.decode(): id for id, mark in self._marks.items()}
+        return {mark: ids[mark] for mark in sorted(self.output_format.tokens()) if mark in ids}
+
     def _mark_bytes(self) -> dict[int, bytes]:
         marks = filter(self.vocabulary.has_control, self.output_format.marks())
         return {self.vocabulary.control(mark): mark.encode() for mark in marks}

@@ -151,10 +151,10 @@ def test_words_have_the_configured_length(family: str) -> None:
     assert len(ids) == TOKENS
 
 
-def test_a_model_without_calls_answers_with_words() -> None:
-    ids, (text,) = answer("plain", FUNCTION)
-    assert isinstance(text, Text)
-    assert len(ids) == TOKENS
+def test_a_model_whose_template_writes_no_tools_calls_in_the_form_of_hermes() -> None:
+    _, (started, arguments) = answer("plain", FUNCTION)
+    assert isinstance(started, CallStarted)
+    assert isinstance(arguments, CallArguments)
 
 
 @pytest.mark.parametrize("family", ["qwen3_coder", "kimi_k2", "gpt_oss"])

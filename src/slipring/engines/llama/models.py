@@ -13,6 +13,7 @@ from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.remote import Query, RemoteVocabulary, describe, understands_llguidance
 from slipring.engines.remote.http_client import HttpClient
 from slipring.engines.tokens.model_files import (
+    END_OF_GENERATION,
     MODEL_COMMAND,
     PACKAGED_MAX_OUTPUT_TOKENS,
     PACKAGED_SAMPLING,
@@ -125,6 +126,7 @@ async def ask_server(options: LlamaOptions, client: HttpClient) -> ServersModel:
             name = f"{path} {model.get('meta', {}).get('n_vocab')}"
             vocabulary = remote = RemoteVocabulary(client.query_from_thread, name)
             await asyncio.to_thread(remote.learn_control, info.token_names())
+        info = structs.replace(info, stop_ids=await asyncio.to_thread(_stop_ids, vocabulary))
         return ServersModel(
             name=name_of(str(described.get("model_alias") or path)),
             context=int(settings["n_ctx"]),
@@ -135,6 +137,11 @@ async def ask_server(options: LlamaOptions, client: HttpClient) -> ServersModel:
         )
     except (LookupError, TypeError, ValueError):
         raise StartupError(f"--engine llama: {options.model} does not answer like a llama-server") from None
+
+
+def _stop_ids(vocabulary: Vocabulary) -> tuple[int, ...]:
+    """The ids at which llama.cpp ends an answer. May ask the server."""
+    return tuple(vocabulary.control(name) for name in END_OF_GENERATION if vocabulary.has_control(name))
 
 
 def name_of(path: str) -> str:

@@ -31,7 +31,7 @@ _CONTROL_TYPES = (3, 4)
 """GGUF token types: control, and user defined."""
 
 
-_END_OF_GENERATION = (
+END_OF_GENERATION = (
     *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<EOT>"),
     *(
         "<end_of_turn>",
@@ -92,7 +92,7 @@ class ModelInfo(Struct, frozen=True):
 
         control = control_tokens(metadata)
         named = (id_of(role) for role in ("eos", "eot", "eom"))
-        known = (control.get(name) for name in _END_OF_GENERATION)
+        known = (control.get(name) for name in END_OF_GENERATION)
         return cls(
             str(metadata.get("tokenizer.chat_template", "")),
             token("bos"),

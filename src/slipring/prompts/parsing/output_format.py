@@ -154,10 +154,16 @@ class OutputFormat(Struct, frozen=True, kw_only=True):
     def marks(self) -> frozenset[str]:
         """All strings that the parser searches, without white space around them, and their parts that may be
         control tokens. A renderer makes those visible in the model's output that are."""
+        return self._marks() | self.tokens()
+
+    def tokens(self) -> frozenset[str]:
+        """The parts of marks that may be control tokens."""
+        return frozenset(token for mark in self._marks() for token in _TOKEN.findall(mark))
+
+    def _marks(self) -> frozenset[str]:
         if self.is_harmony:
             return frozenset(HARMONY_MARKS)
         fields = structs.asdict(self.calls) if self.calls is not None else {}
         marks = [value for key, value in fields.items() if isinstance(value, str) and key not in _UNMARKED]
-        marks = [mark.strip() for mark in (self.think_open, self.think_close, *self.ignored, *marks)]
-        tokens = [token for mark in marks for token in _TOKEN.findall(mark)]
-        return frozenset(filter(None, (*marks, *tokens)))
+        stripped = (mark.strip() for mark in (self.think_open, self.think_close, *self.ignored, *marks))
+        return frozenset(filter(None, stripped))

@@ -56,7 +56,7 @@ def call_reader(calls: Calls, tools: OfferedTools, *, trusted: bool) -> CallRead
         case NamedJsonCalls():
             return NamedJsonCallReader(calls, tools, trusted=trusted)
         case TaggedCalls():
-            return TaggedCallReader(calls, tools)
+            return TaggedCallReader(calls, tools, trusted=trusted)
         case NestedTagCalls():
             return NestedTagCallReader(calls, tools)
         case PythonCalls():

@@ -15,6 +15,8 @@ from msgspec import Struct
 
 from slipring.core.chain.head import Head
 from slipring.errors import InvalidRequest
+from slipring.prompts.parsing.call_writer import Call, answer_pieces
+from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.templates.template_values import YieldingList, to_json
 from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
@@ -74,7 +76,9 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
                 message["content"].append({"type": "text", "text": text(self.content)})
         elif self.thoughts:
             message |= dict.fromkeys(_THOUGHT_FIELDS, text(self.thoughts))
-        if self.calls:
+        if self.calls and fields.calls_as_text is not None:
+            message["content"] = self._content_with_calls(text, fields.calls_as_text)
+        elif self.calls:
             if fields.null_content and not self.content:
                 message["content"] = None
             message["tool_calls"] = YieldingList(
@@ -91,6 +95,18 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
                 message["name"] = text(self.name)
         return message
 
+    def _content_with_calls(self, text: Callable[[str], str], format: OutputFormat) -> str:
+        """The content followed by the calls as the model writes them, whose marks may be control tokens."""
+        calls = [
+            Call(
+                each.name,
+                {"arguments": each.arguments} if isinstance(each.arguments, str) else each.arguments,
+            )
+            for each in self.calls
+        ]
+        pieces = answer_pieces(format, text=self.content, calls=calls)
+        return "".join(piece.text if piece.is_mark else text(piece.text) for piece in pieces)
+
 
 class MessageFields(Struct, frozen=True, kw_only=True):
     """How a template takes what messages hold."""
@@ -101,6 +117,8 @@ class MessageFields(Struct, frozen=True, kw_only=True):
     """The arguments of calls are JSON text, instead of values."""
     null_content: bool = False
     """The content of a message without text is null, if it has calls."""
+    calls_as_text: OutputFormat | None = None
+    """Calls are a part of the content, in this format, because the template does not write them."""
 
     def arguments(self, call: ChatCall, value: Callable[[Any], Any]) -> Any:
         if self.text_arguments and not isinstance(call.arguments, str):

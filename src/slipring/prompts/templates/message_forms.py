@@ -11,13 +11,12 @@ from itertools import groupby
 from msgspec import Struct, structs
 
 from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
-from slipring.prompts.templates.template_values import to_json
-from slipring.prompts.tool_definitions import quoted
 
 Write = Callable[[Sequence[ChatMessage]], str | None]
 """Writes messages with a template; None if the template refuses them."""
 
 _FIRST, _SECOND, _THIRD = "FIRST-PROBE", "SECOND-PROBE", "THIRD-PROBE"
+_OUTPUTS = ("output-1", "output-2")
 
 
 class MessageForms(Struct, frozen=True, kw_only=True):
@@ -31,17 +30,17 @@ class MessageForms(Struct, frozen=True, kw_only=True):
     """A system message after other messages."""
     users: bool = True
     """Several user messages in a row."""
-    calls: bool = True
-    """Calls, and messages with the role ``tool``."""
     several_calls: bool = True
     """Several calls in one message."""
+    outputs: bool = True
+    """Messages with the role ``tool``."""
 
     def adapt(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         """Bring messages into forms that the template accepts. Every text is kept."""
-        if not self.calls:
-            messages = _without_calls(messages)
-        elif not self.several_calls:
+        if not self.several_calls:
             messages = _one_call_each(messages)
+        if not self.outputs:
+            messages = _outputs_as_text(messages)
         if not (self.system and self.systems and self.late_system):
             messages = self._adapt_systems(messages)
         return messages if self.users else _merge_users(messages)
@@ -63,8 +62,8 @@ class MessageForms(Struct, frozen=True, kw_only=True):
 ACCEPTS_ALL = MessageForms()
 
 
-def find_forms(write: Write, *, writes_calls: bool) -> MessageForms:
-    """Try each form with a template. ``writes_calls``: whether it writes the calls of earlier answers."""
+def find_forms(write: Write) -> MessageForms:
+    """Try each form with a template."""
     user, answer = ChatMessage(role="user", content=_FIRST), ChatMessage(role="assistant", content=_SECOND)
     system = ChatMessage(role="system", content=_THIRD)
     late = structs.replace(system, content=_SECOND)
@@ -72,25 +71,23 @@ def find_forms(write: Write, *, writes_calls: bool) -> MessageForms:
     called = ChatMessage(role="assistant", calls=(calls[0],))
     outputs = [
         ChatMessage(role="tool", content=text, call_id=call.id, name=call.name)
-        for call, text in zip(calls, ("output-1", "output-2"), strict=True)
+        for call, text in zip(calls, _OUTPUTS, strict=True)
     ]
 
     def writes(texts: Iterable[str], *messages: ChatMessage) -> bool:
         written = write(messages)
         return written is not None and all(text in written for text in texts)
 
-    has_calls = writes_calls and writes(("output-1",), user, called, outputs[0])
+    has_outputs = writes(_OUTPUTS[:1], user, called, outputs[0])
+    both = structs.replace(called, calls=tuple(calls))
     return MessageForms(
         system=writes((_FIRST, _THIRD), system, user),
         systems=writes((_FIRST, _SECOND, _THIRD), system, late, user),
         late_system=writes((_FIRST, _SECOND, _THIRD), user, answer, system, user),
         users=writes((_FIRST, _THIRD), user, structs.replace(user, content=_THIRD)),
-        calls=has_calls,
-        several_calls=has_calls
-        and writes(
-            (_SECOND, _THIRD, "output-1", "output-2"),
-            *(user, structs.replace(called, calls=tuple(calls)), *outputs),
-        ),
+        several_calls=writes((_SECOND, _THIRD), user, both)
+        and (not has_outputs or writes(_OUTPUTS, user, both, *outputs)),
+        outputs=has_outputs,
     )
 
 
@@ -126,27 +123,13 @@ def _one_call_each(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return split
 
 
-def _without_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Write calls and outputs as text, for a template that has no form for them."""
+def _outputs_as_text(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Write outputs as messages of the user, for a template that has no form for them."""
     plain: list[ChatMessage] = []
     for is_output, group in groupby(messages, lambda message: message.role == "tool"):
         if is_output:
             outputs = [f"<tool_response>\n{message.content}\n</tool_response>" for message in group]
             plain.append(ChatMessage(role="user", content="\n".join(outputs)))
         else:
-            plain += map(_calls_as_text, group)
+            plain += group
     return plain
-
-
-def _calls_as_text(message: ChatMessage) -> ChatMessage:
-    if not message.calls:
-        return message
-    parts = [message.content] if message.content else []
-    parts += [f"<tool_call>\n{_call_object(call)}\n</tool_call>" for call in message.calls]
-    return structs.replace(message, content="\n".join(parts), calls=())
-
-
-def _call_object(call: ChatCall) -> str:
-    arguments = call.arguments
-    text = arguments if isinstance(arguments, str) else to_json(arguments)
-    return f'{{"name": {quoted(call.name)}, "arguments": {text}}}'

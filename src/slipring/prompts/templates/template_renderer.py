@@ -130,9 +130,12 @@ class TemplateRenderer(Renderer):
             thought_blocks=detected.takes_thought_chunks,
             text_arguments=detected.takes_text_arguments,
             null_content=detected.takes_null_content,
+            calls_as_text=None if detected.writes_calls else _with_hermes(self.output_format),
         )
         self.forms = ACCEPTS_ALL
-        self.forms = find_forms(self._write_probe, writes_calls=detected.writes_calls)
+        self.forms = find_forms(self._write_probe)
+        if self._describes_tools and not detected.writes_calls:
+            self.forms = structs.replace(self.forms, outputs=False)  # Hermes' form for these as well
         calls = self.output_format.calls
         self._counts_calls = isinstance(calls, NamedJsonCalls) and calls.id_is_index
         named = self._control_ids((model.eos_token, *self.output_format.stops))

@@ -24,9 +24,11 @@ class TaggedCallReader(CallReader):
     ``arguments_close`` if ``close`` or the next call follows, ``value_close`` if the call's closing tags or
     another argument of the tool follow. An answer may end without closing tags once the last value is closed
     and all required arguments are there.
+
+    ``trusted``: a grammar enforces that values are closed, so other tags are part of them.
     """
 
-    def __init__(self, layout: TaggedCalls, tools: OfferedTools) -> None:
+    def __init__(self, layout: TaggedCalls, tools: OfferedTools, *, trusted: bool) -> None:
         super().__init__(layout, tools)
         self._layout = layout
         self._name_open = parts_of(layout.name_open)
@@ -50,9 +52,8 @@ class TaggedCallReader(CallReader):
             *(() if self._name_close[0] else (self._arguments_close, self.close)),
         )
         self._key_end = marker_finder(self._key_close[0])
-        self._value_end = marker_finder(
-            self._value_close[0], self._arguments_close, self.close, self._key_open
-        )
+        other_ends = () if trusted else (self._arguments_close, self.close, self._key_open)
+        self._value_end = marker_finder(self._value_close[0], *other_ends)
         self._json = JsonCallReader(JsonCalls(), tools, trusted=False)
 
     def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
