@@ -22,11 +22,7 @@ def find_builtin(info: ModelInfo, vocabulary: Vocabulary) -> str | None:
     """The name of the built-in template that a model needs; None if its own will do."""
     if "<|channel|>" in info.template and "<|start|>" in info.template and "analysis" in info.template:
         return HARMONY  # its own has one call per message, and no text beside thoughts and calls
-    if (
-        "<｜tool▁calls▁begin｜>" in info.template
-        and "tools" not in info.template
-        and "thinking" in info.template
-    ):
+    if "<｜tool▁calls▁begin｜>" in info.template and _is_deepseek_v3_1(info.template):
         return DEEPSEEK_V3_1  # its own writes no tools
     if info.template:
         return None
@@ -37,3 +33,8 @@ def find_builtin(info: ModelInfo, vocabulary: Vocabulary) -> str | None:
     if vocabulary.has_control("｜DSML｜"):
         return DEEPSEEK_V3_2
     return HARMONY if all(map(vocabulary.has_control, ("<|channel|>", "<|message|>", "<|call|>"))) else None
+
+
+def _is_deepseek_v3_1(template: str) -> bool:
+    """Whether a template of the family is that of V3.1: the older ones write arguments in fenced blocks."""
+    return "tools" not in template and "thinking" in template and "```json" not in template

@@ -367,9 +367,13 @@ class TemplateRenderer(Renderer):
         It is the first one that ends answers. Where the template writes another one (Harmony), or none (GLM:
         the next message begins), it is the first one that is not a mark of calls.
         """
-        written = self._write_probe(messages) or ""
-        region = written.rpartition(mark)[2].partition(NEXT_PLACEHOLDER)[0]
-        pieces = self._finder.split(region)
+        draft = self._draft(messages, [], BudgetedEncoder(self.vocabulary), None)
+        try:
+            written = draft.write(messages)
+        except InvalidRequest:
+            return ""
+        after = written.rpartition(draft.guard.text(mark))[2]
+        pieces = self._finder.split(after.partition(draft.guard.text(NEXT_PLACEHOLDER))[0])
         ids = [piece for piece in pieces if isinstance(piece, int)]
         format = self.output_format
         # In Harmony, all structure is marks: answers end with one that is none of a call.
