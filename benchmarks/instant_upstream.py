@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 from aiohttp import WSMsgType, web
 
-from slipring.engines.llama.models import embedded_model, read_file
+from slipring.engines.llama.models import packaged_model, read_file
 from slipring.engines.simulated.pace import Pace
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 
@@ -267,7 +267,7 @@ class Tokens:
     so that a long history costs little more than a short one."""
 
     def __init__(self) -> None:
-        self._tokenizer = Tokenizer.from_gguf(read_file(embedded_model()))
+        self._tokenizer = Tokenizer.from_gguf(read_file(packaged_model()))
         self._stop = self._tokenizer.control("<|im_end|>")
         self._read: deque[tuple[list[int], bytes]] = deque(maxlen=4)
 

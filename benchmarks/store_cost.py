@@ -41,7 +41,7 @@ from render_cost import begun, exchange, item
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Finished
-from slipring.engines.llama.models import embedded_model, read_file
+from slipring.engines.llama.models import packaged_model, read_file
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendering
@@ -386,7 +386,7 @@ async def execute(url: str, *statements: str) -> None:
 
 
 def measure_ids(directory: Path, specs: dict[str, str], rounds: int) -> dict[str, dict[int, Any]]:
-    renderer = DialectRenderer(ChatMl(), Tokenizer.from_gguf(read_file(embedded_model())))
+    renderer = DialectRenderer(ChatMl(), Tokenizer.from_gguf(read_file(packaged_model())))
     figures = {}
     for kind, spec in specs.items():
         report_progress(f"token ids at {kind}")

@@ -23,7 +23,11 @@ from slipring.engines.options import reference
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.script import read_script
 from slipring.engines.tokens import token_server
+from slipring.engines.tokens.builtin_templates import NAMES
 from slipring.engines.tokens.model_files import MODEL_COMMAND
+from slipring.prompts.dialects.chatml import ChatMl
+from slipring.prompts.dialects.llama3 import Llama3
+from slipring.prompts.templates import template_renderer
 from tests.harness import Running, serve
 from tests.model import ServeModel
 from tests.snippets import run_snippet
@@ -182,6 +186,17 @@ def test_the_architecture_page_names_every_package() -> None:
 
 _WITHOUT_PARTS = ("bench", "engines")
 """Packages of which the page does not name every part."""
+
+
+def test_reasons_for_full_renders_and_formats_are_documented() -> None:
+    page = (ROOT / "docs" / "dialects.md").read_text(encoding="utf-8")
+    texts = [value for name, value in vars(template_renderer).items() if name.isupper()]
+    reasons = [text for text in texts if isinstance(text, str) and text.startswith("the ")]
+    assert template_renderer.DROPS_THOUGHTS in reasons
+    for reason in reasons:
+        assert f"| {reason} |" in page
+    for name in (*NAMES, ChatMl.name, Llama3.name):
+        assert f"`{name}`" in page
 
 
 @pytest.mark.parametrize("page", ["architecture.md", "contributing.md", "dialects.md"])

@@ -32,12 +32,16 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("", "aiohttp_internals", "errors", "config", "models", "protocol"),
         *("core", "engines", "sandbox", "stores", "keys.token", "server"),
     ),
+    "inspection": (
+        *("errors", "spelling", "protocol", "core.generation", "core.chain", "prompts", "engines"),
+        "inspection",
+    ),
     "chat": ("chat",),
     "bench": ("", "bench"),
     "progress": (),
     "openapi": ("", "protocol", "openapi"),
     "serve": ("", "config", "progress", "server", "chat.options"),
-    "cli": ("", "errors", "config", "serve", "chat", "keys", "openapi", "bench", "spelling"),
+    "cli": ("", "errors", "config", "serve", "inspection", "chat", "keys", "openapi", "bench", "spelling"),
     "__main__": ("cli",),
     "__init__": (),
 }

@@ -1,4 +1,4 @@
-"""The command line: ``slipring serve``, ``chat``, ``keys``, ``openapi`` and ``bench``.
+"""The command line: ``slipring serve``, ``inspect``, ``chat``, ``keys``, ``openapi`` and ``bench``.
 
 Parses the arguments, runs the command, and reports every expected failure as one line on standard error, with
 a non-zero exit code. What only one command needs is imported when that command runs: most of the time that a
@@ -122,6 +122,13 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     serve.defer(add_flags)
+    look = commands.add_parser(
+        "inspect",
+        help="show what slipring makes of a model, without loading it",
+        description="Show how slipring writes contexts for a model and parses its answers, without loading"
+        " its weights. Exit code 1: the model would not work.",
+    )
+    look.defer(_add_inspect_flags)
     talk = commands.add_parser(
         "chat",
         help="chat in the terminal with any Responses endpoint",
@@ -148,6 +155,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     measure.defer(_add_bench_flags)
     return parser
+
+
+def _add_inspect_flags(look: _Parser) -> None:
+    from slipring.inspection import command
+
+    command.add_flags(look)
 
 
 def _add_chat_flags(talk: _Parser) -> None:
@@ -206,6 +219,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     return serve(config)
 
 
+def _inspect(arguments: argparse.Namespace) -> int:
+    from slipring.inspection.command import inspect
+
+    return inspect(arguments)
+
+
 def _chat(arguments: argparse.Namespace) -> int:
     from slipring.chat.options import from_namespace
     from slipring.chat.run import chat
@@ -245,6 +264,7 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 _COMMANDS = {
     "serve": _serve,
+    "inspect": _inspect,
     "chat": _chat,
     "keys": _manage_keys,
     "openapi": _print_openapi,

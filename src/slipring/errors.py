@@ -196,3 +196,7 @@ class Unavailable(ApiError):
 
 class StartupError(Exception):
     """The server cannot start. The message is one line that tells the operator what to fix."""
+
+
+class UnusableModel(StartupError):
+    """The server cannot start because of the model itself: its vocabulary, or its chat template."""

@@ -9,8 +9,9 @@ import pytest
 
 from slipring.engines.sglang import SglangEngine
 from slipring.errors import StartupError
-from tests.engines.fakes.server import Ids, Say, Stop, started
+from tests.engines.fakes.server import Call, Ids, Say, Stop, started
 from tests.engines.fakes.sglang import FakeSglang
+from tests.engines.fakes.structural_tags import read_tag, schemas_of
 from tests.engines.fakes.tokens import END, TOKENIZER, decoded
 from tests.engines.fakes.vllm import tokens_of
 from tests.engines.test_contract import text_of
@@ -34,9 +35,11 @@ async def fake_sglang(**fields: Any) -> AsyncIterator[FakeSglang]:
 
 
 @asynccontextmanager
-async def running(*, incremental: bool = False, **options: Any) -> AsyncIterator[tuple[FakeSglang, Running]]:
+async def running(
+    *, incremental: bool = False, fields: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[tuple[FakeSglang, Running]]:
     async with (
-        fake_sglang(incremental=incremental) as fake,
+        fake_sglang(incremental=incremental, **(fields or {})) as fake,
         serve(fake.engine(**{"retries": 0, **options})) as server,
     ):
         yield fake, server
@@ -124,22 +127,31 @@ async def test_logprobs_without_others(incremental: bool) -> None:
         ]
 
 
-async def test_formats_and_required_calls_are_sent_as_schemas() -> None:
+async def test_formats_are_sent_as_schemas() -> None:
     async with running() as (fake, server), server.connect() as socket:
         fake.script(Say(("{}",)), Stop())
         await socket.response(**ASK, text={"format": {"type": "json_object"}})
         assert json.loads(fake.requests[0]["sampling_params"]["json_schema"]) == {"type": "object"}
-        fake.script(Say(('{"name": "get_weather", "arguments": {"city": "Rome"}}',)), Stop())
+
+
+async def test_required_calls_are_sent_as_structural_tags() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        fake.script(Call("get_weather", '{"city": "Rome"}'), Stop())
         response = await socket.response(**ASK, tools=[WEATHER], tool_choice="required")
-        schema = json.loads(fake.requests[1]["sampling_params"]["json_schema"])
-        assert schema["anyOf"][0]["properties"]["arguments"] == WEATHER["parameters"]
+        params = fake.requests[0]["sampling_params"]
+        assert WEATHER["parameters"] in schemas_of(read_tag(params["structural_tag"]))
+        assert not {"json_schema", "ebnf"} & params.keys()
         assert [item["type"] for item in response["output"]] == ["function_call"]
 
 
-async def test_a_required_call_of_a_lark_grammar_is_sent_as_a_grammar() -> None:
+@pytest.mark.parametrize("fields", [{"version": "0.5.11"}, {"grammar_backend": "llguidance"}])
+async def test_servers_without_structural_tags_are_sent_one_schema_or_one_grammar(
+    fields: dict[str, str],
+) -> None:
     lines = {"type": "grammar", "syntax": "lark", "definition": 'start: ("a" "\\n")+'}
     tool = {"type": "custom", "name": "lines", "format": lines}
-    async with running() as (fake, server), server.connect() as socket:
+    told = {"max_req_input_len": 8000, **fields}
+    async with running(fields=told) as (fake, server), server.connect() as socket:
         fake.script(Say(('{"name": "lines", "arguments": {"input": "a\\n"}}',)), Stop())
         response = await socket.response(**ASK, tools=[tool], tool_choice="required")
         params = fake.requests[0]["sampling_params"]
@@ -149,7 +161,8 @@ async def test_a_required_call_of_a_lark_grammar_is_sent_as_a_grammar() -> None:
         fake.script(Say(('{"name": "lines", "arguments": {"input": "a\\n"}}',)), Stop())
         await socket.response(**ASK, tools=[tool, WEATHER], tool_choice="required")
         params = fake.requests[1]["sampling_params"]
-        assert "json_schema" in params, "functions have schemas"
+        schema = json.loads(params["json_schema"])
+        assert schema["anyOf"][1]["properties"]["arguments"] == WEATHER["parameters"]
         assert "ebnf" not in params
 
 

@@ -16,6 +16,7 @@ from slipring.engines.vllm import VllmEngine
 from slipring.errors import InvalidRequest, StartupError, Unavailable
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from tests.engines.fakes.server import Call, Ids, Refuse, Say, Stop, started
+from tests.engines.fakes.structural_tags import read_tag, schemas_of
 from tests.engines.fakes.tokens import END, TEMPLATE, TOKENIZER, decoded, tokenizer_directory
 from tests.engines.fakes.vllm import FakeVllm, tokens_of
 from tests.engines.test_contract import text_of
@@ -167,7 +168,7 @@ async def test_logprobs_of_reasoning_are_not_sent() -> None:
         assert "hm" not in [each["token"] for each in part["logprobs"]]
 
 
-async def test_formats_and_required_calls_are_sent_as_schemas() -> None:
+async def test_formats_are_sent_as_schemas() -> None:
     person = {
         "type": "object",
         "properties": {"name": {"type": "string"}},
@@ -183,41 +184,93 @@ async def test_formats_and_required_calls_are_sent_as_schemas() -> None:
         fake.script(Say(("{}",)), Stop())
         await socket.response(**ASK, text={"format": {"type": "json_object"}})
         assert fake.requests[1]["structured_outputs"] == {"json": {"type": "object"}}
-        fake.script(Say(('{"name": "get_weather", ', '"arguments": {"city": "Rome"}}')), Stop())
+
+
+async def test_required_calls_are_sent_as_structural_tags() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        fake.script(Call("get_weather", '{"city": "Rome"}'), Call("get_weather", '{"city": "Oslo"}'), Stop())
         forced = {"type": "function", "name": "get_weather"}
         response = await socket.response(**ASK, tools=[WEATHER], tool_choice=forced)
-        (form,) = fake.requests[2]["structured_outputs"]["json"]["anyOf"]
-        assert form["properties"] == {
-            "name": {"const": "get_weather"},
-            "arguments": WEATHER["parameters"],
-        }
-        (call,) = response["output"]
-        assert (call["type"], call["name"], call["arguments"]) == (
-            "function_call",
-            "get_weather",
-            '{"city": "Rome"}',
-        )
-        await socket.response(**ASK, tools=[WEATHER])
-        assert "structured_outputs" not in fake.requests[3]
+        (field,) = fake.requests[0]["structured_outputs"].items()
+        assert field[0] == "structural_tag"
+        assert WEATHER["parameters"] in schemas_of(read_tag(field[1]))
+        assert [call["arguments"] for call in response["output"]] == ['{"city": "Rome"}', '{"city": "Oslo"}']
+        await socket.response(**ASK, tools=[{**WEATHER, "strict": False}])
+        assert "structured_outputs" not in fake.requests[1]
+
+
+async def test_strict_calls_in_text_are_sent_as_structural_tags() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        fake.script(Say(("Hm.\n",)), Call("get_weather", '{"city": "Rome"}'), Stop())
+        strict = {**WEATHER, "strict": True}
+        response = await socket.response(**ASK, tools=[strict])
+        tag = read_tag(fake.requests[0]["structured_outputs"]["structural_tag"])
+        assert tag["type"] == "dispatch"
+        assert [mark for mark, _ in tag["rules"]] == ["<tool_call>"]
+        assert [item["type"] for item in response["output"]] == ["message", "function_call"]
+        refused = {**strict, "parameters": {**strict["parameters"], "not": {"required": ["x"]}}}
+        error = await socket.error(**ASK, tools=[refused])
+        assert (error["status"], error["error"]["param"]) == (400, "tools[0].parameters")
 
 
 async def test_a_required_call_of_a_lark_grammar_is_sent_as_a_grammar() -> None:
     lines = {"type": "grammar", "syntax": "lark", "definition": 'start: ("a" "\\n")+'}
     tool = {"type": "custom", "name": "lines", "format": lines}
     async with running() as (fake, server), server.connect() as socket:
-        fake.script(Say(('{"name": "lines", ', '"arguments": {"input": "a\\na\\n"}}')), Stop())
+        fake.script(Call("lines", '{"input": "a\\na\\n"}'), Stop())
         response = await socket.response(**ASK, tools=[tool], tool_choice={"type": "custom", "name": "lines"})
-        (field,) = fake.requests[0]["structured_outputs"].items()
-        assert field[0] == "grammar"
-        assert field[1].startswith("root ::= ")
+        sent = fake.requests[0]["structured_outputs"]["structural_tag"]
+        assert "root ::= " in json.dumps(read_tag(sent))
         (call,) = response["output"]
         assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "lines", "a\na\n")
-        fake.script(Say(("ok",)), Stop())
-        await socket.response(**ASK, tools=[tool])
-        assert "structured_outputs" not in fake.requests[1]
-        fake.script(Say(('{"name": "lines", "arguments": {"input": "b"}}',)), Stop())
+        fake.script(Call("lines", '{"input": "b"}'), Stop())
         failed = await socket.response(**ASK, tools=[tool], tool_choice="required")
         assert failed["error"]["code"] == "server_error", "a server that does otherwise is found out"
+
+
+@pytest.mark.parametrize("why", ["old", "told"])
+async def test_servers_without_structural_tags_are_sent_one_schema_or_one_grammar(why: str) -> None:
+    lines = {"type": "grammar", "syntax": "lark", "definition": 'start: ("a" "\\n")+'}
+    tool = {"type": "custom", "name": "lines", "format": lines}
+    async with running(structural_tags=why != "told") as (fake, server), server.connect() as socket:
+        fake.version = "0.18.1" if why == "old" else fake.version
+        fake.script(Say(('{"name": "get_weather", ', '"arguments": {"city": "Rome"}}')), Stop())
+        response = await socket.response(**ASK, tools=[WEATHER], tool_choice="required")
+        (form,) = fake.requests[0]["structured_outputs"]["json"]["anyOf"]
+        assert form["properties"] == {
+            "name": {"const": "get_weather"},
+            "arguments": WEATHER["parameters"],
+        }
+        (call,) = response["output"]
+        assert (call["name"], call["arguments"]) == ("get_weather", '{"city": "Rome"}')
+        fake.script(Say(('{"name": "lines", ', '"arguments": {"input": "a\\na\\n"}}')), Stop())
+        response = await socket.response(**ASK, tools=[tool], tool_choice="required")
+        assert fake.requests[1]["structured_outputs"]["grammar"].startswith("root ::= ")
+        assert [call["input"] for call in response["output"]] == ["a\na\n"]
+
+
+@pytest.mark.parametrize("begins", ["first token", "after thought"])
+async def test_a_constraint_describes_the_thought_unless_the_server_leaves_thoughts_alone(
+    begins: str, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(tokenizer_directory(), tmp_path / "model")
+    config = {"chat_template": TEMPLATE.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")}
+    (directory / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "<|im_end|>"}))
+    async with running(tokenizer=str(directory)) as (fake, server), server.connect() as socket:
+        fake.script(Say(('"slip' if begins == "first token" else "Okay",)), Stop("length"))
+        for _ in range(2):
+            fake.script(Say(("Hm.</think>\n\n",)), Call("get_weather", "{}"), Stop())
+            response = await socket.response(**ASK, tools=[WEATHER], tool_choice="required")
+            assert [item["type"] for item in response["output"]] == ["reasoning", "function_call"]
+        tried, *asked = (request["structured_outputs"] for request in fake.requests)
+        assert tried == {"json": {"const": "slipring"}}
+        assert len(asked) == 2, "it is tried once"
+        for constraint in asked:
+            tag = json.dumps(read_tag(constraint["structural_tag"]))
+            assert ("</think>" in tag) == (begins == "first token")
+        fake.script(Say(("Hm.</think>\n\n{}",)), Stop())
+        response = await socket.response(**ASK, text={"format": {"type": "json_object"}})
+        assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
 
 
 async def test_calls_are_sent_back_as_the_ids_that_were_emitted() -> None:
@@ -339,8 +392,8 @@ async def test_without_a_local_tokenizer_the_server_tokenizes_new_text() -> None
         await socket.response(
             input="go on", instructions="Be kind.", previous_response_id=first["id"], store=False
         )
-        assert "go on" in fake.tokenized
-        assert not {"tell me", "Be kind."} & set(fake.tokenized)
+        assert [text for text in fake.tokenized if "go on" in text]
+        assert not [text for text in fake.tokenized if "tell me" in text or "Be kind." in text]
         parent, child = fake.prompts
         delta = tokens_of("<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n")
         assert child == [*parent, *TOKENIZER.encode("one 東 two"), *delta]

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from slipring.prompts.templates.template_renderer import TemplateRenderer
+from slipring.prompts.templates.template_renderer import ModelTemplate, TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from tests.prompts.vocabulary import small_metadata, smollm2, smollm2_metadata
 
@@ -236,4 +236,4 @@ def template_renderer(name: str) -> TemplateRenderer:
     bos, eos = ("<|begin_of_text|>", "<|eot_id|>") if name == "headers" else ("", "<|im_end|>")
     if name == "moving":
         bos, eos = "<|endoftext|>", "</s>"
-    return TemplateRenderer(source, vocabulary(), bos_token=bos, eos_token=eos)
+    return TemplateRenderer(ModelTemplate(source=source, bos_token=bos, eos_token=eos), vocabulary())

@@ -17,7 +17,7 @@ from slipring.errors import InvalidRequest
 from slipring.prompts.dialects.dialect import Block
 from slipring.prompts.rendering import Preface, Rendered, Renderer, Rendering, Step, empty
 from slipring.prompts.rendering_codec import RenderingCodec
-from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
+from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage, PendingCall
 from slipring.prompts.templates.template_renderer import Tail
 from slipring.protocol.requests import TEXT, TextFormat
 from tests.prompts import test_rendering
@@ -385,7 +385,7 @@ def test_unpacking_never_raises(state: ResponseState) -> None:
 
 def test_another_version_gives_none(state: ResponseState) -> None:
     data, parent = packed(state), position_of(state.parent)
-    for version in {*range(256)} - {1}:
+    for version in {*range(256)} - {2}:
         assert POSITIONS.unpack(bytes([version]) + data[1:], parent, state.head) is None
 
 
@@ -398,9 +398,11 @@ TAIL = Tail(
         ChatMessage(role="assistant", thoughts="hm", calls=(ChatCall("1", "f", {"argument": "x"}),)),
         ChatMessage(role="tool", content="3", call_id="1", name="f"),
     ),
-    names={"2": "g"},
+    pending={"2": PendingCall("g", "functions.g:1")},
     prompt=(1, 70_000),
     opens_thought=True,
+    calls=2,
+    effort="high",
     is_open=True,
 )
 BEGINNING = (
@@ -408,21 +410,22 @@ BEGINNING = (
     b"\xc4\x08\x03\0\0\0\x80\x1a\x06\0\xc4\x04\x05\0\0\0"
 )
 FORMS = {
-    "a block": (Block.ASSISTANT, b"\x01kn\x0eN" + BEGINNING + b"\xbaa message of the assistant"),
+    "a block": (Block.ASSISTANT, b"\x02kn\x0eN" + BEGINNING + b"\xbaa message of the assistant"),
     "a tail": (
         TAIL,
-        b"\x01F\xd1^\xe1" + BEGINNING + b"\x85\xa8stand_in\x93"
+        b"\x02\xd9\x0c\x0c\x10" + BEGINNING + b"\x87\xa8stand_in\x93"
         b"\x86\xa4role\xa4user\xa7content\xa1?\xa8thoughts\xa0\xa5calls\x90\xa7call_id\xa0\xa4name\xa0"
         b"\x86\xa4role\xa9assistant\xa7content\xa0\xa8thoughts\xa2hm\xa5calls\x91"
         b"\x83\xa2id\xa11\xa4name\xa1f\xa9arguments\x81\xa8argument\xa1x\xa7call_id\xa0\xa4name\xa0"
         b"\x86\xa4role\xa4tool\xa7content\xa13\xa8thoughts\xa0\xa5calls\x90\xa7call_id\xa11\xa4name\xa1f"
-        b"\xa5names\x81\xa12\xa1g\xa6prompt\x92\x01\xce\0\x01\x11p\xadopens_thought\xc3\xa7is_open\xc3",
+        b"\xa7pending\x81\xa12\x92\xa1g\xadfunctions.g:1\xa6prompt\x92\x01\xce\0\x01\x11p\xadopens_thought\xc3"
+        b"\xa7is_open\xc3\xa5calls\x02\xa6effort\xa4high",
     ),
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_format_of_version_1_does_not_change(form: str) -> None:
+def test_the_format_of_version_2_does_not_change(form: str) -> None:
     """Stored bytes must stay readable until the version changes."""
     tail, written = FORMS[form]
     preface = Preface(HEAD, SCHEMA, Step.of([1, 2]))

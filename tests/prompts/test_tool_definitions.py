@@ -12,7 +12,7 @@ from tests.prompts.dialects.test_dialects import (
     WEATHER_LINE,
     toolset,
 )
-from tests.prompts.parsing.test_parser import function
+from tests.prompts.parsing.answers import function
 
 
 def test_a_flat_name_begins_with_the_namespace() -> None:

@@ -169,6 +169,48 @@ def small_metadata(**changes: Any) -> dict[str, Any]:
 
 
 @cache
+def characters_metadata() -> dict[str, Any]:
+    """GGUF metadata of a vocabulary of characters, as Gemma's: all bytes, some characters, merges."""
+    text = "▁ the quick brown fox's 12 é世界ж <tool_call>|im_start>.,!?()=_/\\\"'\t\n"
+    letters = sorted({*text.replace(" ", "")})
+    merges = [(left, right) for left in "▁thequickbrownfox" for right in "thequickbrownfoxs"]
+    merges += [("▁" * left, "▁" * right) for left, right in ((1, 1), (2, 1), (2, 2), (3, 2), (4, 4))]
+    merges += [("\n" * left, "\n" * right) for left, right in ((1, 1), (2, 1), (2, 2))]
+    merges += [
+        ("▁t", "he"),
+        ("qu", "ic"),
+        ("▁世", "界"),
+        ("▁", "世"),
+        ("<", "t"),
+        (".", ","),
+        ("=", "="),
+        ("==", "=="),
+    ]
+    merges += [("ha", "lt"), ("h", "a"), ("l", "t"), ("1", "2"), ("▁", "("), ("é", "é")]
+    letters += [*{*"halt"} - {*letters}]
+    words = dict.fromkeys([*letters, *("".join(pair) for pair in merges)])
+    words.pop(ONE_WORD)
+    words |= dict.fromkeys(["▁世"])
+    known = [pair for pair in merges if "".join(pair) in words]
+    control = ["<pad>", "<eos>", "<bos>", *CHATML_CONTROL, ONE_WORD]
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = [*control, "<unk>", VISIBLE, *bytes_, *words]
+    types = [*(3 for _ in control), 2, 4, *(6 for _ in bytes_), *(1 for _ in words)]
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in known],
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+
+
+@cache
+def characters() -> Tokenizer:
+    return Tokenizer.from_gguf(characters_metadata())
+
+
+@cache
 def smollm2() -> Tokenizer:
     return Tokenizer.from_gguf(smollm2_metadata())
 

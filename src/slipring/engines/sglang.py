@@ -13,6 +13,7 @@ from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.remote.http_client import BadStatus, HttpFailure, spliced
 from slipring.engines.remote.upstream import startup_errors, tenant_salt
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
+from slipring.engines.tokens.server_constraints import is_newer
 from slipring.engines.tokens.token_answer import Piece
 from slipring.engines.tokens.token_server import (
     Fault,
@@ -32,6 +33,9 @@ from slipring.protocol.responses import Logprob, TopLogprob
 _MODEL_INFO = ("/model_info", "/get_model_info")
 """The newer name, and that of older servers."""
 _SERVER_INFO = ("/server_info", "/get_server_info")
+_CONSTRAINT_FIELDS = {"schema": "json_schema", "grammar": "ebnf", "tag": "structural_tag"}
+_FIRST_WITH_TAGS = (0, 5, 12)
+"""The first version with xgrammar 0.2."""
 
 
 class SglangEngine(TokenServer):
@@ -73,7 +77,7 @@ class SglangEngine(TokenServer):
             **self._sampling(settings),
         }
         if constraint is not None:
-            sampling["ebnf" if constraint.kind == "grammar" else "json_schema"] = constraint.text
+            sampling[_CONSTRAINT_FIELDS[constraint.kind]] = constraint.text
         # The extra key separates tenants in the prefix cache.
         body: dict[str, Any] = {
             "stream": True,
@@ -86,16 +90,28 @@ class SglangEngine(TokenServer):
         headers = self._upstream.affinity_headers(job)
         return Request("/generate", pieces, headers, partial(_Reader, self))
 
+    async def takes_tags(self) -> bool:
+        info = await self._server_info()
+        is_xgrammar = info.get("grammar_backend") in (None, "xgrammar")
+        return is_xgrammar and is_newer(info.get("version"), _FIRST_WITH_TAGS)
+
     async def _longest_prompt(self) -> int:
         """The tokens of the longest prompt that the server takes; 0 if it does not say."""
+        try:
+            return int((await self._server_info()).get("max_req_input_len") or 0)
+        except (ValueError, TypeError):
+            return 0
+
+    async def _server_info(self) -> dict[str, Any]:
+        """What the server tells about itself; empty if it does not."""
         for path in _SERVER_INFO:
             try:
-                longest = int((await self.query(path)).get("max_req_input_len") or 0)
-            except (HttpFailure, ValueError, AttributeError, TypeError):
+                info = await self.query(path)
+            except (HttpFailure, ValueError):
                 continue  # a gateway in front of the server may not know the path
-            if longest:
-                return longest
-        return 0
+            if isinstance(info, dict) and info:
+                return info
+        return {}
 
     async def _server_tokenizer(self) -> str:
         """Where the server has loaded its tokenizer from; empty if it does not say."""

@@ -23,6 +23,7 @@ from slipring.engines.tokens.remote_vocabulary import (
     split_spellings,
     tokenizer_errors,
 )
+from slipring.engines.tokens.server_constraints import is_newer
 from slipring.engines.tokens.token_answer import Piece
 from slipring.engines.tokens.token_server import (
     Fault,
@@ -41,6 +42,8 @@ from slipring.protocol.responses import Logprob, TopLogprob
 
 _OLDEST = "0.11"
 """The oldest version that returns the ids it emits and takes ``structured_outputs``."""
+_FIRST_WITH_TAGS = (0, 21)
+"""The first version with xgrammar 0.2."""
 _AS_ID = "token_id:"
 _USUAL = ("<s>", "</s>", "<unk>", "<pad>", "<bos>", "<eos>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _BARRED = r"<\|[^<>|\s]{1,60}\|>"
@@ -88,10 +91,7 @@ class VllmEngine(TokenServer):
         if job.settings.logprobs and job.generate:
             body |= {"logprobs": job.settings.top_logprobs, "return_tokens_as_token_ids": is_local}
         if constraint is not None:
-            is_grammar = constraint.kind == "grammar"
-            body["structured_outputs"] = (
-                {"grammar": constraint.text} if is_grammar else {"json": Raw(constraint.text)}
-            )
+            body["structured_outputs"] = _structured_outputs(constraint)
         pieces = spliced(b'{"prompt":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
         return Request("/v1/completions", pieces, headers, partial(_Reader, self, job.settings.top_logprobs))
@@ -101,12 +101,25 @@ class VllmEngine(TokenServer):
         fields = self.sampling.known_fields(settings, penalty_name="repetition_penalty")
         return fields if settings.seed is None else {**fields, "seed": settings.seed}
 
+    async def takes_tags(self) -> bool:
+        return is_newer((await self.query("/version")).get("version"), _FIRST_WITH_TAGS)
+
     async def _server_template(self) -> ModelInfo:
         """The model's template as the server returns it; empty if its ``/tokenizer_info`` is not enabled."""
         try:
             return ModelInfo.from_tokenizer_config(await self.query("/tokenizer_info"))
         except (HttpFailure, ValueError, LookupError, TypeError, AttributeError):
             return ModelInfo()
+
+
+def _structured_outputs(constraint: Constraint) -> dict[str, Any]:
+    match constraint.kind:
+        case "tag":
+            return {"structural_tag": constraint.text}
+        case "grammar":
+            return {"grammar": constraint.text}
+        case "schema":
+            return {"json": Raw(constraint.text)}
 
 
 class _Logprobs(Struct):

@@ -16,8 +16,8 @@ from itertools import chain
 from msgspec import Struct
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Job
-from slipring.prompts.parsing.call_formats import CallFormat
+from slipring.core.generation import Job, Settings
+from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.token_budget import UNLIMITED, BudgetedEncoder, TokenBudget, TooManyTokens
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
@@ -38,8 +38,10 @@ class Step(Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, ids: Iterable[int]) -> "Step":
-        id_list = list(ids)
-        return cls(array("I", id_list), wire.encode(id_list)[1:-1])
+        id_list = ids if isinstance(ids, list) else list(ids)
+        packed = array("I")
+        packed.fromlist(id_list)  # half the time of the constructor
+        return cls(packed, wire.encode(id_list)[1:-1])
 
 
 class Body(Struct, frozen=True, eq=False):
@@ -179,7 +181,7 @@ class CannotAppend(Exception):
 class Renderer(ABC):
     """Renders contexts for one model and knows the format of its output."""
 
-    call_format: CallFormat
+    output_format: OutputFormat
     always_appends: bool = False
     """Whether ``append`` never raises ``CannotAppend``."""
 
@@ -195,7 +197,7 @@ class Renderer(ABC):
 
     @abstractmethod
     def start(
-        self, head: Head, format: TextFormat, items: Sequence[Item], encoder: BudgetedEncoder
+        self, head: Head, settings: Settings, items: Sequence[Item], encoder: BudgetedEncoder
     ) -> Rendered:
         """Render a context from all its items."""
 
@@ -214,6 +216,10 @@ class Renderer(ABC):
     def opens_thought(self, prompt: Rendered) -> bool:
         """Whether a prompt ends inside a thought, so that the answer begins with one."""
         return False
+
+    def counted_calls(self, prompt: Rendered) -> int:
+        """How many calls a prompt holds, if their ids count them; otherwise 0."""
+        return 0
 
     def render(self, job: Job, budget: TokenBudget = UNLIMITED) -> Rendering:
         """Append a job's new items to its parent's tokens, or render all items if that is not possible.
@@ -279,12 +285,16 @@ class Renderer(ABC):
             self._marks = self._mark_bytes()
         return self._marks.get(id, b"").decode()
 
+    def control_ids(self) -> dict[str, int]:
+        """The ids of the control tokens that the marks of the output format consist of."""
+        if self._marks is None:
+            self._marks = self._mark_bytes()
+        ids = {mark.decode(): id for id, mark in self._marks.items()}
+        return {mark: ids[mark] for mark in sorted(self.output_format.tokens()) if mark in ids}
+
     def _mark_bytes(self) -> dict[int, bytes]:
-        calls, vocabulary = self.call_format, self.vocabulary
-        marks = (calls.call_open, calls.call_close, calls.think_open, calls.think_close, calls.prefix)
-        return {
-            vocabulary.control(mark): mark.encode() for mark in marks if mark and vocabulary.has_control(mark)
-        }
+        marks = filter(self.vocabulary.has_control, self.output_format.marks())
+        return {self.vocabulary.control(mark): mark.encode() for mark in marks}
 
     def _render_all(
         self,
@@ -294,7 +304,7 @@ class Renderer(ABC):
         reason: str | None = None,
         dropped_items: int = 0,
     ) -> Rendering:
-        context = self.start(job.head, job.settings.format, items, encoder)
+        context = self.start(job.head, job.settings, items, encoder)
         prompt = self.open(context)
         return Rendering(context, prompt, prompt.total, reason, dropped_items)
 

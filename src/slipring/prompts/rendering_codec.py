@@ -19,7 +19,7 @@ from slipring.prompts.rendering import Preface, Rendered, Step, empty
 from slipring.prompts.templates.template_renderer import Tail
 from slipring.protocol.requests import TextFormat
 
-_VERSION = 1
+_VERSION = 2
 """Increase it when the format changes. ``Block`` values and ``Tail`` fields are part of the format."""
 _header = struct.Struct("<BI")
 """Version and CRC-32 of the rest: corrupt ids must not pass for those that the model emitted."""

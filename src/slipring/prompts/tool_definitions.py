@@ -1,5 +1,6 @@
 """How prompts name and describe tools, and describe the format of answers."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from msgspec import Raw
@@ -71,6 +72,21 @@ def describe(tool: CallableTool) -> str:
         "parameters": parameters_of(tool),
     }
     return wire.encode({"type": "function", "function": function}).decode()
+
+
+def tool_instructions(tools: Iterable[CallableTool]) -> str:
+    """A description of tools and of how to call them, for models whose template does not write tools.
+
+    The form is that of Hermes, which most models know.
+    """
+    lines = "\n".join(map(describe, tools))
+    return (
+        "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+        f"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{lines}\n"
+        "</tools>\n\nFor each function call, return a json object with function name and arguments"
+        " within <tool_call></tool_call> XML tags:\n"
+        '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+    )
 
 
 def describe_found(found: LoadedTools) -> str:

@@ -22,6 +22,7 @@ TASKS: Mapping[str, str] = {
     "draft_document": "slipring.engines.simulated.drafts",
     "draft_input": "slipring.engines.simulated.drafts",
     "write_constraint": "slipring.engines.constraints.answer_constraint",
+    "write_structural_tag": "slipring.engines.constraints.answer_constraint",
     "write_grammar": "slipring.engines.llama.llguidance_grammar",
 }
 """The functions that a child may call, each with its module. Only the child imports these modules: this layer

@@ -18,11 +18,11 @@ from slipring.engines.constraints import answer_constraint
 from slipring.engines.constraints.grammar_compiler import IN_THREAD
 from slipring.engines.llama import llguidance_grammar as llama_grammar
 from slipring.engines.llama.llguidance_grammar import constrains_calls
-from slipring.errors import InvalidRequest
+from slipring.errors import InvalidRequest, UnsupportedParameter
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
-from slipring.prompts.dialects.llama3 import Llama3
-from slipring.prompts.parsing.call_formats import CallFormat
+from slipring.prompts.parsing.known_formats import MISTRAL_NEMO, QWEN3_CODER
+from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.requests import TEXT, TextFormat, read_format
 from slipring.protocol.tools import Offer, Toolset
@@ -56,16 +56,16 @@ def grammar_of(job: Job, writes: DialectRenderer, *, opens_thought: bool = False
     return asyncio.run(llama_grammar.grammar_of(job, writes, IN_THREAD, opens_thought=opens_thought))
 
 
-def constraint_of(job: Job, calls: CallFormat, *, grammars: bool = True) -> Any:
+def constraint_of(job: Job, writes: DialectRenderer, *, grammars: bool = True) -> Any:
     """The text of a grammar, a decoded schema, or None."""
-    constraint = asyncio.run(answer_constraint.constraint_of(job, calls, IN_THREAD, grammars=grammars))
+    constraint = asyncio.run(answer_constraint.constraint_of(job, writes, IN_THREAD, grammars=grammars))
     if constraint is None:
         return None
     return constraint.text if constraint.kind == "grammar" else json.loads(constraint.text)
 
 
-def schema_of(job: Job, calls: CallFormat) -> Any:
-    return constraint_of(job, calls, grammars=False)
+def schema_of(job: Job, writes: DialectRenderer) -> Any:
+    return constraint_of(job, writes, grammars=False)
 
 
 @cache
@@ -163,10 +163,6 @@ def test_marks_that_are_single_tokens_are_written_as_tokens() -> None:
         grammar = grammar_of(job_with(STRICT, required=required), writes)
         assert grammar is not None
         assert all(f"<[{id}]>" in grammar for id in ids.values())
-        assert "start: thought? " in grammar
-    document = grammar_of(job_with(format=schema_format({"type": "object"})), writes)
-    assert document is not None
-    assert "start: thought? document stop" in document
 
 
 PERSON = {
@@ -223,15 +219,14 @@ def test_a_schema_that_is_not_strict_is_enforced_as_far_as_it_is_supported() -> 
 
 
 def test_servers_without_llguidance_get_one_schema() -> None:
-    calls = Llama3().call_format
     tool = {"type": "function", "name": "add", "parameters": PERSON}
-    schema = schema_of(job_with(STRICT, tool, required=True), calls)
+    schema = schema_of(job_with(STRICT, tool, required=True), llama3())
     assert schema is not None
     added = schema["anyOf"][1]["properties"]
     assert added["name"] == {"const": "add"}
     assert added["parameters"]["properties"]["name"] == {"$ref": "#/anyOf/1/properties/parameters/$defs/name"}
-    assert schema_of(job_with(STRICT), calls) is None
-    assert schema_of(job_with(format=schema_format(PERSON)), calls) == PERSON
+    assert schema_of(job_with(STRICT), llama3()) is None
+    assert schema_of(job_with(format=schema_format(PERSON)), llama3()) == PERSON
 
 
 def test_a_thought_that_the_prompt_opened_is_closed_first() -> None:
@@ -240,9 +235,6 @@ def test_a_thought_that_the_prompt_opened_is_closed_first() -> None:
     matcher = LLMatcher(LLTokenizer("byte"), grammar)
     thought = f"hm <tool_call> maybe</think>\n\n{CALL}"
     assert matcher.try_consume_tokens(list(thought.encode())) == len(thought)
-    assert "start: thought one" in (
-        grammar_of(job_with(STRICT, required=True), with_marks(), opens_thought=True) or ""
-    )
 
 
 def test_a_list_of_bare_calls_is_not_free_text() -> None:
@@ -288,8 +280,7 @@ def test_a_lark_grammar_that_cannot_be_converted_is_not_enforced() -> None:
 
 
 def test_servers_get_one_grammar_if_all_tools_are_custom_tools() -> None:
-    calls = ChatMl().call_format
-    grammar = constraint_of(job_with(LINED, PATCH, DATED, required=True), calls)
+    grammar = constraint_of(job_with(LINED, PATCH, DATED, required=True), renderer("chatml in smollm2"))
     assert isinstance(grammar, str)
     matcher = LLMatcher(LLTokenizer("byte"), grammar_from("gbnf", grammar))
     for name, text, expected in (
@@ -309,12 +300,12 @@ def test_servers_get_one_grammar_if_all_tools_are_custom_tools() -> None:
     "tools", [(LINED, LOOSE), (DATED,), ({**LINED, "format": {**LINES, "definition": 'start[lazy]: "a"'}},)]
 )
 def test_servers_get_a_schema_for_other_tools(tools: tuple[Any, ...]) -> None:
-    assert isinstance(constraint_of(job_with(*tools, required=True), ChatMl().call_format), dict)
-    assert constraint_of(job_with(*tools), ChatMl().call_format) is None
+    assert isinstance(constraint_of(job_with(*tools, required=True), renderer("chatml in smollm2")), dict)
+    assert constraint_of(job_with(*tools), renderer("chatml in smollm2")) is None
 
 
 def test_a_schema_contains_the_regular_expression_as_a_pattern() -> None:
-    schema = schema_of(job_with(DATED, required=True), ChatMl().call_format)
+    schema = schema_of(job_with(DATED, required=True), renderer("chatml in smollm2"))
     assert schema is not None
     string = schema["anyOf"][0]["properties"]["arguments"]["properties"]["input"]
     assert string["pattern"] == f"^(?:{DATE['definition']})$"
@@ -325,3 +316,22 @@ def test_max_tool_calls_limits_the_calls() -> None:
     job = structs.replace(job, settings=structs.replace(job.settings, max_tool_calls=2))
     assert allows(job, f"{CALL}\n{CALL}")
     assert not allows(job, f"{CALL}\n{CALL}\n{CALL}", end=False)
+
+
+def formatted(output: OutputFormat) -> DialectRenderer:
+    writes = DialectRenderer(ChatMl(), renderer("chatml in smollm2").vocabulary)
+    writes.output_format = output
+    return writes
+
+
+def test_a_call_cannot_be_required_of_a_model_whose_calls_are_not_known() -> None:
+    writes = formatted(OutputFormat())
+    with pytest.raises(UnsupportedParameter, match="tool_choice"):
+        grammar_of(job_with(DATED, required=True), writes)
+    assert grammar_of(job_with(STRICT), writes) is None
+
+
+def test_servers_without_structural_tags_force_calls_that_are_json() -> None:
+    for output in (QWEN3_CODER, MISTRAL_NEMO, OutputFormat()):
+        with pytest.raises(UnsupportedParameter, match="tool_choice"):
+            constraint_of(job_with(DATED, required=True), formatted(output))

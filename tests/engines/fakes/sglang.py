@@ -28,6 +28,7 @@ class FakeSglang(FakeTokenServer):
     tokenizer_path: str | None = None
     max_req_input_len: int | None = None
     """The longest prompt that it reports; None: a gateway in front of it does not know the path."""
+    version, grammar_backend = "0.5.18", "xgrammar"
     abort: dict[str, Any] | None = None
     """How the next answer ends, if it is aborted."""
 
@@ -86,4 +87,5 @@ class FakeSglang(FakeTokenServer):
         return web.json_response(info)
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"max_req_input_len": self.max_req_input_len, "internal_states": []})
+        info = {"version": self.version, "grammar_backend": self.grammar_backend, "internal_states": []}
+        return web.json_response({**info, "max_req_input_len": self.max_req_input_len})

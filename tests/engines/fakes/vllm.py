@@ -31,6 +31,7 @@ class FakeVllm(FakeTokenServer):
     tells_template = True
     """`--enable-tokenizer-info-endpoint`"""
     tokenizes = True
+    version = "0.28.0"
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,6 +41,7 @@ class FakeVllm(FakeTokenServer):
         return [
             web.get("/v1/models", self._models),
             web.post("/tokenize", self._tokenize),
+            web.get("/version", self._version),
             web.get("/tokenizer_info", self._tokenizer_info),
         ]
 
@@ -67,6 +69,9 @@ class FakeVllm(FakeTokenServer):
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": self.model_name, "object": "model", "owned_by": "vllm", "root": "HuggingFaceTB/SmolLM2"}
         return web.json_response({"object": "list", "data": [{**card, "max_model_len": CONTEXT}]})
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": self.version})
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()

@@ -212,11 +212,17 @@ async def three_chains(server: Running) -> list[bool]:
     async with server.connect() as socket:
         latest = {}
         for lane in ("a", "b", "c"):
-            latest[lane] = await socket.response(input=f"{lane}: {LONG}", stream_id=lane, **GREEDY)
+            latest[lane] = await socket.response(
+                input=LONG, instructions=f"{lane}.", stream_id=lane, **GREEDY
+            )
         found = []
         for lane, parent in latest.items():
             child = await socket.response(
-                input="And?", previous_response_id=parent["id"], stream_id=lane, **GREEDY
+                input="And?",
+                instructions=f"{lane}.",
+                previous_response_id=parent["id"],
+                stream_id=lane,
+                **GREEDY,
             )
             found.append(cached(child) >= parent["usage"]["total_tokens"])
         return found
@@ -282,7 +288,8 @@ async def test_a_disconnected_clients_slot_is_released(tiny: ServeModel) -> None
 async def test_a_tenant_does_not_reuse_another_tenants_slot(tiny: ServeModel) -> None:
     async with tiny(slots=1, api_key=("a:key-a", "b:key-b")) as server:
         for key in ("key-a", "key-b", "key-a"):
-            _, response = await server.post(key=key, input=ASK, **GREEDY)
+            # Too short for a saved copy of its own.
+            _, response = await server.post(key=key, input=ASK, instructions="Brief.", **GREEDY)
             assert cached(response) == 0
 
 
@@ -458,8 +465,8 @@ def test_models_that_cannot_be_served_are_startup_errors(tmp_path: Path) -> None
     with pytest.raises(StartupError, match="not a GGUF file"):
         read_file(str(tmp_path / "not.gguf"))
     with pytest.raises(StartupError, match="has no chat template"):
-        make_renderer("llama", "", ModelInfo(), smollm2())
+        make_renderer("llama", LlamaOptions(), ModelInfo(), smollm2())
     with pytest.raises(StartupError, match="chat template cannot be used"):
-        make_renderer("llama", "", ModelInfo("{% for %}"), smollm2())
+        make_renderer("llama", LlamaOptions(), ModelInfo("{% for %}"), smollm2())
     with pytest.raises(StartupError, match="unknown dialect"):
-        make_renderer("llama", "latin", ModelInfo(), smollm2())
+        make_renderer("llama", LlamaOptions(dialect="latin"), ModelInfo(), smollm2())

@@ -89,3 +89,27 @@ async def test_small_jobs_are_prepared_on_the_event_loop_and_large_ones_in_a_thr
     name = lambda: threading.current_thread().name  # noqa: E731
     assert await tokenizer_threads.prepare(job_with(message("user", "x")), name) == here
     assert await tokenizer_threads.prepare(job_with(message("user", "x" * 70_000)), name) != here
+
+
+class SlowVocabulary:
+    """Worth accelerating once."""
+
+    def __init__(self) -> None:
+        self.accelerated: list[str] = []
+        self.done = threading.Event()
+
+    def is_worth_accelerating(self) -> bool:
+        return not self.accelerated
+
+    def accelerate(self) -> None:
+        self.accelerated.append(threading.current_thread().name)
+        self.done.set()
+
+
+async def test_a_vocabulary_is_accelerated_in_a_thread_of_its_own() -> None:
+    vocabulary = SlowVocabulary()
+    tokenizing = TokenizerThreads(Limits())
+    tokenizing.encoded(vocabulary)
+    assert await asyncio.to_thread(vocabulary.done.wait, 60)
+    tokenizing.encoded(vocabulary)
+    assert vocabulary.accelerated == ["accelerate"]

@@ -1,9 +1,7 @@
 """Each dialect writes exactly the text that its model family was trained on."""
 
 import json
-import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +10,11 @@ from msgspec import Raw
 from slipring.core.chain.head import Head
 from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
-from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.dialects.llama3 import Llama3
-from slipring.prompts.tokenization.token_budget import BudgetedEncoder
-from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT
 from slipring.protocol.tools import Toolset
-from tests.prompts.vocabulary import call, custom_call, item, message, output, small_metadata
+from tests.prompts.vocabulary import call, custom_call, item, message, output
 
 WEATHER = {
     "type": "function",
@@ -253,22 +248,3 @@ def test_text_parts_are_joined_and_images_are_left_out(dialect: Dialect) -> None
 def test_the_token_that_closes_a_block_ends_answers(dialect: Dialect) -> None:
     (end,) = [part for part in dialect.close() if isinstance(part, Control)]
     assert end.token in dialect.stop
-
-
-def test_the_dialect_in_the_documentation_renders_by_delta() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "dialects.md").read_text(encoding="utf-8")
-    (source,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(source.splitlines()) <= 45
-    names: dict[str, Any] = {}
-    exec(source, names)
-    metadata = small_metadata()
-    control = ["<bos>", "<start_of_turn>", "<end_of_turn>"]
-    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *control]
-    metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 3, 3, 3]
-    writes = DialectRenderer(names["Gemma"](), Tokenizer.from_gguf(metadata))
-    assert writes.stop_ids() == {writes.vocabulary.control("<end_of_turn>")}
-    for cut in range(len(CONVERSATION) + 1):
-        start = writes.start(Head("Help."), TEXT, CONVERSATION[:cut], BudgetedEncoder(writes.vocabulary))
-        fragments, block = writes.dialect.write_items(start.body.tail, CONVERSATION[cut:])  # type: ignore[arg-type]
-        whole = writes.start(Head("Help."), TEXT, CONVERSATION, BudgetedEncoder(writes.vocabulary))
-        assert start.then(writes.encode(fragments), block).ids() == whole.ids()

@@ -11,6 +11,8 @@ from slipring.errors import InvalidRequest
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
     MessageBuilder,
+    MessageFields,
+    PendingCall,
     head_messages,
     short_id,
     template_tools,
@@ -29,7 +31,10 @@ def thought(text: str) -> Item:
 
 
 def read(*items: Item) -> list[dict[str, Any]]:
-    return [each.as_dict(str, lambda value: value) for each in MessageBuilder({}).add(items).messages]
+    return [
+        each.as_dict(str, lambda value: value, MessageFields())
+        for each in MessageBuilder({}).add(items).messages
+    ]
 
 
 def called(name: str, arguments: object, call_id: str = "c") -> dict[str, Any]:
@@ -54,6 +59,8 @@ def test_reasoning_text_and_calls_in_a_row_become_one_assistant_message() -> Non
             "role": "assistant",
             "content": "a\nb",
             "reasoning_content": "hm",
+            "reasoning": "hm",
+            "thinking": "hm",
             "tool_calls": [called("f", {"x": 1}), called("files__patch", {"input": "text"})],
         },
         {"role": "user", "content": "!"},
@@ -77,7 +84,7 @@ def test_outputs_name_the_calls_that_they_answer() -> None:
         {"role": "tool", "content": "c", "tool_call_id": short_id("3")},
     ]
     builder = MessageBuilder({}).add((*calls, second))
-    assert builder.pending == {"1": "f"}
+    assert builder.pending == {"1": PendingCall("f", short_id("1"))}
     assert MessageBuilder(builder.pending).add((first,)).messages[0].name == "f"
 
 

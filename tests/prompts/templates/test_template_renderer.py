@@ -13,19 +13,19 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import Job
 from slipring.errors import InvalidRequest
-from slipring.prompts.parsing.call_formats import LLAMA3_JSON
+from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.rendering import Rendered, Rendering
-from slipring.prompts.templates.jinja import TemplateError
 from slipring.prompts.templates.template_renderer import (
     CONTINUES_ASSISTANT,
+    DROPS_THOUGHTS,
     HEAD_CHANGED,
     MOVES_EARLIER,
     NO_BOUNDARY,
-    REFUSES_PART,
     REWRITES_EARLIER,
-    UNUSUAL_CALL_END,
+    ModelTemplate,
     TemplateRenderer,
 )
+from slipring.prompts.templates.template_values import TemplateError
 from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol.items import Item
 from slipring.protocol.tools import Toolset
@@ -74,12 +74,12 @@ REASONS = {
     "chatml": {CONTINUES_ASSISTANT},
     "chatml in odd": {CONTINUES_ASSISTANT},
     "headers": {CONTINUES_ASSISTANT},
-    "smollm2": {CONTINUES_ASSISTANT},
+    "smollm2": {CONTINUES_ASSISTANT, REWRITES_EARLIER},
     "thinking": {CONTINUES_ASSISTANT, REWRITES_EARLIER},
     "thinking in smollm2": {CONTINUES_ASSISTANT, REWRITES_EARLIER},
     "moving": {CONTINUES_ASSISTANT, REWRITES_EARLIER, MOVES_EARLIER},
     "plain": {CONTINUES_ASSISTANT, NO_BOUNDARY},
-    "strict": {CONTINUES_ASSISTANT, REFUSES_PART},
+    "strict": {CONTINUES_ASSISTANT, REWRITES_EARLIER},
     "folding": {CONTINUES_ASSISTANT, MOVES_EARLIER},
     "last": {CONTINUES_ASSISTANT, REWRITES_EARLIER},
 }
@@ -94,6 +94,10 @@ def whole(writes: TemplateRenderer, *items: Item, head: Head = HEAD) -> Renderin
     rendering = writes.render(job(items, head=head))
     assert rendering.fallback is None
     return rendering
+
+
+def of_source(source: str, **tokens: Any) -> TemplateRenderer:
+    return TemplateRenderer(ModelTemplate(source=source, **tokens), everything())
 
 
 def whole_or_refusal(writes: TemplateRenderer, items: Items, head: Head) -> Rendering | None:
@@ -315,10 +319,11 @@ def test_emitted_thoughts_are_dropped_where_the_template_drops_them() -> None:
     says, calls = message("assistant", "yes"), called("f", "{}", "1")
     returns = returned("3", "1")
     assert fallback_after_answer("thinking", (says,), (user("a"),)) is None
-    assert fallback_after_answer("thinking", (thought("hm"), says), (user("a"),)) == REWRITES_EARLIER
+    assert fallback_after_answer("thinking", (thought("hm"), says), (user("a"),)) == DROPS_THOUGHTS
     assert fallback_after_answer("thinking", (thought("hm"), calls), (returns,)) is None
     assert fallback_after_answer("thinking", (thought("hm"), says, calls), (returns,)) is None
-    assert fallback_after_answer("chatml", (thought("hm"), says), (user("a"),)) == REWRITES_EARLIER
+    assert fallback_after_answer("chatml", (thought("hm"), says), (user("a"),)) == DROPS_THOUGHTS
+    assert fallback_after_answer("chatml", (thought("hm"), calls), (returns,)) is None
 
 
 def test_tools_that_the_template_moves_cause_a_full_rendering() -> None:
@@ -359,31 +364,33 @@ def test_a_continued_batch_of_outputs_causes_a_full_rendering() -> None:
     assert fallback("chatml", calls, (returned("4", "2"),)) is None
 
 
-def test_calls_that_the_template_does_not_write_cause_a_full_rendering() -> None:
+def test_calls_that_the_template_does_not_write_are_kept_as_emitted() -> None:
     calls = called("f", "{}", "1")
-    assert fallback_after_answer("smollm2", (calls,), (returned("3", "1"),)) == REWRITES_EARLIER
+    assert fallback_after_answer("smollm2", (calls,), (returned("3", "1"),)) is None
     assert fallback_after_answer("smollm2", (message("assistant", "yes"),), (user("a"),)) is None
-    assert fallback_after_answer("moving", (message("assistant", "yes"), calls), (returned("3", "1"),)) == (
-        REWRITES_EARLIER
+    assert (
+        fallback_after_answer("moving", (message("assistant", "yes"), calls), (returned("3", "1"),)) is None
     )
     assert fallback_after_answer("moving", (calls,), (returned("3", "1"),)) is None
 
 
-def test_calls_that_end_differently_cause_a_full_rendering() -> None:
+def test_calls_may_end_differently() -> None:
     source = CHATML.replace(
         "{{- '<|im_end|>' }}", "{{- '<|endoftext|>' if message.tool_calls else '<|im_end|>' }}"
     )
-    writes = TemplateRenderer(source, everything())
+    writes = of_source(source)
     first = job((user("a"),))
     parent = after(first, writes.render(first).with_answer([5]), output=(called("f", "{}", "1"),))
-    assert writes.render(job((returned("3", "1"),), parent)).fallback == UNUSUAL_CALL_END
+    rendering = writes.render(job((returned("3", "1"),), parent))
+    assert rendering.fallback is None
+    assert spelled(writes, rendering.context).count("\0<|endoftext|>\0") == 1
 
 
 def test_without_a_control_token_at_the_boundary_all_is_rendered() -> None:
     assert fallback("plain", (user("a"),), (user("b"),)) == NO_BOUNDARY
     assert fallback_after_answer("plain", (message("assistant", "yes"),), (user("b"),)) == NO_BOUNDARY
     writes = template_renderer("plain")
-    rendering = whole(writes, user("a"))
+    rendering = whole(writes, user("a"), head=Head("You help."))
     assert rendering.context.ids() == rendering.prompt.ids(), "the prompt is part of the context"
     assert rendering.prompt.ids() == writes.vocabulary.encode(
         "### system:\nYou help.\n\n### user:\na\n\n### assistant:\n"
@@ -395,7 +402,7 @@ def test_a_prompt_that_changes_earlier_text_is_kept_in_the_context() -> None:
         "{{ '<|im_start|>' if add_generation_prompt else '' }}{% for message in messages %}"
         "{{ message.content }}<|im_end|>{% endfor %}"
     )
-    writes = TemplateRenderer(source, everything())
+    writes = of_source(source)
     first = job((user("a"),), head=Head())
     rendering = writes.render(first)
     assert spelled(writes, rendering.prompt) == "\0<|im_start|>\0a\0<|im_end|>\0"
@@ -406,7 +413,7 @@ def test_a_prompt_that_changes_earlier_text_is_kept_in_the_context() -> None:
 
 def fallback_of_source(source: str) -> str | None:
     """Why a message could not be appended to an answer, with a template of this source."""
-    writes = TemplateRenderer(source, everything())
+    writes = of_source(source)
     first = job((user("a"),), head=Head())
     parent = after(first, writes.render(first).with_answer([300]), output=(message("assistant", "yes"),))
     return writes.render(job((user("b"),), parent, Head())).fallback
@@ -420,13 +427,13 @@ def test_an_answer_that_is_closed_by_text_causes_a_full_rendering() -> None:
     assert fallback_of_source(source) == NO_BOUNDARY
 
 
-def test_an_answer_that_is_closed_differently_before_other_messages_causes_a_full_rendering() -> None:
+def test_an_answer_may_be_closed_differently_before_other_messages() -> None:
     source = (
         "{% for m in messages %}{{ '<|im_start|>' + m.role + m.content }}"
         "{% if loop.last and m.role == 'assistant' %}<|endoftext|>{% else %}<|im_end|>{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
     )
-    assert fallback_of_source(source) == REWRITES_EARLIER
+    assert fallback_of_source(source) is None
 
 
 def test_an_answer_that_is_not_one_message_causes_a_full_rendering() -> None:
@@ -435,11 +442,15 @@ def test_an_answer_that_is_not_one_message_causes_a_full_rendering() -> None:
 
 
 def test_a_conversation_that_the_template_refuses_is_rejected() -> None:
-    writes = template_renderer("strict")
+    writes = of_source(
+        "{% for m in messages %}{% if m.content == 'never this' %}{{ raise_exception('Not b.') }}{% endif %}"
+        "{{ '<|im_start|>' + m.role + m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
+    )
     first = job((user("a"),), head=Head())
     parent = after(first, writes.render(first).context)
-    with pytest.raises(InvalidRequest, match="Conversation roles must alternate"):
-        writes.render(job((user("b"),), parent, Head()))
+    with pytest.raises(InvalidRequest, match="Not b"):
+        writes.render(job((user("never this"),), parent, Head()))
 
 
 def test_a_parent_of_another_renderer_causes_a_full_rendering() -> None:
@@ -558,22 +569,22 @@ def test_keys_of_arguments_do_not_become_control_tokens() -> None:
 
 def test_answers_end_at_the_eos_token_and_at_the_token_that_closes_messages() -> None:
     vocabulary = everything()
-    writes = TemplateRenderer(CHATML, vocabulary, eos_token="<|endoftext|>")
+    writes = of_source(CHATML, eos_token="<|endoftext|>")
     assert writes.stop_ids() == {vocabulary.control("<|endoftext|>"), vocabulary.control("<|im_end|>")}
     assert template_renderer("plain").stop_ids() == {vocabulary.control("<|im_end|>")}
     users_only = (
         "{% for m in messages %}{% if m.role != 'user' %}{{ raise_exception('') }}{% endif %}{% endfor %}"
     )
-    assert TemplateRenderer(users_only, vocabulary).stop_ids() == frozenset()
+    assert of_source(users_only).stop_ids() == frozenset()
 
 
-def test_the_call_format_is_detected_from_the_template() -> None:
-    assert TemplateRenderer("{{ '<|python_tag|>' }}", everything()).call_format == LLAMA3_JSON
+def test_the_output_format_is_detected_from_the_template() -> None:
+    assert template_renderer("chatml").output_format.calls == HERMES.calls
 
 
 def test_a_prompt_may_open_a_thought() -> None:
-    opening = TemplateRenderer(
-        THINKING.replace("assistant\\n' }}{% endif %}", "assistant\\n<think>\\n' }}{% endif %}"), everything()
+    opening = of_source(
+        THINKING.replace("assistant\\n' }}{% endif %}", "assistant\\n<think>\\n' }}{% endif %}")
     )
     assert opening.opens_thought(opening.render(job((user("a"),))).prompt)
     other = template_renderer("thinking")
@@ -583,20 +594,22 @@ def test_a_prompt_may_open_a_thought() -> None:
 @pytest.mark.parametrize("source", ["{% if %}", "{{ raise_exception('never') }}", "{{ nothing() }}"])
 def test_an_unusable_template_raises_at_construction(source: str) -> None:
     with pytest.raises(TemplateError, match=r"^The chat template .+$"):
-        TemplateRenderer(source, smollm2())
+        of_source(source)
 
 
 def test_the_writer_depends_on_the_template_its_tokens_and_the_date() -> None:
-    def writer(source: str, **options: Any) -> str:
-        return TemplateRenderer(source, smollm2(), **options).render(job((user("a"),))).context.writer
+    def writer(source: str, eos_token: str = "", **options: Any) -> str:
+        model = ModelTemplate(source=source, eos_token=eos_token)
+        return TemplateRenderer(model, smollm2(), **options).render(job((user("a"),))).context.writer
 
     writers = [
         writer(CHATML),
         writer(CHATML + " "),
         writer(CHATML, eos_token="<|im_end|>"),
         writer(CHATML, today=date(2026, 11, 15)),
+        writer(CHATML, variables={"enable_thinking": False}),
     ]
-    assert len(set(writers)) == 4
+    assert len(set(writers)) == 5
     assert writers[0] == writer(CHATML)
     assert all(each.startswith("template ") for each in writers)
 

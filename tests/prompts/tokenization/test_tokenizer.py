@@ -9,15 +9,18 @@ import pytest
 import tokenizers
 from hypothesis import assume, given, note
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers.pre_tokenizers import ByteLevel
 
 from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary, Vocabulary, _split
 from tests.prompts.corpus import CORPUS, TEXTS
 from tests.prompts.vocabulary import (
+    CHATML_CONTROL,
     MERGES,
     ONE_WORD,
     VISIBLE,
+    characters,
+    characters_metadata,
     control_tokens,
     qwen2,
     qwen2_metadata,
@@ -291,6 +294,96 @@ def test_an_unsupported_tokenizer_json_is_refused_by_name() -> None:
     sentencepiece = tokenizers.Tokenizer(models.BPE(vocab={"▁": 0, "a": 1, "▁a": 2}, merges=[("▁", "a")]))
     with pytest.raises(UnknownVocabulary, match="byte-level"):
         Tokenizer.from_json(sentencepiece.to_str())
+
+
+# Vocabularies of characters, as Gemma's
+
+
+def gemma(**changes: Any) -> dict[str, Any]:
+    """A ``tokenizer.json`` like Gemma's: line ends are words and added tokens, a space is ``▁``."""
+    metadata = characters_metadata()
+    backend = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={token: id for id, token in enumerate(metadata["tokenizer.ggml.tokens"])},
+            merges=[tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]],
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    backend.add_special_tokens(["<pad>", "<eos>", "<bos>", "<unk>", *CHATML_CONTROL, ONE_WORD])
+    blanks = ["\n" * count for count in range(1, 5)]
+    backend.add_tokens([AddedToken(token, normalized=False) for token in (VISIBLE, *blanks)])
+    return json.loads(backend.to_str()) | changes
+
+
+@pytest.mark.parametrize(
+    "text", [*TEXTS.values(), "\n" * 11, "a\n\n \n\n\nb", "  the   quick    fox", "▁the ▁▁"]
+)
+def test_a_tokenizer_json_of_characters_gives_the_ids_of_its_library(text: str) -> None:
+    tokenizer = Tokenizer.from_json(json.dumps(gemma()))
+    library = tokenizers.Tokenizer.from_str(json.dumps(gemma()))
+    for token in tokenizer.control_tokens():
+        text = text.replace(token, "")
+    ids = tokenizer.encode(text)
+    assert ids == library.encode(text, add_special_tokens=False).ids
+    tokenizer.accelerate()
+    assert tokenizer._fast is not None
+    assert tokenizer.encode(text) == ids
+    assert written(tokenizer, ids) == text.replace("▁", " ").encode()
+
+
+def test_no_text_becomes_a_control_token_of_a_vocabulary_of_characters() -> None:
+    for tokenizer in (characters(), Tokenizer.from_json(json.dumps(gemma()))):
+        assert {*tokenizer.control_tokens()} == {*control_tokens(characters_metadata()), "<unk>"}
+        control = {tokenizer.control(token) for token in tokenizer.control_tokens()}
+        for text in [*CORPUS, *tokenizer.control_tokens(), "<0x0A>", " 5"]:
+            assert not control & {*tokenizer.encode(text)}
+        assert tokenizer.bytes_of(tokenizer.control(VISIBLE)) == VISIBLE.encode()
+        assert tokenizer.bytes_of(tokenizer.control("<eos>")) == b""
+        assert tokenizer.spell("日本".encode(), 3, tokenizer.encode("本")) == tokenizer.encode("日")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalizer": None},
+        {"normalizer": {"type": "NFC"}},
+        {"pre_tokenizer": {"type": "Whitespace"}},
+        {
+            "pre_tokenizer": {
+                "type": "Metaspace",
+                "replacement": "▁",
+                "prepend_scheme": "always",
+                "split": True,
+            }
+        },
+    ],
+)
+def test_other_treatments_of_spaces_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UnknownVocabulary, match="spaces"):
+        Tokenizer.from_json(json.dumps(gemma(**changes)))
+
+
+def test_a_vocabulary_of_characters_needs_every_byte_and_merges_for_line_ends() -> None:
+    config = gemma()
+    del config["model"]["vocab"]["<0x41>"]
+    with pytest.raises(UnknownVocabulary, match="byte"):
+        Tokenizer.from_json(json.dumps(config))
+    metadata = characters_metadata()
+    merges = [merge for merge in metadata["tokenizer.ggml.merges"] if "\n" not in merge]
+    with pytest.raises(UnknownVocabulary, match="line ends"):
+        Tokenizer.from_gguf(metadata | {"tokenizer.ggml.merges": merges})
+    types = [
+        4 if not token.strip("\n") else type
+        for token, type in zip(
+            metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.token_type"], strict=True
+        )
+    ]
+    user_defined = metadata | {"tokenizer.ggml.merges": merges, "tokenizer.ggml.token_type": types}
+    assert Tokenizer.from_gguf(user_defined).encode("a\n\nb") == characters().encode("a\n\nb")
 
 
 # Spelling: finding emitted ids that the server did not report

@@ -15,6 +15,7 @@ from slipring.prompts.tokenization.token_budget import UNLIMITED, TokenBudget, T
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 from slipring.prompts.tokenization.windowed_encoder import WINDOW_CHARS, WindowedEncoder, is_splittable
 from tests.prompts.vocabulary import (
+    characters,
     qwen2,
     qwen2_metadata,
     qwen2_with_llama3,
@@ -68,6 +69,10 @@ class Counting:
         self.lengths += map(len, given)
         return self._backend.encode_batch(given, add_special_tokens=add_special_tokens)
 
+    def encode_batch_fast(self, given: list[str], add_special_tokens: bool) -> Any:
+        self.lengths += map(len, given)
+        return self._backend.encode_batch_fast(given, add_special_tokens=add_special_tokens)
+
 
 def normalizing(tokenizer: Tokenizer, normalizer: normalizers.Normalizer) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer.from_str(tokenizer._backend.to_str())
@@ -79,6 +84,10 @@ def normalizing(tokenizer: Tokenizer, normalizer: normalizers.Normalizer) -> tok
 def composing() -> tokenizers.Tokenizer:
     """Qwen2 with a normalizer."""
     return normalizing(qwen2(), normalizers.NFC())
+
+
+def windowed(backend: Any, size: int = WINDOW_CHARS) -> WindowedEncoder:
+    return WindowedEncoder(backend, lambda text: whole(backend, text), size)
 
 
 def whole(backend: tokenizers.Tokenizer, text: str) -> list[int]:
@@ -95,9 +104,55 @@ def test_windows_give_the_ids_of_the_whole_text() -> None:
     def same(text: str, size: int) -> None:
         for name, backend in backends.items():
             note(name)
-            assert WindowedEncoder(backend, size).encode(text, UNLIMITED) == whole(backend, text)
+            assert windowed(backend, size).encode(text, UNLIMITED) == whole(backend, text)
 
     same()
+
+
+@pytest.mark.parametrize(
+    "pre", ["qwen35", "gpt-4o", "tekken", "kimi-k2", "deepseek-v3", "seed-coder", "minicpm5"]
+)
+def test_windows_give_the_ids_of_the_whole_text_with_every_pre_tokenizer(pre: str) -> None:
+    backend = Tokenizer.from_gguf(small_metadata(pre=pre))._backend
+    assert is_splittable(backend)
+    unmerged = pre_tokenizers.Sequence([backend.pre_tokenizer])
+
+    @settings(deadline=None, max_examples=40)
+    @given(texts, st.sampled_from((20, 64, 150)))
+    def same(text: str, size: int) -> None:
+        cuts: list[str] = []
+
+        def pieces(window: str) -> list[int]:
+            cuts.append(window)
+            return whole(backend, window)
+
+        assert WindowedEncoder(backend, pieces, size).encode(text, UNLIMITED) == whole(backend, text)
+        if "".join(cuts) == text:  # every window ended at a certain place: the words are the same too
+            words = [word for cut in cuts for word, _ in unmerged.pre_tokenize_str(cut)]
+            assert words == [word for word, _ in unmerged.pre_tokenize_str(text)]
+
+    same()
+
+
+def test_a_vocabulary_of_characters_is_split_where_no_word_continues() -> None:
+    tokenizer = characters()
+    windows = tokenizer._windows
+    assert windows is not None
+
+    @settings(deadline=None, max_examples=60)
+    @given(texts, st.sampled_from((20, 64, 150)))
+    def same(text: str, size: int) -> None:
+        small_windows = WindowedEncoder(tokenizer._backend, tokenizer._encode, size, cuts=windows._cuts)
+        assert small_windows.encode(text, UNLIMITED) == whole(tokenizer._backend, text)
+
+    same()
+    long = "the quick brown fox\n" * 5000
+    assert tokenizer.encode(long) == whole(tokenizer._backend, long)
+    assert tokenizer.least_tokens(long) <= len(tokenizer.encode(long))
+    with pytest.raises(InvalidRequest):
+        tokenizer.encode("x" * 70_000, TokenBudget(unsplit_chars=65_536))
+    with pytest.raises(TooManyTokens):
+        tokenizer.encode(long, TokenBudget(1000))
 
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
@@ -113,7 +168,7 @@ def test_long_texts_have_the_ids_of_the_whole_text(vocabulary: str, text: str) -
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 def test_no_more_than_a_window_is_tokenized_at_once(text: str) -> None:
     backend = Counting(qwen2()._backend)
-    WindowedEncoder(backend, 4096).encode(text, UNLIMITED)  # type: ignore[arg-type]
+    windowed(backend, 4096).encode(text, UNLIMITED)
     assert max(backend.lengths) <= 4096
     # Little is tokenized twice.
     assert sum(backend.lengths) < 1.1 * len(text)
@@ -123,16 +178,16 @@ def test_tokenizing_stops_when_the_budget_is_exceeded() -> None:
     backend = Counting(qwen2()._backend)
     text = LONG["digits"]
     with pytest.raises(TooManyTokens) as refused:
-        WindowedEncoder(backend, 4096).encode(text, TokenBudget(10_000))  # type: ignore[arg-type]
+        windowed(backend, 4096).encode(text, TokenBudget(10_000))
     assert 10_000 < refused.value.least <= 10_000 + 4096
     assert sum(backend.lengths) <= 3 * 4096
-    assert len(WindowedEncoder(qwen2()._backend).encode(text, TokenBudget(len(text)))) == len(text)
+    assert len(windowed(qwen2()._backend).encode(text, TokenBudget(len(text)))) == len(text)
 
 
 @pytest.mark.parametrize("character", ["a", " ", "漢", "!"])
 def test_an_unsplittable_run_is_tokenized_at_once_up_to_the_limit(character: str) -> None:
     backend = Counting(qwen2()._backend)
-    windows = WindowedEncoder(backend, 1024)  # type: ignore[arg-type]
+    windows = windowed(backend, 1024)
     room = TokenBudget(unsplit_chars=5000)
     run = character * 4000
     assert windows.encode(f"x {run} y" + " more" * 500, room) == whole(
@@ -148,15 +203,15 @@ def test_an_unsplittable_run_is_tokenized_at_once_up_to_the_limit(character: str
 
 def test_combining_marks_are_not_split_from_their_base() -> None:
     text = ("e" + "\u0301" * 50 + " ") * 40
-    assert WindowedEncoder(composing(), 30).encode(text, UNLIMITED) == whole(composing(), text)
+    assert windowed(composing(), 30).encode(text, UNLIMITED) == whole(composing(), text)
     with pytest.raises(InvalidRequest):
-        WindowedEncoder(composing(), 30).encode("e" + "\u0301" * 200, TokenBudget(unsplit_chars=100))
+        windowed(composing(), 30).encode("e" + "\u0301" * 200, TokenBudget(unsplit_chars=100))
 
 
 def test_a_window_grows_if_none_of_its_last_words_may_begin_another() -> None:
     backend = Counting(composing())
     text = "\ue000a" * 300  # a window may not begin with a private-use character
-    assert WindowedEncoder(backend, 200).encode(text, UNLIMITED) == whole(composing(), text)  # type: ignore[arg-type]
+    assert windowed(backend, 200).encode(text, UNLIMITED) == whole(composing(), text)
     assert backend.lengths == [201, 600]  # a window does not end before such a character either
 
 

@@ -10,8 +10,8 @@ from slipring.engines.chat.call_assembly import CallAssembly
 from slipring.engines.chat.chunks import Choice, Chunk, ChunkDelta, ContentPart, Usage, read_chunk
 from slipring.engines.chat.request_body import Written
 from slipring.errors import ServerError
-from slipring.prompts.parsing.call_formats import CallFormat
-from slipring.prompts.parsing.parser import Parser
+from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.protocol.responses import Logprob
 from slipring.protocol.tools import Offer
 
@@ -23,7 +23,7 @@ _REASONS: dict[str, Reason] = {
     "content_filter": "content_filter",
 }
 """Finish reasons of answers that were cut off; any other means that the model ended the answer."""
-_THINK_TAGS = CallFormat(think_open="<think>", think_close="</think>")
+_THINK_TAGS = OutputFormat(think_open="<think>", think_close="</think>")
 
 
 class ChatAnswer:
@@ -34,7 +34,7 @@ class ChatAnswer:
         self._position = position
         self._wants_logprobs = logprobs
         self._calls = CallAssembly(position.toolbox.names)
-        self._parser = Parser(_THINK_TAGS, Offer()) if think_tags else None
+        self._parser = OutputParser(_THINK_TAGS, Offer()) if think_tags else None
         self._begun = False
         self._reason: Reason | None = None
         self._usage = Usage()

@@ -1,7 +1,8 @@
-"""Writes the constraint of an answer for servers that accept one JSON schema or one GBNF grammar.
+"""Writes the constraint of an answer for servers: a structural tag, one JSON schema or one GBNF grammar.
 
-The input comes from clients, so the constraint is written in a sandbox: ``form_of`` collects the requirements
-as data, and a sandbox task writes the schema or grammar from them.
+A structural tag describes calls in the format of the model, after a thought, and strict calls in text. A
+server that does not take structural tags gets a schema or a grammar of one call without marks, which only
+works for models that write calls as JSON.
 """
 
 import json
@@ -9,89 +10,105 @@ import re
 from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from slipring.core.generation import Job
+from slipring.engines.constraints.answer_form import (
+    ANY_OBJECT,
+    CalledTool,
+    Form,
+    arguments_schema,
+    decode_form,
+    form_of,
+    param_of,
+)
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.constraints.lark.gbnf_writer import ANY_STRING, gbnf_rules
-from slipring.prompts.parsing.call_formats import CallFormat
-from slipring.prompts.tool_definitions import flat_name, parameters_of
-from slipring.protocol import wire
-from slipring.protocol.definitions import Grammar
-from slipring.protocol.tools import CallableTool, FunctionTool, Kind
+from slipring.engines.constraints.shapes.answer_shapes import answer_shape
+from slipring.engines.constraints.structural_tag import structural_tag
+from slipring.errors import UnsupportedParameter
+from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
+from slipring.prompts.rendering import Renderer
 from slipring.sandbox.sandbox import TooExpensive
-
-ANY_OBJECT = b'{"type":"object"}'
 
 
 class Constraint(Struct, frozen=True):
     """What a server enforces while it generates an answer."""
 
-    kind: Literal["schema", "grammar"]
+    kind: Literal["schema", "grammar", "tag"]
     text: str
-    """A JSON schema, or a grammar in GBNF."""
+    """A JSON schema, a grammar in GBNF, or a structural tag."""
+    makes_calls_certain: bool = False
+    """Whether what begins like a call is a call that is well-formed, and nothing else is one."""
 
 
-class CalledTool(Struct, frozen=True):
-    """The parts of a tool that constrain calls of it."""
+async def tag_of(
+    job: Job,
+    renderer: Renderer,
+    compiler: Compiler,
+    *,
+    opens_thought: bool = False,
+    after_thought: bool = False,
+) -> Constraint | None:
+    """The structural tag of the answer to a job, or None for free text; a schema where that says the same.
 
-    name: str
-    """The name that the model writes."""
-    kind: Kind
-    parameters: bytes
-    strict: bool
-    grammar: Grammar | None
-
-    @classmethod
-    def of(cls, tool: CallableTool) -> "CalledTool":
-        strict = isinstance(tool.definition, FunctionTool) and tool.definition.strict is True
-        return cls(flat_name(tool), tool.kind, bytes(parameters_of(tool)), strict, tool.grammar)
-
-
-class Form(Struct, frozen=True):
-    """The requirements on an answer."""
-
-    calls: CallFormat
-    tools: list[CalledTool]
-    required: bool
-    """Whether the answer must be a call. Takes precedence over ``document``."""
-    document: bytes | None
-    """The JSON schema of an answer that is not a call; None: free text."""
-    strict: bool
-    """Whether the whole schema must be enforced, or only what the engine supports."""
-
-
-_form = msgspec.msgpack.Decoder(Form)
+    ``after_thought``: the server begins to enforce it after the thought that the prompt has opened. Raises
+    ``InvalidRequest`` if it cannot be enforced, ``TooExpensive`` if writing it takes too long.
+    """
+    form = form_of(job, renderer, opens_thought=opens_thought)
+    if after_thought:
+        form = structs.replace(form, opens_thought=False, thinks=False, after_thought=True)
+    if form.document is not None and not form.required:
+        if not form.thinks and not form.output.text_open and not form.output.is_harmony:
+            return Constraint("schema", form.document.decode())
+    elif not form.required and not form.limits_calls:
+        return None
+    try:
+        tag = await compiler.run(job.tenant, "write_structural_tag", msgspec.msgpack.encode(form))
+    except TooExpensive as error:
+        raise TooExpensive(error.reason, param_of(form)) from None
+    return Constraint("tag", tag, makes_calls_certain=form.required or form.document is None)
 
 
-def form_of(job: Job, calls: CallFormat) -> Form:
-    """The requirements on the answer to a job."""
-    format = job.settings.format
-    return Form(
-        calls=calls,
-        tools=[CalledTool.of(tool) for tool in job.offer.tools],
-        required=job.offer.required,
-        document=(format.schema or ANY_OBJECT) if format.kind != "text" else None,
-        strict=format.is_strict,
-    )
+def write_structural_tag(form: bytes) -> str:
+    """The text of a structural tag. Runs in the sandbox."""
+    decoded = decode_form(form)
+    return structural_tag(answer_shape(decoded, loops=True))
 
 
 async def constraint_of(
-    job: Job, calls: CallFormat, compiler: Compiler, *, grammars: bool = True
+    job: Job, renderer: Renderer, compiler: Compiler, *, grammars: bool = True
 ) -> Constraint | None:
-    """The constraint of the answer to a job, or None for free text.
+    """The constraint of the answer to a job for a server without structural tags, or None for free text.
 
-    ``grammars``: whether the server accepts grammars besides schemas. Raises ``TooExpensive`` if the tools
-    exceed a limit of the sandbox.
+    ``grammars``: whether the server accepts grammars besides schemas. Raises ``UnsupportedParameter`` if a
+    call is required and the model does not write calls as JSON, ``TooExpensive`` if the tools exceed a limit
+    of the sandbox.
     """
     if job.offer.required:
-        form = msgspec.msgpack.encode(form_of(job, calls))
+        form = form_of(job, renderer)
+        _json_calls(form.output)
         try:
-            return Constraint(*await compiler.run(job.tenant, "write_constraint", form, grammars))
+            return Constraint(
+                *await compiler.run(job.tenant, "write_constraint", msgspec.msgpack.encode(form), grammars)
+            )
         except TooExpensive as error:
             raise TooExpensive(error.reason, "tools") from None
     format = job.settings.format
-    return Constraint("schema", (format.schema or ANY_OBJECT).decode()) if format.kind != "text" else None
+    if format.kind == "text":
+        return None
+    return Constraint("schema", (format.schema or ANY_OBJECT).decode())
+
+
+def _json_calls(output: OutputFormat) -> JsonCalls:
+    calls = output.calls
+    if not isinstance(calls, JsonCalls) or calls.is_array or calls.section_open:
+        raise UnsupportedParameter(
+            "Invalid 'tool_choice': without structural tags, the engine cannot force calls in the format of"
+            " this model.",
+            param="tool_choice",
+        )
+    return calls
 
 
 def write_constraint(form: bytes, grammars: bool) -> tuple[str, str]:
@@ -100,7 +117,7 @@ def write_constraint(form: bytes, grammars: bool) -> tuple[str, str]:
     Writes a grammar only if a tool has a Lark grammar and all tools are custom tools: a server accepts a
     grammar or a schema, not both, and only a schema can describe the arguments of functions.
     """
-    decoded = _form.decode(form)
+    decoded = decode_form(form)
     is_lark = any(tool.grammar is not None and tool.grammar.syntax == "lark" for tool in decoded.tools)
     if grammars and is_lark and all(tool.kind == "custom" for tool in decoded.tools):
         grammar = _call_grammar(decoded)
@@ -112,13 +129,14 @@ def write_constraint(form: bytes, grammars: bool) -> tuple[str, str]:
 def _call_grammar(form: Form) -> str | None:
     """A GBNF grammar of one call, each tool's input by its own grammar; None if a grammar cannot be
     converted."""
+    calls = _json_calls(form.output)
     names, rules = [], []
     for number, tool in enumerate(form.tools):
         input = f"input-{number}"
         input_rules = gbnf_rules(tool.grammar or ANY_STRING, input)
         if input_rules is None:
             return None
-        lead = f'{{"name": {json.dumps(tool.name)}, "{form.calls.arguments_key}": {{"input": "'
+        lead = f'{{"{calls.name_key}": {json.dumps(tool.name)}, "{calls.arguments_key}": {{"input": "'
         names.append(f"call-{number}")
         rules += [f'call-{number} ::= {json.dumps(lead)} {input} "\\"}}}}"', *input_rules]
     return "\n".join([f"root ::= {' | '.join(names)}", *rules, ""])
@@ -126,15 +144,16 @@ def _call_grammar(form: Form) -> str | None:
 
 def _call_schema(form: Form) -> dict[str, Any]:
     """A JSON schema of one call."""
-    key = form.calls.arguments_key
+    layout = _json_calls(form.output)
+    key = layout.arguments_key
     calls = [
         {
             "type": "object",
             "properties": {
-                "name": {"const": tool.name},
+                layout.name_key: {"const": tool.name},
                 key: _embedded_schema(tool, f"anyOf/{number}/properties/{key}/"),
             },
-            "required": ["name", key],
+            "required": [layout.name_key, key],
             "additionalProperties": False,
         }
         for number, tool in enumerate(form.tools)
@@ -145,22 +164,3 @@ def _call_schema(form: Form) -> dict[str, Any]:
 def _embedded_schema(tool: CalledTool, path: str) -> Any:
     """A tool's schema for use at ``path`` of another one: its ``$ref`` pointers are rewritten."""
     return json.loads(re.sub(rb'("\$ref"\s*:\s*"#/)', rb"\g<1>" + path.encode(), arguments_schema(tool)))
-
-
-def arguments_schema(tool: CalledTool) -> bytes:
-    """The JSON schema of a call's arguments, with the tool's regular expression as a ``pattern``.
-
-    A schema cannot contain a Lark grammar. ``call_limits`` checks inputs against it afterwards.
-    """
-    grammar = tool.grammar
-    if grammar is None or grammar.syntax != "regex":
-        return tool.parameters
-    string = {"type": "string", "pattern": f"^(?:{grammar.definition})$"}
-    return wire.encode(
-        {
-            "type": "object",
-            "properties": {"input": string},
-            "required": ["input"],
-            "additionalProperties": False,
-        }
-    )

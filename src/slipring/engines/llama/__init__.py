@@ -158,5 +158,5 @@ class LlamaEngine(Engine):
             opens_thought = self.renderer.opens_thought(rendering.prompt)
             grammar = await grammar_of(job, self.renderer, self.compiler, opens_thought=opens_thought)
             return {"grammar": grammar} if grammar is not None else {}
-        constraint = await constraint_of(job, self.renderer.call_format, self.compiler, grammars=False)
+        constraint = await constraint_of(job, self.renderer, self.compiler, grammars=False)
         return {"json_schema": Raw(constraint.text)} if constraint is not None else {}

@@ -15,15 +15,25 @@ from msgspec import Struct
 
 from slipring.core.generation import Job
 from slipring.engines.constraints import grammar_matcher
-from slipring.engines.constraints.answer_constraint import (
-    ANY_OBJECT,
-    CalledTool,
-    Form,
-    arguments_schema,
-    form_of,
-)
+from slipring.engines.constraints.answer_form import ANY_OBJECT, Form, form_of, param_of
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.constraints.lark.llguidance_writer import llguidance_rules
+from slipring.engines.constraints.shapes.answer_shapes import answer_shape
+from slipring.engines.constraints.shapes.shape import (
+    Choice,
+    FreeText,
+    Input,
+    Json,
+    Mark,
+    Optional,
+    Pattern,
+    Repeated,
+    Sequence,
+    Shape,
+    TextOrCalls,
+    TextUntil,
+    TextWithCalls,
+)
 from slipring.errors import InvalidRequest
 from slipring.prompts.rendering import Renderer
 from slipring.protocol.definitions import Grammar
@@ -31,9 +41,12 @@ from slipring.sandbox.sandbox import TooExpensive
 
 _TOKENS = re.compile(r"<\[[0-9,]*\]>")
 """Token ids in a grammar. It is tried byte by byte: byte 255, which no text contains, replaces them."""
-_MAX_CALLS = 16
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as chat templates write it, which is what models were trained on."""
+_ANY_TEXT = r"/[\s\S]*/"
+_IN_STRING = r'([^"\\\x00-\x1f]|\\(["\\/bfnrt]|u[0-9a-fA-F]{4}))*'
+"""The text of any JSON string, between its quotes."""
+_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 
 
 class _GrammarRequest(Struct, frozen=True):
@@ -42,10 +55,7 @@ class _GrammarRequest(Struct, frozen=True):
     form: Form
     stop_ids: list[int]
     control_ids: dict[str, int]
-    """The marks around thoughts and calls that are single tokens of the model."""
-    opens_thought: bool
-    """Whether the prompt ends inside a thought, which the answer has to close first."""
-    max_calls: int
+    """The marks of the model's output format, and parts of them, that are single tokens of the model."""
     max_states: int
 
 
@@ -57,40 +67,25 @@ async def grammar_of(
 ) -> str | None:
     """The grammar that the answer to a job must follow; None if it is unconstrained. Raises
     ``InvalidRequest`` if it cannot be enforced, ``TooExpensive`` if compiling takes too long."""
-    form = form_of(job, renderer.call_format)
-    is_optional = not form.required and form.document is None
-    if is_optional and not any(tool.strict or tool.grammar is not None for tool in form.tools):
+    form = form_of(job, renderer, opens_thought=opens_thought)
+    if not form.required and form.document is None and not form.limits_calls:
         return None
-    max_calls = min(_MAX_CALLS, job.settings.max_tool_calls or _MAX_CALLS)
     request = _GrammarRequest(
         form=form,
         stop_ids=sorted(renderer.stop_ids()),
-        control_ids=_control_ids(renderer),
-        opens_thought=opens_thought,
-        max_calls=max_calls if job.settings.parallel_tool_calls else 1,
+        control_ids=renderer.control_ids(),
         max_states=compiler.max_states,
     )
     try:
         grammar: str | None = await compiler.run(job.tenant, "write_grammar", msgspec.msgpack.encode(request))
     except TooExpensive as error:
-        raise TooExpensive(error.reason, _param(form)) from None
+        raise TooExpensive(error.reason, param_of(form)) from None
     return grammar
 
 
 def constrains_calls(job: Job) -> bool:
     """Whether the grammar of a job, if it has one, makes calls well-formed. A document's grammar does not."""
     return job.offer.required or job.settings.format.kind == "text"
-
-
-def _control_ids(renderer: Renderer) -> dict[str, int]:
-    calls, vocabulary = renderer.call_format, renderer.vocabulary
-    marks = (calls.call_open, calls.call_close, calls.think_open, calls.think_close)
-    return {mark: vocabulary.control(mark) for mark in marks if mark and vocabulary.has_control(mark)}
-
-
-def _param(form: Form) -> str:
-    """The field of the client's request that the grammar enforces."""
-    return "tools" if form.required or form.document is None else "text.format.schema"
 
 
 def write_grammar(encoded: bytes) -> str | None:
@@ -101,133 +96,143 @@ def write_grammar(encoded: bytes) -> str | None:
     """
     request = _decoder.decode(encoded)
     form, writer = request.form, _Writer(request)
-    if form.required:
-        grammar = writer.required_calls(form.tools, request.max_calls)
-    elif form.document is not None:
-        grammar = writer.document(form.document, form.strict)
-    elif any(
-        tool.strict or writer.has_enforced_input(tool, number) for number, tool in enumerate(form.tools)
+    if form.limits_calls and not any(
+        tool.strict or (tool.grammar is not None and writer.enforces(tool.grammar)) for tool in form.tools
     ):
-        grammar = writer.text_or_calls(form.tools, request.max_calls)
-    else:
         return None
+    grammar = writer.grammar(answer_shape(form, loops=False))
     error = _grammar_error(grammar, request.max_states)
     if error is not None:
-        param = _param(form)
+        param = param_of(form)
         raise InvalidRequest(f"Invalid '{param}': this cannot be enforced: {error}.", param=param)
     return grammar
 
 
 class _Writer:
-    """Writes grammars for one model."""
+    """Writes the shape of an answer as rules, for one model."""
 
     def __init__(self, request: _GrammarRequest) -> None:
-        self._opens_thought = request.opens_thought
-        self._calls = request.form.calls
         self._control_ids = request.control_ids
+        names = sorted(request.control_ids, key=len, reverse=True)
+        self._controls = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         self._max_states = request.max_states
-        self._input_rules: dict[int, tuple[str, ...]] = {}
-        self._rules = [f"stop: <[{','.join(map(str, request.stop_ids))}]>"]
+        self._stop_ids = request.stop_ids
+        self._rules: list[str] = []
+        self._names: dict[object, str] = {}
+        self._inputs: dict[Grammar, tuple[str, tuple[str, ...]]] = {}
 
-    def has_enforced_input(self, tool: CalledTool, number: int) -> bool:
-        """Whether a grammar constrains the tool's input. Like strict arguments, it holds for every call."""
-        grammar = tool.grammar
-        if grammar is None or grammar.syntax == "regex":
-            return grammar is not None
-        return bool(self._lark_rules(grammar, number))
+    def grammar(self, shape: Shape) -> str:
+        """The whole grammar."""
+        start = f"start: ({self._expression(shape)}) stop"
+        stop = f"stop: <[{','.join(map(str, self._stop_ids))}]>"
+        return "\n".join(["%llguidance {}", start, stop, *self._rules, ""])
 
-    def _lark_rules(self, grammar: Grammar, number: int) -> tuple[str, ...]:
-        """Rules for a JSON string, without its quotes, whose text follows a Lark grammar; empty if that
-        cannot be enforced."""
-        if number not in self._input_rules:
-            name = f"input_{number}"
+    def enforces(self, grammar: Grammar) -> bool:
+        """Whether the grammar of a custom tool constrains its input."""
+        return grammar.syntax == "regex" or bool(self._input(grammar)[1])
+
+    def _input(self, grammar: Grammar) -> tuple[str, tuple[str, ...]]:
+        """The name of a rule for a JSON string, without its quotes, whose text follows a Lark grammar, and
+        all rules for it; without rules if that cannot be enforced."""
+        if grammar not in self._inputs:
+            name = f"input_{len(self._inputs)}"
             rules = llguidance_rules(grammar.definition, name) or ()
             lead = ["%llguidance {}", f'start: "\\"" {name} "\\""']
             is_valid = _grammar_error("\n".join([*lead, *rules, ""]), self._max_states) is None
-            self._input_rules[number] = rules if is_valid else ()
-        return self._input_rules[number]
+            self._inputs[grammar] = name, rules if is_valid else ()
+            if is_valid:
+                self._rules += rules
+        return self._inputs[grammar]
 
-    def required_calls(self, tools: list[CalledTool], max_calls: int) -> str:
-        """A grammar for one to ``max_calls`` calls and nothing else."""
-        self._write_calls(tools)
-        return self._finish(f"{self._thought()}one{_repeated('one', max_calls)}")
+    def _expression(self, shape: Shape) -> str:
+        """The right side of a rule for a shape."""
+        match shape:
+            case Sequence(parts):
+                return " ".join(map(self._named, parts)) or '""'
+            case Choice(options):
+                return " | ".join(map(self._named, options))
+            case Optional(inner):
+                return f"({self._named(inner)})?"
+            case Repeated(inner, separator, most):
+                name, count = self._named(inner), "*" if most is None else f"{{0,{most - 1}}}"
+                return f"{name} ({self._mark(separator)} {name}){count}"
+            case TextWithCalls():
+                return self._text_with_calls(shape)
+            case TextOrCalls(calls):
+                return rf"{self._named(calls)} | /(\s*[^{{\[\s][\s\S]*)?/"
+            case _:
+                return self._leaf(shape)
 
-    def text_or_calls(self, tools: list[CalledTool], max_calls: int) -> str:
-        """A grammar for any text, then up to ``max_calls`` well-formed calls and nothing after them."""
-        self._write_calls(tools)
-        opening = self._calls.call_open
-        if not opening:
-            self._rules.append(r"TEXT: /(\s*[^{\[\s][\s\S]*)?/")
-            return self._finish(f"{self._thought()}(one{_repeated('one', max_calls)} | TEXT)")
-        self._rules.append(r"TEXT: /[\s\S]*/")
-        if opening in self._control_ids:
-            return self._finish(f"{self._thought()}TEXT (one{_repeated('one', max_calls)})?")
-        # The mark is ordinary text: what follows its first occurrence must be a call.
-        self._rules.append(rf"lead[lazy]: /[\s\S]*{_escaped(opening)}/")
-        return self._finish(f"{self._thought()}(TEXT | lead rest{_repeated('one', max_calls)})")
+    def _leaf(self, shape: Mark | Pattern | TextUntil | FreeText | Json | Input) -> str:
+        """The right side of a rule for a shape that has no parts."""
+        match shape:
+            case Mark(text):
+                return self._mark(text)
+            case Pattern(regex):
+                return _regex(regex)
+            case TextUntil(mark, regex):
+                return self._text_until(mark, regex)
+            case FreeText():
+                return _ANY_TEXT
+            case Json():
+                return f"%json {_enforceable(shape, self._max_states)}"
+            case Input(grammar):
+                name, rules = self._input(grammar)
+                return name if rules else _regex(_IN_STRING)
 
-    def document(self, schema: bytes, strict: bool) -> str:
-        """A grammar for a JSON document that fits ``schema``."""
-        self._rules.append(f"document: %json {self._enforceable(schema, strict, 'text.format.schema')}")
-        return self._finish(f"{self._thought()}document")
+    def _named(self, shape: Shape) -> str:
+        """The name of a rule for a shape; a mark is short enough to be written where it is needed."""
+        if isinstance(shape, Mark):
+            return self._mark(shape.text)
+        # Equal schemas are tried once.
+        key = (shape.schema, shape.strict, shape.param) if isinstance(shape, Json) else id(shape)
+        if key not in self._names:
+            expression = self._expression(shape)
+            name = self._names[key] = f"r{len(self._names)}"
+            self._rules.append(f"{name}: {expression}")
+        return self._names[key]
 
-    def _write_calls(self, tools: list[CalledTool]) -> None:
-        """Add rules for one call: ``one`` with its marks, ``rest`` without the opening one."""
-        calls = self._calls
-        names = []
-        for number, tool in enumerate(tools):
-            lead = _literal(f'{{"name": {_literal(tool.name)}, "{calls.arguments_key}": ')
-            self._rules += [f'call_{number}: {lead} arguments_{number} "}}"', *self._arguments(tool, number)]
-            names.append(f"call_{number}")
-        if not calls.call_open:
-            self._rules.append(f"one: {' | '.join(names)}")
-            return
-        self._rules.append(f'rest: "\\n" ({" | ".join(names)}) "\\n" {self._mark(calls.call_close)}')
-        self._rules.append(f"one: {self._mark(calls.call_open)} rest")
+    def _text_until(self, mark: str, regex: str) -> str:
+        """Text and the mark that ends it. The lexer matches as much as it can, so both are one terminal, up
+        to the first control token of the mark."""
+        text, *rest = self._pieces(mark)
+        lead = "" if text in self._control_ids else _escaped(text)
+        before = f"(?:{regex})" if regex else r"[\s\S]*"
+        if not rest and lead:
+            name = f"t{len(self._rules)}"
+            self._rules.append(f"{name}[lazy]: {_regex(before + lead)}")
+            return name
+        following = rest if lead else [text, *rest]
+        return " ".join([_regex(before + lead), *map(self._mark, following)])
 
-    def _arguments(self, tool: CalledTool, number: int) -> list[str]:
-        """Rules for the arguments of a call."""
-        grammar = tool.grammar
-        if grammar is not None and grammar.syntax == "lark":
-            rules = self._lark_rules(grammar, number)
-            if rules:
-                opening, closing = _literal('{"input": "'), _literal('"}')
-                return [f"arguments_{number}: {opening} input_{number} {closing}", *rules]
-        # Each tool has its own schema, so that references within it stay valid.
-        schema = arguments_schema(tool)
-        if grammar is not None and _schema_error(schema, self._max_states) is not None:
-            schema = tool.parameters  # the regular expression does not work within a JSON string
-        enforced = self._enforceable(schema, tool.strict, f"tools[{number}].parameters")
-        return [f"arguments_{number}: %json {enforced}"]
+    def _text_with_calls(self, shape: TextWithCalls) -> str:
+        options = [_ANY_TEXT]
+        for mark, following in shape.triggers:
+            options.append(f"{self._text_until(mark, '')} {self._named(following)}")
+        ignored = [self._mark(mark) for mark in map(str.strip, shape.ignored) if self._controls.search(mark)]
+        lead = f"({_ANY_TEXT} ({' | '.join(ignored)}))* " if ignored else ""
+        return f"{lead}({' | '.join(options)})"
 
-    def _thought(self) -> str:
-        """The part of the start rule for the thought before an answer; empty if the model does not think.
-        Adds the rules that it needs."""
-        opening, closing = self._calls.think_open, self._calls.think_close
-        if self._opens_thought and closing not in self._control_ids:
-            self._rules += [rf"thought[lazy]: /[\s\S]*{_escaped(closing)}/", r"SPACE: /\s*/"]
-            return "thought SPACE "
-        if not self._opens_thought and opening not in self._control_ids:
-            return ""
-        lead = "" if self._opens_thought else f"{self._mark(opening)} "
-        self._rules += [
-            rf"thought: {lead}THOUGHT {self._mark(closing)} SPACE",
-            r"THOUGHT: /[\s\S]*/",
-            r"SPACE: /\s*/",
-        ]
-        return "thought " if self._opens_thought else "thought? "
+    def _mark(self, text: str) -> str:
+        """A mark, with token ids for its parts that are control tokens."""
+        return " ".join(
+            f"<[{self._control_ids[piece]}]>" if piece in self._control_ids else _literal(piece)
+            for piece in self._pieces(text)
+        )
 
-    def _mark(self, token: str) -> str:
-        """A mark as a token id if it is one token, else as text."""
-        if token in self._control_ids:
-            return f"<[{self._control_ids[token]}]>"
-        return _literal(token)
+    def _pieces(self, text: str) -> list[str]:
+        """A text cut at its control tokens."""
+        pieces, at = [], 0
+        for found in self._controls.finditer(text):
+            pieces += [text[at : found.start()], found.group()]
+            at = found.end()
+        return [piece for piece in [*pieces, text[at:]] if piece]
 
-    def _enforceable(self, schema: bytes, strict: bool, param: str) -> str:
-        return _enforceable(schema, strict, param, self._max_states)
 
-    def _finish(self, start: str) -> str:
-        return "\n".join(["%llguidance {}", f"start: {start} stop", *self._rules, ""])
+def _regex(source: str) -> str:
+    """A regular expression between slashes."""
+    escapes = {"/": r"\/", "\n": r"\n"}
+    return f"/{_SLASH.sub(lambda found: escapes.get(found.group(), found.group()), source)}/"
 
 
 def _escaped(text: str) -> str:
@@ -240,20 +245,20 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _repeated(rule: str, max_calls: int) -> str:
-    """The part of a rule that repeats ``rule`` up to ``max_calls`` times in all, after the first."""
-    return f' ("\\n" {rule}){{0,{max_calls - 1}}}' if max_calls > 1 else ""
-
-
-def _enforceable(schema: bytes, strict: bool, param: str, max_states: int) -> str:
-    """The schema to enforce: ``schema`` itself, or as much of it as possible unless ``strict``. Raises
-    ``InvalidRequest`` for a strict one that cannot be enforced."""
-    error = _schema_error(schema, max_states)
+def _enforceable(shape: Json, max_states: int) -> str:
+    """The schema to enforce: as much of it as possible unless it is strict. Raises ``InvalidRequest`` for a
+    strict one that cannot be enforced."""
+    error = _schema_error(shape.schema, max_states)
     if error is None:
-        return _with_layout(schema)
-    if not strict:
-        is_possible = _schema_error(schema, max_states, lenient=True) is None
-        return _with_layout(schema, lenient=True) if is_possible else ANY_OBJECT.decode()
+        return _with_layout(shape.schema)
+    if not shape.strict:
+        is_possible = not shape.fallback and _schema_error(shape.schema, max_states, lenient=True) is None
+        return (
+            _with_layout(shape.schema, lenient=True)
+            if is_possible
+            else (shape.fallback or ANY_OBJECT).decode()
+        )
+    param = shape.param
     raise InvalidRequest(f"Invalid '{param}': this schema cannot be enforced: {error}", param=param)
 
 

@@ -13,6 +13,7 @@ from slipring.engines.llama.options import LlamaOptions
 from slipring.engines.llama.remote import Query, RemoteVocabulary, describe, understands_llguidance
 from slipring.engines.remote.http_client import HttpClient
 from slipring.engines.tokens.model_files import (
+    END_OF_GENERATION,
     MODEL_COMMAND,
     PACKAGED_MAX_OUTPUT_TOKENS,
     PACKAGED_SAMPLING,
@@ -54,7 +55,7 @@ class ServedModel(Struct, frozen=True):
 
 def from_file(options: LlamaOptions, query: Query) -> ServedModel:
     """The model of a GGUF file. ``query`` reaches the server that will load it, once that runs."""
-    path = _file_of(options)
+    path = _loadable_file(options)
     metadata = read_file(path)
     try:
         vocabulary: Vocabulary = Tokenizer.from_gguf(metadata)
@@ -68,7 +69,7 @@ def from_file(options: LlamaOptions, query: Query) -> ServedModel:
         path=path,
         context=_context(options, metadata),
         slots=options.slots,
-        renderer=make_renderer("llama", options.dialect, info, vocabulary),
+        renderer=make_renderer("llama", options, info, vocabulary),
         llguidance=True,
         sampling=PACKAGED_SAMPLING if is_packaged else info.sampling,
         max_output_tokens=PACKAGED_MAX_OUTPUT_TOKENS if is_packaged else None,
@@ -77,7 +78,7 @@ def from_file(options: LlamaOptions, query: Query) -> ServedModel:
 
 def locate(options: LlamaOptions) -> tuple[str, int]:
     """The path of a model's file and the tokens that a slot can hold, for a process that only runs it."""
-    path = _file_of(options)
+    path = _loadable_file(options)
     return path, _context(options, read_file(path))
 
 
@@ -86,8 +87,33 @@ def _context(options: LlamaOptions, metadata: dict[str, Any]) -> int:
     return min(options.context, trained)
 
 
+class ServersModel(Struct, frozen=True):
+    """What a running llama-server says about its model."""
+
+    name: str
+    context: int
+    slots: int
+    info: ModelInfo
+    vocabulary: Vocabulary
+    sampling: Sampling
+
+
 async def from_server(options: LlamaOptions, client: HttpClient) -> ServedModel:
     """The model of a running llama-server. Raises ``StartupError``."""
+    found = await ask_server(options, client)
+    return ServedModel(
+        name=found.name,
+        path="",
+        context=found.context,
+        slots=found.slots,
+        renderer=await asyncio.to_thread(make_renderer, "llama", options, found.info, found.vocabulary),
+        llguidance=await understands_llguidance(client),
+        sampling=found.sampling,
+    )
+
+
+async def ask_server(options: LlamaOptions, client: HttpClient) -> ServersModel:
+    """Ask a running llama-server for its model. Raises ``StartupError``."""
     described = await describe(client)
     try:
         model, settings = described["model"], described["default_generation_settings"]
@@ -100,17 +126,22 @@ async def from_server(options: LlamaOptions, client: HttpClient) -> ServedModel:
             name = f"{path} {model.get('meta', {}).get('n_vocab')}"
             vocabulary = remote = RemoteVocabulary(client.query_from_thread, name)
             await asyncio.to_thread(remote.learn_control, info.token_names())
-        return ServedModel(
+        info = structs.replace(info, stop_ids=await asyncio.to_thread(_stop_ids, vocabulary))
+        return ServersModel(
             name=name_of(str(described.get("model_alias") or path)),
-            path="",
             context=int(settings["n_ctx"]),
             slots=int(described["total_slots"]),
-            renderer=await asyncio.to_thread(make_renderer, "llama", options.dialect, info, vocabulary),
-            llguidance=await understands_llguidance(client),
+            info=info,
+            vocabulary=vocabulary,
             sampling=Sampling.from_llama_server(settings.get("params") or {}),
         )
     except (LookupError, TypeError, ValueError):
         raise StartupError(f"--engine llama: {options.model} does not answer like a llama-server") from None
+
+
+def _stop_ids(vocabulary: Vocabulary) -> tuple[int, ...]:
+    """The ids at which llama.cpp ends an answer. May ask the server."""
+    return tuple(vocabulary.control(name) for name in END_OF_GENERATION if vocabulary.has_control(name))
 
 
 def name_of(path: str) -> str:
@@ -118,10 +149,15 @@ def name_of(path: str) -> str:
     return _QUANTIZATION.sub("", Path(path).name.lower().removesuffix(".gguf"))
 
 
-def _file_of(options: LlamaOptions) -> str:
-    """Return the path of the GGUF file to load: the one that is named, else the packaged one."""
+def _loadable_file(options: LlamaOptions) -> str:
+    """Return the path of the GGUF file to load. Raises ``ModuleNotFoundError`` if nothing can load it."""
     if importlib.util.find_spec("xllamacpp") is None:  # imported later, by the child process
         raise ModuleNotFoundError(name="xllamacpp")
+    return file_of(options)
+
+
+def file_of(options: LlamaOptions) -> str:
+    """Return the path of the model's GGUF file: the one that is named, else the packaged one."""
     path = options.model or packaged_model()
     if path is None:
         raise StartupError(

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from slipring.engines.options import option, read_pairs
+from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.errors import StartupError
 
 
@@ -26,7 +27,9 @@ class LlamaOptions:
         256, "jobs that may wait for a slot, tenants in turn; more are refused with 429"
     )
     saved_mib: int = option(1024, "MiB for the saved KV of chains that have no slot; 0: nothing is saved")
-    dialect: str = option("", "chatml, llama3 or template; empty: the dialect of the model's template")
+    dialect: str = dialect_option()
+    thinking: str = thinking_option()
+    variables: str = variables_option()
     tokenizer: str = option("", "a `tokenizer.json` for the model of an external llama-server")
     key_env: str = option("", "the environment variable that holds the API key of an external llama-server")
 

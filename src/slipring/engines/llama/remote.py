@@ -63,8 +63,10 @@ class RemoteVocabulary(ServerVocabulary):
     """A vocabulary behind llama-server's ``/tokenize``."""
 
     def __init__(self, query: Query, name: str, control: Mapping[str, int] | None = None) -> None:
+        """``control``: all control tokens, if they are known. Otherwise the server is asked for them."""
         super().__init__(name, control)
         self._query = query
+        self._knows_control = control is not None
 
     def _pieces(self, text: str) -> list[str]:
         # The server finds tokens that a vocabulary marks as user defined in any text.
@@ -74,6 +76,8 @@ class RemoteVocabulary(ServerVocabulary):
         return self._tokenize(text, False)
 
     def _ask_control(self, token: str) -> int | None:
+        if self._knows_control:
+            return None
         ids = self._tokenize(token, True)
         # Control tokens are one token, unlike the same text without ``parse_special``.
         return ids[0] if len(ids) == 1 and self.encode(token) != list(ids) else None

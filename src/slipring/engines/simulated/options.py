@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from slipring.engines.options import option, read_pairs
+from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.errors import StartupError
 
 
@@ -25,7 +26,9 @@ class SimulatedOptions:
         "use real token ids: of `smollm2`, the packaged model, or of a `.gguf`, a"
         " `tokenizer.json` or a directory that contains one",
     )
-    dialect: str = option("", "chatml, llama3 or template; empty: the dialect of the model's template")
+    dialect: str = dialect_option()
+    thinking: str = thinking_option()
+    variables: str = variables_option()
     context_tokens: int = option(262_144, "context length in tokens, with a vocabulary", least=1)
     script: str = option("", "a file of scripted answers, played instead of planned ones")
 

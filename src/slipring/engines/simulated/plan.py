@@ -9,7 +9,7 @@ from itertools import cycle, islice, pairwise
 from msgspec import Struct
 
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text
-from slipring.engines.constraints.answer_constraint import CalledTool
+from slipring.engines.constraints.answer_form import CalledTool
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.simulated.drafts import EMPTY_OBJECT, Draft, draft, input_for
 from slipring.engines.simulated.options import SimulatedOptions

@@ -45,15 +45,15 @@ class Known(Rendered, frozen=True, eq=False):
 
 
 class TokenizedEngine(Engine):
-    """Emits planned answers id by id."""
+    """Emits planned answers id by id. ``renderer``: used instead of the one that the options name."""
 
     name = "simulated"
     level = Level.TOKENS
     leaves_renderings = True
 
-    def __init__(self, options: SimulatedOptions) -> None:
+    def __init__(self, options: SimulatedOptions, renderer: Renderer | None = None) -> None:
         self.options = options
-        self.renderer = _open_renderer(options)
+        self.renderer = renderer or _open_renderer(options)
         self._wording = Wording(self.renderer, options)
         self._cache = BlockCache()
 
@@ -170,13 +170,13 @@ def _open_renderer(options: SimulatedOptions) -> Renderer:
     path = _packaged_path() if options.vocabulary == _PACKAGED else options.vocabulary
     if not path.endswith(".gguf"):
         tokenizer, info = read_tokenizer("simulated", path)
-        return make_renderer("simulated", options.dialect, info, tokenizer)
+        return make_renderer("simulated", options, info, tokenizer)
     metadata = read_gguf("simulated", path)
     try:
         tokenizer = Tokenizer.from_gguf(metadata)
     except UnknownVocabulary as error:
         raise StartupError(f"--engine simulated: {path} has a {error}, which is not supported") from None
-    return make_renderer("simulated", options.dialect, ModelInfo.from_gguf(metadata), tokenizer)
+    return make_renderer("simulated", options, ModelInfo.from_gguf(metadata), tokenizer)
 
 
 def _packaged_path() -> str:

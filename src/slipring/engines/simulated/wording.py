@@ -4,70 +4,98 @@ Text and calls are encoded exactly as the renderer encodes them in a history, so
 again in full has the same ids as the chain.
 """
 
+import json
+from collections.abc import Iterable
+from functools import partial
 from itertools import cycle, islice
 
 from slipring.core.generation import Job
 from slipring.engines.simulated.options import SimulatedOptions
 from slipring.engines.simulated.plan import WORDS, Content, input_of, padded
-from slipring.prompts.dialects.chatml import ChatMl
-from slipring.prompts.dialects.dialect import Mark, Phrase
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
+from slipring.prompts.parsing.call_writer import Call, Piece, answer_pieces
 from slipring.prompts.rendering import Rendered, Renderer
-from slipring.prompts.tool_definitions import flat_name, quoted
+from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
+from slipring.prompts.tool_definitions import flat_name
 from slipring.protocol import wire
 from slipring.protocol.tools import CallableTool
 
 
 class Wording:
-    """Encodes answers with one vocabulary."""
+    """Encodes answers with one vocabulary, in the model's output format."""
 
     def __init__(self, renderer: Renderer, options: SimulatedOptions) -> None:
         self._renderer = renderer
-        self._calls = renderer.call_format
+        self._format = renderer.output_format
         self._options = options
-        self._encoder = DialectRenderer(ChatMl(), renderer.vocabulary)
+        self._finder = ControlTokenFinder(renderer.vocabulary, "")
+        # Dialects keep the arguments of calls as they are; templates write them with spaces.
+        self._is_compact = isinstance(renderer, DialectRenderer)
         words = [f" {word}" for word in WORDS]
-        self._words = [word for word in words if len(self._encode(word)) == 1] or words
+        self._words = [word for word in words if len(renderer.vocabulary.encode(word)) == 1] or words
         """Of one token each if possible, so that an answer has exactly the configured length."""
 
     def ids(self, job: Job, prompt: Rendered, content: Content, mark: str) -> list[int]:
-        """The ids of an answer, without the token that ends it. ``mark``: a text that the answer carries."""
-        parts: list[str | Mark] = []
-        if self._renderer.opens_thought(prompt):
-            parts += [Mark(self._calls.think_close), "\n\n"]
-        if content.tools:
-            for number, tool in enumerate(content.tools):
-                parts += self._call(tool, content, mark, "\n" if number else "")
-        elif job.settings.format.kind == "text":
-            first = mark or WORDS[0].capitalize()
-            parts.append(first + self._filler(len(self._encode(first))))
-        else:
-            parts.append(content.draft.filled(mark))
-        return self._encode(*parts)
+        """The ids of an answer, without the token that ends it. ``mark``: a text that the answer carries.
 
-    def _call(self, tool: CallableTool, content: Content, mark: str, separator: str) -> list[str | Mark]:
-        """A call of ``output_tokens`` tokens if its arguments have a place for filler words."""
-        if tool.kind == "custom":
-            text = input_of(content, self._options.output_tokens, mark)
-            return self._written(tool, wire.encode({"input": text}).decode(), separator)
-        draft = content.draft
-        if not draft.carries:
-            return self._written(tool, padded(draft.plain, self._options.output_tokens), separator)
+        An answer of words has ``output_tokens`` tokens, and one of calls as many for each call whose
+        arguments have a place for filler words. If the format has no calls, the answer is words. A Harmony
+        answer has one call.
+        """
+        opened = self._renderer.opens_thought(prompt)
+        tools = content.tools[:1] if self._format.is_harmony else content.tools
+        if tools and (self._format.calls is not None or self._format.is_harmony):
+            return self._called(tools, prompt, content, mark, opened=opened)
+        if job.settings.format.kind != "text" and not tools:
+            return self._answered(content.draft.filled(mark), opened=opened)
         first = mark or WORDS[0].capitalize()
-        short = self._encode(*self._written(tool, draft.filled(first), separator))
-        return self._written(tool, draft.filled(first + self._filler(len(short))), separator)
+        short = self._answered(first, opened=opened)
+        return self._answered(first + self._filler(len(short), 1), opened=opened)
 
-    def _written(self, tool: CallableTool, arguments: str, separator: str) -> list[str | Mark]:
-        """A call with its marks, in the format of the model's dialect."""
-        calls = self._calls
-        body = f'{{"name": {quoted(flat_name(tool))}, "{calls.arguments_key}": {arguments}}}'
-        if not calls.call_open:
-            return [separator + body]
-        return [separator, Mark(calls.call_open), f"\n{body}\n", Mark(calls.call_close)]
+    def _answered(self, text: str, *, opened: bool) -> list[int]:
+        return self._encode(answer_pieces(self._format, text=text, opened_thought=opened))
 
-    def _filler(self, tokens: int) -> str:
-        """Words that lengthen an answer of so many tokens to ``output_tokens``."""
-        return "".join(islice(cycle(self._words), max(self._options.output_tokens - tokens, 0)))
+    def _called(
+        self, tools: Iterable[CallableTool], prompt: Rendered, content: Content, mark: str, *, opened: bool
+    ) -> list[int]:
+        """The ids of calls. Each is made as long as it has to be after those before it."""
 
-    def _encode(self, *parts: str | Mark) -> list[int]:
-        return self._encoder.encode([Phrase(parts)])
+        def encoded(calls: list[Call]) -> list[int]:
+            return self._encode(answer_pieces(self._format, calls=calls, opened_thought=opened))
+
+        first, draft = mark or WORDS[0].capitalize(), content.draft
+        calls: list[Call] = []
+        for number, tool in enumerate(tools):
+            call = partial(Call, flat_name(tool), index=self._renderer.counted_calls(prompt) + number)
+            if tool.kind == "custom":
+                text = input_of(content, self._options.output_tokens, mark)
+                arguments = self._arguments(wire.encode({"input": text}).decode())
+            elif draft.carries:
+                short = encoded([*calls, call(self._arguments(draft.filled(first)))])
+                arguments = self._arguments(draft.filled(first + self._filler(len(short), number + 1)))
+            else:
+                arguments = padded(self._arguments(draft.plain), self._options.output_tokens)
+            calls.append(call(arguments))
+        return encoded(calls)
+
+    def _arguments(self, text: str) -> str:
+        """Arguments as the renderer writes them in a history."""
+        return text if self._is_compact else json.dumps(json.loads(text), ensure_ascii=False)
+
+    def _filler(self, tokens: int, answers: int) -> str:
+        """Words that lengthen so many tokens to ``answers`` times ``output_tokens``."""
+        return "".join(islice(cycle(self._words), max(answers * self._options.output_tokens - tokens, 0)))
+
+    def _encode(self, pieces: Iterable[Piece]) -> list[int]:
+        """Encode marks that are control tokens as such, and each text between them."""
+        encode = self._renderer.vocabulary.encode
+        ids: list[int] = []
+        text = ""
+        for piece in pieces:
+            for part in self._finder.split(piece.text) if piece.is_mark else (piece.text,):
+                if isinstance(part, int):
+                    ids += [*encode(text), part]
+                    text = ""
+                else:
+                    text += part
+        return ids + encode(text)

@@ -62,11 +62,14 @@ async def _rendered(
     job: Job, renderer: Renderer, budget: TokenBudget, tokenizing: TokenizerThreads
 ) -> Rendering:
     """Render in a thread, or on the event loop if that is certain to be short."""
-    if _is_short(job, renderer):
-        return renderer.render(job, budget)
-    return await tokenizing.run(
-        job.tenant, renderer.render, job, budget, is_local=renderer.vocabulary.is_local
-    )
+    try:
+        if _is_short(job, renderer):
+            return renderer.render(job, budget)
+        return await tokenizing.run(
+            job.tenant, renderer.render, job, budget, is_local=renderer.vocabulary.is_local
+        )
+    finally:
+        tokenizing.encoded(renderer.vocabulary)
 
 
 def _is_short(job: Job, renderer: Renderer) -> bool:

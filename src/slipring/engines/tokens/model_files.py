@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from slipring.engines.tokens.sampling import Sampling
-from slipring.errors import StartupError
+from slipring.errors import StartupError, UnusableModel
 from slipring.prompts.tokenization.gguf_metadata import GgufError, read_metadata
-from slipring.prompts.tokenization.tokenizer import Tokenizer
+from slipring.prompts.tokenization.tokenizer import Tokenizer, UnknownVocabulary
 
 # One text is tokenized at a time, so the library needs no thread pool.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -31,6 +31,21 @@ _CONTROL_TYPES = (3, 4)
 """GGUF token types: control, and user defined."""
 
 
+END_OF_GENERATION = (
+    *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|eot|>", "<EOT>"),
+    *(
+        "<end_of_turn>",
+        "<turn|>",
+        "<|return|>",
+        "<|call|>",
+        "<|end_of_msg|>",
+        "<｜end▁of▁sentence｜>",
+        "</s>",
+    ),
+)
+"""Names of tokens at which llama.cpp ends an answer, whatever the metadata says."""
+
+
 class ModelInfo(Struct, frozen=True):
     """A model's chat template, special tokens and recommended sampling."""
 
@@ -40,6 +55,12 @@ class ModelInfo(Struct, frozen=True):
     control: tuple[str, ...] = ()
     """Names of control tokens."""
     sampling: Sampling = Sampling()
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end an answer, as the files name them."""
+    response_template: dict[str, Any] | None = None
+    """The model's own description of its answers, if it has one."""
+    family: str = ""
+    """The architecture, as the model's ``config.json`` names it."""
 
     @classmethod
     def from_tokenizer_config(cls, config: dict[str, Any]) -> "ModelInfo":
@@ -54,21 +75,31 @@ class ModelInfo(Struct, frozen=True):
             _token_name(config.get("bos_token")),
             _token_name(config.get("eos_token")),
             tuple(filter(None, map(_token_name, added))),
+            response_template=_object(config.get("response_template")),
         )
 
     @classmethod
     def from_gguf(cls, metadata: dict[str, Any]) -> "ModelInfo":
         tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
 
-        def token(role: str) -> str:
+        def id_of(role: str) -> int | None:
             id = metadata.get(f"tokenizer.ggml.{role}_token_id")
-            return tokens[id] if isinstance(id, int) and 0 <= id < len(tokens) else ""
+            return id if isinstance(id, int) and 0 <= id < len(tokens) else None
 
+        def token(role: str) -> str:
+            id = id_of(role)
+            return tokens[id] if id is not None else ""
+
+        control = control_tokens(metadata)
+        named = (id_of(role) for role in ("eos", "eot", "eom"))
+        known = (control.get(name) for name in END_OF_GENERATION)
         return cls(
             str(metadata.get("tokenizer.chat_template", "")),
             token("bos"),
             token("eos"),
             sampling=Sampling.from_gguf(metadata),
+            stop_ids=tuple(sorted({id for id in (*named, *known) if id is not None})),
+            family=str(metadata.get("general.architecture", "")),
         )
 
     def token_names(self) -> set[str]:
@@ -84,7 +115,8 @@ def _token_name(token: object) -> str:
 def read_tokenizer(kind: str, path: str) -> tuple[Tokenizer, ModelInfo]:
     """Read a ``tokenizer.json``, or a directory with one and the files that describe its model.
 
-    ``kind`` is the engine's, for messages. Raises ``StartupError``.
+    ``kind`` is the engine's, for messages. Raises ``StartupError``, and ``UnusableModel`` for a vocabulary of
+    an unknown kind.
     """
     place = Path(path)
     if _HUB_NAME.fullmatch(path) and not place.exists():
@@ -98,6 +130,8 @@ def read_tokenizer(kind: str, path: str) -> tuple[Tokenizer, ModelInfo]:
             return Tokenizer.from_json(place.read_text(encoding="utf-8")), ModelInfo()
         tokenizer = Tokenizer.from_json((place / "tokenizer.json").read_text(encoding="utf-8"))
         return tokenizer, _read_directory(place)
+    except UnknownVocabulary as error:
+        raise UnusableModel(f"--engine {kind}: cannot use the tokenizer {path}: {error}") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise StartupError(f"--engine {kind}: cannot use the tokenizer {path}: {error}") from None
 
@@ -109,9 +143,22 @@ def _read_directory(directory: Path) -> ModelInfo:
         config["chat_template"] = template.read_text(encoding="utf-8")
     info = ModelInfo.from_tokenizer_config(config)
     generation = _read_object(directory / "generation_config.json")
-    return ModelInfo(
-        info.template, info.bos, info.eos, info.control, Sampling.from_generation_config(generation)
+    return structs.replace(
+        info,
+        sampling=Sampling.from_generation_config(generation),
+        stop_ids=_ids(generation.get("eos_token_id")),
+        family=str(_read_object(directory / "config.json").get("model_type") or ""),
     )
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    """One id, or a list of ids."""
+    values = value if isinstance(value, list) else [value]
+    return tuple(each for each in values if isinstance(each, int) and not isinstance(each, bool))
+
+
+def _object(value: object) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Literal
 from msgspec import Struct, structs
 
 from slipring.core.generation import CallArguments, Delta, Finished, Job, Prefilled, Text
-from slipring.prompts.parsing.parser import Parser
+from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat, PythonCalls
+from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.prompts.parsing.utf8 import Utf8Stream
 from slipring.prompts.rendering import Renderer, Rendering
 from slipring.protocol.responses import Logprob
@@ -27,15 +28,10 @@ class OutputDecoder:
         """``constrained``: the engine enforces a JSON schema on the answer. ``trusted``: a grammar enforces
         the format of calls."""
         starts_thinking = renderer.opens_thought(rendering.prompt)
-        calls = renderer.call_format
-        if trusted and calls.call_open:
-            # The grammar recognises calls by their marker; it has not checked text without one.
-            calls = structs.replace(calls, bare_json=False, prefix="")
-        self._parser = Parser(calls, job.offer, starts_thinking=starts_thinking, trusted=trusted)
+        format = _recognized(renderer.output_format, required=job.offer.required, trusted=trusted)
+        self._parser = OutputParser(format, job.offer, starts_thinking=starts_thinking, trusted=trusted)
         # A schema may apply from the first token, although the prompt has opened a reasoning block.
-        self._without_thought = (
-            Parser(renderer.call_format, job.offer) if constrained and starts_thinking else None
-        )
+        self._without_thought = OutputParser(format, job.offer) if constrained and starts_thinking else None
         self._logprobs: list[Logprob] = []
         self.characters = Utf8Stream()
         self.thought_tokens = 0
@@ -75,6 +71,21 @@ class OutputDecoder:
         elif self._parser.is_thinking or any(isinstance(delta, CallArguments) for delta in deltas):
             self._logprobs = []  # the API has none for reasoning and calls
         return deltas
+
+
+def _recognized(format: OutputFormat, *, required: bool, trusted: bool) -> OutputFormat:
+    """The format with the calls that a constraint allows."""
+    calls = format.calls
+    if trusted and isinstance(calls, JsonCalls | PythonCalls) and (calls.open or calls.section_open):
+        # The constraint recognises calls by their marks; it has not checked text without them.
+        calls = structs.replace(calls, is_bare=False)
+    if isinstance(calls, JsonCalls):
+        if trusted:
+            calls = structs.replace(calls, announcement="")
+        elif required and not calls.section_open:
+            # A server that takes no more than a schema enforces a call without marks.
+            calls = structs.replace(calls, is_bare=True)
+    return structs.replace(format, calls=calls)
 
 
 class Piece(Struct):

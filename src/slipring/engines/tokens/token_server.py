@@ -15,14 +15,17 @@ from msgspec import Struct
 
 from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
 from slipring.engines.base import Engine, Level
-from slipring.engines.constraints.answer_constraint import Constraint, constraint_of
+from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_pairs
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
+from slipring.engines.remote.http_client import HttpFailure
 from slipring.engines.remote.upstream import Upstream, UpstreamOptions, read_each, refusal, startup_errors
 from slipring.engines.tokens.job_rendering import count, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_renderer
+from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
 from slipring.engines.tokens.sampling import Sampling
+from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.errors import ApiError, ServerError, StartupError
 from slipring.prompts.rendering import Rendered, Renderer
@@ -40,11 +43,14 @@ class TokenServerOptions(UpstreamOptions):
     tokenizer: str = option(
         "", "the model's `tokenizer.json`, or a directory that holds it and `tokenizer_config.json`"
     )
-    dialect: str = option(
-        "", "how contexts are written: chatml, llama3 or template; empty: as the model's template asks"
-    )
+    dialect: str = dialect_option()
+    thinking: str = thinking_option()
+    variables: str = variables_option()
     model: str = option("", "the model's name at the server; empty: the first that it serves")
     context: int = option(0, "tokens of context; 0: as many as the server reports")
+    structural_tags: bool = option(
+        True, "whether the server may be sent structural tags; false: it does not enforce them with xgrammar"
+    )
 
 
 def read_options(kind: str, text: str) -> TokenServerOptions:
@@ -102,6 +108,7 @@ class TokenServer(Engine):
         self._upstream = Upstream(self.name, options)
         self._gate = Gate(f"{self.maker} at {options.url}", options, self._probe)
         self._models: list[Model] = []
+        self._constraints = ServerConstraints(self._may_send_tags, self._try_out)
 
     @classmethod
     def from_options(cls, text: str) -> "TokenServer":
@@ -115,9 +122,8 @@ class TokenServer(Engine):
         return self._models
 
     async def start(self) -> None:
-        await self._upstream.start()
-        self.served = served = await self._find_model()
-        vocabulary, info = await self.find_vocabulary()
+        vocabulary, info = await self.connect()
+        served = self.served
         self.sampling = info.sampling
         model = Model(
             name=served.name,
@@ -128,10 +134,14 @@ class TokenServer(Engine):
         )
         self._models = [model]
         # In a thread: it is CPU time, and may need the server's tokenizer.
-        self.renderer = await asyncio.to_thread(
-            make_renderer, self.name, self.options.dialect, info, vocabulary
-        )
+        self.renderer = await asyncio.to_thread(make_renderer, self.name, self.options, info, vocabulary)
         await prefetch(self.renderer)
+
+    async def connect(self) -> tuple[Vocabulary, ModelInfo]:
+        """Connect to the server, and find its model, that model's vocabulary and what is known about it."""
+        await self._upstream.start()
+        self.served = await self._find_model()
+        return await self.find_vocabulary()
 
     async def close(self) -> None:
         await self._gate.close()
@@ -140,7 +150,7 @@ class TokenServer(Engine):
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         rendering = await render(job, self.renderer, self.served.context - self.spared, self.tokenizing)
         sent = rendering.prompt if job.generate else rendering.context
-        constraint = await self._constraint(job)
+        constraint = await self._constraints.of(job, rendering, self.renderer, self.compiler)
         with self._gate.ticket(job.tenant) as ticket:
             yield [Accepted(rendering.new_tokens, rendering.fallback, rendering.dropped_items)]
             await ticket.turn()
@@ -150,7 +160,13 @@ class TokenServer(Engine):
                 return
             # Encoded only now, because it takes memory: all ids as text.
             request = self.write(job, sent, self._limit(job, sent), constraint)
-            answer = TokenAnswer(job, rendering, self.renderer, constrained=constraint is not None)
+            answer = TokenAnswer(
+                job,
+                rendering,
+                self.renderer,
+                constrained=constraint is not None and constraint.kind != "tag",
+                trusted=constraint is not None and constraint.makes_calls_certain,
+            )
 
             def attempt() -> Awaitable[BegunStream[list[Delta]]]:
                 return BegunStream.begin(self._attempt(request, answer))
@@ -164,13 +180,34 @@ class TokenServer(Engine):
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
 
-    async def _constraint(self, job: Job) -> Constraint | None:
-        return await constraint_of(job, self.renderer.call_format, self.compiler) if job.generate else None
+    async def _try_out(self, job: Job, prompt: Rendered, constraint: Constraint) -> str | None:
+        """The first tokens of an answer as text; None if the server fails."""
+        request = self.write(job, prompt, TRIED_TOKENS, constraint)
+        reader, text, ids = request.read(), "", list[int]()
+        try:
+            async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
+                async for payloads in batches:
+                    pieces, fault = read_each(reader.read, payloads)
+                    if fault is not None:
+                        return None
+                    text += "".join(piece.text for piece in pieces)
+                    ids += [id for piece in pieces for id in piece.ids]
+        except (Retryable, ApiError, HttpFailure, msgspec.DecodeError):
+            return None
+        is_local = self.renderer.vocabulary.is_local
+        return self.renderer.token_bytes.join(ids).decode("utf-8", "replace") if is_local else text
+
+    async def _may_send_tags(self) -> bool:
+        return self.options.structural_tags and await self.takes_tags()
+
+    @abstractmethod
+    async def takes_tags(self) -> bool:
+        """Whether the server's version takes structural tags. Raises ``HttpFailure`` if it does not tell."""
 
     @abstractmethod
     async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
         """The model's vocabulary, chat template and sampling, from files or from the server.
-        Called by ``start``."""
+        Called by ``connect``."""
 
     @abstractmethod
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:

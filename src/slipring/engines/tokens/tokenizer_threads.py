@@ -11,7 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from typing import TypeVar
+from threading import Thread
+from typing import Protocol, TypeVar
 
 from slipring.core.generation import Job
 from slipring.core.limits import Limits
@@ -22,6 +23,14 @@ T = TypeVar("T")
 _REMOTE_THREADS = 32
 _SHORT_BYTES = 64 * 1024
 """Items of this size are processed within a few milliseconds, however many they are."""
+
+
+class Accelerable(Protocol):
+    """The part of ``Vocabulary`` that makes it faster. Not every engine installs what that needs."""
+
+    def is_worth_accelerating(self) -> bool: ...
+
+    def accelerate(self) -> None: ...
 
 
 class FairThreadPool:
@@ -67,6 +76,12 @@ class TokenizerThreads:
         server."""
         pool = self._local if is_local else self._remote
         return await pool.run(tenant, work, *arguments)
+
+    def encoded(self, vocabulary: Accelerable) -> None:
+        """Accelerate a vocabulary, in a thread of its own, once it has encoded enough to be worth it."""
+        if vocabulary.is_worth_accelerating():
+            # Not a daemon: the interpreter must not end while code outside of Python runs in a thread.
+            Thread(target=vocabulary.accelerate, name="accelerate").start()
 
     async def prepare(self, job: Job, work: Callable[..., T], *arguments: object) -> T:
         """Call ``work``, which processes the new items of a job: in a local thread if they are large,

@@ -7,13 +7,13 @@ whole context.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from msgspec import Struct
 
 from slipring.core.chain.head import Head
-from slipring.prompts.parsing.call_formats import CallFormat
+from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.tool_definitions import describe_format, describe_found, flat_name
 from slipring.protocol import wire
 from slipring.protocol.items import (
@@ -66,7 +66,7 @@ class Dialect(ABC):
     name: str
     stop: tuple[str, ...]
     """Control tokens that end an answer."""
-    call_format: CallFormat
+    output_format: OutputFormat
     """How the model writes calls and thoughts; configures the parser."""
     tool_role: str
     """The role of blocks that hold tool outputs."""
@@ -106,6 +106,10 @@ class Dialect(ABC):
             return self.preamble()
         pieces = tuple(piece for part in parts for piece in ("\n\n", *part))[1:]
         return [*self.preamble(), *self.open("system"), Phrase(pieces), *self.close()]
+
+    def write_default_system(self, items: Sequence[Item]) -> list[Fragment]:
+        """What precedes the first items of a context without a head."""
+        return []
 
     def write_items(self, block: Block, items: Iterable[Item]) -> tuple[list[Fragment], Block]:
         """Write items after a context that left ``block`` open; return the block that they leave open."""

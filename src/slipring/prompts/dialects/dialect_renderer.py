@@ -7,7 +7,7 @@ renders the head again and keeps the ids of the body.
 from collections.abc import Iterable, Iterator, Sequence
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Job
+from slipring.core.generation import Job, Settings
 from slipring.prompts.dialects.dialect import Block, Control, Dialect, Fragment, Mark, Phrase
 from slipring.prompts.rendering import Preface, Rendered, Renderer, Step, empty
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
@@ -24,7 +24,7 @@ class DialectRenderer(Renderer):
     def __init__(self, dialect: Dialect, vocabulary: Vocabulary) -> None:
         super().__init__(dialect.name, vocabulary)
         self.dialect = dialect
-        self.call_format = dialect.call_format
+        self.output_format = dialect.output_format
         self._stop_ids: frozenset[int] | None = None
 
     def stop_ids(self) -> frozenset[int]:
@@ -34,9 +34,9 @@ class DialectRenderer(Renderer):
         return self._stop_ids
 
     def start(
-        self, head: Head, format: TextFormat, items: Sequence[Item], encoder: BudgetedEncoder
+        self, head: Head, settings: Settings, items: Sequence[Item], encoder: BudgetedEncoder
     ) -> Rendered:
-        preface = self._preface(head, format, encoder)
+        preface = self._preface(head, settings.format, encoder)
         return self._write(Rendered(self._writer, preface, empty(Block.NONE)), items, encoder)
 
     def append(self, position: Rendered, job: Job, encoder: BudgetedEncoder) -> Rendered:
@@ -84,6 +84,8 @@ class DialectRenderer(Renderer):
         fragments, block = self.dialect.write_items(before, items)
         if not fragments and block is before:
             return start
+        if not start.total:
+            fragments = [*self.dialect.write_default_system(items), *fragments]
         return start.then(self.encode(fragments, encoder), block)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from slipring.prompts.dialects.dialect import Control, Dialect, Fragment, Mark
-from slipring.prompts.parsing.call_formats import LLAMA3_JSON
+from slipring.prompts.parsing.known_formats import LLAMA3_JSON
 from slipring.prompts.tool_definitions import describe, quoted
 from slipring.protocol.tools import CallableTool
 
@@ -18,7 +18,7 @@ class Llama3(Dialect):
     name = "llama3"
     stop = ("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
     tool_role = "ipython"
-    call_format = LLAMA3_JSON
+    output_format = LLAMA3_JSON
 
     def preamble(self) -> list[Fragment]:
         return [_BEGIN]

@@ -6,20 +6,22 @@ from functools import lru_cache
 class MarkerFinder:
     """Finds the first of several markers. Empty markers are ignored."""
 
-    __slots__ = ("_longest", "_markers", "_prefixes", "_starts")
+    __slots__ = ("_longest", "_markers", "_prefixes", "_starts", "longest")
 
     def __init__(self, *markers: str) -> None:
         self._markers = tuple(marker for marker in markers if marker)
         self._prefixes = frozenset(marker[:end] for marker in self._markers for end in range(1, len(marker)))
         self._longest = max(map(len, self._prefixes), default=0)
         self._starts = frozenset(marker[0] for marker in self._markers)
+        self.longest = self._longest + 1
+        """The length of the longest marker."""
 
     def __bool__(self) -> bool:
         return bool(self._markers)
 
-    def may_begin_in(self, text: str) -> bool:
-        """Whether ``text`` contains the first character of any marker."""
-        return not self._starts.isdisjoint(text)
+    def cannot_begin_in(self, text: str) -> bool:
+        """Whether ``text`` contains no first character of any marker."""
+        return self._starts.isdisjoint(text)
 
     def cut(self, text: str, *, last: bool) -> tuple[str, str, str]:
         """Return the text before the first marker, the marker, and the rest.

@@ -1,8 +1,8 @@
 """Converts items to chat messages, the input of chat templates.
 
 Consecutive items of the assistant (reasoning, text, calls) become one message. A tool output names the call
-that it answers. ``MessageBuilder`` keeps the pending calls, so that a delta converts to the same messages as
-within the whole context.
+that it answers. ``MessageBuilder`` keeps the pending calls and counts calls, so that a delta converts to the
+same messages as within the whole context.
 """
 
 import hashlib
@@ -15,7 +15,9 @@ from msgspec import Struct
 
 from slipring.core.chain.head import Head
 from slipring.errors import InvalidRequest
-from slipring.prompts.templates.jinja import YieldingList
+from slipring.prompts.parsing.call_writer import Call, answer_pieces
+from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.prompts.templates.template_values import YieldingList, to_json
 from slipring.prompts.tool_definitions import describe, describe_format, describe_found, flat_name
 from slipring.protocol.items import (
     AdditionalTools,
@@ -35,6 +37,8 @@ _MAX_DEPTH = 100
 """Nesting of JSON that is passed to a template as a value."""
 _MAX_VALUES = 100_000
 """Number of values in JSON that is passed to a template as a value: it is decoded and encoded in one step."""
+_THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Templates read thoughts under different names."""
 _ADDED_TOOLS = "From now on you can also call these tools:"
 Dict = dict[str, Any]
 _object = msgspec.json.Decoder(Dict)
@@ -60,38 +64,91 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
     name: str = ""
     """The tool's name, in a tool output whose call is known."""
 
-    def as_dict(self, text: Callable[[str], str], value: Callable[[Any], Any]) -> Dict:
+    def as_dict(
+        self, text: Callable[[str], str], value: Callable[[Any], Any], fields: "MessageFields"
+    ) -> Dict:
         """Return a new dict for a template, which may change it. ``text`` and ``value`` are applied to all
         strings and JSON values that come from clients or models."""
-        fields: Dict = {"role": self.role, "content": text(self.content)}
-        if self.thoughts:
-            fields["reasoning_content"] = text(self.thoughts)
-        if self.calls:
-            fields["tool_calls"] = YieldingList(
+        message: Dict = {"role": self.role, "content": text(self.content)}
+        if self.thoughts and fields.thought_blocks:
+            message["content"] = YieldingList([{"type": "thinking", "thinking": text(self.thoughts)}])
+            if self.content:
+                message["content"].append({"type": "text", "text": text(self.content)})
+        elif self.thoughts:
+            message |= dict.fromkeys(_THOUGHT_FIELDS, text(self.thoughts))
+        if self.calls and fields.calls_as_text is not None:
+            message["content"] = self._content_with_calls(text, fields.calls_as_text)
+        elif self.calls:
+            if fields.null_content and not self.content:
+                message["content"] = None
+            message["tool_calls"] = YieldingList(
                 {
                     "id": call.id,
                     "type": "function",
-                    "function": {"name": text(call.name), "arguments": value(call.arguments)},
+                    "function": {"name": text(call.name), "arguments": fields.arguments(call, value)},
                 }
                 for call in self.calls
             )
         if self.role == "tool":
-            fields["tool_call_id"] = self.call_id
+            message["tool_call_id"] = self.call_id
             if self.name:
-                fields["name"] = text(self.name)
-        return fields
+                message["name"] = text(self.name)
+        return message
+
+    def _content_with_calls(self, text: Callable[[str], str], format: OutputFormat) -> str:
+        """The content followed by the calls as the model writes them, whose marks may be control tokens."""
+        calls = [
+            Call(
+                each.name,
+                {"arguments": each.arguments} if isinstance(each.arguments, str) else each.arguments,
+            )
+            for each in self.calls
+        ]
+        pieces = answer_pieces(format, text=self.content, calls=calls)
+        return "".join(piece.text if piece.is_mark else text(piece.text) for piece in pieces)
 
 
-PendingCalls = Mapping[str, str]
-"""Names of the called tools whose outputs are missing, by ``call_id``."""
+class MessageFields(Struct, frozen=True, kw_only=True):
+    """How a template takes what messages hold."""
+
+    thought_blocks: bool = False
+    """Thoughts are a part of the content, instead of fields."""
+    text_arguments: bool = False
+    """The arguments of calls are JSON text, instead of values."""
+    null_content: bool = False
+    """The content of a message without text is null, if it has calls."""
+    calls_as_text: OutputFormat | None = None
+    """Calls are a part of the content, in this format, because the template does not write them."""
+
+    def arguments(self, call: ChatCall, value: Callable[[Any], Any]) -> Any:
+        if self.text_arguments and not isinstance(call.arguments, str):
+            return to_json(value(call.arguments))
+        return value(call.arguments)
+
+
+class PendingCall(Struct, frozen=True, array_like=True):
+    """A call whose output is missing."""
+
+    name: str
+    id: str
+    """The call's id in templates."""
+
+
+PendingCalls = Mapping[str, PendingCall]
+"""The calls whose outputs are missing, by ``call_id``."""
 
 
 class MessageBuilder:
-    """Converts items to messages. ``pending``: calls of earlier items that may be answered."""
+    """Converts items to messages.
 
-    def __init__(self, pending: PendingCalls) -> None:
+    ``pending``: calls of earlier items that may be answered. ``calls``: how many calls there are in earlier
+    items; None: ids do not count them.
+    """
+
+    def __init__(self, pending: PendingCalls, calls: int | None = None) -> None:
         self.messages: list[ChatMessage] = []
         self._pending = dict(pending)
+        self.calls = calls
 
     @property
     def pending(self) -> PendingCalls:
@@ -129,22 +186,20 @@ class MessageBuilder:
 
     def _add_call(self, call: FunctionCall | CustomToolCall, arguments: Dict | str) -> None:
         name = flat_name(call)
-        self._pending[call.call_id] = name
-        self.messages.append(
-            ChatMessage(role="assistant", calls=(ChatCall(short_id(call.call_id), name, arguments),))
-        )
+        id = self._next_id(call.call_id, name)
+        self._pending[call.call_id] = PendingCall(name, id)
+        self.messages.append(ChatMessage(role="assistant", calls=(ChatCall(id, name, arguments),)))
 
     def _add_output(self, output: CallOutput) -> None:
-        name = self._pending.pop(output.call_id, "")
+        call = self._pending.pop(output.call_id, None) or PendingCall("", short_id(output.call_id))
         text = describe_found(output) if isinstance(output, LoadedTools) else plain_text(output.output)
-        self.messages.append(
-            ChatMessage(
-                role="tool",
-                content=text,
-                call_id=short_id(output.call_id),
-                name=name,
-            )
-        )
+        self.messages.append(ChatMessage(role="tool", content=text, call_id=call.id, name=call.name))
+
+    def _next_id(self, call_id: str, name: str) -> str:
+        if self.calls is None:
+            return short_id(call_id)
+        self.calls += 1
+        return f"functions.{name}:{self.calls - 1}"
 
 
 def _merge_assistant(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
@@ -197,9 +252,12 @@ def _is_shallow(value: object, depth: int) -> bool:
     return depth > 0 and all(_is_shallow(each, depth - 1) for each in inner)
 
 
-def head_messages(head: Head, format: TextFormat) -> list[ChatMessage]:
-    """Instructions and the answer format as the first system message; empty if there are none."""
+def head_messages(head: Head, format: TextFormat, tools: str = "") -> list[ChatMessage]:
+    """Instructions, the answer format and ``tools``, a description of tools, as the first system message;
+    empty if there are none."""
     parts = [head.instructions] if head.instructions else []
+    if tools:
+        parts.append(tools)
     if format.kind != "text":
         parts.append(describe_format(format))
     return [ChatMessage(role="system", content="\n\n".join(parts))] if parts else []
@@ -214,5 +272,9 @@ def template_tools(tools: Iterable[CallableTool]) -> list[Dict]:
             raise InvalidRequest(
                 "Invalid 'tools': the schema of a tool is nested too deeply, or too large.", param="tools"
             )
+        parameters = definition["function"]["parameters"]
+        if isinstance(parameters, dict):
+            parameters.setdefault("type", "object")
+            parameters.setdefault("properties", {})  # templates rely on both
         definitions.append(definition)
     return definitions

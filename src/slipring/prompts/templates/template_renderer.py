@@ -7,47 +7,58 @@ not meet at a control token, the renderer raises ``CannotAppend`` and all items 
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Job
+from slipring.core.generation import Job, Settings
 from slipring.errors import InvalidRequest
-from slipring.prompts.parsing.call_formats import detect_call_format
+from slipring.prompts.parsing.known_formats import HERMES
+from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
 from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, Step, empty
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
     MessageBuilder,
+    MessageFields,
     PendingCalls,
     head_messages,
     template_tools,
 )
-from slipring.prompts.templates.jinja import SupportsStrftime, Template, TemplateError
-from slipring.prompts.templates.template_probes import (
+from slipring.prompts.templates.chat_template import NO_VARIABLES, ChatTemplate, Variables
+from slipring.prompts.templates.detection.format_detection import detect_format
+from slipring.prompts.templates.message_forms import ACCEPTS_ALL, MessageForms, find_forms
+from slipring.prompts.templates.stand_ins import (
     ALL_PLACEHOLDERS,
+    ANSWERED,
+    CALLED,
     LAST_CALL_PLACEHOLDER,
+    NEXT_PLACEHOLDER,
     PLACEHOLDER_TOOLS,
+    QUESTION,
     TEXT_PLACEHOLDER,
     THOUGHT_PLACEHOLDER,
     answer_stand_in,
     stand_in,
+    without_thoughts,
 )
+from slipring.prompts.templates.template_values import SupportsStrftime, TemplateError
 from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder, ControlTokenGuard
 from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
+from slipring.prompts.tool_definitions import tool_instructions
 from slipring.protocol import wire
 from slipring.protocol.items import Item
-from slipring.protocol.requests import TextFormat
 
 HEAD_CHANGED = "the head changed"
+EFFORT_CHANGED = "the effort of reasoning changed, which the template writes at the beginning"
 REWRITES_EARLIER = "the template rewrites earlier turns"
+DROPS_THOUGHTS = "the template drops earlier thoughts"
 MOVES_EARLIER = "the template writes earlier parts among the new ones"
 CONTINUES_ASSISTANT = "the delta continues an assistant message"
 REFUSES_PART = "the template cannot write a part of the conversation alone"
 NO_BOUNDARY = "the template's parts do not meet at a control token"
-UNUSUAL_CALL_END = "the template ends answers with calls differently"
 
 _NOTHING = Step.of(())
 
@@ -56,14 +67,30 @@ class Tail(Struct, frozen=True):
     """The state needed to append to a context. The field names are stored: see ``rendering_codec``."""
 
     stand_in: tuple[ChatMessage, ...]
-    names: PendingCalls
-    """Tools whose outputs are missing at the end of the context."""
+    pending: PendingCalls
+    """Calls whose outputs are missing at the end of the context."""
     prompt: tuple[int, ...] | None
     """Ids that open the assistant turn; None if the context includes them because they are inseparable."""
     opens_thought: bool
     """Whether the assistant turn begins inside a thought."""
     is_open: bool = False
     """Whether the context ends with an open assistant turn."""
+    calls: int | None = None
+    """How many calls the context holds, if their ids count them."""
+    effort: str | None = None
+    """The effort of reasoning that the context was rendered with."""
+
+
+class ModelTemplate(Struct, frozen=True, kw_only=True):
+    """A model's chat template, and what its files say about the tokens around it."""
+
+    source: str
+    bos_token: str = ""
+    eos_token: str = ""
+    stop_ids: tuple[int, ...] = ()
+    """The ids that end an answer, as far as the model's files name them."""
+    response_template: Mapping[str, Any] | None = None
+    """The model's own description of its answers."""
 
 
 class TemplateRenderer(Renderer):
@@ -75,42 +102,69 @@ class TemplateRenderer(Renderer):
 
     def __init__(
         self,
-        template_source: str,
+        model: ModelTemplate,
         vocabulary: Vocabulary,
         *,
-        bos_token: str = "",
-        eos_token: str = "",
         today: SupportsStrftime | None = None,
+        variables: Variables = NO_VARIABLES,
+        keeps_thoughts: bool = False,
     ) -> None:
+        """``variables``: further variables of the template, which win over those that an effort sets.
+        ``keeps_thoughts``: earlier thoughts stay in the context where the template would drop them."""
         day = today.strftime("%Y-%m-%d") if today is not None else ""
-        digest = hashlib.sha256("\0".join((template_source, bos_token, eos_token, day)).encode())
+        parts = (model.source, model.bos_token, model.eos_token, day, wire.encode(variables).decode())
+        digest = hashlib.sha256("\0".join(parts).encode())
         super().__init__(f"template {digest.hexdigest()[:12]}", vocabulary)
-        self._template = Template(template_source, bos_token=bos_token, eos_token=eos_token, today=today)
-        self._finder = ControlTokenFinder(vocabulary, template_source)
-        self._eos_token = eos_token
-        self._closing = self._find_closing()
-        self.call_format = detect_call_format(template_source)
+        self.template = ChatTemplate(
+            model.source, bos_token=model.bos_token, eos_token=model.eos_token, today=today
+        )
+        self.model = model
+        self._finder = ControlTokenFinder(vocabulary, model.source)
+        self._variables = variables
+        self._keeps_thoughts = keeps_thoughts
+        self._require_user_message()
+        self.detected = detected = detect_format(self._render_probe, model.source, model.response_template)
+        # Tools that the template does not write are described in Hermes' form: calls are expected in it.
+        self.output_format = _with_hermes(detected.format) if self._describes_tools else detected.format
+        self._fields = MessageFields(
+            thought_blocks=detected.takes_thought_chunks,
+            text_arguments=detected.takes_text_arguments,
+            null_content=detected.takes_null_content,
+            calls_as_text=None if detected.writes_calls else _with_hermes(self.output_format),
+        )
+        self.forms = ACCEPTS_ALL
+        self.forms = find_forms(self._write_probe)
+        if self._describes_tools and not detected.writes_calls:
+            self.forms = structs.replace(self.forms, outputs=False)  # Hermes' form for these as well
+        calls = self.output_format.calls
+        self._counts_calls = isinstance(calls, NamedJsonCalls) and calls.id_is_index
+        named = self._control_ids((model.eos_token, *self.output_format.stops))
+        self._stop_ids = frozenset(named.union(model.stop_ids))
+        self._closers = (
+            self._find_closer(ANSWERED, TEXT_PLACEHOLDER),
+            self._find_closer(CALLED, LAST_CALL_PLACEHOLDER),
+        )
+        self._effort_changes: dict[tuple[str | None, str | None], bool] = {}
 
     def stop_ids(self) -> frozenset[int]:
-        vocabulary = self.vocabulary
-        ids = {vocabulary.control(self._eos_token)} if vocabulary.has_control(self._eos_token) else set()
-        closing = self._finder.split(self._closing or "")
-        return frozenset(ids.union([piece for piece in closing if isinstance(piece, int)][:1]))
+        return self._stop_ids
 
     def start(
-        self, head: Head, format: TextFormat, items: Sequence[Item], encoder: BudgetedEncoder
+        self, head: Head, settings: Settings, items: Sequence[Item], encoder: BudgetedEncoder
     ) -> Rendered:
-        builder = MessageBuilder({}).add(items)
-        messages = [*head_messages(head, format), *builder.messages]
-        draft = self._draft(messages, template_tools(head.tools.callables), encoder)
+        format = settings.format
+        builder = self._builder({}, 0).add(items)
+        messages = [*head_messages(head, format, self._describe_tools(head)), *builder.messages]
+        tools = template_tools(head.tools.callables) if self.detected.writes_tools else []
+        draft = self._draft(messages, tools, encoder, settings.effort)
         text = draft.write(messages)
         opened = draft.write(messages, prompt=True)
         prompt = draft.rest(text, opened)
         if prompt is None:
-            tail = self._tail(messages, builder.pending, None, opened)
+            tail = self._tail(messages, builder, None, opened, settings)
             ids = draft.ids(opened)
         else:
-            tail = self._tail(messages, builder.pending, draft.ids(prompt), prompt)
+            tail = self._tail(messages, builder, draft.ids(prompt), prompt, settings)
             ids = draft.ids(text)
         preface = Preface(head, format, _NOTHING)
         return Rendered(self._writer, preface, empty(tail)).then(ids, tail)
@@ -119,12 +173,14 @@ class TemplateRenderer(Renderer):
         tail = _tail(position)
         if not position.preface.covers(job):
             raise CannotAppend(HEAD_CHANGED)
-        pending = tail.names
+        if self._effort_changes_head(tail.effort, job.settings.effort):
+            raise CannotAppend(EFFORT_CHANGED)
+        pending, calls = tail.pending, tail.calls
         answer: tuple[ChatMessage, ...] = ()
         if tail.is_open:
-            answered = MessageBuilder(pending).add(job.parent.answer if job.parent is not None else ())
-            pending, answer = answered.pending, (_answer_stand_in(answered.messages),)
-        builder = MessageBuilder(pending).add(job.input)
+            answered = self._builder(pending, calls).add(job.parent.answer if job.parent is not None else ())
+            pending, calls, answer = answered.pending, answered.calls, (_answer_stand_in(answered.messages),)
+        builder = self._builder(pending, calls).add(job.input)
         new = builder.messages
         if not new and not tail.is_open:
             return position
@@ -133,23 +189,18 @@ class TemplateRenderer(Renderer):
         if tail.prompt is None and not tail.is_open:
             raise CannotAppend(NO_BOUNDARY)
         messages = [*tail.stand_in, *answer, *new]
-        draft = self._draft(messages, PLACEHOLDER_TOOLS if job.head.tools.callables else [], encoder)
+        has_tools = self.detected.writes_tools and job.head.tools.callables
+        tools = PLACEHOLDER_TOOLS if has_tools else []
+        draft = self._draft(messages, tools, encoder, job.settings.effort)
         try:
-            whole = draft.write(messages)
-            if answer:
-                text = self._after_answer(draft, tail.stand_in, answer[0], whole)
-            else:
-                text = draft.require_rest(draft.write(tail.stand_in), whole)
-            prompt = draft.require_rest(whole, draft.write(messages, prompt=True))
+            text, prompt = self._difference(draft, tail.stand_in, answer, new)
         except InvalidRequest:
             raise CannotAppend(REFUSES_PART) from None
-        if answer and not draft.begins_with_control(text + prompt):
-            raise CannotAppend(NO_BOUNDARY)
-        if draft.has_placeholders(text + prompt):
+        if draft.has_placeholders(text + (prompt or "")):
             raise CannotAppend(MOVES_EARLIER)
-        return position.then(
-            draft.ids(text), self._tail(messages, builder.pending, draft.ids(prompt), prompt)
-        )
+        ids = None if prompt is None else draft.ids(prompt)
+        new_tail = self._tail(messages, builder, ids, text if prompt is None else prompt, job.settings)
+        return position.then(draft.ids(text), new_tail)
 
     def open(self, context: Rendered) -> Rendered:
         tail = _tail(context)
@@ -158,60 +209,183 @@ class TemplateRenderer(Renderer):
     def opens_thought(self, prompt: Rendered) -> bool:
         return _tail(prompt).opens_thought
 
+    def counted_calls(self, prompt: Rendered) -> int:
+        return _tail(prompt).calls or 0
+
+    def _difference(
+        self,
+        draft: "_Draft",
+        before: tuple[ChatMessage, ...],
+        answer: tuple[ChatMessage, ...],
+        new: Sequence[ChatMessage],
+    ) -> tuple[str, str | None]:
+        """What the template adds for new messages, and what then opens the assistant turn; None for the
+        latter if it is inseparable from the former.
+
+        ``answer`` is the stand-in of the model's answer, if it wrote one: its ids are kept as emitted, with
+        its thoughts, except where the template drops thoughts because the user speaks.
+        """
+        if answer:
+            earlier = (*before, *answer)
+            if self._speaks(new) and not self._keeps_thoughts and draft.drops_thoughts(earlier, new):
+                raise CannotAppend(DROPS_THOUGHTS)
+            before, answer = tuple(map(without_thoughts, before)), tuple(map(without_thoughts, answer))
+        messages = [*before, *answer, *new]
+        whole = draft.write(messages)
+        opened = draft.write(messages, prompt=True)
+        prompt = draft.rest(whole, opened)
+        if prompt is None:
+            whole = opened
+        if answer:
+            return self._after_answer(draft, before, answer[0], whole), prompt
+        return draft.require_rest(draft.write(before), whole), prompt
+
+    def _speaks(self, messages: Sequence[ChatMessage]) -> bool:
+        """Whether one of the messages is a user's to the template."""
+        roles = {message.role for message in messages}
+        return "user" in roles or ("system" in roles and not self.forms.late_system)
+
     def _after_answer(
         self, draft: "_Draft", before: Sequence[ChatMessage], answer: ChatMessage, whole: str
     ) -> str:
-        """Return what the template writes after the model's answer, whose ids are kept as emitted.
+        """Return what the template writes after the model's answer, from the token on that ends answers.
 
-        The placeholder of the answer marks its place in ``whole``. The text before it must be the prompt,
-        followed by the answer's thoughts if there are any. The text after it is returned.
+        The placeholder of the answer marks its place in ``whole``. The text before the assistant turn must
+        not have changed, except for marks of thoughts without content: some templates write them for the
+        latest answers only.
         """
-        prompted = draft.write(before, prompt=True)
-        alone = draft.write([*before, answer])
+        start = draft.write(before)
         mark = draft.guard.text(LAST_CALL_PLACEHOLDER if answer.calls else TEXT_PLACEHOLDER)
-        at = whole.find(mark, len(prompted))
-        if not whole.startswith(prompted) or at < 0 or mark not in alone:
+        at = whole.rfind(mark)
+        if at < 0 or not self._without_marks(whole[:at]).startswith(self._without_marks(start)):
             raise CannotAppend(REWRITES_EARLIER)
-        lead = whole[len(prompted) : at]
-        if answer.thoughts:
-            if draft.guard.text(THOUGHT_PLACEHOLDER) not in lead:
-                raise CannotAppend(REWRITES_EARLIER)
-        elif answer.content and lead.partition(draft.guard.text(TEXT_PLACEHOLDER))[0]:
-            raise CannotAppend(REWRITES_EARLIER)
-        after = whole[at + len(mark) :]
-        end = alone[alone.rindex(mark) + len(mark) :]
-        if not after.startswith(end):
-            raise CannotAppend(REWRITES_EARLIER)
-        if self._closing is None or not end.endswith(self._closing):
-            raise CannotAppend(UNUSUAL_CALL_END)
-        return self._closing + after[len(end) :]
+        closer = self._closers[bool(answer.calls)]
+        end = whole.find(closer, at + len(mark)) if closer else -1
+        if end < 0:
+            raise CannotAppend(NO_BOUNDARY)
+        return whole[end:]
+
+    def _without_marks(self, text: str) -> str:
+        """A text without marks of thoughts and white space."""
+        for mark in (self.output_format.think_open, self.output_format.think_close):
+            if mark := mark.strip():
+                text = text.replace(mark, "")
+        return "".join(text.split())
+
+    def _builder(self, pending: PendingCalls, calls: int | None) -> MessageBuilder:
+        return MessageBuilder(pending, calls if self._counts_calls else None)
 
     def _draft(
-        self, messages: Sequence[ChatMessage], tools: list[dict[str, Any]], encoder: BudgetedEncoder
+        self,
+        messages: Sequence[ChatMessage],
+        tools: list[dict[str, Any]],
+        encoder: BudgetedEncoder,
+        effort: str | None,
     ) -> "_Draft":
-        return _Draft(self._template, self._finder, encoder, messages, tools)
+        variables = self._variables_of(effort)
+        return _Draft(
+            self.template, self._finder, self.forms, self._fields, encoder, messages, tools, variables
+        )
+
+    def _variables_of(self, effort: str | None) -> Variables:
+        return {**self.detected.thinking.variables(effort), **self._kept_thoughts(), **self._variables}
+
+    def _kept_thoughts(self) -> Variables:
+        return self.detected.thinking.keep_variables() if self._keeps_thoughts else NO_VARIABLES
 
     def _tail(
-        self, messages: Sequence[ChatMessage], pending: PendingCalls, ids: list[int] | None, prompt: str
+        self,
+        messages: Sequence[ChatMessage],
+        builder: MessageBuilder,
+        ids: list[int] | None,
+        prompt: str,
+        settings: Settings,
     ) -> Tail:
-        marker = self.call_format.think_open
-        opens_thought = bool(marker) and prompt.rstrip().endswith(marker)
-        return Tail(stand_in(messages), pending, None if ids is None else tuple(ids), opens_thought)
+        mark = self.output_format.think_open.strip()
+        return Tail(
+            stand_in=stand_in(messages),
+            pending=builder.pending,
+            prompt=None if ids is None else tuple(ids),
+            opens_thought=bool(mark) and prompt.rstrip().endswith(mark),
+            calls=builder.calls,
+            effort=settings.effort,
+        )
 
-    def _find_closing(self) -> str | None:
-        """What the template writes after an answer; None if it writes no answers."""
-        question = ChatMessage(role="user", content="?")
-        answered = [question, ChatMessage(role="assistant", content=TEXT_PLACEHOLDER)]
-        draft = self._draft(answered, [], BudgetedEncoder(self.vocabulary))
+    def _describe_tools(self, head: Head) -> str:
+        """A description of the tools for the system message, if the template does not write them."""
+        return (
+            tool_instructions(head.tools.callables) if self._describes_tools and head.tools.callables else ""
+        )
+
+    @property
+    def _describes_tools(self) -> bool:
+        return not self.detected.writes_tools
+
+    def _effort_changes_head(self, before: str | None, now: str | None) -> bool:
+        """Whether a template writes another beginning for another effort, instead of only another prompt."""
+        if before == now:
+            return False
+        change = (before, now)
+        if change not in self._effort_changes:
+            one, other = (self._write_probe([QUESTION], effort) for effort in change)
+            self._effort_changes[change] = one != other
+        return self._effort_changes[change]
+
+    def _require_user_message(self) -> None:
+        question = [{"role": "user", "content": "?"}]
         try:
-            draft.write([question], prompt=True)
+            self.template.render(question, add_generation_prompt=True, variables=self._variables)
         except InvalidRequest as error:
             raise TemplateError(f"The chat template cannot render a user message: {error.message}") from None
+
+    def _render_probe(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Variables,
+    ) -> str:
+        return self.template.render(
+            messages,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            variables={**variables, **self._variables},
+        )
+
+    def _write_probe(self, messages: Sequence[ChatMessage], effort: str | None = None) -> str | None:
+        """What the template writes for messages; None if it refuses them."""
+        draft = self._draft(messages, [], BudgetedEncoder(self.vocabulary), effort)
         try:
-            _, mark, closing = draft.write(answered).rpartition(draft.guard.text(TEXT_PLACEHOLDER))
+            return draft.write(messages)
         except InvalidRequest:
             return None
-        return closing if mark else None
+
+    def _find_closer(self, messages: Sequence[ChatMessage], mark: str) -> str:
+        """The control token that ends an answer, between ``mark``, the last text of an answer, and the next
+        message; empty if none does.
+
+        It is the first one that ends answers. Where the template writes another one (Harmony), or none (GLM:
+        the next message begins), it is the first one that is not a mark of calls.
+        """
+        draft = self._draft(messages, [], BudgetedEncoder(self.vocabulary), None)
+        try:
+            written = draft.write(messages)
+        except InvalidRequest:
+            return ""
+        after = written.rpartition(draft.guard.text(mark))[2]
+        pieces = self._finder.split(after.partition(draft.guard.text(NEXT_PLACEHOLDER))[0])
+        ids = [piece for piece in pieces if isinstance(piece, int)]
+        format = self.output_format
+        # In Harmony, all structure is marks: answers end with one that is none of a call.
+        marks = set() if format.is_harmony else self._control_ids(format.marks())
+        if mark == TEXT_PLACEHOLDER and not _is_blank(pieces):
+            return ""  # text ends the answer
+        closers = [id for id in ids if id in self._stop_ids] or [id for id in ids if id not in marks]
+        names = {self.vocabulary.control(name): name for name in self.vocabulary.control_tokens()}
+        return names[closers[0]] if closers else ""
+
+    def _control_ids(self, names: Iterable[str]) -> set[int]:
+        return {self.vocabulary.control(name) for name in filter(self.vocabulary.has_control, names)}
 
 
 class _Draft:
@@ -219,23 +393,38 @@ class _Draft:
 
     def __init__(
         self,
-        template: Template,
+        template: ChatTemplate,
         finder: ControlTokenFinder,
+        forms: MessageForms,
+        fields: MessageFields,
         encoder: BudgetedEncoder,
         messages: Sequence[ChatMessage],
         tools: list[dict[str, Any]],
+        variables: Variables,
     ) -> None:
         self._template = template
         self._finder = finder
+        self._forms = forms
+        self._fields = fields
         self._encoder = encoder
+        self._variables = variables
         self.guard = ControlTokenGuard(finder, wire.encode((messages, tools)).decode())
         self._tools: list[dict[str, Any]] = [self.guard.value(tool) for tool in tools]
 
     def write(self, messages: Sequence[ChatMessage], *, prompt: bool = False) -> str:
         """Render messages; ``prompt``: with an open assistant turn. Raises ``InvalidRequest``."""
-        guard = self.guard
-        dicts = [message.as_dict(guard.text, guard.value) for message in messages]
-        return self._template.render(dicts, self._tools or None, add_generation_prompt=prompt)
+        guard, fields = self.guard, self._fields
+        dicts = [message.as_dict(guard.text, guard.value, fields) for message in self._forms.adapt(messages)]
+        return self._template.render(
+            dicts, self._tools or None, add_generation_prompt=prompt, variables=self._variables
+        )
+
+    def drops_thoughts(self, earlier: Sequence[ChatMessage], new: Sequence[ChatMessage]) -> bool:
+        """Whether the template leaves out thoughts of earlier messages once the new ones follow."""
+        thinking = sum(bool(message.thoughts) for message in earlier)
+        if not thinking:
+            return False
+        return self.write([*earlier, *new]).count(self.guard.text(THOUGHT_PLACEHOLDER)) < thinking
 
     def rest(self, text: str, longer: str) -> str | None:
         """What ``longer`` has after ``text``; None if it has another beginning, or no token ends there."""
@@ -272,6 +461,21 @@ class _Draft:
             else:
                 ids += self._encoder.encode(piece)
         return ids
+
+
+def _with_hermes(format: OutputFormat) -> OutputFormat:
+    """A format with Hermes' calls if it has none, and with Hermes' thoughts if it has none."""
+    if format.calls is not None or format.is_harmony:
+        return format
+    think_open, think_close = format.think_open, format.think_close
+    if not think_close:
+        think_open, think_close = HERMES.think_open, HERMES.think_close
+    return structs.replace(format, calls=HERMES.calls, think_open=think_open, think_close=think_close)
+
+
+def _is_blank(pieces: Sequence[str | int]) -> bool:
+    """Whether no text but white space precedes the first control token."""
+    return not pieces or isinstance(pieces[0], int) or not pieces[0].strip()
 
 
 def _tail(rendered: Rendered) -> Tail:

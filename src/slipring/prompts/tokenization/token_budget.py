@@ -67,12 +67,17 @@ class BudgetedEncoder:
 
     def expect(self, texts: Iterable[str]) -> None:
         """Raise ``TooManyTokens`` if the length of the texts alone shows that they exceed the budget."""
-        least = self.used + sum(map(self._vocabulary.least_tokens, texts))
+        given = list(texts)
+        if self.used + sum(map(len, given)) <= self._budget.tokens:
+            return  # no text has a lower bound above its length
+        least = self.used + sum(map(self._vocabulary.least_tokens, given))
         if least > self._budget.tokens:
             raise TooManyTokens(least)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text. Raises ``TooManyTokens`` as soon as the budget is exceeded."""
+        if not text:
+            return []
         ids = self._cache.get(text) if self._cache is not None else None
         if ids is None:
             ids = self._encode(text)

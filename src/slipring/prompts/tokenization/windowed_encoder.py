@@ -10,40 +10,72 @@ be tokenized in windows that begin at a word, if two conditions hold:
   more characters. Only white space can be looked at without becoming part of the word, so a match looks at
   most at the next few words that are not white space.
 
-``is_splittable`` recognizes tokenizers that meet both conditions. ``WindowedEncoder`` discards the last
-``_MARGIN_WORDS`` words of each window and begins the next window there.
+``is_splittable`` recognizes tokenizers that meet both conditions. ``WindowedEncoder`` ends a window where a
+word ends whatever follows (``_CUT``). In a window without such a place it discards the last ``_MARGIN_WORDS``
+words, and begins the next window there.
 """
 
 import json
+import re
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any, Final
 from unicodedata import category
 
 import tokenizers
 
+from slipring.prompts.tokenization.gguf_pre_tokenizers import HAN
 from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
 
-WINDOW_CHARS: Final = 32_768
+WINDOW_CHARS: Final = 16_000
+"""At most four bytes each: fastokens would share a text of 64 KiB among threads that all remember words."""
+SPACE: Final = "▁"
+"""How vocabularies of characters write a space."""
+PLAIN_SPACES: Final = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+"""The normalizer that writes spaces so."""
 _MARGIN_WORDS = 8
 _MAX_WORDS_BACK = 64
 """How many words are examined, backwards from the end of a window, to find where its certain part ends."""
+_CUT = re.compile(
+    r"[0-9A-Za-zÀ-ÖØ-öø-ɏΑ-Ρα-ωА-яא-תء-غ\u3041-\u3096\u30a1-\u30fa一-龥가-힣]"
+    r"(?=[ \t\r\n!\"#$%&()*+,\-./:;<=>?@\[\\\]^_`{|}~\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
+)
+"""A letter or digit before a blank or a mark, which is no apostrophe: no word continues there, none looks
+further, and normalization composes no such characters."""
+_CUT_CHARS = 1024
 _SUFFIXES = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_PREFIX = r"[^\r\n\p{L}\p{N}]?"
+_CASES = (
+    (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"),
+    (r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"),
+    (r"[^\P{L}a-z]", r"[^\P{L}A-Z]"),
+)
+"""Classes of upper and lower case letters."""
 _ALTERNATIVES = frozenset(
     (
         *("'s", "'t", "'re", "'ve", "'m", "'ll", "'d", _SUFFIXES),
-        *(r" ?\p{L}+", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"),
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SUFFIXES}?",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SUFFIXES}?",
+        *(r" ?\p{L}+", rf"{_PREFIX}\p{{L}}+", rf"{_PREFIX}[\p{{L}}\p{{M}}]+"),
+        *(
+            f"{_PREFIX}{letters}{end}"
+            for upper, lower in _CASES
+            for letters in (f"{upper}*{lower}+", f"{upper}+{lower}*")
+            for end in ("", f"{_SUFFIXES}?")
+        ),
+        *(rf"[{HAN}]+", r"[\p{Han}]+", rf"{_PREFIX}[^\P{{L}}{HAN}]+{_SUFFIXES}?"),
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
+        *("[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+", " ?[\\p{P}\\p{S}]+[\r\n]*", "\\s*[\r\n]+"),
+        *(r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+", r" ?[\p{P}\p{S}]+[\r\n]*"),
         *(r" ?\p{N}+", r"\p{N}+", r"\p{N}", r"\p{N}{1,3}"),
         *(r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"),
-        r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*",
+        *(r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+"),
         *(r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+"),
     )
 )
-"""The alternatives in the patterns of GPT-2, GPT-4, Llama 3, Qwen, gpt-oss, Mistral and SmolLM."""
-_ONE_NUMBER = r"\p{N}"
+"""The alternatives in the patterns of ``gguf_pre_tokenizers`` and in those that the models of the same
+families were published with."""
+_EARLIER = frozenset((r"\p{N}", r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+"))
+"""What may be split before words are: numbers, which no other step splits in another way, and characters of
+one kind, whatever their number. A window may begin within what these match."""
 
 
 def is_splittable(backend: tokenizers.Tokenizer) -> bool:
@@ -59,13 +91,26 @@ def is_splittable(backend: tokenizers.Tokenizer) -> bool:
         return False
     if not last["use_regex"] and (not earlier or not _splits_words(earlier.pop())):
         return False
-    # Earlier steps must match single characters: a window may begin at any word, but not within a match.
-    return all(map(_splits_characters, earlier))
+    return all(map(_splits_earlier, earlier))
+
+
+def splits_of_words(words: Iterable[str]) -> re.Pattern[str]:
+    """Where texts can be split that are not split into words: before a space or a line end, if no word has it
+    after the same character. What it matches is before such a place."""
+    before: dict[str, set[str]] = {SPACE: {" "}, "\n": {"\n"}}
+    for word in words:
+        for blank, chars in before.items():
+            if blank in word[1:]:
+                chars.update(left for left, right in pairwise(word) if right == blank)
+                if SPACE in chars:
+                    chars.add(" ")
+    spaces, lines = ("".join(map(re.escape, sorted(chars))) for chars in before.values())
+    return re.compile(f"[^{spaces}](?= )|[^{lines}](?=\n)")
 
 
 def composes(backend: tokenizers.Tokenizer) -> bool:
     """Whether the tokenizer normalizes text, so that characters may be composed with those before them."""
-    return backend.normalizer is not None
+    return _state(backend.normalizer) not in (None, PLAIN_SPACES)
 
 
 def _state(part: Any) -> dict[str, Any] | None:
@@ -85,8 +130,8 @@ def _splits_words(step: dict[str, Any]) -> bool:
     return pattern is not None and _ALTERNATIVES.issuperset(_alternatives(pattern))
 
 
-def _splits_characters(step: dict[str, Any]) -> bool:
-    return _pattern(step) == _ONE_NUMBER or (step["type"] == "Digits" and step["individual_digits"])
+def _splits_earlier(step: dict[str, Any]) -> bool:
+    return _pattern(step) in _EARLIER or (step["type"] == "Digits" and step["individual_digits"])
 
 
 def _alternatives(pattern: str) -> list[str]:
@@ -107,10 +152,21 @@ def _alternatives(pattern: str) -> list[str]:
 
 
 class WindowedEncoder:
-    """Tokenizes long texts with a splittable tokenizer."""
+    """Tokenizes long texts with a splittable tokenizer. ``encode`` gives the ids of one window."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, window_chars: int = WINDOW_CHARS) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        encode: Callable[[str], list[int]],
+        window_chars: int = WINDOW_CHARS,
+        *,
+        cuts: re.Pattern[str] | None = None,
+    ) -> None:
+        """``cuts``: where a tokenizer that splits no words can be split; what it matches ends a window."""
         self._backend = backend
+        self._cuts = cuts or _CUT
+        self._has_words = cuts is None
+        self._encode = encode
         self._composes = composes(backend)
         self._window_chars = window_chars
 
@@ -118,20 +174,35 @@ class WindowedEncoder:
         """Return the ids of a text. Raises ``TooManyTokens`` as soon as they exceed the budget."""
         ids: list[int] = []
         start, size = 0, self._window_chars
-        while True:
-            end = self._end(text, start, size, budget)
-            found = self._backend.encode_batch([text[start:end]], add_special_tokens=False)[0]
-            if end == len(text):
-                certain, length = len(found), end - start
+        while start < len(text):
+            cut = len(text) if len(text) - start <= size else self._cut(text, start, start + size)
+            if cut is not None:
+                ids += self._encode(text[start:cut])
+                start, size = cut, self._window_chars
             else:
-                certain, length = self._certain_part(found, text, start)
-            ids += found.ids[:certain]
+                length = 0
+                if self._has_words:
+                    certain, length = self._certain_ids(text, start, size, budget)
+                    ids += certain
+                start += length
+                size = self._window_chars if length else self._grown(size, budget)
             if len(ids) > budget.tokens:
                 raise TooManyTokens(len(ids))
-            start += length
-            if start == len(text):
-                return ids
-            size = self._window_chars if length else self._grown(size, budget)
+        return ids
+
+    def _cut(self, text: str, start: int, end: int) -> int | None:
+        """The last place near the end of a window at which the tokenizer certainly splits a text."""
+        cuts = [match.end() for match in self._cuts.finditer(text, max(start, end - _CUT_CHARS), end)]
+        return cuts[-1] if cuts else None
+
+    def _certain_ids(self, text: str, start: int, size: int, budget: TokenBudget) -> tuple[list[int], int]:
+        """The ids of a window that do not depend on what follows it, and how many characters they cover."""
+        end = self._end(text, start, size, budget)
+        found = self._backend.encode_batch([text[start:end]], add_special_tokens=False)[0]
+        if end == len(text):
+            return found.ids, end - start
+        tokens, length = self._certain_part(found, text, start)
+        return found.ids[:tokens], length
 
     def _grown(self, size: int, budget: TokenBudget) -> int:
         """The next size to try after a window without a certain part."""
@@ -147,8 +218,7 @@ class WindowedEncoder:
         return min(end, len(text))
 
     def _certain_part(self, found: tokenizers.Encoding, text: str, offset: int) -> tuple[int, int]:
-        """How many tokens of a window at ``offset`` do not depend on what follows the window, and how many
-        characters they cover; zeros if there are none."""
+        """The number of these tokens and characters; zeros if there are none."""
         words, token = 0, len(found)
         for _ in range(_MAX_WORDS_BACK):
             last, token = token, _word_start(found, token)

@@ -1,0 +1,40 @@
+"""Chat templates that slipring brings, for models that bring code instead of a template, or a lacking one."""
+
+from importlib import resources
+
+from slipring.engines.tokens.model_files import ModelInfo
+from slipring.prompts.tokenization.tokenizer import Vocabulary
+
+HARMONY, DEEPSEEK_V3_1 = "harmony", "deepseek-v3.1"
+DEEPSEEK_V3_2, DEEPSEEK_V4, KIMI_K3 = "deepseek-v3.2", "deepseek-v4", "kimi-k3"
+NAMES = (HARMONY, DEEPSEEK_V3_1, DEEPSEEK_V3_2, DEEPSEEK_V4, KIMI_K3)
+_FAMILIES = {"deepseek_v32": DEEPSEEK_V3_2, "deepseek_v4": DEEPSEEK_V4, "kimi_k3": KIMI_K3}
+"""Names of architectures in ``config.json``, of models without a template."""
+
+
+def builtin_template(name: str) -> str:
+    """The source of a built-in template."""
+    file = f"{name.replace('-', '_').replace('.', '_')}.jinja"
+    return (resources.files("slipring.prompts.templates") / "builtin" / file).read_text(encoding="utf-8")
+
+
+def find_builtin(info: ModelInfo, vocabulary: Vocabulary) -> str | None:
+    """The name of the built-in template that a model needs; None if its own will do."""
+    if "<|channel|>" in info.template and "<|start|>" in info.template and "analysis" in info.template:
+        return HARMONY  # its own has one call per message, and no text beside thoughts and calls
+    if "<｜tool▁calls▁begin｜>" in info.template and _is_deepseek_v3_1(info.template):
+        return DEEPSEEK_V3_1  # its own writes no tools
+    if info.template:
+        return None
+    if info.family in _FAMILIES:
+        return _FAMILIES[info.family]
+    if all(map(vocabulary.has_control, ("<|open|>", "<|sep|>", "<|end_of_msg|>"))):
+        return KIMI_K3
+    if vocabulary.has_control("｜DSML｜"):
+        return DEEPSEEK_V3_2
+    return HARMONY if all(map(vocabulary.has_control, ("<|channel|>", "<|message|>", "<|call|>"))) else None
+
+
+def _is_deepseek_v3_1(template: str) -> bool:
+    """Whether a template of the family is that of V3.1: the older ones write arguments in fenced blocks."""
+    return "tools" not in template and "thinking" in template and "```json" not in template

@@ -1,0 +1,1 @@
+"""``slipring inspect``: shows what slipring makes of a model, without loading its weights."""

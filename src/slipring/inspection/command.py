@@ -1,0 +1,38 @@
+"""``slipring inspect``: its flags, and the command."""
+
+import argparse
+import asyncio
+
+import msgspec
+
+from slipring.errors import StartupError
+
+UNUSABLE = 1
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "engine",
+        metavar="ENGINE",
+        help="a GGUF file, a directory of tokenizer files, or an engine as 'slipring serve' takes it",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def inspect(arguments: argparse.Namespace) -> int:
+    """Inspect a model and print the report. Returns the exit code. Raises ``StartupError``."""
+    try:
+        from slipring.inspection.report import report_of
+
+        report = asyncio.run(report_of(arguments.engine))
+    except ModuleNotFoundError as error:
+        raise StartupError(f"{error.name} is not installed (pip install 'slipring[tokens]')") from None
+    except StartupError as error:
+        raise StartupError(str(error).removeprefix("--engine ")) from None
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        from slipring.inspection.terminal import show
+
+        show(report)
+    return 0 if report.works else UNUSABLE

@@ -1,0 +1,83 @@
+"""What the readers of all call layouts share: the marks before, after and between calls."""
+
+import re
+from abc import ABC, abstractmethod
+from functools import lru_cache
+from typing import Final
+
+from slipring.core.generation import Delta
+from slipring.prompts.parsing.calls.held_text import HeldText, Reading
+from slipring.prompts.parsing.calls.json_scanner import SPACE
+from slipring.prompts.parsing.calls.offered_tools import OfferedTools
+from slipring.prompts.parsing.output_format import CallLayout
+
+MAX_NAME: Final = 256
+"""Characters of a tool's name or an argument's key, with what belongs to it."""
+_BOUNDARY: Final = re.compile(rf"[{SPACE}]*\n[{SPACE}]*|(?<=[>`])(?=<)")
+
+
+@lru_cache(maxsize=256)
+def parts_of(mark: str) -> tuple[str, ...]:
+    """The parts of a mark between which any white space may be: its lines and its tags."""
+    return tuple(filter(None, _BOUNDARY.split(mark.strip(SPACE)))) or ("",)
+
+
+class CallReader(ABC):
+    """Reads the calls of one layout. One reader serves all calls of an answer.
+
+    The parser searches text for ``starts`` and, where a call may begin without a mark, for ``bare_starts``.
+    It then runs ``read`` over what follows.
+    """
+
+    def __init__(self, layout: CallLayout, tools: OfferedTools) -> None:
+        self.tools = tools
+        self.bare_starts: tuple[str, ...] = ()
+        """Characters with which calls begin that no mark precedes."""
+        self._section_open = parts_of(layout.section_open)
+        self._open = parts_of(layout.open)
+        self._name_open: tuple[str, ...] = ("",)
+        self.close = parts_of(layout.close)[-1]
+        self.section_close = parts_of(layout.section_close)[-1]
+        self._between = layout.between.strip(SPACE)
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """The marks that begin calls, without empty ones."""
+        return tuple({each[0]: None for each in (self._section_open, self._open, self._name_open) if each[0]})
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Marks that are dropped directly after a call."""
+        return tuple({mark: None for mark in (self.close, self.section_close, self._between) if mark})
+
+    @abstractmethod
+    def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
+        """Read what follows ``mark``: at least one call. ``mark`` is empty for a call without one."""
+
+    def _begin(self, held: HeldText, mark: str) -> Reading[str]:
+        """Read on to where a call begins: past ``section_open`` and ``open``. Returns the last mark that was
+        read, which is the beginning of ``name_open`` if that is where the call begins."""
+        if mark and mark == self._section_open[0]:
+            yield from self._rest(held, self._section_open)
+            mark = yield from self._inner(held, mark)
+        if mark and mark == self._open[0]:
+            yield from self._rest(held, self._open)
+        return mark
+
+    def _inner(self, held: HeldText, mark: str) -> Reading[str]:
+        """Read the mark of a call within a section, if it has one."""
+        inner = [each[0] for each in (self._open, self._name_open) if each[0] not in ("", mark)]
+        yield from held.spaces()
+        return (yield from held.accept(*inner)) or mark
+
+    def _rest(self, held: HeldText, parts: tuple[str, ...]) -> Reading[None]:
+        """Read the parts of a mark after its first one, each of which is required."""
+        for part in parts[1:]:
+            yield from held.spaces()
+            yield from held.require(part)
+        yield from held.spaces()
+
+    def _ends_here(self, held: HeldText) -> Reading[bool]:
+        """Whether a call that is complete ends here although its closing mark is missing: the answer ends,
+        or the next call or the end of the section follows."""
+        return (yield from held.precedes(*self.starts, *filter(None, (self.section_close,)), end=True))

@@ -1,0 +1,60 @@
+"""Reads calls that are a name and JSON arguments: ``[TOOL_CALLS]f[ARGS]{…}``."""
+
+from slipring.core.generation import Delta
+from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, parts_of
+from slipring.prompts.parsing.calls.constrained_calls import arguments_openings, stream
+from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
+from slipring.prompts.parsing.calls.json_calls import JsonCallReader
+from slipring.prompts.parsing.calls.offered_tools import OfferedTools, call_with_json
+from slipring.prompts.parsing.markers import marker_finder
+from slipring.prompts.parsing.output_format import JsonCalls, NamedJsonCalls
+
+
+class NamedJsonCallReader(CallReader):
+    """Reads a name up to ``arguments_open``, and a JSON object."""
+
+    def __init__(self, layout: NamedJsonCalls, tools: OfferedTools, *, trusted: bool) -> None:
+        super().__init__(layout, tools)
+        self._prefix, self._id_separator = layout.name_prefix, layout.id_separator
+        self._arguments_open = parts_of(layout.arguments_open)
+        self._name_end = marker_finder(self._arguments_open[0])
+        self._closing = parts_of(layout.close)
+        self._trusted = trusted
+        self._json = JsonCallReader(JsonCalls(), tools, trusted=False)
+
+    def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
+        yield from self._begin(held, mark)
+        held.retry_mark = self.close
+        if (yield from held.precedes(*self.starts, end=False)):
+            raise BrokenCall
+        if (yield from held.next()) in ("{", "["):
+            # Older models of the family write the whole call as JSON.
+            return (yield from self._json.read_objects(held, "", announced=True))
+        header, end = yield from held.sees(self._name_end, MAX_NAME)
+        if not end:
+            raise BrokenCall
+        tool = self.tools.find(self._name(header))
+        held.take(len(header) + len(end))
+        yield from self._rest(held, self._arguments_open)
+        if self._trusted and (yield from stream(held, arguments_openings(tool), "", "".join(self._closing))):
+            return []
+        call = call_with_json(tool, (yield from held.json()))
+        if self.close:
+            yield from self._end(held)
+        return call
+
+    def _name(self, header: str) -> str:
+        """The tool's name without what is written around it."""
+        name = header.strip()
+        if self._id_separator:
+            name = name.partition(self._id_separator)[0].rstrip()
+        return name.removeprefix(self._prefix) if name not in self.tools.by_name else name
+
+    def _end(self, held: HeldText) -> Reading[None]:
+        """Read the closing mark, which may be missing at the end or before the next call."""
+        found = ""
+        for part in self._closing:
+            yield from held.spaces()
+            found = yield from held.accept(part)
+        if not found and not (yield from self._ends_here(held)):
+            raise BrokenCall

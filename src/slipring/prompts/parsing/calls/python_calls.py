@@ -1,0 +1,70 @@
+"""Reads calls that are a Python list: ``[f(a=1), g(b="x")]``."""
+
+from typing import Final
+
+from slipring.core.generation import Delta
+from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader
+from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
+from slipring.prompts.parsing.calls.offered_tools import OfferedTools, call_with_members
+from slipring.prompts.parsing.calls.python_literals import MAX_DEPTH, LiteralReader
+from slipring.prompts.parsing.markers import marker_finder
+from slipring.prompts.parsing.output_format import PythonCalls
+
+_NAME_END: Final = marker_finder(*"()[]{}\"',:; \n")
+_STRUCTURE: Final = marker_finder(*"()[]{}\"'")
+_CLOSERS: Final = {"(": ")", "[": "]", "{": "}"}
+
+
+class PythonCallReader(CallReader):
+    """Reads one list of calls."""
+
+    def __init__(self, layout: PythonCalls, tools: OfferedTools) -> None:
+        super().__init__(layout, tools)
+        if layout.is_bare:
+            self.bare_starts = ("[",)
+
+    def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
+        mark = yield from self._begin(held, mark)
+        held.may_continue = not mark
+        first = len(held.taken)
+        yield from held.require("[")
+        yield from held.spaces()
+        name, _ = yield from held.sees(_NAME_END, MAX_NAME)
+        self.tools.find(name)
+        yield from _skip_list(held)
+        try:
+            calls = LiteralReader("".join(held.taken[first:])).calls()
+        except ValueError:
+            raise BrokenCall from None
+        return [
+            delta for name, members in calls for delta in call_with_members(self.tools.find(name), members)
+        ]
+
+
+def _skip_list(held: HeldText) -> Reading[None]:
+    """Take the text of a list after its opening bracket."""
+    closers = ["]"]
+    while closers:
+        _, mark = yield from held.until(_STRUCTURE)
+        if mark in ("'", '"'):
+            yield from _skip_string(held, mark)
+        elif mark in _CLOSERS and len(closers) <= MAX_DEPTH:
+            closers.append(_CLOSERS[mark])
+        elif mark == closers[-1]:
+            closers.pop()
+        else:
+            raise BrokenCall
+
+
+def _skip_string(held: HeldText, quote: str) -> Reading[None]:
+    """Take the text of a string after its opening quote."""
+    end = quote + (yield from held.accept(2 * quote))
+    marks = marker_finder(end, "\\")
+    mark = ""
+    while mark != end:
+        _, mark = yield from held.until(marks)
+        if not mark:
+            raise BrokenCall
+        if mark == "\\":
+            yield from held.next()
+            held.take(1)

@@ -1,0 +1,178 @@
+"""Python literals as JSON text, and calls with keyword arguments. Nothing is evaluated."""
+
+import re
+from typing import Final
+
+from slipring.prompts.parsing.calls.json_text import Members, array_text, object_text, quoted
+
+MAX_DEPTH: Final = 64
+"""Literals nested deeper than this are not read."""
+_SPACES: Final = re.compile(r"\s*")
+_NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_NAME: Final = re.compile(r"[^\W\d][\w.\-]*")
+_STRING: Final = re.compile(
+    r'"""(?P<a>[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*)"""'
+    r"|'''(?P<b>[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*)'''"
+    r'|"(?P<c>[^"\\]*(?:\\.[^"\\]*)*)"'
+    r"|'(?P<d>[^'\\]*(?:\\.[^'\\]*)*)'",
+    re.DOTALL,
+)
+_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_LETTERS: Final = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f", "\n": ""}
+_KEPT: Final = "\\'\"/"
+_WORDS: Final = {
+    "True": "true",
+    "true": "true",
+    "False": "false",
+    "false": "false",
+    "None": "null",
+    "null": "null",
+}
+
+
+def python_literal(text: str) -> str | None:
+    """The JSON text of a Python literal; None if the text is something else."""
+    reader = LiteralReader(text)
+    try:
+        value = reader.value()
+        reader.end()
+    except ValueError:
+        return None
+    return value
+
+
+class LiteralReader:
+    """Reads literals and calls from a text. Raises ``ValueError`` where it finds something else."""
+
+    __slots__ = ("_at", "_depth", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._depth = 0
+
+    def calls(self) -> list[tuple[str, Members]]:
+        """Read a list of calls up to the end of the text: their names and arguments."""
+        calls: list[tuple[str, Members]] = []
+        self._take("[")
+        while not self._has("]"):
+            if calls:
+                self._take(",")
+            calls.append((self._match(_NAME).group(), self._arguments()))
+        self.end()
+        return calls
+
+    def end(self) -> None:
+        """Check that nothing but white space is left."""
+        self._skip_space()
+        if self._at < len(self._text):
+            raise ValueError
+
+    def value(self) -> str:
+        """Read one literal."""
+        self._skip_space()
+        following = self._text[self._at : self._at + 1]
+        if following and following in "\"'":
+            return quoted(self._string())
+        if following and following in "[({":
+            return self._container()
+        if name := _NAME.match(self._text, self._at):
+            self._at = name.end()
+            if name.group() not in _WORDS:
+                raise ValueError
+            return _WORDS[name.group()]
+        return self._match(_NUMBER).group()
+
+    def _container(self) -> str:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise ValueError
+        if self._has("{"):
+            text = object_text(self._members())
+        elif self._has("["):
+            text = array_text(self._values("]"))
+        else:
+            self._take("(")
+            text = array_text(self._values(")"))
+        self._depth -= 1
+        return text
+
+    def _arguments(self) -> Members:
+        members: Members = []
+        self._take("(")
+        while not self._has(")"):
+            if members:
+                self._take(",")
+                if self._has(")"):
+                    break
+            key = self._match(_NAME).group()
+            self._take("=")
+            members.append((key, self.value()))
+        return members
+
+    def _members(self) -> Members:
+        members: Members = []
+        while not self._has("}"):
+            if members:
+                self._take(",")
+                if self._has("}"):
+                    break
+            self._skip_space()
+            key = self._string()
+            self._take(":")
+            members.append((key, self.value()))
+        return members
+
+    def _values(self, closing: str) -> list[str]:
+        values: list[str] = []
+        while not self._has(closing):
+            if values:
+                self._take(",")
+                if self._has(closing):
+                    break
+            values.append(self.value())
+        return values
+
+    def _string(self) -> str:
+        match = self._match(_STRING)
+        text = next(group for group in match.groups() if group is not None)
+        return decoded(text) if "\\" in text else text
+
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        self._skip_space()
+        match = pattern.match(self._text, self._at)
+        if match is None:
+            raise ValueError
+        self._at = match.end()
+        return match
+
+    def _has(self, mark: str) -> bool:
+        self._skip_space()
+        if not self._text.startswith(mark, self._at):
+            return False
+        self._at += len(mark)
+        return True
+
+    def _take(self, mark: str) -> None:
+        if not self._has(mark):
+            raise ValueError
+
+    def _skip_space(self) -> None:
+        match = _SPACES.match(self._text, self._at)
+        assert match is not None
+        self._at = match.end()
+
+
+def decoded(text: str) -> str:
+    """A string without its quotes, with its escapes decoded. Unknown escapes stay as they are."""
+    text = _ESCAPE.sub(_character, text)
+    # Two escapes of one character, as JSON writes it, become that character.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def _character(escape: re.Match[str]) -> str:
+    letter = escape.group(4)
+    if letter is not None:
+        return letter if letter in _KEPT else _LETTERS.get(letter, escape.group())
+    code = int(escape.group(1) or escape.group(2) or escape.group(3), 16)
+    return chr(code) if code <= 0x10FFFF else escape.group()

@@ -1,0 +1,192 @@
+"""Reads calls with tagged arguments: ``<function=f><parameter=k>v</parameter></function>``."""
+
+from typing import Final
+
+from slipring.core.generation import Delta
+from slipring.prompts.parsing.calls.argument_schema import JSON_TYPES, ArgumentSchema, json_of
+from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, parts_of
+from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
+from slipring.prompts.parsing.calls.json_calls import JsonCallReader
+from slipring.prompts.parsing.calls.json_scanner import SPACE
+from slipring.prompts.parsing.calls.json_text import Members, quoted
+from slipring.prompts.parsing.calls.offered_tools import OfferedTools, call_with_json, call_with_members
+from slipring.prompts.parsing.markers import marker_finder
+from slipring.prompts.parsing.output_format import JsonCalls, TaggedCalls
+from slipring.protocol.tools import CallableTool
+
+_TYPE: Final = "{type}"
+
+
+class TaggedCallReader(CallReader):
+    """Reads a name and arguments between tags.
+
+    A tag may be missing where the intent is certain: ``open`` if ``name_open`` is there, ``close`` always,
+    ``arguments_close`` if ``close`` or the next call follows, ``value_close`` if the call's closing tags or
+    another argument of the tool follow. An answer may end without closing tags once the last value is closed
+    and all required arguments are there.
+
+    ``trusted``: a grammar enforces that values are closed, so other tags are part of them.
+    """
+
+    def __init__(self, layout: TaggedCalls, tools: OfferedTools, *, trusted: bool) -> None:
+        super().__init__(layout, tools)
+        self._layout = layout
+        self._name_open = parts_of(layout.name_open)
+        self._name_close = parts_of(layout.name_close)
+        self._arguments_close = parts_of(layout.arguments_close)[0]
+        self._key_open = layout.key_open.strip(SPACE)
+        self._key_close = parts_of(layout.key_close)
+        self._value_close = parts_of(layout.value_close)
+        self._object_open, self._object_close = (
+            layout.object_open.strip(SPACE),
+            layout.object_close.strip(SPACE),
+        )
+        self._is_quoted = self._key_open.endswith('"')
+        self._begins_line, self._ends_line = (
+            layout.key_close.endswith("\n"),
+            layout.value_close.startswith("\n"),
+        )
+        self._by_lines = layout.value_close.endswith("\n")
+        self._name_end = marker_finder(
+            self._name_close[0] or self._key_open,
+            *(() if self._name_close[0] else (self._arguments_close, self.close)),
+        )
+        self._key_end = marker_finder(self._key_close[0])
+        other_ends = () if trusted else (self._arguments_close, self.close, self._key_open)
+        self._value_end = marker_finder(self._value_close[0], *other_ends)
+        self._json = JsonCallReader(JsonCalls(), tools, trusted=False)
+
+    def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
+        mark = yield from self._begin(held, mark)
+        if mark != self._name_open[0]:
+            if (yield from held.next()) in ("{", "["):
+                # Some models fall back to the JSON that other formats have.
+                return (yield from self._json.read_objects(held, self.close, announced=True))
+            if self._name_open[0]:
+                yield from held.require(self._name_open[0])
+        yield from self._rest(held, self._name_open)
+        tool = yield from self._tool(held)
+        return (yield from self._call(held, tool))
+
+    def _tool(self, held: HeldText) -> Reading[CallableTool]:
+        """Read the name of a tool and what ends it."""
+        header, end = yield from held.sees(self._name_end, MAX_NAME)
+        if not end:
+            raise BrokenCall
+        name = header.partition('"')[0] if self._name_open[-1].endswith('"') else header.strip()
+        tool = self.tools.find(self._unescaped(name))
+        held.take(len(header))
+        if self._name_close[0]:
+            held.take(len(end))
+            yield from self._rest(held, self._name_close)
+        return tool
+
+    def _call(self, held: HeldText, tool: CallableTool) -> Reading[list[Delta]]:
+        """Read the arguments of a call and its end."""
+        schema = self.tools.schema(tool)
+        members: Members = []
+        given: set[str] = set()
+        while True:
+            yield from held.spaces()
+            mark = yield from held.accept(
+                self._key_open, self._object_open, self._arguments_close, self.close
+            )
+            if mark == self._key_open:
+                key, attributes = yield from self._key(held)
+                given.add(key)
+                text = yield from self._value(held, schema, given)
+                is_text = tool.kind == "custom"
+                members.append(
+                    (key, quoted(text) if is_text else self._json_of(schema, key, attributes, text))
+                )
+            elif mark and mark == self._object_open:
+                return (yield from self._object(held, tool))
+            elif mark or (yield from self._is_complete(held, schema, given)):
+                return call_with_members(tool, members)
+            else:
+                raise BrokenCall
+
+    def _is_complete(self, held: HeldText, schema: ArgumentSchema, given: set[str]) -> Reading[bool]:
+        """Whether a call without closing tags ends here. White space was read."""
+        if not (yield from self._ends_here(held)):
+            return False
+        return bool(held.pending) or schema.required <= given
+
+    def _key(self, held: HeldText) -> Reading[tuple[str, str]]:
+        """Read the key of an argument and the attributes after it."""
+        header, end = yield from held.sees(self._key_end, MAX_NAME)
+        if not end:
+            raise BrokenCall
+        held.take(len(header) + len(end))
+        for part in self._key_close[1:]:
+            yield from held.spaces()
+            yield from held.require(part)
+        return self._parted(header)
+
+    def _parted(self, header: str) -> tuple[str, str]:
+        """A key and the attributes after it, which begin with the quote that ends the key."""
+        if not self._is_quoted:
+            return header.strip(), ""
+        key, quote, rest = header.partition('"')
+        return self._unescaped(key), quote + rest
+
+    def _unescaped(self, text: str) -> str:
+        return text.replace("&quot;", '"').replace("&amp;", "&") if self._layout.has_escapes else text
+
+    def _value(self, held: HeldText, schema: ArgumentSchema, given: set[str]) -> Reading[str]:
+        """Read the text of a value."""
+        parts: list[str] = []
+        while True:
+            text, mark = yield from held.until(self._value_end)
+            parts.append(text)
+            if not mark:
+                raise BrokenCall
+            if mark == self._value_close[0]:
+                for part in self._value_close[1:]:
+                    yield from held.spaces()
+                    yield from held.accept(part)
+                break
+            if (yield from self._ends_value(held, mark, text, schema, given)):
+                held.put_back(mark)
+                break
+            parts.append(mark)
+        whole = "".join(parts)
+        if self._begins_line:
+            whole = whole.removeprefix("\n")
+        return whole.removesuffix("\n") if self._ends_line else whole
+
+    def _ends_value(
+        self, held: HeldText, mark: str, before: str, schema: ArgumentSchema, given: set[str]
+    ) -> Reading[bool]:
+        """Whether a value that is not closed ends before ``mark``, or the mark is part of the value."""
+        if mark == self._key_open:
+            header, end = yield from held.sees(self._key_end, MAX_NAME)
+            begins = not self._by_lines or before.rstrip(" \t").endswith("\n")
+            key = self._parted(header)[0]
+            return bool(end) and begins and schema.knows(key) and key not in given
+        if mark == self._arguments_close and self.close:
+            return (yield from held.precedes(self.close, end=False)) or (yield from self._ends_here(held))
+        return (
+            mark == self._arguments_close or not self._arguments_close or (yield from self._ends_here(held))
+        )
+
+    def _json_of(self, schema: ArgumentSchema, key: str, attributes: str, text: str) -> str:
+        """The JSON text of a value, by its tag or by the tool's schema."""
+        string, json = self._layout.string_attribute, self._layout.json_attribute
+        before, is_typed, after = string.partition(_TYPE)
+        if is_typed and attributes.startswith(before):
+            is_string = attributes.removeprefix(before).partition(after)[0] == "string"
+        elif attributes and attributes in (string, json):
+            is_string = attributes == string
+        else:
+            return schema.argument(key, text)
+        return quoted(text) if is_string else json_of(text, JSON_TYPES) or quoted(text)
+
+    def _object(self, held: HeldText, tool: CallableTool) -> Reading[list[Delta]]:
+        """Read all arguments as one JSON object, and the end of the call."""
+        yield from held.spaces()
+        call = call_with_json(tool, (yield from held.json()))
+        for mark in (self._object_close, self._arguments_close):
+            yield from held.spaces()
+            yield from held.accept(mark)
+        return call

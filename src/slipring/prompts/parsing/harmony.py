@@ -1,0 +1,198 @@
+"""Parses Harmony, the format of gpt-oss: answers are messages, each with a channel and perhaps a recipient.
+
+``<|channel|>analysis<|message|>…<|end|><|start|>assistant to=functions.f<|channel|>commentary<|message|>{…}``
+
+- ``analysis`` is thought. A message to ``functions.f`` is a call, in any channel. All else is text; two
+  messages of text, or of thought, in a row are separated by an empty line.
+- A message to another recipient, or one that is not a valid call, is emitted as the model wrote it, header
+  and marks included.
+- The prompt ends with ``<|start|>assistant``, so an answer begins inside a header. Text that begins without
+  a header is text.
+- Marks that end messages may be missing: engines drop tokens that end an answer.
+"""
+
+import re
+from enum import Enum
+from typing import Final
+
+from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
+from slipring.prompts.parsing.calls.held_text import BrokenCall
+from slipring.prompts.parsing.calls.json_scanner import SPACE
+from slipring.prompts.parsing.calls.offered_tools import OfferedTools, call_with_json, call_without_arguments
+from slipring.prompts.parsing.markers import marker_finder
+from slipring.prompts.parsing.output_format import HARMONY_MARKS
+from slipring.protocol.tools import CallableTool
+
+_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN = HARMONY_MARKS
+_MAX_HEADER: Final = 1024
+_PIECE: Final = 4096
+_HEADER_STARTS: Final = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, "to=")
+_HEADER_ENDS: Final = marker_finder(_MESSAGE, _END, _CALL, _RETURN)
+_CONTENT_ENDS: Final = marker_finder(_END, _CALL, _RETURN, _START, _CHANNEL)
+_CHANNEL_NAME: Final = re.compile(re.escape(_CHANNEL) + r"\s*(\w*)")
+_RECIPIENT: Final = re.compile(r"(?<![\w=])to=([^\s<]+)")
+_NAMESPACE: Final = "functions."
+_PEOPLE: Final = ("assistant", "user", "all")
+"""Recipients that are not tools."""
+
+
+class _State(Enum):
+    HEADER = 0
+    TEXT = 1
+    THOUGHT = 2
+    TOOL = 3
+
+
+_HEADER, _TEXT, _THOUGHT, _TOOL = _State
+
+
+class HarmonyParser:
+    """Parses one answer; ``OutputParser`` has the same methods."""
+
+    def __init__(self, tools: OfferedTools, *, thinking: bool, starts_thinking: bool) -> None:
+        self._tools = tools
+        self._thinking = thinking
+        self._state = _THOUGHT if thinking and starts_thinking else _HEADER
+        self._pending = ""  # unread text
+        self._final = False
+        self._deltas: list[Delta] = []
+        self._last_state: _State | None = None  # of the last message that was not empty
+        self._is_empty = True  # nothing of the current message was emitted
+        self._is_raw = False  # the current message is emitted with its marks
+        self._header = ""
+        self._in_thought = False  # the current call is in the channel of thoughts
+        self._tool: CallableTool | None = None
+        self._held: list[str] = []  # the content of the current call
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the text so far ends inside a thought."""
+        return self._state is _THOUGHT
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether a call is held back until it is complete."""
+        return self._state is _TOOL
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the text so far ends outside of thoughts, calls and headers."""
+        return self._state in (_TEXT, _HEADER) and not self._pending
+
+    def feed(self, text: str) -> list[Delta]:
+        """Parse the next piece of text."""
+        for at in range(0, len(text), _PIECE):
+            self._pending += text[at : at + _PIECE]
+            while self._step():
+                pass
+        return self._take_deltas()
+
+    def finish(self) -> list[Delta]:
+        """End the answer: emit what is held back, as text if it is not a complete call."""
+        self._final = True
+        while self._step():
+            pass
+        if self._state is _TOOL:
+            self._end_call("")
+        return self._take_deltas()
+
+    def _take_deltas(self) -> list[Delta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _step(self) -> bool:
+        """Read the pending text; return whether the state changed, so that there may be more to read."""
+        return self._read_header() if self._state is _HEADER else self._read_content()
+
+    def _read_content(self) -> bool:
+        text, mark, rest = _CONTENT_ENDS.cut(self._pending, last=self._final)
+        begins_next = mark in (_START, _CHANNEL)
+        self._pending = mark + rest if begins_next else rest
+        if self._state is _TOOL:
+            self._held.append(text)
+        else:
+            self._emit(text)
+        if not mark:
+            return False
+        end = "" if begins_next else mark
+        if self._state is _TOOL:
+            self._end_call(end)
+        elif self._is_raw:
+            self._emit(end)
+        self._is_raw = False
+        self._state = _HEADER
+        return True
+
+    def _read_header(self) -> bool:
+        """Read the header of a message. What cannot be one is text."""
+        rest = self._pending.lstrip(SPACE)
+        if len(self._pending) - len(rest) > _MAX_HEADER:
+            return self._read_without_header("")
+        start = next((each for each in _HEADER_STARTS if rest.startswith(each)), "")
+        if not start:
+            if not self._final and any(each.startswith(rest) for each in _HEADER_STARTS):
+                return False
+            if not rest and (self._header or not self._pending):
+                return False  # white space after a message
+            return self._read_without_header("")
+        header, mark, _ = _HEADER_ENDS.cut(rest, last=True)
+        if mark == _MESSAGE and len(header) <= _MAX_HEADER:
+            self._pending = rest[len(header) + len(mark) :]
+            self._begin(header)
+            return True
+        if not mark and len(rest) <= _MAX_HEADER and not self._final:
+            return False
+        self._pending = rest[len(start) :]
+        return self._read_without_header(start)
+
+    def _read_without_header(self, text: str) -> bool:
+        """Read text that no header precedes."""
+        self._state = _TEXT
+        self._is_empty = self._last_state is not _TEXT
+        self._emit(text)
+        return True
+
+    def _begin(self, header: str) -> None:
+        """Begin the message of a header."""
+        channels, recipients = _CHANNEL_NAME.findall(header), _RECIPIENT.findall(header)
+        self._in_thought = self._thinking and channels[-1:] == ["analysis"]
+        self._state = _THOUGHT if self._in_thought else _TEXT
+        self._header = header + _MESSAGE
+        self._is_empty = True
+        if not recipients or recipients[-1] in _PEOPLE:
+            return
+        self._tool = self._tools.by_name.get(recipients[-1].removeprefix(_NAMESPACE))
+        if self._tool is not None:
+            self._state = _TOOL
+        else:
+            self._is_raw = True
+            self._emit(self._header)
+
+    def _emit(self, text: str) -> None:
+        """Emit text or thought; before the first of a message that follows one of its kind, an empty line."""
+        if not text:
+            return
+        if self._is_empty and self._last_state is self._state:
+            text = f"\n\n{text}"
+        self._is_empty = False
+        self._last_state = self._state
+        self._deltas.append(Thought(text) if self._state is _THOUGHT else Text(text))
+
+    def _end_call(self, mark: str) -> None:
+        """Emit the call that was held back, or its text if it is not valid."""
+        content = "".join(self._held)
+        self._held = []
+        try:
+            self._deltas += self._call(content)
+            self._last_state = None
+        except BrokenCall:
+            self._state = _THOUGHT if self._in_thought else _TEXT
+            self._emit(self._header + content + mark)
+
+    def _call(self, content: str) -> list[Delta]:
+        tool = self._tool
+        assert tool is not None
+        arguments = content.strip(SPACE)
+        if tool.kind == "custom" and not arguments.startswith(("{", '"')):
+            return [CallStarted(tool.kind, tool.name, tool.namespace), CallArguments(content)]
+        return call_with_json(tool, arguments) if arguments else call_without_arguments(tool)

@@ -1,0 +1,306 @@
+"""Finds how a model writes its answers, from its chat template.
+
+The template writes earlier answers of the assistant as the model has learned to write them. So small
+conversations are rendered and compared: what stands around the thoughts, the text and the calls of a probe
+are the marks of the model's ``OutputFormat``. Other formats are recognised by marks in the template's source.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from slipring.prompts.parsing.known_formats import (
+    DEEPSEEK_V3,
+    GEMMA4,
+    HARMONY,
+    HERMES,
+    KIMI_K2,
+    KIMI_K3,
+    LFM2,
+    LLAMA3_JSON,
+    MINIMAX_M3,
+)
+from slipring.prompts.parsing.output_format import (
+    BracedCalls,
+    Calls,
+    JsonCalls,
+    NamedJsonCalls,
+    NestedTagCalls,
+    OutputFormat,
+    PythonCalls,
+    TaggedCalls,
+)
+from slipring.prompts.templates.detection.call_detection import Found, find_calls, mark_after_text
+from slipring.prompts.templates.detection.probe_conversations import (
+    IDS,
+    NAME,
+    NEXT_QUESTION,
+    QUESTION,
+    SECOND_VALUE,
+    STRINGS,
+    TEXT,
+    THOUGHT,
+    Probe,
+    Render,
+    output,
+    user,
+)
+from slipring.prompts.templates.detection.response_template import read_response_template
+from slipring.prompts.templates.detection.text_comparison import TAG, common_suffix, marked
+from slipring.prompts.templates.detection.thinking_switches import ThinkingSwitches, find_switches
+from slipring.prompts.templates.detection.thought_detection import Thoughts, find_thoughts
+
+_LAYOUTS: Mapping[type, str] = {
+    JsonCalls: "JSON calls",
+    NamedJsonCalls: "names with JSON arguments",
+    TaggedCalls: "tagged arguments",
+    NestedTagCalls: "nested tags",
+    PythonCalls: "Python calls",
+    BracedCalls: "braced arguments",
+}
+_GRANITE_3 = OutputFormat(calls=JsonCalls(section_open="<|tool_call|>", is_array=True))
+_LLAMA_4_JSON = OutputFormat(calls=LLAMA3_JSON.calls, ignored=("<|python_start|>", "<|python_end|>"))
+
+
+class _Recognised(Struct, frozen=True):
+    """A format that is known by marks in a template's source."""
+
+    marks: tuple[str, ...]
+    family: str
+    format: OutputFormat
+
+
+_UNFINDABLE = (
+    _Recognised(("<|channel|>analysis", "<|message|>"), "gpt-oss", HARMONY),
+    _Recognised(
+        ("<|tool_call>call:", "<tool_call|>"),
+        "Gemma 4",
+        msgspec.structs.replace(GEMMA4, stops=("<turn|>", "<|tool_response>")),
+    ),
+    _Recognised(
+        ("<|open|>", "<|sep|>", "<|close|>"),
+        "Kimi K3",
+        msgspec.structs.replace(KIMI_K3, stops=("<|end_of_msg|>",)),
+    ),
+    _Recognised(
+        ("]<]minimax[>[", "<invoke"), "MiniMax M3", msgspec.structs.replace(MINIMAX_M3, stops=("[e~[",))
+    ),
+    _Recognised(("<|python_start|>", "<|python_end|>", '"parameters"'), "Llama 4", _LLAMA_4_JSON),
+)
+"""What rendering does not show, or shows in part."""
+_UNWRITTEN = (
+    _Recognised(("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"), "Kimi K2", KIMI_K2),
+    _Recognised(("<｜tool▁calls▁begin｜>", "```json"), "DeepSeek V3", DEEPSEEK_V3),
+    _Recognised(("<|tool_call|>", "JSON list"), "Granite 3", _GRANITE_3),
+    _Recognised(("<|tool_list_start|>",), "LFM2", LFM2),
+    _Recognised(("List of tools: [", "keep_past_thinking"), "LFM2", LFM2),
+    _Recognised(("<tool_call>", '"arguments"'), "Hermes", HERMES),
+)
+"""For templates that write no calls."""
+
+
+class DetectedFormat(Struct, frozen=True, kw_only=True):
+    """What a chat template says about the model's answers."""
+
+    format: OutputFormat
+    found: str
+    """How the format was found, for people."""
+    writes_tools: bool
+    """Whether the template describes the tools that it is given."""
+    writes_calls: bool
+    """Whether the template writes the calls of earlier answers."""
+    writes_several_calls: bool
+    """Whether the template writes all calls of an answer, and not only the first one."""
+    writes_thoughts: bool
+    """Whether the template writes the thoughts of an answer, at least in a tool loop."""
+    takes_thoughts_with_text: bool
+    """Whether the template takes thoughts and text in one answer of calls; gpt-oss' refuses it."""
+    takes_later_system_messages: bool
+    """Whether the template takes a system message that is not the first one."""
+    thinking: ThinkingSwitches
+    takes_null_content: bool = False
+    """Whether the template takes answers of calls without text only if their content is None."""
+    takes_text_arguments: bool = False
+    """Whether the template takes the arguments of calls only as JSON text."""
+    takes_thought_chunks: bool = False
+    """Whether the template takes thoughts only as chunks of content, ``{"type": "thinking", "thinking": …}``,
+    and not from a field of the message."""
+
+
+def detect_format(
+    render: Render, source: str, response_template: Mapping[str, Any] | None = None
+) -> DetectedFormat:
+    """Find the output format of a template. ``response_template``: the description of answers in the model's
+    ``tokenizer_config.json``, if it has one."""
+    probe = Probe(render, {})
+    writes_calls = probe.adapt()
+    thinking = find_switches(probe, source)
+    thinker = probe.using(thinking.variables("high"))
+    writes_calls = thinker.adapt() or writes_calls
+    thoughts = find_thoughts(thinker, source)
+    format, found = _find_format(thinker, thoughts, source, writes_calls)
+    if response_template is not None:
+        described = read_response_template(response_template)
+        if described is not None:
+            format, found = _prefer(described, format, found)
+    return DetectedFormat(
+        format=format,
+        found=found,
+        writes_tools=NAME in (probe.write([user(QUESTION)], prompt=True) or ""),
+        writes_calls=writes_calls,
+        writes_several_calls=_count_calls(thinker, 2) > _count_calls(thinker, 1),
+        writes_thoughts=thoughts.are_written,
+        takes_thoughts_with_text=thinker.after_question(
+            thinker.answer(thoughts=THOUGHT, text=TEXT, calls=[STRINGS])
+        )
+        is not None,
+        takes_later_system_messages=_takes_later_system_messages(probe),
+        thinking=thinking,
+        takes_null_content=thinker.has_null_content,
+        takes_text_arguments=thinker.takes_text_arguments,
+        takes_thought_chunks=thoughts.are_chunks,
+    )
+
+
+def _count_calls(probe: Probe, number: int) -> int:
+    return (probe.after_question(probe.answer(calls=[STRINGS] * number)) or "").count(NAME)
+
+
+def _takes_later_system_messages(probe: Probe) -> bool:
+    messages = [
+        user(QUESTION),
+        probe.answer(text=TEXT),
+        {"role": "system", "content": THOUGHT},
+        user(NEXT_QUESTION),
+    ]
+    return THOUGHT in (probe.write(messages, prompt=True) or "")
+
+
+def _find_format(
+    probe: Probe, thoughts: Thoughts, source: str, writes_calls: bool
+) -> tuple[OutputFormat, str]:
+    known = _recognise(_UNFINDABLE, source)
+    if known is not None:
+        return known.format, f"{_layout(known.format)} of {known.family}, known by marks in the template"
+    found = find_calls(probe, thoughts) if writes_calls else None
+    calls, how = _calls(found, source)
+    ignored = _ignored(probe, thoughts, calls)
+    format = OutputFormat(
+        calls=calls,
+        think_open=thoughts.open,
+        think_close=thoughts.close,
+        ignored=ignored,
+        stops=tuple(stop for stop in _stops(probe, found) if stop not in ignored),
+    )
+    return format, how
+
+
+def _calls(found: Found | None, source: str) -> tuple[Calls | None, str]:
+    """The layout of calls, and how it was found."""
+    if found is not None:
+        calls = found.calls
+        is_llama = "<|start_header_id|>" in source or "<|python_tag|>" in source
+        if isinstance(calls, JsonCalls) and is_llama and not (calls.section_open or calls.open):
+            calls = msgspec.structs.replace(calls, announcement="<|python_tag|>")
+        return calls, f"{_LAYOUTS[type(calls)]}, found by rendering the template"
+    unwritten = _recognise(_UNWRITTEN, source)
+    if unwritten is None:
+        return None, "no calls: the template writes none that are known"
+    how = f"{_layout(unwritten.format)} of {unwritten.family}, known by marks in the template"
+    return unwritten.format.calls, how
+
+
+def _layout(format: OutputFormat) -> str:
+    return "Harmony messages" if format.is_harmony else _LAYOUTS[type(format.calls)]
+
+
+def _recognise(known: tuple[_Recognised, ...], source: str) -> _Recognised | None:
+    return next((each for each in known if all(mark in source for mark in each.marks)), None)
+
+
+def _ignored(probe: Probe, thoughts: Thoughts, calls: Calls | None) -> tuple[str, ...]:
+    """Marks before the text and the calls of an answer, and after its text, that do not end the answer."""
+    marks: list[str] = []
+    for answer in (probe.answer(text=TEXT, thoughts=THOUGHT), probe.answer(text=TEXT)):
+        before, _, after = (probe.after_question(answer) or "").partition(TEXT)
+        marks.append(_before_content(probe, thoughts, before))
+    written = probe.after_question(probe.answer(calls=[STRINGS])) or ""
+    ending = common_suffix(written, after)
+    if marked(ending):
+        marks.append(after.removesuffix(ending))
+    if calls is not None and (start := (calls.section_open or calls.open).strip()):
+        answer = probe.answer(thoughts=THOUGHT, calls=[STRINGS])
+        before, found, _ = (probe.after_question(answer) or "").partition(start)
+        marks.append(_before_content(probe, thoughts, before) if found else "")
+    return tuple(dict.fromkeys(mark.strip() for mark in marks if TAG.search(mark) and NAME not in mark))
+
+
+def _before_content(probe: Probe, thoughts: Thoughts, before: str) -> str:
+    """What the model writes before text or calls, without its thoughts and their marks."""
+    _, has_thought, after = before.partition(THOUGHT)
+    if has_thought:
+        before = after.removeprefix(thoughts.close)
+    else:
+        prompt = probe.after_question(prompt=True) or ""
+        before = before.removeprefix(prompt) if before.startswith(prompt) else ""
+    for mark in filter(None, (thoughts.open.strip(), thoughts.close.strip())):
+        before = before.replace(mark, "")
+    return before
+
+
+def _stops(probe: Probe, found: Found | None) -> tuple[str, ...]:
+    """Tokens that end an answer of text and of calls; where nothing ends them, what begins the next turn."""
+    if found is not None and marked(found.ending) and (mark := TAG.search(found.ending)):
+        after_calls = mark.group()
+    else:
+        after_calls = (found.ending.strip() or _mark_after_calls(probe)) if found is not None else ""
+    inner = _inner_marks(probe)
+    stops = dict.fromkeys((mark_after_text(probe), after_calls))
+    return tuple(stop for stop in stops if stop and stop not in inner)
+
+
+def _inner_marks(probe: Probe) -> str:
+    """What stands within answers: between thoughts, text and calls."""
+    inner = ""
+    for text, calls in ((TEXT, [STRINGS, STRINGS]), (TEXT, []), ("", [STRINGS])):
+        written = probe.after_question(probe.answer(text=text, thoughts=THOUGHT, calls=calls)) or ""
+        places = [written.rfind(part) for part in (THOUGHT, TEXT, SECOND_VALUE) if part in written]
+        inner += written[min(places) : max(places)] if places else ""
+    return inner
+
+
+def _mark_after_calls(probe: Probe) -> str:
+    """The first mark after an answer of calls to which the template adds nothing."""
+    messages = [user(QUESTION), probe.answer(calls=[STRINGS]), output(IDS[0])]
+    alone, written = (
+        (probe.write(each) or "").rpartition(SECOND_VALUE)[2] for each in (messages[:2], messages)
+    )
+    mark = TAG.search(written, len(alone)) if written.startswith(alone) else None
+    return mark.group() if mark is not None else ""
+
+
+def _prefer(described: OutputFormat, rendered: OutputFormat, found: str) -> tuple[OutputFormat, str]:
+    """The format that a response_template describes; if both agree the rendered one, with its white space."""
+    how = f"{_layout(described)}, as the model's response_template says" if _has_calls(described) else found
+    if _agree(described, rendered):
+        return rendered, f"{how}, and the template writes them so"
+    if not _has_calls(described):
+        described = msgspec.structs.replace(described, calls=rendered.calls)
+    stops = described.stops or rendered.stops
+    return msgspec.structs.replace(described, stops=stops), how
+
+
+def _has_calls(format: OutputFormat) -> bool:
+    return format.is_harmony or format.calls is not None
+
+
+def _agree(one: OutputFormat, other: OutputFormat) -> bool:
+    """Whether two formats have the same layout and the same marks at its beginning."""
+    if type(one.calls) is not type(other.calls) or one.is_harmony != other.is_harmony:
+        return False
+    if one.calls is None or other.calls is None:
+        return one.is_harmony
+    opens = [(calls.section_open + calls.open).split() for calls in (one.calls, other.calls)]
+    return opens[0] == opens[1] and one.think_close.strip() == other.think_close.strip()

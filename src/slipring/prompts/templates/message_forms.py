@@ -1,0 +1,135 @@
+"""Which forms of conversations a chat template accepts, and how to bring others into these forms.
+
+Templates refuse or ignore what their authors did not think of: a system message after the first message, user
+messages in a row, several calls in one message. Clients send all of these. ``find_forms`` tries each form
+with the template. ``MessageForms.adapt`` changes messages so that the template writes all of them.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+
+from msgspec import Struct, structs
+
+from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
+
+Write = Callable[[Sequence[ChatMessage]], str | None]
+"""Writes messages with a template; None if the template refuses them."""
+
+_FIRST, _SECOND, _THIRD = "FIRST-PROBE", "SECOND-PROBE", "THIRD-PROBE"
+_OUTPUTS = ("output-1", "output-2")
+
+
+class MessageForms(Struct, frozen=True, kw_only=True):
+    """The forms that a template accepts. The default is a template that accepts all."""
+
+    system: bool = True
+    """A system message at the beginning."""
+    systems: bool = True
+    """Several system messages at the beginning."""
+    late_system: bool = True
+    """A system message after other messages."""
+    users: bool = True
+    """Several user messages in a row."""
+    several_calls: bool = True
+    """Several calls in one message."""
+    outputs: bool = True
+    """Messages with the role ``tool``."""
+
+    def adapt(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """Bring messages into forms that the template accepts. Every text is kept."""
+        if not self.several_calls:
+            messages = _one_call_each(messages)
+        if not self.outputs:
+            messages = _outputs_as_text(messages)
+        if not (self.system and self.systems and self.late_system):
+            messages = self._adapt_systems(messages)
+        return messages if self.users else _merge_users(messages)
+
+    def _adapt_systems(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        count = 0
+        while count < len(messages) and messages[count].role == "system":
+            count += 1
+        first, rest = list(messages[:count]), messages[count:]
+        if not self.late_system:
+            rest = [structs.replace(each, role="user") if each.role == "system" else each for each in rest]
+        if not self.system:
+            first = [structs.replace(each, role="user") for each in first]
+        elif not self.systems and count > 1:
+            first = [_joined(first)]
+        return [*first, *rest]
+
+
+ACCEPTS_ALL = MessageForms()
+
+
+def find_forms(write: Write) -> MessageForms:
+    """Try each form with a template."""
+    user, answer = ChatMessage(role="user", content=_FIRST), ChatMessage(role="assistant", content=_SECOND)
+    system = ChatMessage(role="system", content=_THIRD)
+    late = structs.replace(system, content=_SECOND)
+    calls = [ChatCall(f"{digit * 9}", name, {}) for digit, name in (("1", _SECOND), ("2", _THIRD))]
+    called = ChatMessage(role="assistant", calls=(calls[0],))
+    outputs = [
+        ChatMessage(role="tool", content=text, call_id=call.id, name=call.name)
+        for call, text in zip(calls, _OUTPUTS, strict=True)
+    ]
+
+    def writes(texts: Iterable[str], *messages: ChatMessage) -> bool:
+        written = write(messages)
+        return written is not None and all(text in written for text in texts)
+
+    has_outputs = writes(_OUTPUTS[:1], user, called, outputs[0])
+    both = structs.replace(called, calls=tuple(calls))
+    return MessageForms(
+        system=writes((_FIRST, _THIRD), system, user),
+        systems=writes((_FIRST, _SECOND, _THIRD), system, late, user),
+        late_system=writes((_FIRST, _SECOND, _THIRD), user, answer, system, user),
+        users=writes((_FIRST, _THIRD), user, structs.replace(user, content=_THIRD)),
+        several_calls=writes((_SECOND, _THIRD), user, both)
+        and (not has_outputs or writes(_OUTPUTS, user, both, *outputs)),
+        outputs=has_outputs,
+    )
+
+
+def _joined(messages: Sequence[ChatMessage]) -> ChatMessage:
+    """One message with the texts of several."""
+    texts = [message.content for message in messages if message.content]
+    return structs.replace(messages[0], content="\n\n".join(texts))
+
+
+def _merge_users(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    merged: list[ChatMessage] = []
+    for is_user, group in groupby(messages, lambda message: message.role == "user"):
+        run = list(group)
+        merged += [_joined(run)] if is_user and len(run) > 1 else run
+    return merged
+
+
+def _one_call_each(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Give each call a message of its own, followed by the output that answers it."""
+    split: list[ChatMessage] = []
+    outputs = {message.call_id: message for message in messages if message.role == "tool"}
+    placed: set[str] = set()
+    for message in messages:
+        if len(message.calls) > 1:
+            for number, call in enumerate(message.calls):
+                first = message if not number else ChatMessage(role="assistant")
+                split.append(structs.replace(first, calls=(call,)))
+                if call.id in outputs:
+                    split.append(outputs[call.id])
+                    placed.add(call.id)
+        elif message.role != "tool" or message.call_id not in placed:
+            split.append(message)
+    return split
+
+
+def _outputs_as_text(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Write outputs as messages of the user, for a template that has no form for them."""
+    plain: list[ChatMessage] = []
+    for is_output, group in groupby(messages, lambda message: message.role == "tool"):
+        if is_output:
+            outputs = [f"<tool_response>\n{message.content}\n</tool_response>" for message in group]
+            plain.append(ChatMessage(role="user", content="\n".join(outputs)))
+        else:
+            plain += group
+    return plain

@@ -1,0 +1,121 @@
+"""Calls that are a name and JSON: ids, prefixes, missing closing marks."""
+
+import pytest
+
+from slipring.core.generation import CallArguments, CallStarted, Delta, Text
+from slipring.prompts.parsing.known_formats import (
+    DEEPSEEK_V3,
+    DEEPSEEK_V3_1,
+    FUNCTIONARY,
+    KIMI_K2,
+    MISTRAL,
+    MISTRAL_CALL_ID,
+)
+from slipring.prompts.parsing.output_parser import OutputParser
+from tests.prompts.parsing.answers import OFFER, call, check, custom_call
+
+CALL_F, CALL_G = call("f", '{"a": 1}'), call("g", "{}")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[TOOL_CALLS]f[ARGS]{"a": 1}', CALL_F),
+        ('Hm. [TOOL_CALLS] f [ARGS] {"a": 1}\nSo.', [Text("Hm."), *CALL_F, Text("So.")]),
+        ('[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', [*CALL_F, *CALL_G]),
+        (
+            '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]',
+            [*CALL_F, *CALL_G],
+        ),
+        ('[TOOL_CALLS]{"name": "f", "arguments": {"a": 1}}', CALL_F),
+        ('[TOOL_CALLS]patch[ARGS]{"input": "x"}', custom_call("patch", "x")),
+        ("[TOOL_CALLS]f[ARGS]", [Text("[TOOL_CALLS]f[ARGS]")]),
+        ("[TOOL_CALLS]f[ARGS]{", [Text("[TOOL_CALLS]f[ARGS]{")]),
+        ("[TOOL_CALLS]f[ARGS]x", [Text("[TOOL_CALLS]f[ARGS]x")]),
+        ("[TOOL_CALLS]f[ARGS][{}]", [Text("[TOOL_CALLS]f[ARGS][{}]")]),
+        ("[TOOL_CALLS]f{}", [Text("[TOOL_CALLS]f{}")]),
+        ("[TOOL_CALLS]h[ARGS]{}", [Text("[TOOL_CALLS]h[ARGS]{}")]),
+        ("[TOOL_CALLS][]", [Text("[TOOL_CALLS][]")]),
+        ("[TOOL_CALLS]" + 500 * "f" + "[ARGS]{}", [Text("[TOOL_CALLS]" + 500 * "f" + "[ARGS]{}")]),
+        ("[TOOL_CALLS][TOOL_CALLS]g[ARGS]{}", [Text("[TOOL_CALLS]"), *CALL_G]),
+    ],
+)
+def test_mistral(text: str, expected: list[Delta]) -> None:
+    check(text, expected, MISTRAL)
+
+
+def test_an_id_may_follow_the_name() -> None:
+    check('[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"a": 1}', CALL_F, MISTRAL_CALL_ID)
+    check('[TOOL_CALLS]f[ARGS]{"a": 1}', CALL_F, MISTRAL_CALL_ID)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>', CALL_F),
+        ('<|tool_call_begin|>f<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>', CALL_F),
+        (
+            '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": 1}'
+            "<|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{} ",
+            [*CALL_F, *CALL_G],
+        ),
+        (
+            "<|tool_calls_section_begin|>\n<|tool_call_begin|> functions.f:0 "
+            '<|tool_call_argument_begin|> {"a": 1} <|tool_calls_section_end|>\nSo.',
+            [*CALL_F, Text("So.")],
+        ),
+        (
+            "<|tool_calls_section_begin|><|tool_calls_section_end|>",
+            [Text("<|tool_calls_section_begin|><|tool_calls_section_end|>")],
+        ),
+        (
+            "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{} x",
+            [Text("<|tool_call_begin|>f:0<|tool_call_argument_begin|>{} x")],
+        ),
+        (
+            '<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"<|tool_call_end|>'
+            "<|tool_call_begin|>g:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+            [Text('<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"<|tool_call_end|>'), *CALL_G],
+        ),
+    ],
+)
+def test_kimi_k2(text: str, expected: list[Delta]) -> None:
+    check(text, expected, KIMI_K2)
+
+
+def test_deepseek() -> None:
+    text = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n'
+    for end in ("```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>", "```", "", "```\n<｜tool▁calls▁end｜>"):
+        check(f"<｜tool▁calls▁begin｜>{text}{end}", CALL_F, DEEPSEEK_V3)
+    check(f"{text}x", [Text(f"{text}x")], DEEPSEEK_V3)
+    check("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}", CALL_G, DEEPSEEK_V3_1)
+
+
+def test_the_name_may_be_part_of_a_tag() -> None:
+    check('<function=f>{"a": 1}</function>', CALL_F, FUNCTIONARY)
+
+
+def test_arguments_are_streamed_if_a_grammar_enforces_them() -> None:
+    parser = OutputParser(KIMI_K2, OFFER, trusted=True)
+    assert parser.feed("<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0") == []
+    assert parser.is_holding
+    assert parser.feed("<|tool_call_argument_begin|>{") == [CallStarted("function", "f"), CallArguments("{")]
+    assert not parser.is_holding
+    assert parser.feed('"a": 1') == [CallArguments('"a": 1')]
+    assert parser.feed("}<|tool_call") == [CallArguments("}")]
+    assert parser.feed("_end|><|tool_calls_section_end|>") == parser.finish() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[TOOL_CALLS]patch[ARGS]{ "input": "a\\n', custom_call("patch", "a\n")),
+        ('[TOOL_CALLS]patch[ARGS]{"input": "a"}[TOOL_CALLS]g[ARGS]{}', [*custom_call("patch", "a"), *CALL_G]),
+        ('[TOOL_CALLS]patch[ARGS]{"input": "a", "b": 1}', [*custom_call("patch", "a"), Text(', "b": 1}')]),
+        ('[TOOL_CALLS]patch[ARGS]{"code": "a"}', [Text('[TOOL_CALLS]patch[ARGS]{"code": "a"}')]),
+        ("[TOOL_CALLS]f[ARGS]", [Text("[TOOL_CALLS]f[ARGS]")]),
+        ("[TOOL_CALLS]f[ARGS]{}x", [*call("f", "{}"), Text("x")]),
+    ],
+)
+def test_streamed_calls_end_where_the_json_ends(text: str, expected: list[Delta]) -> None:
+    check(text, expected, MISTRAL, trusted=True)

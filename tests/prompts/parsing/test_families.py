@@ -1,0 +1,321 @@
+"""What holds for the output of every model family, whatever its marks and its layout of calls."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
+from slipring.prompts.parsing import known_formats
+from slipring.prompts.parsing.output_format import JsonCalls, NamedJsonCalls, OutputFormat
+from slipring.prompts.parsing.output_parser import OutputParser
+from slipring.protocol.tools import Offer
+from tests.prompts.parsing.answers import NONE, check, custom, function, merged, parsed, split
+from tests.prompts.parsing.written_calls import Call, written
+
+FORMATS = {name: value for name, value in vars(known_formats).items() if isinstance(value, OutputFormat)}
+MARKED = [name for name in FORMATS if name not in ("LLAMA3_JSON", "BARE_JSON", "PYTHON_LIST")]
+PLAIN = [name for name in MARKED if name != "HARMONY"]
+"""Families whose answers are text unless a mark says otherwise."""
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "ratio": {"type": "number"},
+        "flag": {"type": "boolean"},
+        "none": {"type": "null"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "options": {
+            "type": "object",
+            "properties": {"deep": {"$ref": "#/$defs/deep"}, "name": {"type": "string"}},
+        },
+    },
+    "$defs": {"deep": {"type": "array", "items": {"type": "integer"}}},
+}
+OFFER = Offer(
+    tools=(function("f", schema=SCHEMA), function("g"), custom("patch"), function("read", "files", SCHEMA))
+)
+ARGUMENTS: dict[str, Any] = {
+    "text": 'a "b" <c> {"d": [1]}\n  é💩 \\n',
+    "count": -3,
+    "ratio": 1.5,
+    "flag": True,
+    "tags": ["x", "1"],
+    "options": {"deep": [1, 2], "name": "true"},
+}
+CALLS: list[Call] = [("f", ARGUMENTS), ("g", {}), ("files__read", {"text": "12", "count": 12})]
+
+
+def deltas_of(calls: list[Call]) -> list[Any]:
+    """What ``values_of`` returns for calls."""
+    return [(name.removeprefix("files__"), dict(arguments)) for name, arguments in calls]
+
+
+def values_of(deltas: list[Delta]) -> list[Any]:
+    """Deltas with calls as names and decoded arguments."""
+    values: list[Any] = []
+    for delta in deltas:
+        if isinstance(delta, CallArguments):
+            values[-1] = (values[-1].name, json.loads(delta.text))
+        else:
+            values.append(delta)
+    return values
+
+
+def check_values(text: str, expected: list[Any], name: str, **options: bool) -> None:
+    for pieces in ([text], text):
+        assert values_of(parsed(pieces, FORMATS[name], OFFER, **options)) == expected
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_reads_what_its_template_writes(name: str) -> None:
+    calls = CALLS[::2] if name == "MINIMAX_M3" else CALLS
+    text = written(FORMATS[name], calls)
+    check_values(text, deltas_of(calls), name)
+    check_values(f"\n{text}\n", deltas_of(calls), name)
+    for call in calls:
+        check_values(written(FORMATS[name], [call]), deltas_of([call]), name)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_custom_tools_get_their_input_as_it_is(name: str) -> None:
+    for text in ('{"a": [1]}\n<b>', "1", "x"):
+        answer = written(FORMATS[name], [("patch", {"input": text})])
+        expected: list[Delta] = [CallStarted("custom", "patch"), CallArguments(text)]
+        check(answer, expected, FORMATS[name], OFFER)
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_calls_follow_text_and_text_follows_calls(name: str) -> None:
+    text = written(FORMATS[name], CALLS[:1])
+    if name == "HARMONY":
+        before, after = "<|channel|>final<|message|>Hm.<|end|><|start|>assistant", "Done. "
+    else:
+        before, after = "Hm.\n", "\nDone. "
+    check_values(before + text + after, [Text("Hm."), *deltas_of(CALLS[:1]), Text("Done. ")], name)
+    twice = text + ("<|start|>assistant" if name == "HARMONY" else "\n") + text
+    check_values(twice, deltas_of([*CALLS[:1], *CALLS[:1]]), name)
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN if FORMATS[name].think_close])
+def test_a_call_ends_a_thought_that_was_not_closed(name: str) -> None:
+    format = FORMATS[name]
+    text = written(format, CALLS[:1])
+    expected = [Thought("Hm."), *deltas_of(CALLS[:1])]
+    check_values(f"{format.think_open}Hm.\n{text}", expected, name)
+    check_values(f"Hm.\n{text}", expected, name, starts_thinking=True)
+    check_values(f"Hm.{format.think_close}\n{text}", expected, name, starts_thinking=True)
+    check_values(
+        f"Hm.\n{text}\n{format.think_close}Yes", [*expected, Text("Yes")], name, starts_thinking=True
+    )
+    check_values(f"{format.think_close}Yes", [Text("Yes")], name)
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN if FORMATS[name].think_close])
+def test_a_broken_call_in_a_thought_stays_thought(name: str) -> None:
+    format = FORMATS[name]
+    text = written(format, [("unknown", ARGUMENTS)]).strip()
+    check(f"Hm.\n{text}", [Thought(f"Hm.\n{text}")], format, OFFER, starts_thinking=True)
+    closed = f"Hm.\n{text}{format.think_close}Yes"
+    check(closed, [Thought(f"Hm.\n{text}"), Text("Yes")], format, OFFER, starts_thinking=True)
+
+
+@pytest.mark.parametrize("name", [name for name in PLAIN if FORMATS[name].think_close])
+def test_a_grammar_that_enforces_calls_also_closes_thoughts(name: str) -> None:
+    format = FORMATS[name]
+    text = written(format, [("g", {})])
+    check(f"Hm.{text}.", [Thought(f"Hm.{text}.")], format, OFFER, starts_thinking=True, trusted=True)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_calls_to_unknown_tools_are_text_as_written(name: str) -> None:
+    for calls in (
+        [("unknown", ARGUMENTS)],
+        [("unknown", {}), ("nope", {"a": 1})],
+        [("unknown", ARGUMENTS)] * 3,
+    ):
+        text = written(FORMATS[name], calls)
+        check(text, [Text(text)], FORMATS[name], OFFER)
+        check(f"Hm.\n{text}\n", [Text(f"Hm.\n{text}\n")], FORMATS[name], OFFER)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_without_tools_calls_are_text(name: str) -> None:
+    text = written(FORMATS[name], CALLS)
+    check(text, [Text(text)], FORMATS[name], NONE)
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_a_call_is_emitted_when_it_ends(name: str) -> None:
+    """It does not wait for text after it: at most for its closing mark."""
+    text = written(FORMATS[name], [("f", ARGUMENTS)])
+    for trusted in (False, True):
+        parser = OutputParser(FORMATS[name], OFFER, trusted=trusted)
+        deltas = [delta for piece in text for delta in parser.feed(piece)]
+        assert values_of(merged(deltas)) == deltas_of([("f", ARGUMENTS)])
+        assert not parser.is_holding
+        assert parser.finish() == []
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_calls_that_are_cut_off_lose_nothing(name: str) -> None:
+    format = FORMATS[name]
+    arguments = {"text": "a <b>\n", "count": -3, "tags": ["x"]}
+    text = written(format, [("f", arguments)] * 2)
+    whole = ("f", arguments)
+    for end in range(len(text)):
+        deltas = values_of(parsed([text[: end // 2], text[end // 2 : end]], format, OFFER))
+        calls = [delta for delta in deltas if isinstance(delta, tuple)]
+        rest = "".join(delta.text for delta in deltas if isinstance(delta, Text))
+        assert text[:end].strip().endswith(rest.strip()) or name == "HARMONY"
+        assert calls == [whole] * len(calls) or is_beginning(calls[-1], whole)
+        if not calls and name != "HARMONY":
+            assert rest == text[:end]
+
+
+def is_beginning(call: tuple[str, Mapping[str, Any]], whole: tuple[str, Mapping[str, Any]]) -> bool:
+    """Whether a call has the first arguments of another: tags may be missing at the end of an answer."""
+    return call[0] == whole[0] and list(call[1].items()) == list(whole[1].items())[: len(call[1])]
+
+
+LENGTH = 12_000
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_long_calls_are_read(name: str) -> None:
+    for value in (LENGTH * "x", LENGTH // 10 * "<a b='c'>\n", LENGTH // 4 * "<|[]{}", LENGTH * "\\"):
+        check_values(
+            written(FORMATS[name], [("f", {"text": value})]), deltas_of([("f", {"text": value})]), name
+        )
+    if name not in ("MINIMAX_M3", "GEMMA4"):
+        arguments = {"tags": LENGTH // 4 * ["x"]}
+        check_values(written(FORMATS[name], [("f", arguments)]), deltas_of([("f", arguments)]), name)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_long_text_that_resembles_calls_is_text(name: str) -> None:
+    whole = written(FORMATS[name], [("f", {"text": "x"})])
+    for end in range(3, len(whole) - 12, 5):
+        text = 40 * whole[:end]
+        deltas = parsed([text], FORMATS[name], OFFER, thinking=False)
+        assert parsed(text, FORMATS[name], OFFER, thinking=False) == deltas
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_arguments_may_be_nested_but_not_without_bound(name: str) -> None:
+    call = ("g", {"a": nested(30)})
+    check_values(written(FORMATS[name], [call]), deltas_of([call]), name)
+    text = written(FORMATS[name], [("g", {"a": nested(300)})])
+    deltas = parsed([text], FORMATS[name], OFFER)
+    assert parsed(text, FORMATS[name], OFFER) == deltas
+
+
+names = st.sampled_from(["f", "files__read", "nope"])
+texts = st.text('<>/[]{}"\\|= \nab1,é💩', max_size=12)
+arguments = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": texts | st.sampled_from(["1", "true", "null", '{"a": 1}', "[]"]),
+        "count": st.integers(-(2**53), 2**53),
+        "ratio": st.floats(-1e9, 1e9).map(lambda number: round(number, 3)),
+        "flag": st.booleans(),
+        "tags": st.lists(texts, min_size=1, max_size=3),
+        "options": st.fixed_dictionaries(
+            {"name": texts, "deep": st.lists(st.integers(), min_size=1, max_size=2)}
+        ),
+    },
+)
+calls = st.lists(st.tuples(names, arguments) | st.just(("g", dict[str, Any]())), min_size=1, max_size=3)
+cuts = st.lists(st.integers(0, 1000), max_size=6)
+
+
+def is_unambiguous(format: OutputFormat, calls: list[Call]) -> bool:
+    """Whether no value contains what ends a value, and none has white space that the format does not keep."""
+    text = json.dumps([arguments for _, arguments in calls], ensure_ascii=False)
+    return not any(mark in text for mark in format.marks() if len(mark) > 1)
+
+
+@given(st.sampled_from(sorted(FORMATS)), calls)
+def test_every_format_reads_any_calls_that_its_template_writes(name: str, calls: list[Call]) -> None:
+    format = FORMATS[name]
+    known = [call for call in calls if call[0] != "nope"]
+    if known and is_unambiguous(format, known):
+        check_values(written(format, known), deltas_of(known), name)
+
+
+def scraps_of(format: OutputFormat) -> list[str]:
+    """Marks of a format, and beginnings of calls."""
+    marks = sorted(format.marks() | {format.think_open, format.think_close})
+    text = written(format, [("f", {"text": "x", "count": 1}), ("g", {})])
+    return [
+        *marks,
+        *(text[:end] for end in range(8, len(text), 9)),
+        *(text[end:] for end in range(4, len(text), 9)),
+    ]
+
+
+SCRAPS = {name: scraps_of(format) for name, format in FORMATS.items()}
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> tuple[str, str]:
+    """A format, and an answer that is made of calls and scraps of calls."""
+    name = draw(st.sampled_from(sorted(FORMATS)))
+    part = st.one_of(
+        st.sampled_from(SCRAPS[name]),
+        calls.map(lambda calls: written(FORMATS[name], calls)),
+        st.text('<>/[]{}"\\|=(), \nabf1:', max_size=6),
+        st.sampled_from([" ", "\n", "Hm.", '{"name": "f"', "f(", "0"]),
+    )
+    return name, "".join(draw(st.lists(part, max_size=8)))
+
+
+@given(answers(), cuts, st.booleans(), st.booleans())
+def test_any_split_gives_the_same_deltas(
+    answer: tuple[str, str], cuts: list[int], inside: bool, trusted: bool
+) -> None:
+    format, text = FORMATS[answer[0]], answer[1]
+    whole = parsed([text], format, OFFER, starts_thinking=inside, trusted=trusted)
+    for pieces in (split(text, cuts), text):
+        assert parsed(pieces, format, OFFER, starts_thinking=inside, trusted=trusted) == whole
+
+
+@given(answers())
+def test_without_marks_that_take_effect_everything_is_text(answer: tuple[str, str]) -> None:
+    format, text = FORMATS[answer[0]], answer[1]
+    offer = Offer(tools=(function("other"),))
+    if not format.is_harmony and not any(mark.strip() in text for mark in format.ignored):
+        assert parsed(text, format, offer, thinking=False) == ([Text(text)] if text else [])
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_streamed_calls_equal_calls_that_are_held_back(name: str) -> None:
+    for calls in (CALLS[:1], [CALLS[0], CALLS[2]], [("patch", {"input": 'a"\n'}), ("f", {"text": "x"})]):
+        text = written(FORMATS[name], calls)
+        whole = parsed([text], FORMATS[name], OFFER)
+        check(text, whole, FORMATS[name], OFFER, trusted=True)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_json_arguments_are_streamed_if_a_grammar_enforces_them(name: str) -> None:
+    layout = FORMATS[name].calls
+    text = written(FORMATS[name], [("f", ARGUMENTS)])
+    parser = OutputParser(FORMATS[name], OFFER, trusted=True)
+    begun = parser.feed(text[: text.rindex("true")])
+    is_streamed = isinstance(layout, NamedJsonCalls) or (
+        isinstance(layout, JsonCalls) and not layout.is_array
+    )
+    assert bool(begun) == is_streamed
+    assert parser.is_holding != is_streamed

@@ -1,0 +1,81 @@
+"""Chat templates in the formats of the model families (``families/*.jinja``), and a Jinja2 that renders them.
+
+The templates are short: they write what the family's own template writes around messages, calls and thoughts,
+and read the same variables. Their prose is not the family's.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from slipring.prompts.templates.detection.probe_conversations import Render
+
+FOLDER = Path(__file__).parent / "families"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
+
+
+def source_of(family: str) -> str:
+    return (FOLDER / f"{family}.jinja").read_text()
+
+
+@cache
+def render_with_jinja2(source: str, *, bos_token: str = "<s>", eos_token: str = "</s>") -> Render:
+    """Compile a template with Jinja2. The function that is returned renders conversations with it."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.filters["from_json"] = json.loads
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: form.replace("%", "")
+    template = environment.from_string(source)
+
+    def render(
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, object],
+    ) -> str:
+        return template.render(
+            messages=messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            bos_token=bos_token,
+            eos_token=eos_token,
+            **variables,
+        )
+
+    return render
+
+
+class _Generation(jinja2.ext.Extension):
+    """The tag ``generation``, which marks training targets and renders its content."""
+
+    tags = {"generation"}  # noqa: RUF012  (Jinja2 reads a set)
+
+    def parse(self, parser: Any) -> Any:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
