@@ -68,6 +68,7 @@ _FORMS = {
     "systems": ("several system messages at the beginning", "they are joined"),
     "late_system": ("a system message after others", "it is written as a user message"),
     "users": ("several user messages in a row", "they are joined"),
+    "users_after_outputs": ("a user message after tool outputs", "its text is added to the last output"),
     "several_calls": ("several calls in one message", "each is written in a message of its own"),
     "outputs": ("tool outputs", "they are written as user messages"),
 }

@@ -30,6 +30,8 @@ class MessageForms(Struct, frozen=True, kw_only=True):
     """A system message after other messages."""
     users: bool = True
     """Several user messages in a row."""
+    users_after_outputs: bool = True
+    """A user message after tool outputs."""
     several_calls: bool = True
     """Several calls in one message."""
     outputs: bool = True
@@ -43,7 +45,9 @@ class MessageForms(Struct, frozen=True, kw_only=True):
             messages = _outputs_as_text(messages)
         if not (self.system and self.systems and self.late_system):
             messages = self._adapt_systems(messages)
-        return messages if self.users else _merge_users(messages)
+        if not self.users:
+            messages = _merge_users(messages)
+        return messages if self.users_after_outputs else _join_to_outputs(messages)
 
     def _adapt_systems(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         count = 0
@@ -85,6 +89,8 @@ def find_forms(write: Write) -> MessageForms:
         systems=writes((_FIRST, _SECOND, _THIRD), system, late, user),
         late_system=writes((_FIRST, _SECOND, _THIRD), user, answer, system, user),
         users=writes((_FIRST, _THIRD), user, structs.replace(user, content=_THIRD)),
+        users_after_outputs=not has_outputs
+        or writes((_FIRST, _THIRD), user, called, outputs[0], structs.replace(user, content=_THIRD)),
         several_calls=writes((_SECOND, _THIRD), user, both)
         and (not has_outputs or writes(_OUTPUTS, user, both, *outputs)),
         outputs=has_outputs,
@@ -103,6 +109,18 @@ def _merge_users(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         run = list(group)
         merged += [_joined(run)] if is_user and len(run) > 1 else run
     return merged
+
+
+def _join_to_outputs(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Add the text of a user message that follows a tool output to that output."""
+    joined: list[ChatMessage] = []
+    for message in messages:
+        if message.role == "user" and joined and joined[-1].role == "tool":
+            content = f"{joined[-1].content}\n\n{message.content}"
+            joined[-1] = structs.replace(joined[-1], content=content)
+        else:
+            joined.append(message)
+    return joined
 
 
 def _one_call_each(messages: Sequence[ChatMessage]) -> list[ChatMessage]:

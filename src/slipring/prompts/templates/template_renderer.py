@@ -443,9 +443,6 @@ class _Draft:
             raise CannotAppend(NO_BOUNDARY if longer.startswith(text) else REWRITES_EARLIER)
         return rest
 
-    def begins_with_control(self, text: str) -> bool:
-        return not text or isinstance(self._finder.split(text)[0], int)
-
     def has_placeholders(self, text: str) -> bool:
         return any(self.guard.text(placeholder) in text for placeholder in ALL_PLACEHOLDERS)
 

@@ -1,0 +1,160 @@
+"""What holds for the template of every model family: loops append, thoughts stay, efforts have effect."""
+
+import pytest
+from msgspec import structs
+
+from slipring.core.chain.state import ResponseState
+from slipring.core.generation import Job
+from slipring.prompts.rendering import Rendered, Rendering
+from slipring.prompts.templates.template_renderer import (
+    DROPS_THOUGHTS,
+    EFFORT_CHANGED,
+    MOVES_EARLIER,
+    REWRITES_EARLIER,
+    TemplateRenderer,
+)
+from slipring.protocol.items import Item
+from tests.prompts.templates.family_renderers import family_renderer
+from tests.prompts.templates.family_templates import NAMES
+from tests.prompts.templates.test_chat_messages import thought
+from tests.prompts.test_rendering import after, job, user
+from tests.prompts.vocabulary import item, message
+
+EVERY_FAMILY = pytest.mark.parametrize("family", NAMES)
+EMITTED = [7, 8, 9]
+MOVING = {"mistral_nemo"}
+"""Families whose template writes instructions and tools with the last message of the user."""
+KEEPING = {"cohere", "kimi_k3", "minimax_m3", "ministral_3", "seed_oss", "deepseek_v4"}
+"""Families that keep the thoughts of earlier turns, if there are tools."""
+
+
+def call(number: int) -> Item:
+    return item("function_call", call_id=f"c{number}", name="weather", arguments='{"city": "Oslo"}')
+
+
+def output(number: int) -> Item:
+    return item("function_call_output", call_id=f"c{number}", output="3 degrees")
+
+
+def with_effort(asked: Job, effort: str | None) -> Job:
+    return structs.replace(asked, settings=structs.replace(asked.settings, effort=effort))
+
+
+def spelled(renderer: TemplateRenderer, context: Rendered) -> str:
+    vocabulary = renderer.vocabulary
+    names = {vocabulary.control(token): token for token in vocabulary.control_tokens()}
+    pieces = [names[id].encode() if id in names else vocabulary.bytes_of(id) for id in context.ids()]
+    return b"".join(pieces).decode()
+
+
+class Chain:
+    """A chain of turns in which the model emits the same ids whatever it is asked."""
+
+    def __init__(self, renderer: TemplateRenderer, effort: str | None = "high") -> None:
+        self._renderer = renderer
+        self._effort = effort
+        self._parent: ResponseState | None = None
+
+    def turn(self, *items: Item, answer: tuple[Item, ...]) -> Rendering:
+        """Render a turn. If it appends, the prompt begins with all ids of the parent, as emitted."""
+        asked = with_effort(job(items, self._parent), self._effort)
+        rendering = self._renderer.render(asked)
+        if self._parent is not None and rendering.fallback is None:
+            before = self._parent.position.ids()
+            assert rendering.prompt.ids()[: len(before)] == before
+        self._parent = after(asked, rendering.with_answer(EMITTED), output=answer)
+        return rendering
+
+
+@EVERY_FAMILY
+@pytest.mark.parametrize("thinks", [False, True])
+def test_tool_loops_append_with_thoughts_and_without(family: str, thinks: bool) -> None:
+    chain = Chain(family_renderer(family))
+    thoughts = (thought("hm"),) if thinks else ()
+    chain.turn(user("Weather?"), answer=(*thoughts, call(1)))
+    for number in range(1, 4):
+        rendering = chain.turn(output(number), answer=(*thoughts, call(number + 1)))
+        assert rendering.fallback in ({None, REWRITES_EARLIER} if family in MOVING else {None})
+
+
+@EVERY_FAMILY
+def test_the_user_speaks_after_thoughts(family: str) -> None:
+    answer = (thought("hm"), message("assistant", "It rains."))
+    chain = Chain(family_renderer(family))
+    chain.turn(user("Weather?"), answer=(thought("hm"), call(1)))
+    chain.turn(output(1), answer=answer)
+    dropped = chain.turn(user("And now?"), answer=answer)
+    assert dropped.fallback == (None if family in KEEPING else DROPS_THOUGHTS)
+
+
+@EVERY_FAMILY
+def test_thoughts_are_kept_if_the_operator_says_so(family: str) -> None:
+    answer = (thought("hm"), message("assistant", "It rains."))
+    chain = Chain(family_renderer(family, keeps_thoughts=True))
+    chain.turn(user("Weather?"), answer=(thought("hm"), call(1)))
+    chain.turn(output(1), answer=answer)
+    kept = chain.turn(user("And now?"), answer=answer)
+    assert kept.fallback in ({MOVES_EARLIER, REWRITES_EARLIER} if family in MOVING else {None})
+
+
+@EVERY_FAMILY
+def test_answers_end_at_a_token_that_closes_no_part_of_them(family: str) -> None:
+    renderer = family_renderer(family)
+    parts = {*renderer.output_format.marks(), "<|end|>", "<|close|>", "</think>"}
+    named = {renderer.vocabulary.control(each) for each in parts if renderer.vocabulary.has_control(each)}
+    ends = {renderer.vocabulary.control(each) for each in renderer.output_format.stops}
+    assert renderer.stop_ids()
+    assert not renderer.stop_ids() & (named - ends)
+
+
+@pytest.mark.parametrize(
+    ("family", "effort", "expected"),
+    [
+        ("gpt_oss", "low", "Reasoning: low"),
+        ("gpt_oss", None, "Reasoning: medium"),
+        ("qwen3", "none", "<think>\n\n</think>\n\n"),
+        ("glm_4_7", "none", "<|assistant|></think>"),
+        ("deepseek_v4", "high", "<think>"),
+        ("kimi_k3", "low", "thinking_effort=low"),
+    ],
+)
+def test_an_effort_reaches_the_template(family: str, effort: str | None, expected: str) -> None:
+    renderer = family_renderer(family)
+    rendering = renderer.render(with_effort(job((user("a"),)), effort))
+    assert expected in spelled(renderer, rendering.prompt)
+
+
+def test_an_effort_that_changes_the_beginning_causes_a_full_rendering() -> None:
+    for family, expected in (("gpt_oss", EFFORT_CHANGED), ("qwen3", None)):
+        renderer = family_renderer(family)
+        first = with_effort(job((user("a"),)), "low")
+        parent = after(
+            first, renderer.render(first).with_answer(EMITTED), output=(message("assistant", "b"),)
+        )
+        for _ in range(2):  # asked of the template once
+            second = renderer.render(with_effort(job((user("c"),), parent), "high"))
+            assert second.fallback == expected
+
+
+def test_variables_of_the_operator_win_over_those_of_an_effort() -> None:
+    renderer = family_renderer("qwen3")
+    fixed = TemplateRenderer(renderer.model, renderer.vocabulary, variables={"enable_thinking": False})
+    prompt = fixed.render(with_effort(job((user("a"),)), "high")).prompt
+    assert spelled(fixed, prompt).endswith("<think>\n\n</think>\n\n")
+
+
+def test_calls_are_counted_where_their_ids_say_so() -> None:
+    renderer = family_renderer("kimi_k2")
+    chain = Chain(renderer)
+    chain.turn(user("Weather?"), answer=(call(1), call(2)))
+    second = chain.turn(output(1), output(2), answer=(call(3),))
+    third = chain.turn(output(3), answer=())
+    assert [renderer.counted_calls(each.prompt) for each in (second, third)] == [2, 3]
+    written = spelled(renderer, third.prompt)
+    assert [f"functions.weather:{number}" in written for number in range(4)] == [True, True, True, False]
+
+
+def test_a_prompt_opens_a_thought_unless_thinking_is_off() -> None:
+    renderer = family_renderer("qwen3_5")
+    assert renderer.opens_thought(renderer.render(job((user("a"),))).prompt)
+    assert not renderer.opens_thought(renderer.render(with_effort(job((user("a"),)), "none")).prompt)
