@@ -22,7 +22,17 @@ from slipring.protocol.items import Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.tools import Offer, Toolset
 from tests.core.connection import PLAIN, node
-from tests.prompts.vocabulary import RENDERERS, VISIBLE, call, custom_call, item, message, output, renderer
+from tests.prompts.vocabulary import (
+    RENDERERS,
+    VISIBLE,
+    call,
+    custom_call,
+    item,
+    message,
+    output,
+    renderer,
+    small,
+)
 
 EVERY_WRITER = pytest.mark.parametrize("writer", RENDERERS)
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
@@ -382,3 +392,10 @@ def test_marks_in_an_answer_are_text_and_other_control_tokens_are_not() -> None:
 def test_the_prompt_of_a_dialect_does_not_open_a_thought() -> None:
     writes = renderer("chatml in small")
     assert not writes.opens_thought(writes.render(job()).prompt)
+
+
+def test_a_renderer_names_the_control_tokens_of_its_marks() -> None:
+    writes = DialectRenderer(ChatMl(), small())
+    for _ in range(2):
+        assert writes.control_ids() == {VISIBLE: writes.vocabulary.control(VISIBLE)}
+    assert writes.counted_calls(writes.render(job((user("a"),))).prompt) == 0

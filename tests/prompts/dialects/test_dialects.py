@@ -248,3 +248,11 @@ def test_text_parts_are_joined_and_images_are_left_out(dialect: Dialect) -> None
 def test_the_token_that_closes_a_block_ends_answers(dialect: Dialect) -> None:
     (end,) = [part for part in dialect.close() if isinstance(part, Control)]
     assert end.token in dialect.stop
+
+
+def test_a_context_without_a_system_message_begins_with_the_default_one() -> None:
+    dialect = ChatMl("Be kind.")
+    asks, directs = item("message", role="user", content="a"), item("message", role="developer", content="b")
+    assert spelled(dialect.write_default_system([asks])) == "<|im_start|>system\nBe kind.<|im_end|>\n"
+    assert dialect.write_default_system([directs, asks]) == []
+    assert ChatMl().write_default_system([asks]) == Llama3().write_default_system([asks]) == []

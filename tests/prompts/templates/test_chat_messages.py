@@ -8,6 +8,7 @@ from msgspec import Raw
 
 from slipring.core.chain.head import Head
 from slipring.errors import InvalidRequest
+from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.templates.chat_messages import (
     ChatMessage,
     MessageBuilder,
@@ -177,3 +178,40 @@ def test_very_many_assistant_items_are_merged_in_linear_time() -> None:
     (assistant,) = read(*items)
     assert assistant["content"] == "\n".join(["x" * 1000] * 10_000)
     assert len(assistant["tool_calls"]) == 10_000
+
+
+def as_dicts(fields: MessageFields, *items: Item) -> list[dict[str, Any]]:
+    return [each.as_dict(str, lambda value: value, fields) for each in MessageBuilder({}).add(items).messages]
+
+
+def test_thoughts_may_be_blocks_of_the_content() -> None:
+    blocks = MessageFields(thought_blocks=True)
+    (both,) = as_dicts(blocks, thought("hm"), message("assistant", "yes"))
+    assert both["content"] == [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "yes"}]
+    (alone,) = as_dicts(blocks, thought("hm"), call("f"))
+    assert alone["content"] == [{"type": "thinking", "thinking": "hm"}]
+    assert "reasoning_content" not in alone
+
+
+def test_arguments_may_be_text_and_the_content_of_calls_null() -> None:
+    (called,) = as_dicts(MessageFields(text_arguments=True, null_content=True), call("f", '{"a":"é"}'))
+    assert called["content"] is None
+    assert called["tool_calls"][0]["function"]["arguments"] == '{"a": "é"}'
+    (broken,) = as_dicts(MessageFields(text_arguments=True), call("f", "{oops"))
+    assert broken["tool_calls"][0]["function"]["arguments"] == "{oops"
+    assert broken["content"] == ""
+
+
+def test_calls_may_be_part_of_the_content() -> None:
+    fields = MessageFields(calls_as_text=HERMES)
+    (called,) = as_dicts(fields, message("assistant", "So:"), call("f", '{"a": 1}'), call("g", "oops"))
+    assert "tool_calls" not in called
+    assert called["content"] == (
+        'So:\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g", "arguments": {"input": "oops"}}\n</tool_call>'
+    )
+
+
+def test_ids_of_calls_may_count_them() -> None:
+    builder = MessageBuilder({}, 3).add((call("f"),))
+    assert (builder.messages[0].calls[0].id, builder.calls) == ("functions.f:3", 4)

@@ -196,3 +196,9 @@ def test_yielding_lists_are_lists_to_templates() -> None:
     assert "content" in fetched
     steps = iter(YieldingList([1, 2]))
     assert isinstance(steps, Generator)  # Python code, which the interpreter can interrupt for other threads
+
+
+def test_a_template_that_minijinja_cannot_parse_is_run_by_jinja2() -> None:
+    template = ChatTemplate("{% for message in messages: %}{{ message.role }}{% endfor %}")
+    assert template.engine == "Jinja2"
+    assert template.render(MESSAGES) == "user"

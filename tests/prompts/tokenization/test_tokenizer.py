@@ -465,3 +465,11 @@ def test_a_search_without_a_result_ends_soon() -> None:
 
 def test_a_vocabulary_without_a_search_finds_no_spelling() -> None:
     assert Vocabulary.spell(small(), b"a", 1, ()) is None
+
+
+def test_a_vocabulary_says_how_large_it_is_and_how_it_splits_text() -> None:
+    assert smollm2().size == len(smollm2_metadata()["tokenizer.ggml.tokens"])
+    assert smollm2().pre_tokenizer == "Split, Split, ByteLevel"
+    backend = tokenizers.Tokenizer.from_str(smollm2()._backend.to_str())
+    backend.pre_tokenizer = None
+    assert Tokenizer(backend, {}, "").pre_tokenizer == ""
