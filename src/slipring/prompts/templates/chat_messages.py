@@ -100,7 +100,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True):
         calls = [
             Call(
                 each.name,
-                {"arguments": each.arguments} if isinstance(each.arguments, str) else each.arguments,
+                {"input": each.arguments} if isinstance(each.arguments, str) else each.arguments,
             )
             for each in self.calls
         ]
