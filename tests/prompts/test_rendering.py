@@ -100,7 +100,7 @@ def user(text: str) -> Item:
 def test_rendering_by_delta_gives_the_tokens_of_the_whole_context() -> None:
     writers = {name: renderer(name) for name in RENDERERS}
 
-    @settings(max_examples=60)
+    @settings(max_examples=30)
     @given(STEPS)
     def the_same(steps: list[Items]) -> None:
         for name, writes in writers.items():
@@ -130,7 +130,7 @@ def assert_rendered_by_delta(writes: DialectRenderer, steps: list[Items]) -> Non
 def test_emitted_ids_are_kept_and_new_items_are_appended_to_them() -> None:
     writers = {name: renderer(name) for name in RENDERERS}
 
-    @settings(max_examples=40)
+    @settings(max_examples=25)
     @given(
         st.lists(
             st.tuples(st.lists(ITEMS, max_size=3).map(tuple), st.lists(st.integers(0, 255))), max_size=4

@@ -125,7 +125,7 @@ def encoded(writes: TemplateRenderer, text: str) -> list[int]:
 # Chains and whole contexts
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(STEPS)
 def test_rendering_by_delta_gives_the_tokens_of_the_whole_context(steps: list[Items]) -> None:
     for name in TEMPLATES:
@@ -165,7 +165,7 @@ CLOSINGS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(st.lists(CLIENT_ITEMS, min_size=1, max_size=3), st.lists(ASSISTANT_ITEMS, max_size=3)),
@@ -535,7 +535,7 @@ def controls(name: str, head: Head, items: Items) -> list[int]:
 def test_client_text_adds_no_control_token() -> None:
     expected = {name: controls(name, *conversation("Zz", "Zz")) for name in ANY_ITEMS}
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=40, deadline=None)
     @given(HOSTILE_TEXTS, HOSTILE_TEXTS)
     def the_same(text: str, tool: str) -> None:
         head, items = conversation(text, tool)
