@@ -17,6 +17,8 @@ from slipring.prompts.tool_definitions import quoted
 Write = Callable[[Sequence[ChatMessage]], str | None]
 """Writes messages with a template; None if the template refuses them."""
 
+_REPLIES = ("", "OK.")
+"""Texts of answers to outputs, in the order in which they are tried."""
 _FIRST, _SECOND, _THIRD = "FIRST-PROBE", "SECOND-PROBE", "THIRD-PROBE"
 
 
@@ -35,6 +37,8 @@ class MessageForms(Struct, frozen=True, kw_only=True):
     """Calls, and messages with the role ``tool``."""
     several_calls: bool = True
     """Several calls in one message."""
+    reply_to_outputs: str | None = None
+    """The text of an answer that is put between outputs and a user message; None: no answer is needed."""
 
     def adapt(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         """Bring messages into forms that the template accepts. Every text is kept."""
@@ -44,7 +48,11 @@ class MessageForms(Struct, frozen=True, kw_only=True):
             messages = _one_call_each(messages)
         if not (self.system and self.systems and self.late_system):
             messages = self._adapt_systems(messages)
-        return messages if self.users else _merge_users(messages)
+        if not self.users:
+            messages = _merge_users(messages)
+        if self.reply_to_outputs is None:
+            return messages
+        return _reply_to_outputs(messages, ChatMessage(role="assistant", content=self.reply_to_outputs))
 
     def _adapt_systems(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         count = 0
@@ -80,6 +88,13 @@ def find_forms(write: Write, *, writes_calls: bool) -> MessageForms:
         return written is not None and all(text in written for text in texts)
 
     has_calls = writes_calls and writes(("output-1",), user, called, outputs[0])
+    reply: str | None = None
+    if has_calls:
+        spoken = (user, called, outputs[0], structs.replace(user, content=_THIRD))
+        texts = (_FIRST, "output-1", _THIRD)
+        replied = ((text, _reply_to_outputs(spoken, structs.replace(answer, content=text))) for text in _REPLIES)
+        if not writes(texts, *spoken):
+            reply = next((text for text, messages in replied if writes(texts, *messages)), None)
     return MessageForms(
         system=writes((_FIRST, _THIRD), system, user),
         systems=writes((_FIRST, _SECOND, _THIRD), system, late, user),
@@ -91,6 +106,7 @@ def find_forms(write: Write, *, writes_calls: bool) -> MessageForms:
             (_SECOND, _THIRD, "output-1", "output-2"),
             *(user, structs.replace(called, calls=tuple(calls)), *outputs),
         ),
+        reply_to_outputs=reply,
     )
 
 
@@ -106,6 +122,16 @@ def _merge_users(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         run = list(group)
         merged += [_joined(run)] if is_user and len(run) > 1 else run
     return merged
+
+
+def _reply_to_outputs(messages: Sequence[ChatMessage], reply: ChatMessage) -> list[ChatMessage]:
+    """Put an answer between outputs and a user message."""
+    replied: list[ChatMessage] = []
+    for message in messages:
+        if message.role == "user" and replied and replied[-1].role == "tool":
+            replied.append(reply)
+        replied.append(message)
+    return replied
 
 
 def _one_call_each(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
