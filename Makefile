@@ -58,7 +58,8 @@ test-sglang: .venv/.dev ## the tests against a real SGLang server (named by SLIP
 
 test-templates: .venv/.dev ## the chat templates in a directory: formats, first prompts, loops by delta, parsing (DIR=…)
 	@test -n "$(DIR)" || { echo "DIR is not set: it names a directory of official templates, *.jinja"; exit 1; }
-	$(BIN)/python -m tests.prompts.templates.official $(DIR) $(ARGS)
+	SLIPRING_TEST_TEMPLATES=$(DIR) $(BIN)/python -m pytest tests/prompts/templates/detection -k official -q $(ARGS)
+	$(BIN)/python -m tests.prompts.templates.official $(DIR)
 
 test-oracles: .venv/.dev .venv-oracles/.ready ## prompts and parsed answers against other implementations (DIR=… for official templates, WRITE=1 to record)
 	$(BIN)/python -m tests.prompts.oracles.live --tools .venv-oracles $(if $(DIR),--templates $(DIR)) $(if $(WRITE),--write) $(ARGS)

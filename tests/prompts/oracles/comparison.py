@@ -39,9 +39,7 @@ class Difference(NamedTuple):
 def family_vocabulary(metadata: Mapping[str, Any], family: Family) -> Tokenizer:
     """The words of a vocabulary, followed by the control tokens of a family."""
     types = metadata["tokenizer.ggml.token_type"]
-    words = [
-        token for token, type in zip(metadata["tokenizer.ggml.tokens"], types, strict=True) if type == 1
-    ]
+    words = [token for token, type in zip(metadata["tokenizer.ggml.tokens"], types, strict=True) if type == 1]
     changes = {
         "tokenizer.ggml.tokens": [*words, *family.controls],
         "tokenizer.ggml.token_type": [*(1 for _ in words), *(3 for _ in family.controls)],

@@ -104,7 +104,9 @@ CHAINS: dict[str, list[Step]] = {
     "two calls": _calls(WEATHER, OTHER_WEATHER),
     "thoughts, three calls": _calls(WEATHER, ("ping", {}), OTHER_WEATHER, thoughts="All of them."),
     "no arguments": _calls(("ping", {})),
-    "strings that look like JSON": _calls(("run", {"command": '{"a": [1, true]}'}), ("run", {"command": "7"})),
+    "strings that look like JSON": _calls(
+        ("run", {"command": '{"a": [1, true]}'}), ("run", {"command": "7"})
+    ),
     "strings with lines and marks": _calls(("run", {"command": "  a <b> 'c' \"d\"\n\n\\e & é → 世界"})),
     "values of all types": _calls(
         (

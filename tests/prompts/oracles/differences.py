@@ -82,6 +82,13 @@ CHOICES = (
         "Without a system message, renderers writes that of MiniMax-M2.5, the template that of MiniMax-M2.",
     ),
     Choice(
+        "minimax_m2",
+        _ANY,
+        ("chain: text, user, 1: appended",),
+        "The answer closes an empty thought, of which the template keeps nothing. slipring keeps the emitted ids; "
+        "renderers renders all messages again whenever the user speaks.",
+    ),
+    Choice(
         "deepseek_v4",
         "own builtin",
         ("prompt: *effort high",),
@@ -98,7 +105,13 @@ CHOICES = (
     Choice(
         "gemma_4",
         _ANY,
-        ("chain: *thoughts, *: added", "chain: loop of two*", "prompt: *call", "prompt: calls", "prompt: loop"),
+        (
+            "chain: *thoughts, *: added",
+            "chain: loop of two*",
+            "prompt: *call",
+            "prompt: calls",
+            "prompt: loop",
+        ),
         "renderers follows a later template, which opens a thought after the outputs of tools.",
     ),
     Choice(

@@ -93,7 +93,9 @@ def sources(family: Family, templates: Path | None) -> Iterator[tuple[str, str]]
 
 def write(name: str, family: Family, recording: dict[str, Any], meant: dict[str, str]) -> None:
     """Write what the ordinary tests need: texts without ids, and no words of official templates."""
-    kept = {name: each for name, each in recording["prompts"].items() if family.builtin or not _has_tools(name)}
+    kept = {
+        name: each for name, each in recording["prompts"].items() if family.builtin or not _has_tools(name)
+    }
     unsaid = {f"prompt: {name}" for name in kept} & meant.keys()
     golden = {
         "oracle": recording["oracle"],

@@ -13,7 +13,6 @@ import sys
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.prompts.oracles.conversations import CHAINS, OUTPUT, PROMPTS, THANKS, TOOLS, Message, Step
@@ -93,19 +92,22 @@ class HarmonyTokenizer:
 
 @cache
 def _harmony() -> Any:
-    """Harmony's encoding. Its words are a file of another package, so that nothing is downloaded."""
     from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
+    return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
+def provide_harmony_words(folder: str) -> None:
+    """Unpack the words of Harmony, a file of another package, where ``openai-harmony`` looks for them, so that
+    it downloads nothing."""
     if "TIKTOKEN_ENCODINGS_BASE" in os.environ:
-        return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+        return
     spec = importlib.util.find_spec("bpe_openai")
     assert spec is not None, "the package bpe-openai, which has the words of gpt-oss, is not installed"
     assert spec.origin is not None
     packed = Path(spec.origin).parent / "data" / "o200k_base.tiktoken.gz"
-    with TemporaryDirectory() as folder:
-        Path(folder, "o200k_base.tiktoken").write_bytes(gzip.decompress(packed.read_bytes()))
-        os.environ["TIKTOKEN_ENCODINGS_BASE"] = folder
-        return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+    Path(folder, "o200k_base.tiktoken").write_bytes(gzip.decompress(packed.read_bytes()))
+    os.environ["TIKTOKEN_ENCODINGS_BASE"] = folder
 
 
 def chat_messages(family: Family, messages: list[Message]) -> list[dict[str, Any]]:
@@ -208,7 +210,13 @@ class RenderersOracle:
         return ids + self._tokenizer.encode(ends[bool(messages[-1]["calls"])]) if ends else ids
 
     def bridge(
-        self, before: tuple[list[int], list[int]], messages: list[Message], new: int, effort: str | None, *, keep: bool
+        self,
+        before: tuple[list[int], list[int]],
+        messages: list[Message],
+        new: int,
+        effort: str | None,
+        *,
+        keep: bool,
     ) -> list[int] | None:
         """The prompt that the last ``new`` messages extend; None if the oracle renders all again."""
         chat = chat_messages(self._family, messages)[-new:]
@@ -306,7 +314,12 @@ class MistralOracle:
 
 def record(oracle: Any, family: Family) -> dict[str, Any]:
     """All that an oracle writes and reads for a family."""
-    recording: dict[str, Any] = {"oracle": oracle.version, "stops": oracle.stops(), "prompts": {}, "chains": {}}
+    recording: dict[str, Any] = {
+        "oracle": oracle.version,
+        "stops": oracle.stops(),
+        "prompts": {},
+        "chains": {},
+    }
     for name, case in PROMPTS.items():
         effort = case.get("effort")
         if effort is not None and effort not in family.efforts:
@@ -361,6 +374,7 @@ def _meant(answer: Message) -> dict[str, Any]:
 
 def main() -> None:
     vocabulary, folder = sys.argv[1:3]
+    provide_harmony_words(folder)
     for name, family in FAMILIES.items():
         oracle: Any = (
             MistralOracle(family, folder)
@@ -369,7 +383,6 @@ def main() -> None:
         )
         recording = record(oracle, family)
         Path(folder, f"{name}.json").write_text(json.dumps(recording, ensure_ascii=False))
-        print(name, len(recording["prompts"]), len(recording["chains"]))
 
 
 if __name__ == "__main__":

@@ -127,9 +127,7 @@ class MessageBuilder:
     items; None: ids do not count them. ``ids``: the ids that the model gave to the calls that are added.
     """
 
-    def __init__(
-        self, pending: PendingCalls, calls: int | None = None, ids: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, pending: PendingCalls, calls: int | None = None, ids: Sequence[str] = ()) -> None:
         self.messages: list[ChatMessage] = []
         self._pending = dict(pending)
         self.calls = calls

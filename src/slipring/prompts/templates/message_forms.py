@@ -92,7 +92,9 @@ def find_forms(write: Write, *, writes_calls: bool) -> MessageForms:
     if has_calls:
         spoken = (user, called, outputs[0], structs.replace(user, content=_THIRD))
         texts = (_FIRST, "output-1", _THIRD)
-        replied = ((text, _reply_to_outputs(spoken, structs.replace(answer, content=text))) for text in _REPLIES)
+        replied = (
+            (text, _reply_to_outputs(spoken, structs.replace(answer, content=text))) for text in _REPLIES
+        )
         if not writes(texts, *spoken):
             reply = next((text for text, messages in replied if writes(texts, *messages)), None)
     return MessageForms(

@@ -272,9 +272,7 @@ class TemplateRenderer(Renderer):
                 text = text.replace(mark, "")
         return "".join(text.split())
 
-    def _builder(
-        self, pending: PendingCalls, calls: int | None, ids: Sequence[str] = ()
-    ) -> MessageBuilder:
+    def _builder(self, pending: PendingCalls, calls: int | None, ids: Sequence[str] = ()) -> MessageBuilder:
         return MessageBuilder(pending, calls if self._counts_calls else None, ids)
 
     def _written_ids(self, position: Rendered, answer: Sequence[Item]) -> Sequence[str]:
