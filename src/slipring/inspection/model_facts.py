@@ -70,6 +70,7 @@ _FORMS = {
     "users": ("several user messages in a row", "they are joined"),
     "calls": ("calls and their outputs", "they are written as text"),
     "several_calls": ("several calls in one message", "each is written in a message of its own"),
+    "user_after_outputs": ("a user message after outputs", "an answer is put between them"),
 }
 _LAST = Answer()
 """The answer to the last turn, which is only prompted for."""
@@ -219,7 +220,7 @@ def variable_facts(model: Inspected) -> VariableFacts | None:
 
 def adapted_forms(model: Inspected) -> tuple[AdaptedForm, ...]:
     forms = model.renderer.forms if isinstance(model.renderer, TemplateRenderer) else MessageForms()
-    refused = [name for name, is_taken in structs.asdict(forms).items() if not is_taken]
+    refused = [name for name, is_taken in structs.asdict(forms).items() if is_taken is False]
     implied = {"system": ("systems",), "calls": ("several_calls",)}
     hidden = {name for each in refused for name in implied.get(each, ())}
     return tuple(

@@ -106,7 +106,7 @@ class Comparison:
     def _chain(
         self, name: str, steps: Sequence[Mapping[str, Any]], recorded: Sequence[Mapping[str, Any]]
     ) -> Iterator[Difference]:
-        effort = self._family.effort_of(list(steps))
+        effort = self._family.effort_of(steps)
         parent: ResponseState | None = None
         before: list[int] = []
         calls = 0

@@ -1,8 +1,8 @@
 """Conversations that slipring and independent implementations write and read.
 
 Plain data: it is used by slipring's tests and by the recorder, which runs in an environment without slipring.
-A message is a dict with ``role`` and ``content``; an assistant's may have ``thoughts`` and ``calls``, pairs of
-a name and arguments. A message of the role ``tool`` answers the calls one after the other.
+A message is a dict with ``role`` and ``content``; an assistant's may have ``thoughts`` and ``calls``, pairs
+of a name and arguments. A message of the role ``tool`` answers the calls one after the other.
 """
 
 from typing import Any

@@ -29,7 +29,7 @@ CHOICES = (
         "qwen3_5 nemotron_3 glm_4_5 glm_4_7 minimax_m2",
         _ANY,
         ("chain: strings with lines and marks, 0: parsed",),
-        "renderers removes the white space at the ends of a string value. slipring removes only the line ends "
+        "renderers removes the white space at the ends of a string. slipring removes only the line ends "
         "that the format itself writes: a command or a patch may begin with spaces.",
     ),
     Choice(
@@ -85,7 +85,7 @@ CHOICES = (
         "minimax_m2",
         _ANY,
         ("chain: text, user, 1: appended",),
-        "The answer closes an empty thought, of which the template keeps nothing. slipring keeps the emitted ids; "
+        "The answer closes an empty thought, of which the template keeps nothing. slipring keeps the ids; "
         "renderers renders all messages again whenever the user speaks.",
     ),
     Choice(
@@ -176,7 +176,7 @@ CHOICES = (
 def reason_for(family: str, source: str, case: str) -> str | None:
     """Why slipring differs in a case; None if it should not."""
     for choice in CHOICES:
-        if family in choice.families.split() and source in choice.sources.split():
-            if any(fnmatchcase(case, pattern) for pattern in choice.cases):
-                return choice.reason
+        is_here = family in choice.families.split() and source in choice.sources.split()
+        if is_here and any(fnmatchcase(case, pattern) for pattern in choice.cases):
+            return choice.reason
     return None

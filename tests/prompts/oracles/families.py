@@ -3,6 +3,7 @@
 Plain data, as ``conversations``.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,7 +70,7 @@ class Family:
     indexed_ids: bool = False
     """Whether ids of calls are made of names and numbers."""
 
-    def effort_of(self, steps: list[dict[str, Any]]) -> str | None:
+    def effort_of(self, steps: Sequence[Mapping[str, Any]]) -> str | None:
         """The effort of a chain: a model that is to think would not answer without thoughts."""
         thinks = any("answer" in step and step["answer"]["thoughts"] for step in steps)
         return self.effort if thinks or "none" not in self.efforts else "none"

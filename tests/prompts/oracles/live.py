@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from slipring.engines.tokens.builtin_templates import builtin_template
+from slipring.prompts.templates.detection.text_comparison import common_prefix
 from tests.prompts.oracles.comparison import Comparison, Difference, family_renderer, family_vocabulary
 from tests.prompts.oracles.conversations import PROMPTS
 from tests.prompts.oracles.differences import reason_for
@@ -50,7 +51,8 @@ def record(tools: Path, folder: Path) -> None:
     described["added_tokens"] = []
     vocabulary = folder / "vocabulary.json"
     vocabulary.write_text(json.dumps(described))
-    command = [str(tools / "bin" / "python"), "-m", "tests.prompts.oracles.record", vocabulary, folder]
+    python = str(tools / "bin" / "python")
+    command = [python, "-m", "tests.prompts.oracles.record", str(vocabulary), str(folder)]
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
 
 
@@ -122,8 +124,9 @@ def _entry(entry: dict[str, Any]) -> dict[str, Any]:
 def _shown(difference: Difference) -> str:
     """A difference, from shortly before the place where the texts differ."""
     ours, theirs = (each if isinstance(each, str) else repr(each) for each in difference[1:])
-    at = max(len(os.path.commonprefix([ours, theirs])) - 40, 0)
-    return f"    {difference.case}\n      ours:   {ours[at : at + 160]!r}\n      theirs: {theirs[at : at + 160]!r}"
+    at = max(len(common_prefix(ours, theirs)) - 40, 0)
+    ours, theirs = ours[at : at + 160], theirs[at : at + 160]
+    return f"    {difference.case}\n      ours:   {ours!r}\n      theirs: {theirs!r}"
 
 
 if __name__ == "__main__":

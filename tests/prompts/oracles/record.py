@@ -18,7 +18,6 @@ from typing import Any
 from tests.prompts.oracles.conversations import CHAINS, OUTPUT, PROMPTS, THANKS, TOOLS, Message, Step
 from tests.prompts.oracles.families import FAMILIES, Family
 
-
 _TOOLS = [{"type": "function", "function": tool} for tool in TOOLS]
 
 
@@ -98,8 +97,8 @@ def _harmony() -> Any:
 
 
 def provide_harmony_words(folder: str) -> None:
-    """Unpack the words of Harmony, a file of another package, where ``openai-harmony`` looks for them, so that
-    it downloads nothing."""
+    """Unpack the words of Harmony, a file of another package, where ``openai-harmony`` looks for them: it
+    would download them."""
     if "TIKTOKEN_ENCODINGS_BASE" in os.environ:
         return
     spec = importlib.util.find_spec("bpe_openai")

@@ -1,11 +1,10 @@
 """Examines the official chat templates of a directory: ``python -m tests.prompts.templates.official DIR``.
 
-For each template: the format that is found, whether the first prompt is written, whether tool loops and users'
-turns are appended, whether what is appended is what the template writes for the whole conversation, which
-tokens end answers, and whether answers in the format are read as what was written.
+For each template: the format that is found, whether the first prompt is written, whether tool loops and
+users' turns are appended, whether what is appended is what the template writes for the whole conversation,
+which tokens end answers, and whether answers in the format are read as what was written.
 """
 
-import re
 import sys
 from collections.abc import Sequence
 from datetime import date
@@ -34,15 +33,9 @@ from slipring.prompts.templates.template_renderer import ModelTemplate, Template
 from slipring.prompts.templates.template_values import TemplateError
 from slipring.prompts.tokenization.token_budget import UNLIMITED
 from slipring.prompts.tokenization.tokenizer import Tokenizer
+from tests.prompts.templates.family_templates import control_tokens_of
 from tests.prompts.vocabulary import small_metadata
 
-_TOKEN = re.compile(
-    r"<\|[^<>|\s'{}]+\|>|<｜[^<>｜\s'{}]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|\[/?[A-Z_]+\]|</?(?:tool_call|think)>"
-    r"|｜DSML｜|<(?:turn|tool_call|tool_response|channel)\|>|\[e~\[|\]~b\]|\]~!b\[|<\|\"\|>"
-    r"|</?(?:arg_key|arg_value|tool_response|seed:[a-z_]+|minimax:tool_call|mm:think)>|<(?:start|end)_of_turn>"
-    r"|</?(?:assistant|user|system)>|<extra_id_\d+>|<SPECIAL_\d+>|<sep>|<(?:beginning|end)_of_sentence>"
-)
-"""Control tokens, as far as a template's source shows them."""
 _BOS, _EOS = "<s>", "</s>"
 UNUSABLE = {
     "CohereForAI-c4ai-command-r-plus-tool_use": "needs a description of each parameter",
@@ -92,7 +85,7 @@ def _renderer(source: str) -> TemplateRenderer:
     metadata = small_metadata()
     types = metadata["tokenizer.ggml.token_type"]
     words = [word for word, type in zip(metadata["tokenizer.ggml.tokens"], types, strict=True) if type == 1]
-    controls = sorted({*_TOKEN.findall(source), _BOS, _EOS} - {*words})
+    controls = sorted({*control_tokens_of(source), _BOS, _EOS} - {*words})
     tokens = {
         "tokenizer.ggml.tokens": [*words, *controls],
         "tokenizer.ggml.token_type": [*(1 for _ in words), *(3 for _ in controls)],
@@ -162,8 +155,8 @@ def _read(renderer: TemplateRenderer, form: str, step: Step, answer: Answer, exa
 
 
 def _is_template(renderer: TemplateRenderer, step: Step) -> bool:
-    """Whether a prompt that was appended is the one of the whole conversation, but for white space and marks of
-    thoughts."""
+    """Whether a prompt that was appended is the one of the whole conversation, but for white space and marks
+    of thoughts."""
     items = tuple(step.job.context())
     whole = renderer.open(
         renderer.start(step.job.head, step.job.settings, items, renderer._encoder(UNLIMITED))
@@ -174,12 +167,13 @@ def _is_template(renderer: TemplateRenderer, step: Step) -> bool:
 
 def main() -> int:
     faults = 0
-    print(f"{'template':50} {'loop':5}{'think':6}{'two':4}{'text turn':10}{'thought turn'}")
+    print(f"{'template':50} {'loop':5}{'think':6}{'two':5}{'text turn':10}{'thought turn'}")
     for path in sorted(Path(sys.argv[1]).glob("*.jinja")):
         examined = examine(path)
         marks = [_mark(examined.appended.get(form, "-")) for form in _FORMS]
         print(
-            f"{path.stem[:49]:50} {marks[0]:5}{marks[1]:6}{marks[2]:4}{marks[3]:10}{marks[4]:13} {examined.format}"
+            f"{path.stem[:49]:50} {marks[0]:5}{marks[1]:6}{marks[2]:5}{marks[3]:10}{marks[4]:13}",
+            examined.format,
         )
         for reason in sorted({*examined.appended.values()} - {"yes"}):
             print(

@@ -16,7 +16,7 @@ from tests.prompts.vocabulary import small_metadata
 ALTERNATING = """\
 {%- set state = namespace(last='assistant') %}
 {%- for message in messages %}
-    {%- if message.role == 'user' and state.last != 'assistant' %}{{ raise_exception('alternate') }}{% endif %}
+    {%- if message.role == 'user' and state.last != 'assistant' %}{{ raise_exception('order') }}{% endif %}
     {%- if message.role == 'assistant' and not message.tool_calls and not message.content and REFUSES %}
         {{- raise_exception('empty') }}
     {%- endif %}
@@ -35,7 +35,7 @@ ALTERNATING = """\
 def test_an_answer_is_put_between_outputs_and_a_user_message(refuses: str, reply: str) -> None:
     model = ModelTemplate(source=ALTERNATING.replace("REFUSES", refuses), eos_token="<|im_end|>")
     renderer = TemplateRenderer(model, everything())
-    assert renderer.forms.reply_to_outputs == reply
+    assert (renderer.forms.user_after_outputs, renderer.forms.reply) == (False, reply)
     items = tuple(items_of([QUESTION, answer(calls=[WEATHER]), OUTPUT, THANKS]))
     ids = renderer.render(job(items, head=Head())).prompt.ids()
     names = {everything().control(name): name for name in everything().control_tokens()}
@@ -49,7 +49,7 @@ def test_an_answer_is_put_between_outputs_and_a_user_message(refuses: str, reply
 
 def test_templates_that_need_no_answer_get_none() -> None:
     for name in ("qwen3", "glm_4_7", "mistral_small"):
-        assert renderer_of(name).forms.reply_to_outputs is None
+        assert renderer_of(name).forms.user_after_outputs
 
 
 def renderer_of(name: str) -> TemplateRenderer:

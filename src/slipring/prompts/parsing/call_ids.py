@@ -19,7 +19,7 @@ def has_call_ids(format: OutputFormat) -> bool:
 
 
 def written_call_ids(format: OutputFormat, answer: str) -> list[str]:
-    """The ids of the calls in an answer, in their order; empty if the format has none, or they are unclear."""
+    """The ids of the calls in an answer, in order; empty if the format has none, or they are unclear."""
     calls = format.calls
     if not has_call_ids(format):
         return []

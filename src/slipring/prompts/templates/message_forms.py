@@ -37,8 +37,10 @@ class MessageForms(Struct, frozen=True, kw_only=True):
     """Calls, and messages with the role ``tool``."""
     several_calls: bool = True
     """Several calls in one message."""
-    reply_to_outputs: str | None = None
-    """The text of an answer that is put between outputs and a user message; None: no answer is needed."""
+    user_after_outputs: bool = True
+    """A user message after outputs, without an answer between them."""
+    reply: str = ""
+    """The text of the answer that is put between them otherwise."""
 
     def adapt(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         """Bring messages into forms that the template accepts. Every text is kept."""
@@ -50,9 +52,9 @@ class MessageForms(Struct, frozen=True, kw_only=True):
             messages = self._adapt_systems(messages)
         if not self.users:
             messages = _merge_users(messages)
-        if self.reply_to_outputs is None:
+        if self.user_after_outputs:
             return messages
-        return _reply_to_outputs(messages, ChatMessage(role="assistant", content=self.reply_to_outputs))
+        return _reply_to_outputs(messages, ChatMessage(role="assistant", content=self.reply))
 
     def _adapt_systems(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         count = 0
@@ -108,7 +110,8 @@ def find_forms(write: Write, *, writes_calls: bool) -> MessageForms:
             (_SECOND, _THIRD, "output-1", "output-2"),
             *(user, structs.replace(called, calls=tuple(calls)), *outputs),
         ),
-        reply_to_outputs=reply,
+        user_after_outputs=reply is None,
+        reply=reply or "",
     )
 
 
