@@ -25,6 +25,7 @@ from tests.prompts.test_rendering import after, job
 from tests.prompts.vocabulary import item, message
 
 TOOLSET = Toolset.read(Raw(json.dumps([{"type": "function", **tool} for tool in TOOLS]).encode()))
+_THINKING = "thoughts, text, user"
 OFFER = Offer(tools=tuple(TOOLSET.callables))
 
 
@@ -47,9 +48,12 @@ def family_vocabulary(metadata: Mapping[str, Any], family: Family) -> Tokenizer:
     return Tokenizer.from_gguf({**metadata, **changes})
 
 
-def family_renderer(family: Family, source: str, vocabulary: Tokenizer) -> TemplateRenderer:
+def family_renderer(
+    family: Family, source: str, vocabulary: Tokenizer, *, keeps_thoughts: bool = False
+) -> TemplateRenderer:
     model = ModelTemplate(source=source, bos_token=family.bos, eos_token=family.eos)
-    return TemplateRenderer(model, vocabulary, today=date.fromisoformat(DAY))
+    today = date.fromisoformat(DAY)
+    return TemplateRenderer(model, vocabulary, today=today, keeps_thoughts=keeps_thoughts)
 
 
 class Comparison:
@@ -80,6 +84,15 @@ class Comparison:
 
     def differences(self) -> list[Difference]:
         return [*self._stops(), *self.prompts(), *self.chains()]
+
+    def kept_thoughts(self) -> Iterator[Difference]:
+        """The differences of a renderer that keeps earlier thoughts, in a user's turn after some."""
+        recorded = self._recording["chains"].get(_THINKING, [])
+        if any("kept" in entry or "added" in entry for entry in recorded):
+            chain = [{**entry, "added": entry.get("added") or entry.get("kept")} for entry in recorded]
+            del chain[0]["added"]
+            found = self._chain(f"kept: {_THINKING}", CHAINS[_THINKING], chain)
+            yield from (each for each in found if ", 1" in each.case)  # the first step is compared elsewhere
 
     def _stops(self) -> Iterator[Difference]:
         ours = sorted(self._names[id] for id in self._renderer.stop_ids())

@@ -59,16 +59,24 @@ def record(tools: Path, folder: Path) -> None:
 def compare_family(name: str, family: Family, recording: dict[str, Any], options: argparse.Namespace) -> int:
     """Print the differences of a family and return how many are not meant."""
     vocabulary = family_vocabulary(qwen2_metadata(), family)
+    has_ids = family.oracle == "renderers" and family.variant != "gpt-oss"
     unmeant = 0
     for source, template in sources(family, options.templates):
         comparison = Comparison(
             family,
             family_renderer(family, template, vocabulary),
             recording,
-            has_ids=family.oracle == "renderers" and family.variant != "gpt-oss",
+            has_ids=has_ids,
             has_tools=source != "own",
         )
-        found = comparison.differences()
+        keeping = Comparison(
+            family,
+            family_renderer(family, template, vocabulary, keeps_thoughts=True),
+            recording,
+            has_ids=has_ids,
+            has_tools=source != "own",
+        )
+        found = [*comparison.differences(), *keeping.kept_thoughts()]
         reasons = {each.case: reason_for(name, source, each.case) for each in found}
         wrong = [each for each in found if reasons[each.case] is None]
         unmeant += len(wrong)

@@ -35,9 +35,18 @@ def test_every_family_has_a_recording_that_is_small() -> None:
 def test_a_family_is_written_and_read_as_others_do(name: str) -> None:
     family, recording = FAMILIES[name], recording_of(name)
     template = builtin_template(family.builtin) if family.builtin else source_of(family.own)
-    renderer = family_renderer(family, template, family_vocabulary(small_metadata(), family))
-    comparison = Comparison(family, renderer, recording, has_ids=False, has_tools=bool(family.builtin))
-    found = {each.case: each for each in comparison.differences()}
+    vocabulary = family_vocabulary(small_metadata(), family)
+    as_template, keeping = (
+        Comparison(
+            family,
+            family_renderer(family, template, vocabulary, keeps_thoughts=keeps),
+            recording,
+            has_ids=False,
+            has_tools=bool(family.builtin),
+        )
+        for keeps in (False, True)
+    )
+    found = {each.case: each for each in (*as_template.differences(), *keeping.kept_thoughts())}
     assert [each for case, each in found.items() if case not in recording["differs"]] == []
     assert found.keys() == recording["differs"].keys(), "these no longer differ"
 
