@@ -18,12 +18,15 @@ VOCABULARY := $(INSTALL) --no-deps dashscope==1.20.0
 # What makes requests from the OpenAPI document, and what says whether it is one.
 FUZZERS := schemathesis==4.32.5 openapi-spec-validator==0.9.0
 
+# Other implementations of prompt formats, and the vocabulary that one of them would download.
+ORACLES := renderers==0.1.12 mistral-common==1.13.0 openai-harmony==0.0.8 bpe-openai==0.1.4 tokenizers==0.23.3 httpx==0.28.1
+
 # Autobahn's test suite knows no Python 3.
 PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-browser clients autobahn fuzz check coverage fix bench bench-more clean
+.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-templates test-oracles test-browser clients autobahn fuzz check coverage fix bench bench-more clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -52,6 +55,14 @@ test-vllm: .venv/.dev ## the tests against a real vLLM server (named by SLIPRING
 test-sglang: .venv/.dev ## the tests against a real SGLang server (named by SLIPRING_TEST_SGLANG)
 	@test -n "$$SLIPRING_TEST_SGLANG" || { echo "SLIPRING_TEST_SGLANG is not set: it names a server, as in http://127.0.0.1:30000"; exit 1; }
 	$(BIN)/python -m pytest -m sglang $(ARGS)
+
+test-templates: .venv/.dev ## the chat templates in a directory: formats, first prompts, loops by delta, parsing (DIR=…)
+	@test -n "$(DIR)" || { echo "DIR is not set: it names a directory of official templates, *.jinja"; exit 1; }
+	SLIPRING_TEST_TEMPLATES=$(DIR) $(BIN)/python -m pytest tests/prompts/templates/detection -k official -q $(ARGS)
+	$(BIN)/python -m tests.prompts.templates.official $(DIR)
+
+test-oracles: .venv/.dev .venv-oracles/.ready ## prompts and parsed answers against other implementations (DIR=… for official templates, WRITE=1 to record)
+	$(BIN)/python -m tests.prompts.oracles.live --tools .venv-oracles $(if $(DIR),--templates $(DIR)) $(if $(WRITE),--write) $(ARGS)
 
 test-browser: .venv/.dev ## the report of `slipring bench` in a browser: the machine's Chromium, else one installed into .browser
 	chromium=$$($(BIN)/python -m tests.bench.chromium .browser) && SLIPRING_TEST_CHROMIUM=$$chromium $(BIN)/python -m pytest -m browser $(ARGS)
@@ -92,7 +103,7 @@ bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the 
 	$(BIN)/python benchmarks/attacks.py
 
 clean: ## remove .venv, what is installed beside it, and caches
-	rm -rf .venv .venv-fuzz .venv-autobahn .clients .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
+	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .clients .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'
@@ -115,6 +126,11 @@ clean: ## remove .venv, what is installed beside it, and caches
 .venv-fuzz/.ready: Makefile
 	$(PYTHON) -m venv .venv-fuzz
 	.venv-fuzz/bin/python -m pip install --disable-pip-version-check $(FUZZERS)
+	@touch $@
+
+.venv-oracles/.ready: Makefile
+	$(PYTHON) -m venv .venv-oracles
+	.venv-oracles/bin/python -m pip install --disable-pip-version-check $(ORACLES)
 	@touch $@
 
 # A place for its packages alone: there is no venv in Python 2.

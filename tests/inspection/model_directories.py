@@ -1,16 +1,12 @@
 """Directories of tokenizer files, made from the chat templates of model families and a small vocabulary."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
-from tests.prompts.templates.family_templates import source_of
+from tests.prompts.templates.family_templates import control_tokens_of, source_of
 from tests.prompts.vocabulary import small
 
-_TOKEN = re.compile(
-    r"<\|[^<>|\s']+\|>|<｜[^<>｜\s']+｜>|<\|[a-z_]+>|<[a-z_]+\|>|\[/?[A-Z_]+\]|</?(?:tool_call|think)>|<s>|</s>"
-)
 ENDS = {
     "gemma_4": "<turn|>",
     "glm_4_7": "<|user|>",
@@ -34,7 +30,7 @@ def write_directory(path: Path, template: str, **config: Any) -> str:
     """Write the files of a model with this template. Its vocabulary has the template's control tokens."""
     path.mkdir()
     described = json.loads(small()._backend.to_str())
-    names = {*_TOKEN.findall(template), str(config.get("eos_token", ""))} - {""}
+    names = {*control_tokens_of(template), str(config.get("eos_token", ""))} - {""}
     first = 1 + max(described["model"]["vocab"].values())
     described["added_tokens"] = [
         {"id": first + number, "content": name, "special": True} for number, name in enumerate(sorted(names))

@@ -124,7 +124,9 @@ def test_directories_of_families_work(tmp_path: Path, family: str) -> None:
 
 def test_facts_about_a_thinking_model(tmp_path: Path) -> None:
     path = write_family(tmp_path / "model", "qwen3_5")
-    generation = {"eos_token_id": [270, 274], "temperature": 0.6, "top_p": 0.95, "top_k": 20}
+    added = json.loads((tmp_path / "model" / "tokenizer.json").read_text())["added_tokens"]
+    ends = [token["id"] for token in added if token["content"] in ("<|im_end|>", "<|im_start|>")]
+    generation = {"eos_token_id": ends, "temperature": 0.6, "top_p": 0.95, "top_k": 20}
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(generation))
     (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "qwen3_5"}))
     report = inspected(path)
@@ -138,8 +140,8 @@ def test_facts_about_a_thinking_model(tmp_path: Path) -> None:
     assert report.format.calls["key_open"] == "<parameter="
     assert report.format.thoughts is not None
     assert report.format.thoughts.open == "<think>\n"
-    ends = {token.name: token.sources for token in report.stop_tokens}
-    assert ends["<|im_end|>"] == ("files", "eos_token", "template")
+    sources = {token.name: token.sources for token in report.stop_tokens}
+    assert sources["<|im_end|>"] == ("files", "eos_token", "template")
     assert report.variables is not None
     assert report.variables.by_effort["none"] == {"enable_thinking": False}
     assert report.variables.keep == {"preserve_thinking": True}

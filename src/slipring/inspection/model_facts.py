@@ -68,9 +68,9 @@ _FORMS = {
     "systems": ("several system messages at the beginning", "they are joined"),
     "late_system": ("a system message after others", "it is written as a user message"),
     "users": ("several user messages in a row", "they are joined"),
-    "users_after_outputs": ("a user message after tool outputs", "its text is added to the last output"),
     "several_calls": ("several calls in one message", "each is written in a message of its own"),
     "outputs": ("tool outputs", "they are written as user messages"),
+    "user_after_outputs": ("a user message after outputs", "an answer is put between them"),
 }
 _LAST = Answer()
 """The answer to the last turn, which is only prompted for."""
@@ -220,7 +220,7 @@ def variable_facts(model: Inspected) -> VariableFacts | None:
 
 def adapted_forms(model: Inspected) -> tuple[AdaptedForm, ...]:
     forms = model.renderer.forms if isinstance(model.renderer, TemplateRenderer) else MessageForms()
-    refused = [name for name, is_taken in structs.asdict(forms).items() if not is_taken]
+    refused = [name for name, is_taken in structs.asdict(forms).items() if is_taken is False]
     hidden = {"systems"} if "system" in refused else set()
     return tuple(
         AdaptedForm(form=_FORMS[name][0], adaptation=_FORMS[name][1])

@@ -125,6 +125,10 @@ class FakeTokenServer(FakeServer):
     def events(self, body: dict[str, Any], chunk: Chunk, ids: list[int], stop: Stop) -> list[Any]:
         """A chunk as this server streams it, and at the end what follows it. ``ids`` are all ids so far."""
 
+    def fault_of(self, prompt: list[int]) -> str | None:
+        """What is wrong with a prompt; None: nothing."""
+        return _fault_of(decoded(prompt))
+
     def refuse(self, refused: Refuse) -> web.Response:
         fault = {"message": refused.message, "type": "BadRequestError", "param": None, "code": refused.status}
         return web.json_response({"error": fault}, status=refused.status, headers=refused.headers)
@@ -140,7 +144,7 @@ class FakeTokenServer(FakeServer):
         self.requests.append(body)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.prompts.append(body[self.prompt_field])
-        if (fault := _fault_of(decoded(body[self.prompt_field]))) is not None:
+        if (fault := self.fault_of(body[self.prompt_field])) is not None:
             return self.refuse(Refuse(400, fault))
         if script and isinstance(script[0], Refuse):
             return self.refuse(script[0])

@@ -5,6 +5,7 @@ and read the same variables. Their prose is not the family's.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,19 @@ from slipring.prompts.templates.detection.probe_conversations import Render
 
 FOLDER = Path(__file__).parent / "families"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
+
+_TOKEN = re.compile(
+    r"<\|[^<>|\s'{}]+\|>|<｜[^<>｜\s'{}]+｜>|<\|[a-z_]+>|<[a-z_]+\|>|\[/?[A-Z_]+\]|</?(?:tool_call|think)>"
+    r"|｜DSML｜|<(?:turn|tool_call|tool_response|channel)\|>|\[e~\[|\]~b\]|\]~!b\[|<\|\"\|>"
+    r"|</?(?:arg_key|arg_value|tool_response|seed:[a-z_]+|minimax:tool_call|mm:think)>|<(?:start|end)_of_turn>"
+    r"|</?(?:assistant|user|system)>|<extra_id_\d+>|<SPECIAL_\d+>|<sep>|</?s>|<(?:beginning|end)_of_sentence>"
+)
+"""Control tokens, as far as a template's source shows them."""
+
+
+def control_tokens_of(source: str) -> list[str]:
+    """The control tokens that a template writes, as far as its source shows them."""
+    return sorted({*_TOKEN.findall(source)})
 
 
 def source_of(family: str) -> str:

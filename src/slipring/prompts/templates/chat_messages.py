@@ -6,7 +6,7 @@ same messages as within the whole context.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
@@ -142,13 +142,14 @@ class MessageBuilder:
     """Converts items to messages.
 
     ``pending``: calls of earlier items that may be answered. ``calls``: how many calls there are in earlier
-    items; None: ids do not count them.
+    items; None: ids do not count them. ``ids``: the ids that the model gave to the calls that are added.
     """
 
-    def __init__(self, pending: PendingCalls, calls: int | None = None) -> None:
+    def __init__(self, pending: PendingCalls, calls: int | None = None, ids: Sequence[str] = ()) -> None:
         self.messages: list[ChatMessage] = []
         self._pending = dict(pending)
         self.calls = calls
+        self._ids = list(reversed(ids))
 
     @property
     def pending(self) -> PendingCalls:
@@ -196,6 +197,8 @@ class MessageBuilder:
         self.messages.append(ChatMessage(role="tool", content=text, call_id=call.id, name=call.name))
 
     def _next_id(self, call_id: str, name: str) -> str:
+        if self._ids:
+            return self._ids.pop()
         if self.calls is None:
             return short_id(call_id)
         self.calls += 1

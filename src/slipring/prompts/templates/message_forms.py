@@ -15,6 +15,8 @@ from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
 Write = Callable[[Sequence[ChatMessage]], str | None]
 """Writes messages with a template; None if the template refuses them."""
 
+_REPLIES = ("", "OK.")
+"""Texts of answers to outputs, in the order in which they are tried."""
 _FIRST, _SECOND, _THIRD = "FIRST-PROBE", "SECOND-PROBE", "THIRD-PROBE"
 _OUTPUTS = ("output-1", "output-2")
 
@@ -30,12 +32,14 @@ class MessageForms(Struct, frozen=True, kw_only=True):
     """A system message after other messages."""
     users: bool = True
     """Several user messages in a row."""
-    users_after_outputs: bool = True
-    """A user message after tool outputs."""
     several_calls: bool = True
     """Several calls in one message."""
     outputs: bool = True
     """Messages with the role ``tool``."""
+    user_after_outputs: bool = True
+    """A user message after outputs, without an answer between them."""
+    reply: str = ""
+    """The text of the answer that is put between them otherwise."""
 
     def adapt(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         """Bring messages into forms that the template accepts. Every text is kept."""
@@ -47,7 +51,9 @@ class MessageForms(Struct, frozen=True, kw_only=True):
             messages = self._adapt_systems(messages)
         if not self.users:
             messages = _merge_users(messages)
-        return messages if self.users_after_outputs else _join_to_outputs(messages)
+        if self.user_after_outputs:
+            return messages
+        return _reply_to_outputs(messages, ChatMessage(role="assistant", content=self.reply))
 
     def _adapt_systems(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         count = 0
@@ -84,16 +90,25 @@ def find_forms(write: Write) -> MessageForms:
 
     has_outputs = writes(_OUTPUTS[:1], user, called, outputs[0])
     both = structs.replace(called, calls=tuple(calls))
+    reply: str | None = None
+    if has_outputs:
+        spoken = (user, called, outputs[0], structs.replace(user, content=_THIRD))
+        texts = (_FIRST, _OUTPUTS[0], _THIRD)
+        replied = (
+            (text, _reply_to_outputs(spoken, structs.replace(answer, content=text))) for text in _REPLIES
+        )
+        if not writes(texts, *spoken):
+            reply = next((text for text, messages in replied if writes(texts, *messages)), None)
     return MessageForms(
         system=writes((_FIRST, _THIRD), system, user),
         systems=writes((_FIRST, _SECOND, _THIRD), system, late, user),
         late_system=writes((_FIRST, _SECOND, _THIRD), user, answer, system, user),
         users=writes((_FIRST, _THIRD), user, structs.replace(user, content=_THIRD)),
-        users_after_outputs=not has_outputs
-        or writes((_FIRST, _THIRD), user, called, outputs[0], structs.replace(user, content=_THIRD)),
         several_calls=writes((_SECOND, _THIRD), user, both)
         and (not has_outputs or writes(_OUTPUTS, user, both, *outputs)),
         outputs=has_outputs,
+        user_after_outputs=reply is None,
+        reply=reply or "",
     )
 
 
@@ -111,16 +126,14 @@ def _merge_users(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return merged
 
 
-def _join_to_outputs(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Add the text of a user message that follows a tool output to that output."""
-    joined: list[ChatMessage] = []
+def _reply_to_outputs(messages: Sequence[ChatMessage], reply: ChatMessage) -> list[ChatMessage]:
+    """Put an answer between outputs and a user message."""
+    replied: list[ChatMessage] = []
     for message in messages:
-        if message.role == "user" and joined and joined[-1].role == "tool":
-            content = f"{joined[-1].content}\n\n{message.content}"
-            joined[-1] = structs.replace(joined[-1], content=content)
-        else:
-            joined.append(message)
-    return joined
+        if message.role == "user" and replied and replied[-1].role == "tool":
+            replied.append(reply)
+        replied.append(message)
+    return replied
 
 
 def _one_call_each(messages: Sequence[ChatMessage]) -> list[ChatMessage]:

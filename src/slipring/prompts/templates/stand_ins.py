@@ -12,17 +12,17 @@ from msgspec import structs
 
 from slipring.prompts.templates.chat_messages import ChatCall, ChatMessage
 
-TEXT_PLACEHOLDER = "[[assistant text]]"
-THOUGHT_PLACEHOLDER = "[[assistant thought]]"
-LAST_CALL_PLACEHOLDER = "[[last call]]"
-_CALL_PLACEHOLDER = "[[earlier call]]"
-NEXT_PLACEHOLDER = "[[next message]]"
+TEXT_PLACEHOLDER = "((assistant text))"
+THOUGHT_PLACEHOLDER = "((assistant thought))"
+LAST_CALL_PLACEHOLDER = "((last call))"
+_CALL_PLACEHOLDER = "((earlier call))"
+NEXT_PLACEHOLDER = "((next message))"
 _TOOL = "stand_in_tool"
 _TEXT_PLACEHOLDERS = {
-    "system": "[[system text]]",
-    "user": "[[user text]]",
+    "system": "((system text))",
+    "user": "((user text))",
     "assistant": TEXT_PLACEHOLDER,
-    "tool": "[[tool output]]",
+    "tool": "((tool output))",
 }
 ALL_PLACEHOLDERS = (
     *_TEXT_PLACEHOLDERS.values(),

@@ -15,6 +15,7 @@ from msgspec import Struct, structs
 from slipring.core.chain.head import Head
 from slipring.core.generation import Job, Settings
 from slipring.errors import InvalidRequest
+from slipring.prompts.parsing.call_ids import has_call_ids, written_call_ids
 from slipring.prompts.parsing.known_formats import HERMES
 from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
 from slipring.prompts.rendering import CannotAppend, Preface, Rendered, Renderer, Step, empty
@@ -49,7 +50,7 @@ from slipring.prompts.tokenization.token_budget import BudgetedEncoder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.prompts.tool_definitions import tool_instructions
 from slipring.protocol import wire
-from slipring.protocol.items import Item
+from slipring.protocol.items import CustomToolCall, FunctionCall, Item
 
 HEAD_CHANGED = "the head changed"
 EFFORT_CHANGED = "the effort of reasoning changed, which the template writes at the beginning"
@@ -138,6 +139,7 @@ class TemplateRenderer(Renderer):
             self.forms = structs.replace(self.forms, outputs=False)  # Hermes' form for these as well
         calls = self.output_format.calls
         self._counts_calls = isinstance(calls, NamedJsonCalls) and calls.id_is_index
+        self._has_call_ids = has_call_ids(self.output_format)
         named = self._control_ids((model.eos_token, *self.output_format.stops))
         self._stop_ids = frozenset(named.union(model.stop_ids))
         self._closers = (
@@ -178,7 +180,8 @@ class TemplateRenderer(Renderer):
         pending, calls = tail.pending, tail.calls
         answer: tuple[ChatMessage, ...] = ()
         if tail.is_open:
-            answered = self._builder(pending, calls).add(job.parent.answer if job.parent is not None else ())
+            given = job.parent.answer if job.parent is not None else ()
+            answered = self._builder(pending, calls, self._written_ids(position, given)).add(given)
             pending, calls, answer = answered.pending, answered.calls, (_answer_stand_in(answered.messages),)
         builder = self._builder(pending, calls).add(job.input)
         new = builder.messages
@@ -272,8 +275,16 @@ class TemplateRenderer(Renderer):
                 text = text.replace(mark, "")
         return "".join(text.split())
 
-    def _builder(self, pending: PendingCalls, calls: int | None) -> MessageBuilder:
-        return MessageBuilder(pending, calls if self._counts_calls else None)
+    def _builder(self, pending: PendingCalls, calls: int | None, ids: Sequence[str] = ()) -> MessageBuilder:
+        return MessageBuilder(pending, calls if self._counts_calls else None, ids)
+
+    def _written_ids(self, position: Rendered, answer: Sequence[Item]) -> Sequence[str]:
+        """The ids that the model gave to the calls of its answer, the last step of ``position``; empty if it
+        gave none, or if not all of its calls became items."""
+        text = self.token_bytes.join(position.body.step.ids) if self._has_call_ids else b""
+        ids = written_call_ids(self.output_format, text.decode(errors="replace"))
+        calls = sum(isinstance(item.body(), FunctionCall | CustomToolCall) for item in answer)
+        return ids if len(ids) == calls and all(ids) else ()
 
     def _draft(
         self,

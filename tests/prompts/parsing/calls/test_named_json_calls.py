@@ -11,6 +11,7 @@ from slipring.prompts.parsing.known_formats import (
     MISTRAL,
     MISTRAL_CALL_ID,
 )
+from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
 from slipring.prompts.parsing.output_parser import OutputParser
 from tests.prompts.parsing.answers import OFFER, call, check, custom_call
 
@@ -119,3 +120,19 @@ def test_arguments_are_streamed_if_a_grammar_enforces_them() -> None:
 )
 def test_streamed_calls_end_where_the_json_ends(text: str, expected: list[Delta]) -> None:
     check(text, expected, MISTRAL, trusted=True)
+
+
+@pytest.mark.parametrize("section", ["", "<calls>"])
+def test_ids_before_names_are_read(section: str) -> None:
+    format = OutputFormat(
+        calls=NamedJsonCalls(
+            section_open=section, id_open="<id>", open="<name>", arguments_open="<args>", close="<end>"
+        )
+    )
+    one = '<id>1<name>f<args>{"a": 1}<end>'
+    check(f"{section}{one}", call("f", '{"a": 1}'), format)
+    two = f"Hm.\n{section}{one}<id>2<name>g<args>{{}}<end>"
+    check(two, [Text("Hm."), *CALL_F, *CALL_G], format)
+    check(f"{section}<name>g<args>{{}}<end>", CALL_G, format)
+    for broken in (f"{section}<id>1", f"{section}<id>1<args>{{}}", f"{section}<id>1 f {{}}<end>"):
+        check(broken, [Text(broken)], format)

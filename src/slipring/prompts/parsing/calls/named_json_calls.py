@@ -5,6 +5,7 @@ from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, par
 from slipring.prompts.parsing.calls.constrained_calls import arguments_openings, stream
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
 from slipring.prompts.parsing.calls.json_calls import JsonCallReader
+from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.calls.offered_tools import OfferedTools, call_with_json
 from slipring.prompts.parsing.markers import marker_finder
 from slipring.prompts.parsing.output_format import JsonCalls, NamedJsonCalls
@@ -15,12 +16,18 @@ class NamedJsonCallReader(CallReader):
 
     def __init__(self, layout: NamedJsonCalls, tools: OfferedTools, *, trusted: bool) -> None:
         super().__init__(layout, tools)
+        self._id_open = layout.id_open.strip(SPACE)
+        self._id_end = marker_finder(self._open[0])
         self._prefix, self._id_separator = layout.name_prefix, layout.id_separator
         self._arguments_open = parts_of(layout.arguments_open)
         self._name_end = marker_finder(self._arguments_open[0])
         self._closing = parts_of(layout.close)
         self._trusted = trusted
         self._json = JsonCallReader(JsonCalls(), tools, trusted=False)
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        return (*super().starts, self._id_open) if self._id_open else super().starts
 
     def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
         yield from self._begin(held, mark)
@@ -42,6 +49,20 @@ class NamedJsonCallReader(CallReader):
         if self.close:
             yield from self._end(held)
         return call
+
+    def _begin(self, held: HeldText, mark: str) -> Reading[str]:
+        if not self._id_open:
+            return (yield from super()._begin(held, mark))
+        if mark == self._section_open[0]:
+            yield from self._rest(held, self._section_open)
+            mark = yield from held.accept(self._id_open, self._open[0])
+        if mark == self._id_open:
+            id, mark = yield from held.sees(self._id_end, MAX_NAME)
+            held.take(len(id) + len(mark))
+        if mark != self._open[0]:
+            raise BrokenCall
+        yield from self._rest(held, self._open)
+        return mark
 
     def _name(self, header: str) -> str:
         """The tool's name without what is written around it."""

@@ -1,0 +1,159 @@
+"""Clients run tool loops with a model of each family: over a WebSocket, in front of a server of token ids.
+
+The server emits thoughts and calls in the family's format. Clients must get the calls and the thoughts, and
+each prompt must be the one before, the emitted ids and what the new items add.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import Agent, OpenAIProvider, RunConfig, Runner, function_tool, set_tracing_disabled
+from openai import AsyncOpenAI
+
+from slipring.prompts.parsing.call_writer import Call
+from tests.engines.fakes.families import Answer, FakeFamilyServer
+from tests.harness import Running, serve
+from tests.inspection.model_directories import write_directory
+from tests.prompts.templates.detection.test_format_detection import KNOWN, STOPS
+from tests.prompts.templates.family_templates import NAMES, source_of
+
+FIRST = Answer(thoughts="I need the weather.", calls=(Call("get_weather", {"city": "Rome", "days": 2}),))
+SECOND = Answer(
+    thoughts="Now add.",
+    calls=(Call("note", {"text": 'It is "sunny":\n  21', "tags": ["1", "x"], "final": True}, index=1),),
+)
+LAST = Answer(thoughts="Done.", text="It is sunny.")
+MOVING = {"mistral_nemo": "its template moves the tools to the last user message"}
+"""Families whose prompts are rendered in full, and why."""
+
+
+@pytest.fixture(autouse=True)
+def _no_traces() -> None:
+    set_tracing_disabled(True)  # otherwise it tries to send traces to OpenAI
+
+
+@asynccontextmanager
+async def serving(path: Path, family: str) -> AsyncIterator[tuple[FakeFamilyServer, Running]]:
+    """A slipring in front of a server that has a model of this family."""
+    stops = STOPS.get(family, ("<|im_end|>",))
+    directory = write_directory(path / family, source_of(family), bos_token="<s>", eos_token=stops[0])
+    fake = FakeFamilyServer(directory, KNOWN[family], (stops[0], stops[-1]))
+    fake.answers.extend((FIRST, SECOND, LAST))
+    await fake.start()
+    try:
+        async with serve(fake.engine(retries=0)) as server:
+            yield fake, server
+    finally:
+        await fake.close()
+
+
+def require_appended(fake: FakeFamilyServer) -> None:
+    """Each prompt begins with the one before it and the ids that the model emitted for that."""
+    assert len(fake.prompts) == 3
+    for number, (prompt, emitted) in enumerate(zip(fake.prompts[:2], fake.emitted, strict=False)):
+        before = [*prompt, *emitted]
+        assert fake.prompts[number + 1][: len(before)] == before
+
+
+def thoughts_of(fake: FakeFamilyServer, *answers: Answer) -> list[str]:
+    has_thoughts = fake.format.think_close or fake.format.is_harmony
+    return [answer.thoughts for answer in answers] if has_thoughts else []
+
+
+@pytest.mark.parametrize("family", NAMES)
+async def test_the_agents_sdk_runs_a_loop_of_two_tools(family: str, tmp_path: Path) -> None:
+    called: list[Any] = []
+
+    @function_tool
+    def get_weather(city: str, days: int) -> str:
+        """Weather of a city."""
+        called.append((city, days))
+        return "Sunny, 21 degrees."
+
+    @function_tool
+    def note(text: str, tags: list[str], final: bool) -> str:
+        """Takes a note."""
+        called.append((text, tags, final))
+        return "Noted."
+
+    agent = Agent(name="a", model="smollm2", instructions="Use tools.", tools=[get_weather, note])
+    async with serving(tmp_path, family) as (fake, server):
+        provider = OpenAIProvider(base_url=server.url, api_key="any", use_responses_websocket=True)
+        async with aclosing(provider):
+            result = await Runner.run(
+                agent,
+                "weather in Rome?",
+                run_config=RunConfig(model_provider=provider),
+                auto_previous_response_id=True,
+            )
+        assert result.final_output == LAST.text
+        assert called == [("Rome", 2), tuple(SECOND.calls[0].values.values())]
+        if family not in MOVING:
+            require_appended(fake)
+        found = [
+            content.text
+            for response in result.raw_responses
+            for item in response.output
+            if item.type == "reasoning"
+            for content in item.content or ()
+        ]
+        assert found == thoughts_of(fake, FIRST, SECOND, LAST)
+
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        },
+    },
+    {
+        "type": "function",
+        "name": "note",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "text": {"type": "string"},
+                "tags": {"type": "array", "items": {"type": "string"}},
+                "final": {"type": "boolean"},
+            },
+        },
+    },
+]
+
+
+@pytest.mark.parametrize("family", NAMES)
+async def test_the_openai_client_runs_a_loop_of_two_tools(family: str, tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, family) as (fake, server),
+        AsyncOpenAI(base_url=server.url, api_key="any") as client,
+        client.responses.connect() as connection,
+    ):
+        fields: dict[str, Any] = {"model": "smollm2", "input": "weather in Rome?", "tools": TOOLS}
+        for answer in (FIRST, SECOND, LAST):
+            await connection.response.create(**fields, store=False)
+            response: Any = None
+            while response is None:
+                event: Any = await connection.recv()
+                assert event.type != "error", event
+                response = event.response if event.type == "response.completed" else None
+            assert response.output_text == answer.text
+            calls = [item for item in response.output if item.type == "function_call"]
+            assert [(call.name, json.loads(call.arguments)) for call in calls] == [
+                (call.name, call.values) for call in answer.calls
+            ]
+            fields |= {
+                "previous_response_id": response.id,
+                "input": [
+                    {"type": "function_call_output", "call_id": call.call_id, "output": "Done."}
+                    for call in calls
+                ],
+            }
+        if family not in MOVING:
+            require_appended(fake)

@@ -1,0 +1,92 @@
+"""A fake vLLM that serves a model of a family: it emits answers in the family's own format, as token ids."""
+
+from collections import deque
+from typing import Any
+
+from aiohttp import web
+from msgspec import Struct
+
+from slipring.engines.tokens.model_files import read_tokenizer
+from slipring.prompts.parsing.call_writer import Call, answer_pieces
+from slipring.prompts.parsing.output_format import OutputFormat
+from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
+from tests.engines.fakes.server import Stop
+from tests.engines.fakes.tokens import Chunk
+from tests.engines.fakes.vllm import FakeVllm
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What the model answers. Thoughts are left out by formats that have none."""
+
+    thoughts: str = ""
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+
+
+class FakeFamilyServer(FakeVllm):
+    """vLLM with a model whose files are in ``directory``.
+
+    ``ends``: the tokens that end an answer of text and one of calls.
+    """
+
+    def __init__(self, directory: str, format: OutputFormat, ends: tuple[str, str]) -> None:
+        super().__init__()
+        self.directory = directory
+        self.format = format
+        self.answers: deque[Answer] = deque()
+        self.emitted: list[list[int]] = []
+        """The ids of each answer, without the token that ends it."""
+        self._ends = ends
+        self._tokenizer, _ = read_tokenizer("vllm", directory)
+        self._finder = ControlTokenFinder(self._tokenizer, "")
+
+    def engine(self, **options: Any) -> Any:
+        return super().engine(**{"tokenizer": self.directory, **options})
+
+    def fault_of(self, prompt: list[int]) -> str | None:
+        return None
+
+    def events(self, body: dict[str, Any], chunk: Chunk, ids: list[int], stop: Stop) -> list[Any]:
+        events = super().events(body, chunk, ids, stop)
+        if chunk.reason is not None:
+            events[0]["choices"][0]["stop_reason"] = chunk.ids[-1]
+        return events
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        prompt = (await request.json())[self.prompt_field]
+        answer = self.answers.popleft()
+        ids = self._emit(prompt, answer)
+        self.emitted.append(ids)
+        half = len(ids) // 2
+        end = self._tokenizer.control(self._ends[bool(answer.calls)])
+        chunks = [Chunk(part, "") for part in (ids[:half], ids[half:]) if part]
+        self.scripts.append((*chunks, Chunk([end], "", "stop")))  # type: ignore[arg-type]
+        return await super()._generate(request)
+
+    def _emit(self, prompt: list[int], answer: Answer) -> list[int]:
+        """An answer as ids: control tokens only where the format has marks."""
+        has_thoughts = bool(self.format.think_close) or self.format.is_harmony
+        pieces = answer_pieces(
+            self.format,
+            answer.thoughts if has_thoughts else "",
+            answer.text,
+            answer.calls,
+            opened_thought=self._opens_thought(prompt),
+        )
+        ids: list[int] = []
+        text = ""
+        for piece in pieces:
+            for part in self._finder.split(piece.text) if piece.is_mark else [piece.text]:
+                if isinstance(part, str):
+                    text += part
+                else:
+                    ids += [*self._tokenizer.encode(text), part]
+                    text = ""
+        return ids + self._tokenizer.encode(text)
+
+    def _opens_thought(self, prompt: list[int]) -> bool:
+        mark = self.format.think_open.strip()
+        names = {self._tokenizer.control(name): name for name in self._tokenizer.control_tokens()}
+        last = prompt[-200:]
+        text = b"".join(names[id].encode() if id in names else self._tokenizer.bytes_of(id) for id in last)
+        return bool(mark) and text.decode(errors="replace").rstrip().endswith(mark)
