@@ -45,7 +45,8 @@ async def serving(path: Path, family: str) -> AsyncIterator[tuple[FakeFamilyServ
     fake.answers.extend((FIRST, SECOND, LAST))
     await fake.start()
     try:
-        async with serve(fake.engine(retries=0)) as server:
+        # Without structural tags, for which the server would first be asked what they do to thoughts.
+        async with serve(fake.engine(retries=0, structural_tags=False)) as server:
             yield fake, server
     finally:
         await fake.close()

@@ -78,7 +78,9 @@ def test_outputs_become_messages_of_the_user() -> None:
     ]
 
 
-@pytest.mark.parametrize("forms", [RESTRICTED, MessageForms(users=False, user_after_outputs=False, reply="OK.")])
+@pytest.mark.parametrize(
+    "forms", [RESTRICTED, MessageForms(users=False, user_after_outputs=False, reply="OK.")]
+)
 def test_no_text_is_lost(forms: MessageForms) -> None:
     written = "".join(message.content for message in forms.adapt(CONVERSATION))
     assert all(text in written for text in "SLABXYC")
@@ -96,7 +98,7 @@ def test_the_forms_of_a_template_are_found() -> None:
     assert family_renderer("qwen3").forms == ACCEPTS_ALL
     ministral = family_renderer("ministral_3").forms
     assert (ministral.users, ministral.late_system, ministral.several_calls) == (False, False, True)
-    assert (ministral.user_after_outputs, ministral.reply) == (False, "OK.")
+    assert not ministral.user_after_outputs
     assert not family_renderer("llama_3_1").forms.several_calls
     without_system = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
