@@ -8,6 +8,7 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -39,6 +40,8 @@ def serve(config: Config) -> int:
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serving)
         block_stop_signals()
+    # Closing the loop has restored Python's handlers, which a signal to another thread would still call.
+    ignore(signal.SIGINT, signal.SIGTERM)
     with contextlib.suppress(OSError):  # the terminal may be closed
         print("slipring: stopped", flush=True)
     skip_last_collection()

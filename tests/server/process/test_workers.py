@@ -164,7 +164,6 @@ async def connected(server: Process) -> list[int]:
     [
         (["--engine", "magic"], "unknown engine 'magic'"),
         (["--engine", "llama:/no/such.gguf"], "cannot read /no/such.gguf"),
-        (["--store", "nowhere"], "--store nowhere: unknown store"),
         (["--host", "0.0.0.0"], "refusing to serve on 0.0.0.0 without API keys"),
     ],
 )
@@ -175,6 +174,12 @@ def test_a_failure_to_start_is_reported_in_one_line(
     assert code == 3
     assert line.startswith("slipring: ")
     assert reason in line
+
+
+async def test_a_worker_that_cannot_start_is_reported_in_one_line() -> None:
+    code, line = await refused("--workers", "2", "--port", "0", "--store", "nowhere")
+    assert code == 3
+    assert line.startswith("slipring: --store nowhere: unknown store")
 
 
 async def test_workers_keep_their_port_from_others_until_their_supervisor_is_killed() -> None:
