@@ -5,9 +5,12 @@ because no installable package contains a vocabulary of the Llama family.
 """
 
 import base64
+import hashlib
 import importlib.util
 import json
 import mmap
+import os
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -109,10 +112,13 @@ def qwen2_metadata() -> dict[str, Any]:
     The package lists the words by rank. The merge that produces a word is the last step of merging its bytes
     by rank. The result was compared with a GGUF file of Qwen2: words and merges are identical.
     """
-    lines = package_file("dashscope", "resources/qwen.tiktoken").read_bytes().splitlines()
-    ranks = {base64.b64decode(line.split()[0]): rank for rank, line in enumerate(lines)}
+    data = package_file("dashscope", "resources/qwen.tiktoken").read_bytes()
+    ranks = {base64.b64decode(line.split()[0]): rank for rank, line in enumerate(data.splitlines())}
     words = {word: "".join(map(_LETTERS.__getitem__, word)) for word in ranks}
-    merges = [" ".join(words[half] for half in _halves(word, ranks)) for word in ranks if len(word) > 1]
+    merges = _kept_on_disk(
+        hashlib.sha256(data).hexdigest(),
+        lambda: [" ".join(words[half] for half in _halves(word, ranks)) for word in ranks if len(word) > 1],
+    )
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "qwen2",
@@ -120,6 +126,19 @@ def qwen2_metadata() -> dict[str, Any]:
         "tokenizer.ggml.token_type": [*(1 for _ in words), *(3 for _ in CHATML_CONTROL)],
         "tokenizer.ggml.merges": merges,
     }
+
+
+def _kept_on_disk(key: str, compute: Callable[[], list[str]]) -> list[str]:
+    """What ``compute`` returns, kept in a file: each process of the tests would need seconds for it."""
+    path = Path(__file__).parents[2] / ".pytest_cache" / "slipring" / f"{key}.txt"
+    if path.exists():
+        return path.read_text(encoding="utf-8").split("\n")
+    lines = compute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_text("\n".join(lines), encoding="utf-8")
+    part.replace(path)
+    return lines
 
 
 def _halves(word: bytes, ranks: dict[bytes, int]) -> list[bytes]:

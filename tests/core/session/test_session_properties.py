@@ -1039,5 +1039,5 @@ class Connections(RuleBasedStateMachine):
 
 TestConnections = Connections.TestCase
 TestConnections.settings = settings(
-    max_examples=150, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=120, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow]
 )

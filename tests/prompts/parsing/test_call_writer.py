@@ -141,7 +141,7 @@ def same(deltas: list[Delta]) -> list[Delta]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     made=st.lists(tool_calls(), max_size=3, unique_by=lambda made: made[0].name),
     thoughts=st.just("") | PROSE,

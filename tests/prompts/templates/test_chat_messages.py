@@ -215,3 +215,12 @@ def test_calls_may_be_part_of_the_content() -> None:
 def test_ids_of_calls_may_count_them() -> None:
     builder = MessageBuilder({}, 3).add((call("f"),))
     assert (builder.messages[0].calls[0].id, builder.calls) == ("functions.f:3", 4)
+
+
+def test_parameters_get_what_templates_rely_on() -> None:
+    def parameters(schema: bytes) -> object:
+        tools = Toolset.read(Raw(b'[{"type":"function","name":"f","parameters":' + schema + b"}]"))
+        return template_tools(tools.callables)[0]["function"]["parameters"]
+
+    assert parameters(b"{}") == {"type": "object", "properties": {}}
+    assert parameters(b"true") is True

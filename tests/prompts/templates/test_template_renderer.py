@@ -622,3 +622,14 @@ def test_the_bos_token_is_written_once() -> None:
     ids = writes.render(job((user("b"),), after(first, rendering.context))).prompt.ids()
     assert ids[0] == begin
     assert ids.count(begin) == 1
+
+
+def test_thoughts_of_a_template_that_writes_no_tools_are_its_own() -> None:
+    writes = of_source(
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
+        "{% if m.reasoning_content %}{{ '<reason>' + m.reasoning_content + '</reason>' }}{% endif %}"
+        "{{ m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    format = writes.output_format
+    assert (format.think_open, format.think_close, format.calls) == ("<reason>", "</reason>", HERMES.calls)

@@ -297,3 +297,12 @@ def test_a_vocabulary_that_cannot_be_accelerated_keeps_working() -> None:
     assert tokenizer._fast is None
     assert tokenizer.encode("abba") == [0, 1, 1, 0]
     assert json.loads(backend.to_str())["model"]["vocab"] == {"a": 0, "b": 1}
+
+
+def test_an_interruption_is_no_reason_to_use_tokenizers() -> None:
+    class Interrupted:
+        def encode_ordinary(self, text: str) -> list[int]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        FastEncoder(Interrupted()).encode("text")

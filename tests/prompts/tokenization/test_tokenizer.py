@@ -473,3 +473,8 @@ def test_a_vocabulary_says_how_large_it_is_and_how_it_splits_text() -> None:
     backend = tokenizers.Tokenizer.from_str(smollm2()._backend.to_str())
     backend.pre_tokenizer = None
     assert Tokenizer(backend, {}, "").pre_tokenizer == ""
+
+
+def test_a_vocabulary_that_has_no_faster_way_is_not_accelerated() -> None:
+    Vocabulary.accelerate(smollm2())
+    assert not Vocabulary.is_worth_accelerating(smollm2())
