@@ -223,39 +223,29 @@ MINIMAX_M2 = OutputFormat(
 )
 """``<minimax:tool_call><invoke name="f"><parameter name="k">v</parameter></invoke>``: MiniMax M2."""
 
-DEEPSEEK_V4 = OutputFormat(
-    calls=TaggedCalls(
-        section_open="\n\n<｜DSML｜tool_calls>\n",
-        section_close="</｜DSML｜tool_calls>",
-        name_open='<｜DSML｜invoke name="',
-        name_close='">\n',
-        arguments_close="</｜DSML｜invoke>\n",
-        key_open='<｜DSML｜parameter name="',
-        string_attribute='" string="true"',
-        json_attribute='" string="false"',
-        key_close=">",
-        value_close="</｜DSML｜parameter>\n",
-    ),
-    think_open="<think>",
-    think_close="</think>",
+_DSML = TaggedCalls(
+    section_open="\n\n<｜DSML｜tool_calls>\n",
+    section_close="</｜DSML｜tool_calls>",
+    name_open='<｜DSML｜invoke name="',
+    name_close='">\n',
+    arguments_close="</｜DSML｜invoke>\n",
+    key_open='<｜DSML｜parameter name="',
+    string_attribute='" string="true"',
+    json_attribute='" string="false"',
+    key_close=">",
+    value_close="</｜DSML｜parameter>\n",
 )
+
+DEEPSEEK_V4 = OutputFormat(calls=_DSML, think_open="<think>", think_close="</think>")
 """``<｜DSML｜invoke name="f">`` and ``<｜DSML｜parameter name="k" string="true">``: DeepSeek V4."""
 
-DEEPSEEK_V3_2 = OutputFormat(
-    calls=TaggedCalls(
+DEEPSEEK_V3_2 = structs.replace(
+    DEEPSEEK_V4,
+    calls=structs.replace(
+        _DSML,
         section_open="\n\n<｜DSML｜function_calls>\n",
         section_close="</｜DSML｜function_calls>",
-        name_open='<｜DSML｜invoke name="',
-        name_close='">\n',
-        arguments_close="</｜DSML｜invoke>\n",
-        key_open='<｜DSML｜parameter name="',
-        string_attribute='" string="true"',
-        json_attribute='" string="false"',
-        key_close=">",
-        value_close="</｜DSML｜parameter>\n",
     ),
-    think_open="<think>",
-    think_close="</think>",
 )
 """As DeepSeek V4, with another name of the section: DeepSeek V3.2."""
 
@@ -314,14 +304,3 @@ GEMMA4 = OutputFormat(
 
 HARMONY = OutputFormat(is_harmony=True, stops=("<|return|>", "<|call|>"))
 """Messages with channels and recipients: gpt-oss."""
-
-
-def detect_call_format(template_source: str) -> OutputFormat:
-    """Choose the format of JSON calls whose marks occur in the source of a chat template."""
-    if "<tool_call>" in template_source:
-        return HERMES
-    is_llama = "<|python_tag|>" in template_source or '"parameters"' in template_source.replace('\\"', '"')
-    format = LLAMA3_JSON if is_llama else BARE_JSON
-    if "<think>" in template_source:
-        return structs.replace(format, think_open="<think>", think_close="</think>")
-    return format

@@ -4,9 +4,9 @@ fastokens loads a vocabulary more slowly than tokenizers does, and cannot load e
 later or not at all (``Vocabulary.accelerate``), and its ids are compared with those of tokenizers before it
 is used.
 
-fastokens remembers the words that it has encoded, in each thread, and cannot be told not to. Whoever sends a
-text could find out by its time whether its words were sent before. Per word that is less than a microsecond,
-but milliseconds for a word of some thousand letters. So ``FastEncoder`` leaves texts with such words to
+fastokens caches the words that it has encoded, per thread, and has no option to turn that off. A client that
+measures the time of its text could find out whether its words were sent before. Per word that is less than a
+microsecond, but milliseconds for a word of some thousand letters. So ``FastEncoder`` leaves texts with such words to
 tokenizers, which remembers no word of 256 bytes or more. fastokens also keeps the last text of each thread,
 and resumes where another one begins with the same 4096 bytes: ``FastEncoder`` replaces it by a blank.
 """

@@ -96,7 +96,7 @@ def find_calls(probe: Probe, thoughts: Thoughts) -> Found | None:
 
 def _marks(written: _Written, before: str, middle: str | None, after: str) -> _Marks:
     """Divide what stands before the first call, between two calls and after the last one."""
-    if middle is None:  # one call: its marks and those of a section cannot be told apart
+    if middle is None:  # one call: a mark may belong to the call or to the section
         opening, close, between = from_first_tag(before), after, ""
         before = ""
     else:
@@ -153,7 +153,7 @@ def _named_json_calls(written: _Written) -> Found | None:
         text[others[-1][2] :] if others else text[end:],
     )
     if not marks.open:
-        return None  # a name without a mark before it cannot be told from text
+        return None  # without a mark before it, a name looks like text
     section_open, id_open = _id_before(marks.section_open, IDS[0])
     between, _ = _id_before(marks.between, IDS[1])
     separator, arguments_open, is_index = _id_in(
