@@ -6,9 +6,9 @@ is used.
 
 fastokens caches the words that it has encoded, per thread, and has no option to turn that off. A client that
 measures the time of its text could find out whether its words were sent before. Per word that is less than a
-microsecond, but milliseconds for a word of some thousand letters. So ``FastEncoder`` leaves texts with such words to
-tokenizers, which remembers no word of 256 bytes or more. fastokens also keeps the last text of each thread,
-and resumes where another one begins with the same 4096 bytes: ``FastEncoder`` replaces it by a blank.
+microsecond, but milliseconds for a word of some thousand letters. So ``FastEncoder`` leaves texts with such
+words to tokenizers, which caches no word of 256 bytes or more. fastokens also keeps the last text of each
+thread, and resumes where another one begins with the same 4096 bytes: ``FastEncoder`` replaces it by a blank.
 """
 
 import re
