@@ -62,7 +62,7 @@ class HarmonyParser:
         self._thinking = thinking
         self._state = _THOUGHT if thinking and starts_thinking else _HEADER
         self._pending = ""  # unread text
-        self._final = False
+        self._final = self._cut_off = False
         self._deltas: list[Delta] = []
         self._last_state: _State | None = None  # of the last message that was not empty
         self._is_empty = True  # nothing of the current message was emitted
@@ -95,9 +95,9 @@ class HarmonyParser:
                 pass
         return self._take_deltas()
 
-    def finish(self) -> list[Delta]:
+    def finish(self, *, cut_off: bool) -> list[Delta]:
         """End the answer: emit what is held back, as text if it is not a complete call."""
-        self._final = True
+        self._final, self._cut_off = True, cut_off
         while self._step():
             pass
         return self._take_deltas()
@@ -187,7 +187,7 @@ class HarmonyParser:
         the message is emitted as the model wrote it."""
         held = self._held
         held.pending += text
-        held.is_last = is_last
+        held.is_last, held.is_cut_off = is_last, self._cut_off
         try:
             next(self._reading, None)
         except BrokenCall:
@@ -214,6 +214,8 @@ def _read(held: HeldText, tool: CallableTool) -> Reading[None]:
             raise BrokenCall
         return
     content, _ = yield from held.until(_NOTHING)
+    if held.is_cut_off:
+        raise BrokenCall
     arguments = content.strip(SPACE)
     if tool.kind == "custom" and not arguments.startswith(("{", '"')):
         held.emit(tool, content)

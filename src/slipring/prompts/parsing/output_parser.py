@@ -171,7 +171,7 @@ class OutputParser:
         """End the answer: emit what is held back, as text if it is not a complete call. ``cut_off``: a limit
         has ended it, not the model, so that a call whose closing marks are missing is not complete."""
         if self._harmony is not None:
-            return self._harmony.finish()
+            return self._harmony.finish(cut_off=cut_off)
         self._final, self._cut_off = True, cut_off
         self._run()
         if not self._after_marker:
