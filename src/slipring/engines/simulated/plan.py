@@ -124,7 +124,7 @@ def _call(tool: CallableTool, content: Content, tokens: int, mark: str) -> Itera
 
 
 def call_steps(started: CallStarted, arguments: str, count: int) -> Iterator[Step]:
-    """A call with its arguments in ``count`` pieces; its start comes with the first, its end with the last."""
+    """A call with its arguments in ``count`` pieces; it starts with the first and ends with the last."""
     steps: list[list[Delta]] = [[CallArguments(piece)] for piece in pieces(arguments, count)]
     steps[0].insert(0, started)
     steps[-1].append(CallEnded())

@@ -92,6 +92,8 @@ class TaggedCallReader(CallReader):
         given: set[str] = set()
         while True:
             yield from held.spaces()
+            if held.is_streaming:
+                held.write("")  # white space between tags is never text
             mark = yield from held.accept(
                 self._key_open, self._object_open, self._arguments_close, self.close
             )
