@@ -12,6 +12,7 @@ from msgspec import Raw, structs
 from slipring.core.chain.head import Head
 from slipring.core.generation import (
     CallArguments,
+    CallEnded,
     CallStarted,
     Capabilities,
     Delta,
@@ -118,8 +119,9 @@ def answer(family: str, tool: Json, calls: int = 1, draft: Draft = DRAFT) -> tup
 def test_calls_of_functions_have_the_configured_length(family: str) -> None:
     expected = 1 if family == "gpt_oss" else 3
     ids, deltas = answer(family, FUNCTION, calls=3)
-    assert deltas[::2] == [CallStarted("function", "weather")] * expected
-    for call in deltas[1::2]:
+    assert deltas[::3] == [CallStarted("function", "weather")] * expected
+    assert deltas[2::3] == [CallEnded()] * expected
+    for call in deltas[1::3]:
         assert isinstance(call, CallArguments)
         arguments = json.loads(call.text)
         assert (arguments["city"].split()[:2], arguments["days"]) == (["This", "this"], 2)
@@ -129,7 +131,7 @@ def test_calls_of_functions_have_the_configured_length(family: str) -> None:
 @pytest.mark.parametrize("family", NAMES)
 def test_calls_of_functions_without_a_free_string_are_valid(family: str) -> None:
     _, deltas = answer(family, FUNCTION, draft=Draft('{"city":"Rome","days":2}'))
-    started, arguments = deltas
+    started, arguments, _ = deltas
     assert started == CallStarted("function", "weather")
     assert isinstance(arguments, CallArguments)
     assert json.loads(arguments.text) == {"city": "Rome", "days": 2}
@@ -137,7 +139,7 @@ def test_calls_of_functions_without_a_free_string_are_valid(family: str) -> None
 
 @pytest.mark.parametrize("family", NAMES)
 def test_custom_tools_get_their_input(family: str) -> None:
-    _, (started, arguments) = answer(family, CUSTOM)
+    _, (started, arguments, _) = answer(family, CUSTOM)
     assert started == CallStarted("custom", "shell")
     assert isinstance(arguments, CallArguments)
     assert len(arguments.text.split()) == TOKENS
@@ -152,7 +154,7 @@ def test_words_have_the_configured_length(family: str) -> None:
 
 
 def test_a_model_whose_template_writes_no_tools_calls_in_the_form_of_hermes() -> None:
-    _, (started, arguments) = answer("plain", FUNCTION)
+    _, (started, arguments, _) = answer("plain", FUNCTION)
     assert isinstance(started, CallStarted)
     assert isinstance(arguments, CallArguments)
 
