@@ -137,6 +137,26 @@ def test_calls_of_functions_without_a_free_string_are_valid(family: str) -> None
     assert json.loads(arguments.text) == {"city": "Rome", "days": 2}
 
 
+@pytest.mark.parametrize("family", [name for name in NAMES if name != "gpt_oss"])
+def test_a_call_ends_before_the_first_token_of_the_next(family: str) -> None:
+    """With a grammar and without. Answers of gpt-oss have one call."""
+    tools = toolset(FUNCTION)
+    renderer, job = renderer_of(family), job_with(tools)
+    rendering = renderer.render(job)
+    wording = Wording(renderer, SimulatedOptions(output_tokens=TOKENS))
+    one, two = (
+        wording.ids(job, rendering.prompt, Content(tools.callables * calls, DRAFT), "") for calls in (1, 2)
+    )
+    shared = next(
+        (at for at, (mine, other) in enumerate(zip(one, two, strict=False)) if mine != other), len(one)
+    )
+    for trusted in (False, True):
+        decoded = TokenAnswer(job, rendering, renderer, trusted=trusted)
+        first = [delta for id in two[:shared] for delta in decoded.take(Piece([id]))]
+        assert first[-1] == CallEnded()
+        assert [type(each) for each in merged(first)] == [Prefilled, CallStarted, CallArguments, CallEnded]
+
+
 @pytest.mark.parametrize("family", NAMES)
 def test_custom_tools_get_their_input(family: str) -> None:
     _, (started, arguments, _) = answer(family, CUSTOM)

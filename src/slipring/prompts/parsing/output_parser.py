@@ -326,6 +326,8 @@ class OutputParser:
         except BrokenCall:
             if held.is_streaming:
                 held.end(is_complete=False)
+                if held.is_last and held.is_cut_off and not held.pending:
+                    held.taken = []  # the brace that was held back: alone it is no text
             self._deltas += held.take_deltas()
             self._give_up(held)
             return True
