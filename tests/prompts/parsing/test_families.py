@@ -174,7 +174,7 @@ def first_of(format: OutputFormat, calls: list[Call]) -> str:
 @pytest.mark.parametrize("trusted", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_call_ends_before_the_next_begins(name: str, trusted: bool) -> None:
-    calls = [("f", ARGUMENTS), ("files__read", {"text": "x"})]
+    calls: list[Call] = [("f", ARGUMENTS), ("files__read", {"text": "x"})]
     text = first_of(FORMATS[name], calls)
     for pieces in ([text], text):
         parser = OutputParser(FORMATS[name], OFFER, trusted=trusted)
