@@ -8,7 +8,8 @@
 - No text is lost. What is malformed or unclosed before its name is certain, or names a tool that is not
   offered, is emitted as text, as the model wrote it. If the model breaks a call off after that, the call is
   incomplete, its arguments are what was streamed, and the rest is text. Only marks that took effect and the
-  white space next to them are dropped.
+  white space next to them are dropped and, where a limit cuts the answer off, the beginning of a mark or the
+  brace that would have closed a call.
 - An incomplete call of a function never has complete JSON as its arguments (``argument_stream``).
 - The pieces do not matter: every split of a text gives the same deltas, except for where text and streamed
   arguments are cut.
