@@ -5,6 +5,7 @@ into events through ``Output``. Lanes, queues and caches belong to the session; 
 the engine.
 """
 
+from collections.abc import Mapping
 from enum import Enum
 
 from msgspec import UNSET, Struct, structs
@@ -12,7 +13,7 @@ from msgspec import UNSET, Struct, structs
 from slipring.core.chain import input_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.state import ResponseState
+from slipring.core.chain.state import OpenCall, ResponseState
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Prefilled, Stop
 from slipring.core.ports import Ports
 from slipring.core.turn import response_object
@@ -352,6 +353,11 @@ class Turn:
         if self.compaction is not None or self.request.context_management:
             return "Its context may be compacted."
         return None
+
+    @property
+    def open_calls(self) -> Mapping[str, OpenCall]:
+        """The calls that wait for their outputs, including those of the running answer that are complete."""
+        return self._carry.with_output(self.output.items).open_calls
 
     # Between the steps of a rollout.
 
