@@ -123,20 +123,19 @@ class GrowingOutputs:
             self._require_open(piece, turn, cache)
         except PieceRefused as refusal:
             return [Send([_failed_event(piece, refusal, turn, cache)])]
-        growth = self._growths.get(piece.target)
-        if growth is None:
-            growth = self._growths[piece.target] = _Growth()
+        ended = [] if piece.target in self._growths else self._end_unreachable(cache)
+        growth = self._growths.setdefault(piece.target, _Growth())
         size_bytes = len(piece.delta.encode())
         room = self._limits.max_tool_output_bytes - growth.size_bytes
         if size_bytes > room or self._charges.objection(size_bytes) is not None:
             growth.has_failed = True  # what follows cannot be appended to what came before
-            return []
+            return ended
         self._charges.take(growth, size_bytes)
         if piece.is_last:
             growth.end(piece.call_id)
         else:
             growth.add(piece, size_bytes)
-        return self.advance(piece.target, cache)
+        return [*ended, *self.advance(piece.target, cache)]
 
     def advance(self, response_id: str, cache: ConnectionCache) -> list[Action]:
         """Begin a prefill if the outputs of a response have grown enough and the response has ended or
@@ -178,6 +177,15 @@ class GrowingOutputs:
     def end_all(self) -> list[Action]:
         """The connection is closed."""
         return [action for response_id in list(self._growths) for action in self.end(response_id)]
+
+    def _end_unreachable(self, cache: ConnectionCache) -> list[Action]:
+        """Forget the outputs of responses that can have no more pieces: each lane has one that can."""
+        reachable = {
+            response_id
+            for response_id in self._growths
+            if self._lanes.find(response_id) or (response_id in cache and cache.is_latest(response_id))
+        }
+        return [action for each in self._growths.keys() - reachable for action in self.end(each)]
 
     def _foreseen(self, response_id: str, growth: _Growth, cache: ConnectionCache) -> Job | None:
         """The job that continues a response with its outputs; None as long as that is not possible."""

@@ -181,7 +181,8 @@ class Session:
         if isinstance(event, Append):
             return self._append(event, now)
         if isinstance(event, ToolOutputPiece):
-            return self._growing_outputs.take(event, self._cache)
+            # A hint for a response that will not be continued on this connection has no effect.
+            return [] if self._ending is not None else self._growing_outputs.take(event, self._cache)
         stages.lap("decode")
         return self.create(event.request, stages, size_bytes=event.size_bytes, now=now, error=event.error)
 
@@ -351,7 +352,7 @@ class Session:
             return self.end(error, code=_NORMAL, grace_s=limits.age_grace_s, now=now)
         if self._idle and self._age.is_idle(now):
             self._closed = True
-            return [Close(_NORMAL, "idle")]
+            return [*self._growing_outputs.end_all(), Close(_NORMAL, "idle")]
         return self._conclude_paused(now, only_late=True) if self._lanes.in_flight else []
 
     @property
@@ -373,7 +374,8 @@ class Session:
             turn.error = error
         returned = self._successors.return_all(error)
         sends = [Send(returned)] if returned else []
-        return [*sends, *self._conclude_paused(now), *self._advance(now)]
+        prefills = self._growing_outputs.end_all()
+        return [*sends, *prefills, *self._conclude_paused(now), *self._advance(now)]
 
     def leave(self, now: float) -> list[Action]:
         """The client has left: begin no turn, and end rollouts at their last finished step."""
@@ -513,7 +515,8 @@ class Session:
 
     def _foresee(self, turn: Turn, state: ResponseState) -> list[Action]:
         """Have the engine prefill what will probably continue a response that has just ended."""
-        if self._closed or self._lanes.is_busy(turn.lane) or state.response.status != "completed":
+        ends = self._closed or self._ending is not None
+        if ends or self._lanes.is_busy(turn.lane) or state.response.status != "completed":
             return []
         if state.carry.open_calls:
             return self._growing_outputs.advance(state.id, self._cache)

@@ -453,13 +453,17 @@ class Turn:
             output=self.output.raw_items(),
             usage=response_object.usage(finished),
         )
+        # Without the appends that were held and have just been returned.
+        carry = input_items.after_output(self._carry.settled, self.output.latest, cut_off=not stopped)
+        self._carry.current = carry
+        self._carry.settle(self.output.items)
         state = ResponseState(
             response=response,
             parent=self.parent,
             head=self._head,
             input=self.input,
             output=tuple(self.output.items),
-            carry=input_items.after_output(self._carry.settled, self.output.latest, cut_off=not stopped),
+            carry=carry,
             position=finished.position,
         )
         return closing, state
