@@ -15,8 +15,9 @@ from slipring.prompts.tokenization.token_budget import TokenBudget
 from slipring.protocol import items, wire
 from slipring.protocol.items import CallOutput, Item, plain_text
 
-_ENDINGS = ("x", "\n")
-"""Two endings of a text that no tokenizer joins to a text in the same way."""
+_ENDINGS = ("\n0", ".0")
+"""Two endings of a text after a place at which it is split before blanks and marks. They have no token in
+common, and end with what no template removes."""
 _MESSAGES = ("0", "Z")
 
 
@@ -61,7 +62,7 @@ def _growing(renderer: Renderer, known: tuple[Item, ...]) -> list[tuple[Item, ..
     body = last.body()
     assert isinstance(body, CallOutput)
     text = plain_text(body.output)
-    certain = text[: renderer.vocabulary.certain_chars(text) + 1]
+    certain = text[: renderer.vocabulary.certain_chars(text)]
     return [
         (*before, _item(type=last.type, call_id=body.call_id, output=certain + ending)) for ending in _ENDINGS
     ]
