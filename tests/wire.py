@@ -797,8 +797,8 @@ class Order:
             self.responses.append(turn.response)
 
     def _see_appended(self, event: Json, lane: str | None) -> None:
-        """The answer to an append, or to a piece of an output, does not wait in the lane's queue, and has the numbers of the open
-        response."""
+        """The answer to an append, or to a piece of an output, does not wait in the lane's queue, and has the
+        numbers of the open response."""
         turn = self._turns.get(event["response_id"])
         code = event.get("error", {}).get("code")
         if turn is None or turn.is_over:
