@@ -327,19 +327,26 @@ class Connection:
                 work: Any = {Load: self.loads, Check: self.checks, Weigh: self.weighs, Save: self.saves}
                 work[type(action)][action.turn] = action
             elif isinstance(action, Cancel):
-                self.cancelled.append(action.turn)
-                for work in (self.loads, self.checks, self.weighs, self.starts, self.saves):
-                    work.pop(action.turn, None)
-            elif isinstance(action, StartPrefill):
-                assert action.response_id not in self.prefills, "two prefills of one response"
-                self.prefills[action.response_id] = action
-            elif isinstance(action, EndPrefill):
-                del self.prefills[action.response_id]
+                self._cancel(action.turn)
+            elif isinstance(action, StartPrefill | EndPrefill):
+                self._prefill(action)
             elif isinstance(action, Record):
                 self.reports.append(action)
             elif isinstance(action, Close):
                 self.close = action
         return self.events[before:]
+
+    def _cancel(self, turn: Turn) -> None:
+        self.cancelled.append(turn)
+        for work in (self.loads, self.checks, self.weighs, self.starts, self.saves):
+            work.pop(turn, None)
+
+    def _prefill(self, action: StartPrefill | EndPrefill) -> None:
+        if isinstance(action, EndPrefill):
+            del self.prefills[action.response_id]
+            return
+        assert action.response_id not in self.prefills, "two prefills of one response"
+        self.prefills[action.response_id] = action
 
     def _start(self, start: Start) -> None:
         if start.job.parent is not None and not start.job.fork:

@@ -21,9 +21,27 @@ from tests.prompts.test_rendering import after, job, user
 from tests.prompts.vocabulary import item
 from tests.prompts.vocabulary import renderer as dialect_renderer
 
-LOG = "test_alpha passed in 12 ms\n\ntest_beta: failed, 'x' != \"y\" {\"a\": [1, 2]}\n   ok   <|im_end|> done.\n"
+LOG = (
+    'test_alpha passed in 12 ms\n\ntest_beta: failed, \'x\' != "y" {"a": [1, 2]}\n   ok   <|im_end|> done.\n'
+)
 PIECES = st.sampled_from(
-    ["word", " word", "\n", "\n\n", "   ", "12345", ".", "...", "=====", "é", "漢字", "👍", '{"a":', "<think>", "'s"]
+    [
+        "word",
+        " word",
+        "\n",
+        "\n\n",
+        "   ",
+        "12345",
+        ".",
+        "...",
+        "=====",
+        "é",
+        "漢字",
+        "👍",
+        '{"a":',
+        "<think>",
+        "'s",
+    ]
 )
 TEXTS = st.lists(PIECES, max_size=30).map("".join)
 
@@ -54,7 +72,9 @@ def following(parent: ResponseState, *items: Item, generate: bool = True) -> Job
     return structs.replace(with_effort(job(items, parent), "high"), generate=generate)
 
 
-def foreseen(renderer: Renderer, parent: ResponseState, *items: Item, expects: str = "output") -> Foreseen | None:
+def foreseen(
+    renderer: Renderer, parent: ResponseState, *items: Item, expects: str = "output"
+) -> Foreseen | None:
     prefill = Prefill(following(parent, *items, generate=False), expects)  # type: ignore[arg-type]
     return foresee(renderer, prefill, UNLIMITED)
 

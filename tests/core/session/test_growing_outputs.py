@@ -1,6 +1,7 @@
 """Pieces of the outputs of running tools: when they are prefilled, and when they have no effect."""
 
 import json
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -20,7 +21,7 @@ def connect(**limits: float) -> Connection:
     return Connection(Server(**limits), betas=BETAS)
 
 
-def call(client: Connection, *calls: list[Delta], lane: str | None = None, **fields: object) -> Json:
+def call(client: Connection, *calls: list[Delta], lane: str | None = None, **fields: Any) -> Json:
     """A response that ends with calls."""
     client.create(lane, **fields)
     client.finish(*[delta for each in calls or (CALL,) for delta in each], lane=lane)

@@ -776,8 +776,10 @@ class Connections(RuleBasedStateMachine):
         """Calls without outputs, of responses that run or have ended."""
         for peer in self.peers:
             if peer.connection.close is None:
-                heads = [asked for asked in peer._heads() if asked.response_id]
-                yield from ((peer, a.response_id, call) for a in heads for call in a.open_calls)
+                heads = peer._heads()
+                yield from (
+                    (peer, a.response_id, call) for a in heads for call in a.open_calls if a.response_id
+                )
                 made = [(id, made) for id, made in self.model.made.items() if made.peer is peer]
                 yield from ((peer, id, call) for id, each in made[-5:] for call in each.open_calls)
 
@@ -1031,7 +1033,9 @@ class Connections(RuleBasedStateMachine):
                 assert job.parent is not None
                 assert job.parent.id == target
                 growing = {item.call_id for item in job.input}
-                calls = [item for item in job.context() if item.call_id in growing and "output" not in item.type]
+                calls = [
+                    item for item in job.context() if item.call_id in growing and "output" not in item.type
+                ]
                 assert len(calls) == len(growing), "an output without its call"
 
     @invariant()

@@ -123,8 +123,10 @@ class JobQueue:
         try:
             while not task.done() and self._is_spare(most_jobs):
                 change = self._change()
-                await asyncio.wait((task, change), return_when=asyncio.FIRST_COMPLETED)
-                change.cancel()
+                try:
+                    await asyncio.wait((task, change), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    change.cancel()
         finally:
             is_done = task.done()
             if not is_done:
