@@ -81,16 +81,16 @@ def test_a_little_more_output_does_not_begin_a_prefill() -> None:
     client = connect()
     response = call(client)
     (call_id,) = call_ids(response)
-    client.stream_output(response["id"], call_id, "x" * 127)
+    client.stream_output(response["id"], call_id, "x" * 63)
     assert not client.prefills
     client.stream_output(response["id"], call_id, "x")
     client.stream_output(response["id"], call_id, "x" * 12_800)
     client.end_prefill(response["id"])
     client.end_prefill(response["id"])
-    client.stream_output(response["id"], call_id, "x" * 400)  # less than a 32nd
+    client.stream_output(response["id"], call_id, "x" * 200)  # less than a 64th
     assert not client.prefills
     client.stream_output(response["id"], call_id, "x" * 20)
-    assert len(prefilled(client, response["id"])[0][1]) == 128 + 12_800 + 420
+    assert len(prefilled(client, response["id"])[0][1]) == 64 + 12_800 + 220
 
 
 def test_the_end_of_a_tool_is_prefilled_however_short_its_output_is() -> None:

@@ -1,8 +1,8 @@
 """The outputs of tools that still run: collects their pieces and decides when the engine prefills them.
 
 The pieces are hints. What a tool has written enters the context only with the item that the client sends when
-the tool has ended; that item is validated and rendered as if there had been no pieces. A piece without effect
-is therefore never an error: a response that is not in memory any more, an output past the bound.
+the tool has ended; that item is validated and rendered as if there had been no pieces. Output past the bound
+is therefore no error: it only has no effect.
 
 For each response there is one prefill at a time. Pieces that arrive meanwhile are merged into the next one.
 The outputs are prefilled in the order of their calls: the first one that still grows is the last one that is
@@ -29,9 +29,9 @@ from slipring.protocol.events import Event, ToolOutputErrorBody, ToolOutputError
 from slipring.protocol.items import Item
 from slipring.protocol.tool_output import ToolOutputPiece
 
-_LEAST_BYTES = 128
-_GROWTH = 32
-"""A prefill begins when the outputs have grown by a 32nd: rendering them again and again takes time in
+_LEAST_BYTES = 64
+_GROWTH = 64
+"""A prefill begins when the outputs have grown by a 64th: rendering them again and again takes time in
 proportion to their final length."""
 _OUTPUT_OF_CALL = {
     "function_call": "function_call_output",
