@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent, OpenAIProvider, RunConfig, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
 from slipring.prompts.parsing.call_writer import Call
+from tests.clients import sdk
 from tests.engines.fakes.families import Answer, FakeFamilyServer
 from tests.harness import Running, serve
 from tests.inspection.model_directories import write_directory
@@ -33,7 +33,7 @@ MOVING = {"mistral_nemo": "its template moves the tools to the last user message
 
 @pytest.fixture(autouse=True)
 def _no_traces() -> None:
-    set_tracing_disabled(True)  # otherwise it tries to send traces to OpenAI
+    sdk.agents.set_tracing_disabled(True)  # otherwise it tries to send traces to OpenAI
 
 
 @asynccontextmanager
@@ -69,26 +69,26 @@ def thoughts_of(fake: FakeFamilyServer, *answers: Answer) -> list[str]:
 async def test_the_agents_sdk_runs_a_loop_of_two_tools(family: str, tmp_path: Path) -> None:
     called: list[Any] = []
 
-    @function_tool
+    @sdk.agents.function_tool
     def get_weather(city: str, days: int) -> str:
         """Weather of a city."""
         called.append((city, days))
         return "Sunny, 21 degrees."
 
-    @function_tool
+    @sdk.agents.function_tool
     def note(text: str, tags: list[str], final: bool) -> str:
         """Takes a note."""
         called.append((text, tags, final))
         return "Noted."
 
-    agent = Agent(name="a", model="smollm2", instructions="Use tools.", tools=[get_weather, note])
+    agent = sdk.agents.Agent(name="a", model="smollm2", instructions="Use tools.", tools=[get_weather, note])
     async with serving(tmp_path, family) as (fake, server):
-        provider = OpenAIProvider(base_url=server.url, api_key="any", use_responses_websocket=True)
+        provider = sdk.agents.OpenAIProvider(base_url=server.url, api_key="any", use_responses_websocket=True)
         async with aclosing(provider):
-            result = await Runner.run(
+            result = await sdk.agents.Runner.run(
                 agent,
                 "weather in Rome?",
-                run_config=RunConfig(model_provider=provider),
+                run_config=sdk.agents.RunConfig(model_provider=provider),
                 auto_previous_response_id=True,
             )
         assert result.final_output == LAST.text
