@@ -15,11 +15,10 @@ from openai import AsyncOpenAI
 
 from slipring.prompts.parsing.call_writer import Call
 from tests.clients import sdk
+from tests.clients.family_server import MOVING, family_server, require_appended
 from tests.engines.fakes.families import Answer, FakeFamilyServer
 from tests.harness import Running, serve
-from tests.inspection.model_directories import write_directory
-from tests.prompts.templates.detection.test_format_detection import KNOWN, STOPS
-from tests.prompts.templates.family_templates import NAMES, source_of
+from tests.prompts.templates.family_templates import NAMES
 
 FIRST = Answer(thoughts="I need the weather.", calls=(Call("get_weather", {"city": "Rome", "days": 2}),))
 SECOND = Answer(
@@ -27,8 +26,6 @@ SECOND = Answer(
     calls=(Call("note", {"text": 'It is "sunny":\n  21', "tags": ["1", "x"], "final": True}, index=1),),
 )
 LAST = Answer(thoughts="Done.", text="It is sunny.")
-MOVING = {"mistral_nemo": "its template moves the tools to the last user message"}
-"""Families whose prompts are rendered in full, and why."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,25 +36,13 @@ def _no_traces() -> None:
 @asynccontextmanager
 async def serving(path: Path, family: str) -> AsyncIterator[tuple[FakeFamilyServer, Running]]:
     """A slipring in front of a server that has a model of this family."""
-    stops = STOPS.get(family, ("<|im_end|>",))
-    directory = write_directory(path / family, source_of(family), bos_token="<s>", eos_token=stops[0])
-    fake = FakeFamilyServer(directory, KNOWN[family], (stops[0], stops[-1]))
-    fake.answers.extend((FIRST, SECOND, LAST))
-    await fake.start()
-    try:
+    async with (
+        family_server(path, family, FIRST, SECOND, LAST) as fake,
         # Without structural tags, for which the server would first be asked what they do to thoughts.
-        async with serve(fake.engine(retries=0, structural_tags=False)) as server:
-            yield fake, server
-    finally:
-        await fake.close()
-
-
-def require_appended(fake: FakeFamilyServer) -> None:
-    """Each prompt begins with the one before it and the ids that the model emitted for that."""
-    assert len(fake.prompts) == 3
-    for number, (prompt, emitted) in enumerate(zip(fake.prompts[:2], fake.emitted, strict=False)):
-        before = [*prompt, *emitted]
-        assert fake.prompts[number + 1][: len(before)] == before
+        serve(fake.engine(retries=0, structural_tags=False)) as server,
+    ):
+        yield fake, server
+        assert len(fake.prompts) == 3
 
 
 def thoughts_of(fake: FakeFamilyServer, *answers: Answer) -> list[str]:
