@@ -15,6 +15,7 @@ from msgspec import Raw, structs
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head
+from slipring.core.chain.known_contexts import KnownContexts
 from slipring.core.chain.sealed_items import BrokenSeal
 from slipring.core.chain.state import Carry, ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, SharedScopes
@@ -93,7 +94,14 @@ class Server:
         self.models = Models()
         self.now = 1000.0
         self.requests = Ledger(self.limits.tenant_request_bytes, self.limits.request_bytes)
-        self.ports = Ports(mint=self.mint, clock=lambda: self.now, seal=Envelopes(), requests=self.requests)
+        self.known = KnownContexts(self.limits.recognised_s, self.limits.recognised_bytes)
+        self.ports = Ports(
+            mint=self.mint,
+            clock=lambda: self.now,
+            seal=Envelopes(),
+            requests=self.requests,
+            known=self.known,
+        )
         self._minted: Counter[str] = Counter()
 
     def mint(self, prefix: str) -> str:

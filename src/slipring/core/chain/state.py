@@ -63,6 +63,7 @@ class ResponseState:
     __slots__ = (
         "carry",
         "depth",
+        "digest",
         "head",
         "input",
         "output",
@@ -83,6 +84,7 @@ class ResponseState:
         output: tuple[Item, ...],
         carry: Carry,
         position: Position | None = None,
+        root_id: str | None = None,
     ) -> None:
         self.response = response
         self.parent = parent
@@ -91,7 +93,10 @@ class ResponseState:
         self.output = output
         self.carry = carry
         self.position = position
-        self.root_id: str = parent.root_id if parent is not None else response.id
+        self.digest: bytes | None = None
+        """Of all items of the context, set by the turn that made the response; None if a history that is sent
+        again must not be taken for this context."""
+        self.root_id: str = root_id or (parent.root_id if parent is not None else response.id)
         """Id of the first response of the chain."""
         self.depth: int = parent.depth + 1 if parent is not None else 1
         self.size_bytes = self._measure()

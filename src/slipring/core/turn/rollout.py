@@ -144,7 +144,7 @@ class Rollout:
         if not self._is_paused:
             return finished.after(spent)
         # No engine has processed what was appended since the pause.
-        return structs.replace(spent, position=None) if self._input else spent
+        return structs.replace(spent, position=None, context=None) if self._input else spent
 
     def hold(self, append: Append, output: Output) -> None:
         """Accept an append as a whole, or raise ``AppendRefused``."""
@@ -200,7 +200,13 @@ class Rollout:
             settings = structs.replace(settings, max_tool_calls=max(left, 1))
             offer = offer if left > 0 else Offer(forbidden=True)
         return structs.replace(
-            job, parent=self._node, input=self._input, offer=offer, settings=settings, fork=False
+            job,
+            parent=self._node,
+            input=self._input,
+            offer=offer,
+            settings=settings,
+            fork=False,
+            recognised=False,
         )
 
     def _observe(self, output: Output) -> None:

@@ -91,7 +91,8 @@ class SimulatedEngine(Engine):
             yield step.deltas
         position = tally.after(emitted, trace)
         self._prefixes.add(position)
-        yield [Finished(reason, tally.tokens, cached, produced, thought, position)]
+        context = tally.as_position(trace)
+        yield [Finished(reason, tally.tokens, cached, produced, thought, position, context)]
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return (await self.tokenizing.prepare(job, tally_job, job)).tokens

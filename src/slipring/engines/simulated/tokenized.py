@@ -95,7 +95,10 @@ class TokenizedEngine(Engine):
         *last, finished = answer.finish()
         assert isinstance(finished, Finished)
         assert isinstance(finished.position, Rendered)
-        yield [*last, structs.replace(finished, position=self._after(known, finished.position))]
+        yield [
+            *last,
+            structs.replace(finished, position=self._after(known, finished.position), context=known),
+        ]
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.options.context_tokens, self.tokenizing, enough)
