@@ -199,9 +199,13 @@ def changed(history: list[Json], change: str, at: int) -> list[Json]:
     if change == "one head less":
         return history[place:]
     if change == "one text":
-        texts = {"message": "content", "function_call": "arguments", "function_call_output": "output"}
-        key = texts.get(history[place]["type"])
-        other = {**history[place], **({key: "something else"} if key else {})}
+        other_texts = {
+            "message": {"content": "other"},
+            "function_call": {"arguments": "other"},
+            "function_call_output": {"output": "other"},
+            "reasoning": {"content": [{"type": "reasoning_text", "text": "other"}]},
+        }
+        other = {**history[place], **other_texts.get(history[place]["type"], {})}
         return [*history[:place], other, *history[place + 1 :]]
     return history
 
@@ -769,14 +773,38 @@ class Connections(RuleBasedStateMachine):
         pick=st.integers(0, 5),
         change=st.sampled_from(CHANGES),
         at=st.integers(0, 20),
-        request=st.sampled_from([*RESENT, *GOOD_REQUESTS]),
+        request=st.sampled_from([*RESENT, *RESENT, *GOOD_REQUESTS]),
+        words=st.sampled_from(ANSWERS),
     )
-    def resend(self, place, pick, change, at, request):
-        """Send the context of one of the latest responses, of any client, instead of its id."""
+    def resend(self, place, pick, change, at, request, words):
+        """Send the context of one of the latest responses, of any client, instead of its id. If it begins at
+        once, it ends at once, so that histories grow."""
         made = list(self.model.made.values())[-6:]
         history = changed(made[-1 - pick % len(made)].context, change, at)
         answers = [call_output(call) for call in open_calls(history)]
         self._ask(place, None, request, history=[*history, *answers])
+        who, lane = place
+        peer = self.peers[who]
+        if peer.is_at("starts", lane) and peer.head(lane).input[: len(history)] == history:
+            peer.connection.finish(*words, Text("done"), lane=lane)
+            if peer.is_at("saves", lane):
+                peer.connection.save(lane)
+
+    @rule(place=st.sampled_from(ENDPOINTS), turns=st.integers(2, 4), request=st.sampled_from(RESENT))
+    def loop(self, place, turns, request):
+        """A client that sends its whole history with every turn, if its lane is free."""
+        who, lane = place
+        history: list[Json] = []
+        for _ in range(turns):
+            self._ask(place, None, request, history=history)
+            peer = self.peers[who]
+            if not peer.is_at("starts", lane) or peer.head(lane).serial != str(self.asked):
+                return
+            response_id = peer.head(lane).response_id
+            peer.connection.finish(Thought("hm"), Text("done"), lane=lane)
+            if peer.is_at("saves", lane):
+                peer.connection.save(lane)
+            history = self.model.made[response_id].context
 
     def _own(self, who: int) -> list[str]:
         """The responses that a client may continue, newest last."""
