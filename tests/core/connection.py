@@ -135,13 +135,16 @@ class Seen:
         return 100 * len(self._before)
 
 
+_UNSEEN = ("id", "status", "summary", "encrypted_content")
+
+
 def visible(items: Iterable[Item]) -> list[Json]:
     """What a model sees of items."""
     return [_visible(json.loads(item.raw)) for item in items]
 
 
 def _visible(item: Json) -> Json:
-    seen = {key: value for key, value in item.items() if key not in ("id", "status", "summary")}
+    seen = {key: value for key, value in item.items() if key not in _UNSEEN}
     for key in ("content", "output"):
         if isinstance(seen.get(key), list):
             seen[key] = "".join(part["text"] for part in seen[key])
