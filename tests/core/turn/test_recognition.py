@@ -113,6 +113,32 @@ def test_a_loop_of_resent_histories_has_one_root():
     assert job.parent.root_id == connection.order.responses[0]["id"]
 
 
+def test_chains_that_begin_alike_have_roots_of_their_own():
+    connection = connect()
+    turn(connection, input="hello")
+    second = started(connection, input="hello")
+    assert second.parent is not None
+    assert second.parent.root_id == second.response_id
+    connection.finish(Text("other"))
+    response = connection.order.responses[-1]
+    third = started(connection, input=[*history("hello", response), message("more")])
+    assert third.parent is not None
+    assert third.parent.root_id == second.response_id
+
+
+def test_a_loop_without_thoughts_keeps_the_root_of_its_second_turn():
+    connection = connect()
+    sent: list[Json] = []
+    roots = []
+    for number in range(4):
+        sent.append(message(f"say {number}"))
+        job = started(connection, input=sent)
+        roots.append(job.parent.root_id if job.parent is not None else job.response_id)
+        connection.finish(Thought("hm"), Text("ok"))
+        sent += connection.order.responses[-1]["output"][1:]
+    assert roots == ["resp_1", "resp_2", "resp_2", "resp_2"]
+
+
 def test_without_its_thoughts_the_question_is_recognised_and_not_the_answer():
     connection = connect()
     first = turn(connection, Thought("hm"), Text("ok"), input="hello")

@@ -76,7 +76,7 @@ class KnownContext:
         response: Response,
         head: Head,
         position: Position,
-        root_id: str,
+        root_id: str | None,
         parent: "KnownContext | None",
         answer_items: int,
     ) -> None:
@@ -86,7 +86,7 @@ class KnownContext:
         self.head = head
         self.position = position
         self.root_id = root_id
-        """Id of the first response of its chain."""
+        """Id of the first response of its chain; None if every continuation is the beginning of a chain."""
         self.parent = parent
         """The context that it extends, if the memory of its position is shared with it."""
         self.answer_items = answer_items

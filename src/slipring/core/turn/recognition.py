@@ -69,8 +69,9 @@ class Recognition:
         self._input_items = sum(1 for _ in in_context(items))
         return digests
 
-    def parent(self, items: tuple[Item, ...]) -> ResponseState | None:
-        """The state that the job continues: the recognised context, made up of the client's own items."""
+    def parent(self, items: tuple[Item, ...], response_id: str) -> ResponseState | None:
+        """The state that the job of this response continues: the recognised context, made up of the client's
+        own items."""
         match = self.match
         if match is None:
             return None
@@ -84,7 +85,7 @@ class Recognition:
             output=context[answer_start:],
             carry=input_items.NOTHING,  # the turn validates all items, from the first on
             position=match.position,
-            root_id=match.root_id,
+            root_id=match.root_id or response_id,
         )
 
     def complete(self, state: ResponseState, *, dropped_items: int) -> None:
@@ -108,11 +109,17 @@ class Recognition:
             return
         start = start_key(state.response.model, state.head.digest)
         before = self._continued(state) if is_shared else None
-        root_id = self.match.root_id if self.match is not None else state.root_id
+        root_id = (self.match.root_id if self.match is not None else None) or state.root_id
+        # Many chains may begin with the same question: each of them is a chain of its own.
+        is_opening = state.parent is None and not any(map(_is_later, state.prompt))
         response = structs.replace(state.response, output=[], usage=None)
 
         def remembered(
-            digest: bytes, position: Position, parent: KnownContext | None, answer_items: int = 0
+            digest: bytes,
+            position: Position,
+            parent: KnownContext | None,
+            root_id: str | None,
+            answer_items: int,
         ) -> KnownContext:
             context = KnownContext(
                 start + digest,
@@ -125,9 +132,11 @@ class Recognition:
             )
             return self._known.remember(self._tenant, context, now)
 
-        before = remembered(self._prompt_digest, finished.context, before)
+        before = remembered(
+            self._prompt_digest, finished.context, before, None if is_opening else root_id, answer_items=0
+        )
         if state.answer and finished.position is not None:
-            remembered(state.digest, finished.position, before, len(state.answer))
+            remembered(state.digest, finished.position, before, root_id, answer_items=len(state.answer))
 
     def _continued(self, state: ResponseState) -> KnownContext | None:
         """The known context that the response continued."""
@@ -136,6 +145,12 @@ class Recognition:
             return self.match
         key = key_of(parent.response.model, parent.head.digest, parent.digest)
         return self._known.find(self._tenant, key)
+
+
+def _is_later(item: Item) -> bool:
+    """Whether the item shows that a model has answered before. May be wrong for a message that only mentions
+    the role, which does no harm."""
+    return item.type != "message" or b'"assistant"' in item.raw
 
 
 def _size(items: tuple[Item, ...]) -> int:

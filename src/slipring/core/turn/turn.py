@@ -210,7 +210,7 @@ class Turn:
         )
         settings = read_settings(request, carry, model, definitions, detached=self.detached)
         refuse_unseen_content(items, model.capabilities)
-        continued = self._continued(items, model, now, recognise=recognise)
+        continued = self._continued(response_id, items, model, now, recognise=recognise)
         head = Head.read(request, self._known_head(continued, carry), definitions)
         choice = ToolChoice.read(request.tool_choice)
         offer = choice.offer(merged(head.tools.callables, carry.tools))
@@ -248,7 +248,7 @@ class Turn:
         return job
 
     def _continued(
-        self, items: tuple[Item, ...], model: Model, now: float, *, recognise: bool
+        self, response_id: str, items: tuple[Item, ...], model: Model, now: float, *, recognise: bool
     ) -> ResponseState | None:
         """The state that the job continues: the parent, or a context that the items repeat."""
         if self.parent is not None:
@@ -256,7 +256,7 @@ class Turn:
             return self.parent
         if recognise:
             self.recognition.look_up(self.request, items, model.name, now)
-        return self.recognition.parent(items)
+        return self.recognition.parent(items, response_id)
 
     def _known_head(self, continued: ResponseState | None, carry: Carry) -> Head | None:
         """The head that need not be read again if the request has the same.
