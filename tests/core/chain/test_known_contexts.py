@@ -11,12 +11,13 @@ from slipring.core.chain.known_contexts import (
     extended,
     start_key,
 )
+from slipring.core.chain.state import echoed_bytes
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item, user_message
 from tests.core.connection import node
 
 HEAD = Head("Be brief.")
-OWN_BYTES = 2000
+OWN_BYTES = 2000 + echoed_bytes(node("resp_1").response)
 START = b"start"
 
 
@@ -115,6 +116,21 @@ def test_another_head_counts_again():
     first = context("one")
     other = Head("Be long.")
     assert context("two", parent=first, head=other).size_bytes == OWN_BYTES + other.size_bytes
+
+
+def test_what_a_response_repeats_of_its_request_counts():
+    small, large = (context(key, response_id=key) for key in ("one", "two"))
+    large.response.user = "x" * 5000
+    again = KnownContext(
+        b"two",
+        response=large.response,
+        head=HEAD,
+        position=Tokens(),
+        root_id=None,
+        parent=None,
+        answer_items=0,
+    )
+    assert again.size_bytes == small.size_bytes + 5000
 
 
 def test_past_the_limit_the_largest_tenant_loses_what_it_used_longest_ago():

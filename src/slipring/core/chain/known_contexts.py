@@ -13,7 +13,7 @@ from hashlib import sha256
 
 from slipring.core.byte_ledger import Ledger
 from slipring.core.chain.head import Head
-from slipring.core.chain.state import Position
+from slipring.core.chain.state import Position, echoed_bytes
 from slipring.core.chain.state_cache import Retention
 from slipring.protocol.item_digests import content_digest
 from slipring.protocol.items import Item
@@ -95,7 +95,12 @@ class KnownContext:
         """When it is forgotten, unless it is used before."""
         own = position.size_bytes - (parent.position.size_bytes if parent is not None else 0)
         shares_head = parent is not None and parent.head is head
-        self.size_bytes: int = _CONTEXT_BYTES + max(own, 0) + (0 if shares_head else head.size_bytes)
+        self.size_bytes: int = (
+            _CONTEXT_BYTES
+            + max(own, 0)
+            + (0 if shares_head else head.size_bytes)
+            + (0 if parent is not None and parent.response is response else echoed_bytes(response))
+        )
 
 
 _Contexts = OrderedDict[bytes, KnownContext]

@@ -30,7 +30,7 @@ _MOST_OUTPUT_BYTES = 512 * 1024
 class Recognition:
     """What is known of one turn's context, before and after its answer."""
 
-    __slots__ = ("_input_digest", "_input_items", "_known", "_prompt_digest", "_tenant", "items", "match")
+    __slots__ = ("_input_digest", "_is_opening", "_known", "_prompt_digest", "_tenant", "items", "match")
 
     def __init__(self, known: KnownContexts, tenant: str) -> None:
         self._known = known
@@ -41,8 +41,8 @@ class Recognition:
         """How many items of the input it has."""
         self._input_digest: bytes | None = None
         """The digest of the context with the input; None if the turn's contexts are not to be known."""
-        self._input_items = 0
-        """How many items the input adds to the context."""
+        self._is_opening = False
+        """Whether no model has answered before."""
         self._prompt_digest = NOTHING_YET
         """The digest of the context before the last answer."""
 
@@ -51,6 +51,7 @@ class Recognition:
         if not self._known.is_on:
             return
         digests = self._digest_input(NOTHING_YET, request, items)
+        self._is_opening = not any(map(_is_later, items))
         start = start_key(model, Head.digest_of(request))
         found = self._known.deepest(self._tenant, start, digests, now)
         if found is not None:
@@ -66,7 +67,6 @@ class Recognition:
         sent = dict(zip(map(id, request.items), request.content_digests, strict=True))
         digests = boundaries(before, items, sent)
         self._input_digest = digests[-1] if digests else before
-        self._input_items = sum(1 for _ in in_context(items))
         return digests
 
     def parent(self, items: tuple[Item, ...], response_id: str) -> ResponseState | None:
@@ -93,11 +93,10 @@ class Recognition:
         its items say, and neither is any that continues it."""
         if self._input_digest is None or dropped_items or _size(state.output) > _MOST_OUTPUT_BYTES:
             return
-        prompt = state.prompt
         if last_compaction(state.output) is None:
-            self._prompt_digest = extended(self._input_digest, prompt[self._input_items :])
+            self._prompt_digest = extended(self._input_digest, state.output[: state.answer_start])
         else:
-            self._prompt_digest = extended(NOTHING_YET, prompt)
+            self._prompt_digest = extended(NOTHING_YET, state.prompt)
         state.digest = extended(self._prompt_digest, state.answer)
 
     def remember(self, state: ResponseState, finished: Finished, *, is_shared: bool, now: float) -> None:
@@ -111,7 +110,7 @@ class Recognition:
         before = self._continued(state) if is_shared else None
         root_id = (self.match.root_id if self.match is not None else None) or state.root_id
         # Many chains may begin with the same question: each of them is a chain of its own.
-        is_opening = state.parent is None and not any(map(_is_later, state.prompt))
+        is_opening = self._is_opening and not state.answer_start
         response = structs.replace(state.response, output=[], usage=None)
 
         def remembered(
