@@ -7,7 +7,6 @@ its items.
 """
 
 import struct
-import sys
 import zlib
 from array import array
 from itertools import takewhile
@@ -21,7 +20,7 @@ from slipring.prompts.rendering import Preface, Rendered, Step, empty
 from slipring.prompts.templates.template_renderer import Tail
 from slipring.protocol.requests import TextFormat
 
-_IS_LITTLE_ENDIAN = sys.byteorder == "little"
+_IS_LITTLE_ENDIAN = array("I", [1]).tobytes()[0] == 1
 _VERSION = 2
 """Increase it when the format changes. ``Block`` values and ``Tail`` fields are part of the format."""
 _header = struct.Struct("<BI")

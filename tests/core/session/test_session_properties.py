@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from slipring.core.chain.known_contexts import KnownContext
 from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Start
@@ -1050,9 +1051,10 @@ class Connections(RuleBasedStateMachine):
         held = set()
         for contexts in known._by_tenant.values():
             for context in contexts.values():
-                while context is not None and context not in held:
-                    held.add(context)
-                    context = context.parent
+                node: KnownContext | None = context
+                while node is not None and node not in held:
+                    held.add(node)
+                    node = node.parent
         assert known.used_bytes == sum(context.size_bytes for context in held)
         assert known.used_bytes <= LIMITS["recognised_bytes"]
         assert sum(map(len, known._keys.values())) == len(known)
