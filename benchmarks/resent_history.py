@@ -8,9 +8,10 @@ tokens before their first measured turn, and take turns with each other in one r
 - unrecognised: sends everything, to a server with `--recognised-s 0`.
 
 An answer contains a digest of all tool outputs that the engine received, so a turn that lost some aborts the
-run. Reported, as medians over the turns: wall time, the CPU time of the server, and how much both exceed
-those of the chained turn beside it. The time that it takes to decode and validate the JSON of such a body is
-measured too, in this process, because no server can avoid it.
+run. Every loop has texts of its own, as real loops have. Reported, as medians over the turns: wall time, the
+CPU time of the server, and how much both exceed those of the chained turn beside it. The time that it takes
+to decode and validate the JSON of such a body is measured too, in this process, because no server can avoid
+it. Read the CPU time if the machine is not idle.
 
     python benchmarks/resent_history.py
 """
@@ -26,13 +27,15 @@ from typing import Any
 
 import aiohttp
 from common import EXCHANGE_KB, Process, added, keep, slipring, spread, started, verdict_ms
-from engine_overhead import ASK, TOOL, output_text, write_tokenizer
+from engine_overhead import ASK, TOOL, write_tokenizer
 from instant_upstream import digest
 
+from slipring.bench.workloads.prose import Prose
 from slipring.protocol import requests, wire
 
-EXCHANGES = 85
+EXCHANGES = 62
 """About 75,000 tokens of history."""
+_OUTPUT_BYTES = int(EXCHANGE_KB * 1000)
 TURNS = 15
 BUDGET_MS = 3.0
 MODES = ("chained", "resent", "resent and stored", "unrecognised")
@@ -41,8 +44,11 @@ MODES = ("chained", "resent", "resent and stored", "unrecognised")
 class Conversation:
     """An agent loop over HTTP. ``resends``: it keeps its history itself."""
 
-    def __init__(self, http: aiohttp.ClientSession, server: Process, *, resends: bool, store: bool) -> None:
+    def __init__(
+        self, http: aiohttp.ClientSession, server: Process, seed: str, *, resends: bool, store: bool
+    ) -> None:
         self._http = http
+        self._prose = Prose(seed)
         self._server = server
         self._resends = resends
         self._store = store
@@ -52,8 +58,9 @@ class Conversation:
         self._latest: dict[str, Any] | None = None
         self.body = b""
 
-    async def turn(self, new: list[str]) -> tuple[float, float]:
-        """Send new outputs; returns the wall time and the server's CPU time, in milliseconds."""
+    async def turn(self, outputs: int = 1) -> tuple[float, float]:
+        """Send this many new outputs; returns the wall time and the server's CPU time, in milliseconds."""
+        new = [self._prose.tool_output(_OUTPUT_BYTES).strip() for _ in range(outputs)]
         self._outputs += new
         self._add(new)
         create: dict[str, Any] = {"tools": [TOOL], "store": self._store, "stream": True, "input": self._items}
@@ -100,19 +107,19 @@ async def measure(
     """The wall and CPU milliseconds of every turn, by mode. The modes alternate by turn."""
     figures: dict[str, dict[str, list[float]]] = {mode: {"wall": [], "cpu": []} for mode in MODES}
     figures["parsing"] = {"wall": [], "cpu": []}
-    for _ in range(repeats):
+    for repeat in range(repeats):
         async with aiohttp.ClientSession(read_bufsize=2**22) as http:
             loops = {
-                "chained": Conversation(http, on, resends=False, store=True),
-                "resent": Conversation(http, on, resends=True, store=False),
-                "resent and stored": Conversation(http, on, resends=True, store=True),
-                "unrecognised": Conversation(http, off, resends=True, store=False),
+                "chained": Conversation(http, on, f"chained {repeat}", resends=False, store=True),
+                "resent": Conversation(http, on, f"resent {repeat}", resends=True, store=False),
+                "resent and stored": Conversation(http, on, f"stored {repeat}", resends=True, store=True),
+                "unrecognised": Conversation(http, off, f"off {repeat}", resends=True, store=False),
             }
             for loop in loops.values():
-                await loop.turn([output_text(number) for number in range(exchanges)])
-            for number in range(TURNS):
+                await loop.turn(exchanges)
+            for _ in range(TURNS):
                 for mode, loop in loops.items():
-                    wall, cpu = await loop.turn([output_text(exchanges + number)])
+                    wall, cpu = await loop.turn()
                     figures[mode]["wall"].append(round(wall, 4))
                     figures[mode]["cpu"].append(round(cpu, 4))
                 wall, cpu = parse(loops["resent"].body)
