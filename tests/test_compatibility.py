@@ -377,7 +377,10 @@ KNOWN: list[tuple[str, dict[str, Row], Callable[[], set[str]]]] = [
     ),
 ]
 OURS_ALONE = {
-    "client events": {"response.processed", "response.append"},
+    "client events": {
+        *("response.processed", "response.append"),
+        *("response.tool_output.delta", "response.tool_output.done"),
+    },
     "items": {"compaction_summary"},
     "fields": {"client_metadata", "rollout", "presence_penalty", "frequency_penalty", "seed"},
 }
@@ -449,7 +452,7 @@ def open_session() -> Session:
         ),
         cache=ConnectionCache(2**20),
         now=0.0,
-        betas=Betas(rollout=True, inject=True),
+        betas=Betas(rollout=True, inject=True, tool_output=True),
     )
     frame = json.dumps({"type": "response.create", "input": "hello", "store": False})
     start = session.receive(frame, 0.0)[-1]
@@ -460,7 +463,7 @@ def open_session() -> Session:
     return session
 
 
-ADDITIONS = ("response.steer.", "response.append.", "response.inject.")
+ADDITIONS = ("response.steer.", "response.append.", "response.inject.", "response.tool_output.")
 
 
 def checked(session: Session, check: Check) -> list[Action]:
@@ -1065,8 +1068,12 @@ def test_a_tool_choice_is_treated_as_the_page_says(name: str) -> None:
 
 
 ANSWER = {"type": "function_call_output", "call_id": "call_1", "output": "42"}
+PIECE = {"response_id": "resp_1", "call_id": "call_1"}
 CLIENT_EVENT_SAMPLES: Json = {
-    name: {"response_id": "resp_1", "input": [ANSWER]} for name in ("response.append", "response.inject")
+    "response.append": {"response_id": "resp_1", "input": [ANSWER]},
+    "response.inject": {"response_id": "resp_1", "input": [ANSWER]},
+    "response.tool_output.delta": {**PIECE, "delta": "4"},
+    "response.tool_output.done": PIECE,
 }
 
 
@@ -1086,6 +1093,10 @@ def test_the_page_lists_every_error_code_of_steering() -> None:
 
 def test_the_page_lists_every_error_code_of_appending() -> None:
     assert listed("Rollouts").keys() == set(typing.get_args(events.AppendErrorCode))
+
+
+def test_the_page_lists_every_error_code_of_pieces_of_outputs() -> None:
+    assert listed("Outputs of running tools").keys() == set(typing.get_args(events.ToolOutputErrorCode))
 
 
 def tags(kind: type[Struct]) -> set[str]:
