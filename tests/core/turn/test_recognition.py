@@ -155,6 +155,14 @@ def test_a_request_that_is_repeated_continues_its_own_question():
     assert job.input == ()
 
 
+def test_a_warmup_is_recognised():
+    connection = connect()
+    connection.create(input="hello", generate=False)
+    connection.finish()
+    assert len(connection.server.known) == 1
+    assert recognised(started(connection, input=[message("hello"), message("more")])) == 1
+
+
 def test_a_history_that_ends_with_an_answer_is_recognised_up_to_the_question():
     connection = connect()
     first = turn(connection, input="hello")
