@@ -146,3 +146,7 @@ def keep(name: str, figures: dict[str, Any]) -> None:
 
 def verdict(ratio: float, budget: float) -> str:
     return f"{ratio:.2f} × (budget ≤ {budget:g} ×: {'met' if ratio <= budget else 'FALLS SHORT'})"
+
+
+def verdict_ms(figure: float, budget: float) -> str:
+    return f"{figure:.2f} ms (budget ≤ {budget:g} ms: {'met' if figure <= budget else 'FALLS SHORT'})"

@@ -283,7 +283,7 @@ class Driver:
         session, flush = self.session, self.sink.flush
         send = padding.padded_send(turn.request, self.sink.send)
         engine = self.service.catalog.engine_of(job.model)
-        if job.parent is not None and not job.fork:
+        if job.parent is not None and (job.recognised or not job.fork):
             await self.service.prefills.end(job.tenant, job.parent.id)
         async with aclosing(call_limits.generate(engine, job)) as batches:
             async for deltas in batches:

@@ -63,7 +63,7 @@ class ChatEngine(Engine):
         accepted = Accepted(fallback=request.fallback)
         if not job.generate and not (self.options.warmup and request.has_messages):
             yield [accepted]
-            yield [Finished("stop", 0, 0, 0, position=request.position)]
+            yield [Finished("stop", 0, 0, 0, position=request.position, context=request.position)]
             return
         with self._gate.ticket(job.tenant) as ticket:
             yield [accepted]
@@ -84,7 +84,8 @@ class ChatEngine(Engine):
                         if cut.after(deltas):
                             break
             if cut.is_made:
-                last: list[Delta] = [structs.replace(cut.finished(), position=request.position)]
+                position = request.position
+                last: list[Delta] = [structs.replace(cut.finished(), position=position, context=position)]
             else:
                 last = answer.finish() if job.generate else answer.prepared()
         yield last  # after the ticket is given back: a slow reader must not hold up other jobs

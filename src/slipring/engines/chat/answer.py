@@ -96,6 +96,7 @@ class ChatAnswer:
             output_tokens=output_tokens,
             reasoning_tokens=min(thought, output_tokens),
             position=self._position,
+            context=self._position,
         )
 
     def _take_choice(self, choice: Choice, deltas: list[Delta]) -> None:
