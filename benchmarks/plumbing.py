@@ -1,18 +1,19 @@
-"""Measures the server's own CPU time and the time that it adds: per turn and per delta, by mode and engine.
+"""Measures the server's own CPU time and the time that it adds: per turn and per delta, by engine and mode.
 
-The workload is a coding agent's: 4 kB of instructions, ten tools, tool outputs of 3.5 kB, answers that are a
-tool call in sixty pieces. The upstream is `instant_upstream.py`, which answers at once; a wrong digest of the
-history aborts the run. Every mode runs one loop against each server, and the servers take turns, turn by
-turn, so that other load on the machine affects all of them alike:
+The workload is a coding agent's: 4 kB of instructions, eleven tools, tool outputs of 3.5 kB, answers that are
+a tool call in sixty pieces. The upstream is `instant_upstream.py`; a wrong digest of the history aborts the
+run. Every mode runs one loop at each server, and the servers take turns, turn by turn, so that other load on
+the machine affects all of them alike:
 
 - `slipring`: this source tree. More trees can be compared in the same run (`--tree before=…/src`).
-- `relay`: a bare aiohttp server that passes bytes between the client and a Responses upstream without reading
-  them. It keeps nothing, so it serves full history over HTTP and the upstream's own WebSocket only.
+- `relay`: a bare aiohttp server that passes what it gets between the client and a Responses upstream, unread.
+  It keeps nothing, so it serves full history over HTTP and the upstream's own WebSocket only.
 
-Reported, as medians over the turns with the range of the rounds' medians: the CPU time of the server's
-process, the time until the answer begins and ends minus that of the same turn directly at the upstream (for
-engines whose API the client speaks), and, in front of an upstream that tells 500 tokens/s, the CPU time per
-delta. Last, the memory of a server that has just started.
+Reported, as medians over the turns, with the range of the rounds' medians: the CPU time of the server's
+process per turn; the time of a turn, for `responses` minus that of the same turn directly at the upstream; the
+time until the first delta; and the CPU time per delta in front of an upstream that tells one delta at a time.
+It waits until the client has the last one, so that a busy machine does not merge them (with `--paced`, it
+tells 500 per second instead). Last, the memory of a server that has just started.
 
     python benchmarks/plumbing.py [--tree before=../main/src] [--rounds 7] [--engines chat responses]
 """
@@ -23,30 +24,29 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import instant_upstream
 from aiohttp import WSMsgType, web
 from common import Process, keep, started
 from engine_overhead import TOOL, output_text, write_tokenizer
-from instant_upstream import digest
 
-from slipring.bench.client.exchange import FIRST_TOKENS, Exchange
+from slipring.bench.client.exchange import FIRST_TOKENS, Event, Exchange
 from slipring.bench.client.transports import Access, Transport
 from slipring.bench.measure.modes import MODES, Context
 from slipring.bench.workloads.prose import INSTRUCTIONS
 from slipring.bench.workloads.tools import CODING_TOOLS
+from slipring.engines.simulated.pace import Pace
 
 TURNS = 25
+WARMUP_TURNS = 2
+STEPPED_TOKENS = 200
 PACE = 500
-"""Tokens per second of the paced upstream."""
-PACED_TOKENS = 400
 ENGINES = {
     "chat": "chat:{url}/v1",
     "responses": "responses:{url}/v1,transport=sse",
@@ -54,34 +54,40 @@ ENGINES = {
     "vllm": "vllm:{url},tokenizer={tokenizer},dialect=chatml",
     "sglang": "sglang:{url},tokenizer={tokenizer},dialect=chatml",
 }
-RELAYED = {("responses", "http-full"), ("responses-ws", "websocket")}
 MODE_NAMES = ("websocket", "http-full", "http-chained")
+RELAYED = {("responses", "http-full"), ("responses-ws", "websocket")}
+KINDS = {"cpu_ms": "CPU ms/turn", "turn_ms": "ms/turn", "first_ms": "first ms", "delta_us": "CPU µs/delta"}
 HEAD = {"model": "instant", "instructions": INSTRUCTIONS, "tools": [TOOL, *CODING_TOOLS]}
 ASK = {"role": "user", "content": "Mend the failing test."}
 TREE = Path(__file__).parents[1] / "src"
+UPSTREAM = str(Path(__file__).with_name("instant_upstream.py"))
+
+Figures = dict[str, dict[str, list[float]]]
+"""The values of one loop: by server, then by kind."""
 
 
-@dataclass
-class Figures:
-    """What was measured of one server in one mode: one list per round."""
+class Steps:
+    """Makes the upstream wait with each event until the client has received the one before."""
 
-    cpu_ms: list[list[float]] = field(default_factory=list)
-    added_ms: list[list[float]] = field(default_factory=list)
-    first_ms: list[list[float]] = field(default_factory=list)
-    cpu_us_per_delta: list[list[float]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._arrived = asyncio.Event()
 
-    def summary(self) -> dict[str, dict[str, float]]:
-        return {name: _spread(rounds) for name, rounds in vars(self).items() if rounds}
+    async def wait(self) -> None:
+        # Some events cause none at the client; nothing is to be waited for then.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._arrived.wait(), 0.02)
+        self._arrived.clear()
 
+    def exchange(self) -> Exchange:
+        """An exchange that reports its events."""
+        arrived = self._arrived
 
-def _spread(rounds: list[list[float]]) -> dict[str, float]:
-    medians = [statistics.median(values) for values in rounds]
-    every = [value for values in rounds for value in values]
-    return {
-        "median": round(statistics.median(every), 3),
-        "low": round(min(medians), 3),
-        "high": round(max(medians), 3),
-    }
+        class Reporting(Exchange):
+            def record(self, event: Event, at_ns: int) -> Event:
+                arrived.set()
+                return super().record(event, at_ns)
+
+        return Reporting()
 
 
 class Agent:
@@ -93,21 +99,16 @@ class Agent:
         self._outputs: list[str] = []
         self._call_id = ""
 
-    async def turn(self) -> Exchange:
+    async def turn(self, exchange: Exchange | None = None) -> Exchange:
         """Send the next tool output, or the first question; check the answer for lost history."""
-        new: list[dict[str, Any]] = [ASK]
+        new: dict[str, Any] = ASK
         if self._call_id:
             self._outputs.append(output_text(len(self._outputs)))
-            new = [
-                {
-                    "type": "function_call_output",
-                    "call_id": self._call_id,
-                    "output": self._outputs[-1],
-                }
-            ]
-        exchange = await self._transport.turn(self._context.request(HEAD, new))
+            new = {"type": "function_call_output", "call_id": self._call_id, "output": self._outputs[-1]}
+        request = self._context.request(HEAD, [new])
+        exchange = await self._transport.turn(request, exchange=exchange or Exchange())
         (call,) = exchange.answer
-        if f"outputs={digest(self._outputs)}" not in call["arguments"]:
+        if f"outputs={instant_upstream.digest(self._outputs)}" not in call["arguments"]:
             raise RuntimeError("the engine did not see the whole history")
         self._call_id = call["call_id"]
         self._context.learn(exchange)
@@ -115,86 +116,74 @@ class Agent:
 
 
 @asynccontextmanager
-async def agent(url: str, mode: str) -> AsyncIterator[Agent]:
-    access = Access(url.removesuffix("/v1") + "/v1", "", timeout_s=60, asks_timing=False)
-    async with MODES[mode].open(access) as transport:
-        yield Agent(transport, MODES[mode].context())
+async def agents(urls: Mapping[str, str], mode: str) -> AsyncIterator[dict[str, Agent]]:
+    """A client of each server."""
+    async with AsyncExitStack() as stack:
+        found = {}
+        for name, url in urls.items():
+            access = Access(url.removesuffix("/v1") + "/v1", "", timeout_s=60, asks_timing=False)
+            transport = await stack.enter_async_context(MODES[mode].open(access))
+            found[name] = Agent(transport, MODES[mode].context())
+        yield found
 
 
-async def loops(servers: dict[str, Process], direct: str | None, mode: str) -> dict[str, Figures]:
-    """Run a loop at every server, turn by turn in alternation."""
-    figures = {name: Figures([[]], [[]], [[]]) for name in servers}
-    names = list(servers)
-    async with _agents({name: server.url for name, server in servers.items()}, mode) as agents:
-        async with _agents({"direct": direct} if direct else {}, mode) as directly:
-            for turn in range(TURNS):
-                own = [await each.turn() for each in directly.values()]
-                for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                    before = servers[name].cpu_s()
-                    exchange = await agents[name].turn()
-                    # A turn ends with its last event; what the server does after that belongs to it.
-                    await asyncio.sleep(0.002)
-                    spent_ms = (servers[name].cpu_s() - before) * 1e3
-                    if turn < 2:
-                        continue
-                    figures[name].cpu_ms[0].append(spent_ms)
-                    figures[name].first_ms[0].append(exchange.first_ms(*FIRST_TOKENS) or 0.0)
-                    wall_ns = exchange.total_ns - sum(each.total_ns for each in own)
-                    figures[name].added_ms[0].append(wall_ns / 1e6)
+async def loops(servers: Mapping[str, Process], direct: str | None, mode: str) -> Figures:
+    """Run a loop at every server, turn by turn in alternation; ``direct`` is the upstream's URL, if clients can
+    use it."""
+    figures: Figures = {name: {kind: [] for kind in ("cpu_ms", "turn_ms", "first_ms")} for name in servers}
+    urls = {name: server.url for name, server in servers.items()}
+    async with agents(urls, mode) as through, agents({"": direct} if direct else {}, mode) as directly:
+        names = list(servers)
+        for turn in range(TURNS):
+            apart_ns = sum([(await each.turn()).total_ns for each in directly.values()])
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                before = servers[name].cpu_s()
+                exchange = await through[name].turn()
+                await asyncio.sleep(0.002)  # what the server does after its last event belongs to the turn
+                spent_ms = (servers[name].cpu_s() - before) * 1e3
+                if turn < WARMUP_TURNS:
+                    continue
+                figures[name]["cpu_ms"].append(spent_ms)
+                figures[name]["turn_ms"].append((exchange.total_ns - apart_ns) / 1e6)
+                figures[name]["first_ms"].append(exchange.first_ms(*FIRST_TOKENS) or 0.0)
     return figures
 
 
-async def paced(servers: dict[str, Process], mode: str) -> dict[str, Figures]:
-    """Run two turns at every server in front of the paced upstream; the second counts."""
-    figures = {name: Figures(cpu_us_per_delta=[[]]) for name in servers}
-    async with _agents({name: server.url for name, server in servers.items()}, mode) as agents:
-        for turn in range(2):
+async def streams(servers: Mapping[str, Process], mode: str, steps: Steps) -> Figures:
+    """Run three turns at every server in front of the stepped upstream; the first does not count."""
+    figures: Figures = {name: {"delta_us": []} for name in servers}
+    async with agents({name: server.url for name, server in servers.items()}, mode) as clients:
+        for turn in range(3):
             for name, server in servers.items():
                 before = server.cpu_s()
-                exchange = await agents[name].turn()
+                exchange = await clients[name].turn(steps.exchange())
                 spent_us = (server.cpu_s() - before) * 1e6
                 deltas = sum(event["type"] in FIRST_TOKENS for event in exchange.events)
                 if turn:
-                    figures[name].cpu_us_per_delta[0].append(spent_us / deltas)
+                    figures[name]["delta_us"].append(spent_us / deltas)
     return figures
-
-
-@asynccontextmanager
-async def _agents(urls: dict[str, str], mode: str) -> AsyncIterator[dict[str, Agent]]:
-    from contextlib import AsyncExitStack
-
-    async with AsyncExitStack() as stack:
-        yield {name: await stack.enter_async_context(agent(url, mode)) for name, url in urls.items()}
 
 
 @contextmanager
 def tree(source: Path, engine: str, directory: str) -> Iterator[Process]:
-    """Serve with the slipring of a source tree."""
+    """Serve with the slipring of a source tree, from compiled files as an installed package."""
+    env = {"PYTHONPATH": str(source), "PYTHONPYCACHEPREFIX": f"{directory}/compiled", "PYTHONDONTWRITEBYTECODE": ""}
     with tempfile.TemporaryDirectory(dir=directory) as own:
         command = ("-m", "slipring", "serve", "--port", "0", "--log-level", "error")
-        outer = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = str(source)
-        try:
-            running = started(*command, "--store", f"sqlite:{own}/store.db", "--engine", engine)
-            process = running.__enter__()
-        finally:
-            if outer is None:
-                del os.environ["PYTHONPATH"]
-            else:
-                os.environ["PYTHONPATH"] = outer
-        try:
+        store = f"sqlite:{own}/store.db"
+        with started(*command, "--store", store, "--engine", engine, env={**os.environ, **env}) as process:
             yield process
-        finally:
-            running.__exit__(None, None, None)
 
 
 def serve_relay(upstream: str) -> None:
-    """Serve the baseline: pass bytes between client and upstream, unread."""
+    """Serve the baseline: pass on what comes from client and upstream, unread."""
 
     async def post(request: web.Request) -> web.StreamResponse:
-        body = await request.read()
-        headers = {"Content-Type": "application/json"}
-        async with http.post(f"{upstream}/v1/responses", data=body, headers=headers) as theirs:
+        body, headers = await request.read(), {"Content-Type": "application/json"}
+        async with (
+            aiohttp.ClientSession(connector=connector, connector_owner=False) as http,
+            http.post(f"{upstream}/v1/responses", data=body, headers=headers) as theirs,
+        ):
             answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await answer.prepare(request)
             async for chunk in theirs.content.iter_any():
@@ -205,13 +194,17 @@ def serve_relay(upstream: str) -> None:
     async def socket(request: web.Request) -> web.WebSocketResponse:
         ours = web.WebSocketResponse(max_msg_size=0, compress=False)
         await ours.prepare(request)
-        async with http.ws_connect(f"{upstream}/v1/responses", max_msg_size=0) as theirs:
+        async with (
+            aiohttp.ClientSession(connector=connector, connector_owner=False) as http,
+            http.ws_connect(f"{upstream}/v1/responses", max_msg_size=0) as theirs,
+            asyncio.TaskGroup() as tasks,
+        ):
 
             async def back() -> None:
                 async for message in theirs:
                     await ours.send_str(message.data)
 
-            task = asyncio.create_task(back())
+            task = tasks.create_task(back())
             async for message in ours:
                 if message.type is WSMsgType.TEXT:
                     await theirs.send_str(message.data)
@@ -219,8 +212,8 @@ def serve_relay(upstream: str) -> None:
         return ours
 
     async def run() -> None:
-        nonlocal http
-        http = aiohttp.ClientSession()
+        nonlocal connector
+        connector = aiohttp.TCPConnector(limit=0)
         app = web.Application(client_max_size=2**30)
         app.router.add_post("/v1/responses", post)
         app.router.add_get("/v1/responses", socket)
@@ -230,74 +223,80 @@ def serve_relay(upstream: str) -> None:
         print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
         await asyncio.Event().wait()
 
-    http: aiohttp.ClientSession = None  # type: ignore[assignment]
+    connector: aiohttp.TCPConnector | None = None
     import uvloop
 
     uvloop.run(run())
 
 
-def measure(given: argparse.Namespace, trees: dict[str, Path]) -> dict[str, Any]:
-    upstream_file = str(Path(__file__).with_name("instant_upstream.py"))
-    found: dict[str, dict[str, Figures]] = defaultdict(lambda: defaultdict(Figures))
-    memory: dict[str, list[float]] = defaultdict(list)
+async def measure(given: argparse.Namespace, trees: Mapping[str, Path]) -> dict[str, Any]:
+    rounds: dict[str, dict[str, dict[str, list[list[float]]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
+    memory: dict[str, float] = {}
+    steps = Steps()
+    instant_upstream.Settings.tokens = STEPPED_TOKENS
+    instant_upstream.Settings.before_each = Pace(PACE).token if given.paced else steps.wait
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         tokenizer = write_tokenizer(Path(directory))
-        instant = stack.enter_context(started(upstream_file))
-        pacing = ("--tokens-per-s", str(PACE), "--tokens", str(PACED_TOKENS))
-        slow = stack.enter_context(started(upstream_file, *pacing))
-        relays = {each: stack.enter_context(started(__file__, "--relay", each.url)) for each in (instant, slow)}
+        instant = stack.enter_context(started(UPSTREAM)).url
+        stepped = await instant_upstream.serve()
+
+        async def serving(url: str, engine: str, running: ExitStack) -> dict[str, Process]:
+            spec = ENGINES[engine].format(url=url, tokenizer=tokenizer)
+            servers = {}
+            for name, path in trees.items():
+                # In a thread: a server that starts asks its upstream, which may be in this process.
+                servers[name] = await asyncio.to_thread(
+                    running.enter_context, tree(path, spec, f"{directory}")
+                )
+            if any(each == engine for each, _ in RELAYED):
+                servers["relay"] = running.enter_context(started(__file__, "--relay", url))
+            return servers
+
         for engine in given.engines:
             with ExitStack() as running:
-                servers: dict[Process, dict[str, Process]] = {}
-                for upstream in (instant, slow):
-                    spec = ENGINES[engine].format(url=upstream.url, tokenizer=tokenizer)
-                    servers[upstream] = {
-                        name: running.enter_context(tree(path, spec, directory))
-                        for name, path in trees.items()
-                    }
-                for name, server in servers[instant].items():
-                    memory[f"{engine} {name}"].append(server.resident_bytes() / 1e6)
+                fast = await serving(instant, engine, running)
+                slow = await serving(stepped, engine, running)
+                memory |= {f"{engine}, {name}": fast[name].resident_bytes() / 1e6 for name in trees}
                 for number in range(given.rounds):
                     for mode in given.modes:
                         print(f"{engine}, {mode}, round {number + 1} …", file=sys.stderr, flush=True)
                         relayed = (engine, mode) in RELAYED
-                        direct = instant.url if relayed else None
-                        _run(found, f"{engine} {mode}", servers[instant], relays[instant] if relayed else None,
-                             lambda each, mode=mode, direct=direct: loops(each, direct, mode))  # type: ignore[misc]
-                        if not given.no_pace:
-                            _run(found, f"{engine} {mode}", servers[slow], relays[slow] if relayed else None,
-                                 lambda each, mode=mode: paced(each, mode))  # type: ignore[misc]
-    summaries = {
-        name: {server: figures.summary() for server, figures in each.items()} for name, each in found.items()
+                        chosen = [name for name in fast if name != "relay" or relayed]
+                        direct = instant if relayed else None
+                        for found in (
+                            await loops({name: fast[name] for name in chosen}, direct, mode),
+                            await streams({name: slow[name] for name in chosen}, mode, steps),
+                        ):
+                            for name, kinds in found.items():
+                                for kind, values in kinds.items():
+                                    rounds[f"{engine}, {mode}"][name][kind].append(values)
+    modes = {
+        what: {name: {kind: _spread(each) for kind, each in kinds.items()} for name, kinds in servers.items()}
+        for what, servers in rounds.items()
     }
-    return {"modes": summaries, "memory_mb": memory}
+    return {"modes": modes, "start_mb": memory}
 
 
-def _run(
-    found: dict[str, dict[str, Figures]],
-    what: str,
-    servers: dict[str, Process],
-    relay: Process | None,
-    run: Callable[[dict[str, Process]], Any],
-) -> None:
-    every = {**servers, "relay": relay} if relay is not None else servers
-    for name, figures in asyncio.run(run(every)).items():
-        for kind, rounds in vars(figures).items():
-            getattr(found[what][name], kind).extend(rounds)
+def _spread(rounds: list[list[float]]) -> dict[str, float]:
+    medians = [statistics.median(values) for values in rounds]
+    middle = statistics.median([value for values in rounds for value in values])
+    return {"median": round(middle, 3), "low": round(min(medians), 3), "high": round(max(medians), 3)}
 
 
-def show(results: dict[str, Any]) -> None:
-    print(f"{'':28} {'server':10} {'CPU ms/turn':>22} {'ms/turn (added)':>22} {'first ms':>20} {'CPU µs/delta':>20}")
+def show(results: Mapping[str, Any]) -> None:
+    print(f"{'':26} {'':10}" + "".join(f"{title:>24}" for title in KINDS.values()))
     for what, servers in results["modes"].items():
-        for name, figures in servers.items():
-            cells = [
-                f"{each['median']:.2f} ({each['low']:.2f}–{each['high']:.2f})" if (each := figures.get(kind)) else ""
-                for kind in ("cpu_ms", "added_ms", "first_ms", "cpu_us_per_delta")
-            ]
-            print(f"{what:28} {name:10} {cells[0]:>22} {cells[1]:>22} {cells[2]:>20} {cells[3]:>20}")
-    for name, values in results["memory_mb"].items():
-        print(f"memory at start: {name}: {statistics.median(values):.1f} MB")
+        for name, kinds in servers.items():
+            cells = (
+                f"{each['median']:.2f} ({each['low']:.2f} – {each['high']:.2f})"
+                for each in (kinds[kind] for kind in KINDS)
+            )
+            print(f"{what:26} {name:10}" + "".join(f"{cell:>24}" for cell in cells))
+    for name, megabytes in results["start_mb"].items():
+        print(f"memory at start, in front of {name}: {megabytes:.1f} MB")
 
 
 def main() -> None:
@@ -305,18 +304,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--modes", nargs="+", choices=MODE_NAMES, default=list(MODE_NAMES))
-    parser.add_argument("--tree", action="append", default=[], help="NAME=DIRECTORY of another src to compare")
-    parser.add_argument("--no-pace", action="store_true", help="without the paced upstream")
+    parser.add_argument("--tree", action="append", default=[], help="NAME=DIRECTORY: another src to compare")
+    parser.add_argument("--paced", action="store_true", help=f"deltas at {PACE} per second, not one at a time")
     parser.add_argument("--relay", default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.relay is not None:
         serve_relay(given.relay)
         return
     others = {name: Path(path).resolve() for name, _, path in (each.partition("=") for each in given.tree)}
-    results = measure(given, {**others, "slipring": TREE})
+    results = asyncio.run(measure(given, {**others, "slipring": TREE}))
     show(results)
-    if set(given.engines) == set(ENGINES):
-        keep("plumbing", {"turns": TURNS, "tokens_per_s": PACE, **results})
+    if set(given.engines) == set(ENGINES) and set(given.modes) == set(MODE_NAMES):
+        keep("plumbing", {"turns": TURNS, "paced": given.paced, **results})
 
 
 if __name__ == "__main__":

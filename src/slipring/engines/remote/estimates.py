@@ -24,6 +24,10 @@ _CHARACTERS_PER_TOKEN = 4
 _IMAGE_BYTES = 4 * 1500
 """An image takes about 1500 tokens of a context, however many bytes its data has."""
 _DATA = re.compile(rb'"data:[^"]*"')
+# Tuples: a union written in place is built anew for every delta.
+_IN_TEXT = (Text, Refused)
+_IN_THOUGHT = (Thought, ThoughtSummary)
+_IN_CALL = (CallArguments, CallStarted)
 
 
 def estimated_tokens(job: Job) -> int:
@@ -67,16 +71,17 @@ class SteeredCut:
     def after(self, deltas: list[Delta]) -> bool:
         """Whether to cut the answer behind these deltas, which have been sent."""
         for delta in deltas:
-            if isinstance(delta, Text | Refused):
+            if isinstance(delta, _IN_TEXT):
                 self._text_length += len(delta.text)
                 self._is_in_text = True
-            elif isinstance(delta, Thought | ThoughtSummary):
+            elif isinstance(delta, _IN_THOUGHT):
                 self._thought_length += len(delta.text)
                 self._is_in_text = False  # whether a thought is complete shows only in what follows it
-            elif isinstance(delta, CallArguments | CallStarted):
+            elif isinstance(delta, _IN_CALL):
                 self._is_in_text = False
-        is_over = bool(deltas) and isinstance(deltas[-1], Finished)
-        self.is_made = self._job.stop.asked and self._is_in_text and not is_over
+        if self._job.stop.asked:
+            is_over = bool(deltas) and isinstance(deltas[-1], Finished)
+            self.is_made = self._is_in_text and not is_over
         return self.is_made
 
     def finished(self) -> Finished:
