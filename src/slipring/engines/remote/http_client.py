@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 from aiohttp.abc import AbstractStreamWriter
 
-from slipring.aiohttp_internals import MemoryPayload, fail_read
+from slipring.aiohttp_internals import MemoryPayload, PieceReader, fail_read
 
 _BLOCK = 100_000
 """Bytes per write: large enough for few writes, small enough for allocators to reuse."""
@@ -258,7 +258,7 @@ class HttpClient:
             self._draining.discard(task)
             answer.release()
 
-        task = asyncio.create_task(_read_last(answer.content))
+        task = asyncio.create_task(_read_last(PieceReader.adopt(answer.content)))
         self._draining.add(task)
         task.add_done_callback(forget)
 
@@ -294,6 +294,7 @@ class EventStream:
         except BaseException:
             await self._held.aclose()
             raise
+        self._content = PieceReader.adopt(answer.content)
         self._silence = _Silence(answer.content, self._idle_s)
         return self
 
@@ -306,7 +307,7 @@ class EventStream:
 
     async def __anext__(self) -> list[bytes]:
         # Hot path: runs once per token of every answer.
-        read, silence = self._answer.content.readany, self._silence
+        read, silence = self._content.read_pieces, self._silence
         try:
             while not self._is_complete():
                 if self._has_read:
@@ -327,7 +328,7 @@ class EventStream:
         if not self._payloads.ended and not (self._is_over is not None and self._is_over()):
             return False
         self._at_end = True
-        if not self._answer.content.at_eof():
+        if not self._content.at_eof():
             self._held.pop_all()
             self._drain(self._answer)
         return True
@@ -366,11 +367,11 @@ class _Payloads:
         return found
 
 
-async def _read_last(content: aiohttp.StreamReader) -> None:
+async def _read_last(content: PieceReader) -> None:
     # However the connection ends now, the answer is complete.
     with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
         async with asyncio.timeout(_LAST_BYTES_S):
-            while await content.readany():
+            while await content.read_pieces():
                 pass
 
 

@@ -37,15 +37,11 @@ def shorten_switch_interval() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
-_YOUNG_OBJECTS = 10_000
-
-
-def calm_collector() -> None:
-    """Collect less often from now on, and never what exists now. For a process that has just started: what it
-    has loaded stays for good, and a turn leaves little that only the collector can free."""
+def exempt_from_collection() -> None:
+    """Exempt what exists now from garbage collection. For a process that has just started: what it has loaded
+    stays for good, and full collections need not look at it."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def skip_last_collection() -> None:
