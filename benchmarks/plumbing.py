@@ -10,10 +10,10 @@ the machine affects all of them alike:
   It keeps nothing, so it serves full history over HTTP and the upstream's own WebSocket only.
 
 Reported, as medians over the turns, with the range of the rounds' medians: the CPU time of the server's
-process per turn; the time of a turn, for `responses` minus that of the same turn directly at the upstream; the
-time until the first delta; and the CPU time per delta in front of an upstream that tells one delta at a time.
-It waits until the client has the last one, so that a busy machine does not merge them (with `--paced`, it
-tells 500 per second instead). Last, the memory of a server that has just started.
+process per turn; the time of a turn, minus that of the same turn directly at the upstream where there is a
+relay; the time until the first delta; and the CPU time per delta, before an upstream that tells one delta at
+a time. It waits until the client has the last one, so that a busy machine does not merge them (with
+`--paced`, it tells 500 per second instead). Last, the memory of a server that has just started.
 
     python benchmarks/plumbing.py [--tree before=../main/src] [--rounds 7] [--engines chat responses]
 """
@@ -128,7 +128,7 @@ async def agents(urls: Mapping[str, str], mode: str) -> AsyncIterator[dict[str, 
 
 
 async def loops(servers: Mapping[str, Process], direct: str | None, mode: str) -> Figures:
-    """Run a loop at every server, turn by turn in alternation; ``direct`` is the upstream's URL, if clients can
+    """Run a loop at every server, turn by turn in alternation. ``direct``: the upstream's URL, if clients can
     use it."""
     figures: Figures = {name: {kind: [] for kind in ("cpu_ms", "turn_ms", "first_ms")} for name in servers}
     urls = {name: server.url for name, server in servers.items()}
@@ -167,11 +167,11 @@ async def streams(servers: Mapping[str, Process], mode: str, steps: Steps) -> Fi
 @contextmanager
 def tree(source: Path, engine: str, directory: str) -> Iterator[Process]:
     """Serve with the slipring of a source tree, from compiled files as an installed package."""
-    env = {"PYTHONPATH": str(source), "PYTHONPYCACHEPREFIX": f"{directory}/compiled", "PYTHONDONTWRITEBYTECODE": ""}
+    compiled = {"PYTHONPYCACHEPREFIX": f"{directory}/compiled", "PYTHONDONTWRITEBYTECODE": ""}
+    env = {**os.environ, **compiled, "PYTHONPATH": str(source)}
     with tempfile.TemporaryDirectory(dir=directory) as own:
         command = ("-m", "slipring", "serve", "--port", "0", "--log-level", "error")
-        store = f"sqlite:{own}/store.db"
-        with started(*command, "--store", store, "--engine", engine, env={**os.environ, **env}) as process:
+        with started(*command, "--store", f"sqlite:{own}/store.db", "--engine", engine, env=env) as process:
             yield process
 
 
@@ -305,7 +305,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--modes", nargs="+", choices=MODE_NAMES, default=list(MODE_NAMES))
     parser.add_argument("--tree", action="append", default=[], help="NAME=DIRECTORY: another src to compare")
-    parser.add_argument("--paced", action="store_true", help=f"deltas at {PACE} per second, not one at a time")
+    parser.add_argument("--paced", action="store_true", help=f"tell {PACE} deltas per second")
     parser.add_argument("--relay", default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.relay is not None:

@@ -17,7 +17,12 @@ from slipring import __version__
 from slipring.chat.options import ChatOptions
 from slipring.config import Config
 from slipring.progress import Loading
-from slipring.server.process.runtime import exempt_from_collection, loop_factory, set_up_logging, skip_last_collection
+from slipring.server.process.runtime import (
+    exempt_from_collection,
+    loop_factory,
+    set_up_logging,
+    skip_last_collection,
+)
 from slipring.server.process.shutdown import IGNORED_SIGNALS, block_stop_signals, ignore
 from slipring.server.process.supervisor import Supervisor, engine_names, refuse_private_store
 from slipring.server.process.worker_messages import Serving

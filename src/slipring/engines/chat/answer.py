@@ -53,9 +53,9 @@ class ChatAnswer:
         except ApiError as fault:
             return deltas, fault
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            fault = ServerError("The engine's answer cannot be read.")
-            fault.__cause__ = error
-            return deltas, fault
+            unreadable = ServerError("The engine's answer cannot be read.")
+            unreadable.__cause__ = error
+            return deltas, unreadable
         return deltas, None
 
     def take(self, chunk: Chunk) -> list[Delta]:
@@ -112,7 +112,9 @@ class ChatAnswer:
             self._logprobs += [each.as_logprob() for each in choice.logprobs.content or ()]
         delta = choice.delta
         if delta is not None:
-            if delta.has_content:
+            if (text := delta.only_text) and self._passes_text_on:
+                deltas.append(Text(text))  # the hot path, once per token of a text
+            elif delta.has_content:
                 self._emit(self._content(delta), deltas)
             if delta.tool_calls:
                 for piece in delta.tool_calls:
@@ -121,6 +123,11 @@ class ChatAnswer:
             if choice.finish_reason == "error":
                 raise ServerError("The engine has failed.")
             self._reason = _REASONS.get(choice.finish_reason, "stop")
+
+    @property
+    def _passes_text_on(self) -> bool:
+        """Whether text is emitted as it comes: nothing is parsed, attached to it or emitted before it."""
+        return self._parser is None and not self._logprobs and not self._calls.any
 
     def _content(self, delta: ChunkDelta) -> list[Delta]:
         """The reasoning, text and refusal of a chunk."""

@@ -25,9 +25,9 @@ class ChunkWriter:
         self._drain = drain_of(request)
 
     def write(self, data: bytes) -> Awaitable[None] | None:
-        """Write data, which must not be empty, as one chunk. Returns None if the kernel took it, and otherwise
-        an awaitable that waits for the client. Raises ``ConnectionResetError`` if the connection is
-        closing."""
+        """Write data, which must not be empty, as one chunk. Returns None if the kernel took all of it, and
+        otherwise an awaitable that waits for the client. Raises ``ConnectionResetError`` if the connection
+        is closing."""
         transport = self._transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the connection is closing")
