@@ -66,7 +66,7 @@ class SteeredCut:
 
     def after(self, deltas: list[Delta]) -> bool:
         """Whether to cut the answer behind these deltas, which have been sent."""
-        # Hot path, once per token: an ``isinstance`` that fails takes as long as all of these comparisons.
+        # Hot path, once per token: an ``isinstance`` that fails takes longer than all of these comparisons.
         for delta in deltas:
             if type(delta) is Text or type(delta) is Refused:
                 self._text_length += len(delta.text)
