@@ -1,6 +1,7 @@
 """Chunks of a streamed HTTP/1.1 body (RFC 9112, 7.1), written without aiohttp's stream writer.
 
-A stream has one small write per token. Through aiohttp each runs two coroutines and two more calls; here it is one call.
+A stream has one small write per token. Through aiohttp each runs two coroutines and two more calls; here it
+is one call.
 """
 
 from collections.abc import Awaitable
