@@ -40,6 +40,9 @@ from slipring.protocol.responses import ConversationEcho, IncompleteDetails, Res
 from slipring.protocol.timing import TurnReport
 from slipring.protocol.tools import ToolChoice, merged
 
+_PROGRESS = frozenset({Accepted, Begun, Prefilled})
+"""Deltas that report progress before the first output."""
+
 
 class Phase(Enum):
     """The progress of a turn."""
@@ -335,10 +338,11 @@ class Turn:
             accepted = next((delta for delta in deltas if isinstance(delta, Accepted)), Accepted())
             self._accepted = accepted if self._accepted is None else accepted.after(self._accepted)
             self.stages.lap("render")
-        if any(isinstance(delta, Begun) for delta in deltas):
+        kinds = set(map(type, deltas))
+        if Begun in kinds:
             self.stages.lap("engine_queue")
-        rest: list[Delta] = [delta for delta in deltas if not isinstance(delta, Accepted | Begun | Prefilled)]
-        if rest or self._finished is not None or any(isinstance(delta, Prefilled) for delta in deltas):
+        rest = [delta for delta in deltas if type(delta) not in _PROGRESS]
+        if rest or self._finished is not None or Prefilled in kinds:
             self._prefilled = True
             self.stages.lap("prefill")
         return rest

@@ -6,7 +6,6 @@ into every later request: a turn costs its own messages and the upload.
 
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing, suppress
-from itertools import chain
 
 from msgspec import structs
 
@@ -18,7 +17,7 @@ from slipring.engines.chat.options import ChatOptions, read_options
 from slipring.engines.chat.request_body import Request, write_request
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate
 from slipring.engines.remote.estimates import SteeredCut, estimated_tokens
-from slipring.engines.remote.upstream import Upstream, read_each
+from slipring.engines.remote.upstream import Upstream
 from slipring.errors import InvalidRequest, RateLimited, ServerError
 
 _PATH = "/chat/completions"
@@ -100,8 +99,8 @@ class ChatEngine(Engine):
         headers = self._upstream.affinity_headers(job)
         async with self._upstream.events(_PATH, request.pieces, headers) as batches:
             async for payloads in batches:
-                read, fault = read_each(answer.read, payloads)
-                if deltas := list(chain.from_iterable(read)):
+                deltas, fault = answer.read(payloads)
+                if deltas:
                     yield deltas
                 if fault is not None:
                     raise fault
