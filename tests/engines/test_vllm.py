@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from slipring.engines.catalog import KINDS, open_engine
-from slipring.engines.tokens.token_server import read_options
 from slipring.engines.vllm import VllmEngine
 from slipring.errors import InvalidRequest, StartupError, Unavailable
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
@@ -497,7 +496,7 @@ def test_missing_dependencies_fail_with_one_line(monkeypatch: pytest.MonkeyPatch
 async def test_a_server_that_is_no_vllm_fails_the_start_with_one_line() -> None:
     async with serve() as other:
         with pytest.raises(StartupError, match="names no context"):
-            async with started(VllmEngine(read_options("vllm", other.url))):
+            async with started(VllmEngine.from_options(other.url)):
                 pass
 
 

@@ -31,7 +31,9 @@ from slipring.engines.tokens.token_server import (
     Request,
     Served,
     TokenServer,
+    TokenServerOptions,
     failure,
+    read_options,
     reason_of,
 )
 from slipring.errors import InvalidRequest, ServerError, StartupError, Unavailable
@@ -55,6 +57,10 @@ class VllmEngine(TokenServer):
 
     name = "vllm"
     maker = "a vLLM server"
+
+    @classmethod
+    def from_options(cls, text: str) -> "VllmEngine":
+        return cls(read_options(cls.name, TokenServerOptions, text))
 
     async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
         options = self.options

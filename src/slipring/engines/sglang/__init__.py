@@ -1,6 +1,13 @@
-"""The sglang engine: sends token ids to an SGLang server's native ``/generate``."""
+"""The sglang engine: sends token ids to an SGLang server's native ``/generate``.
+
+With streaming sessions, turns of a chain send their new ids only: ``sessions``.
+"""
 
 import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,23 +15,29 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipring.core.generation import Job, Settings
+from slipring.core.generation import Delta, Finished, Job, Settings
 from slipring.engines.constraints.answer_constraint import Constraint
-from slipring.engines.remote.http_client import BadStatus, HttpFailure, spliced
+from slipring.engines.options import option
+from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
+from slipring.engines.remote.http_client import BadStatus, HttpFailure, Unreadable, spliced
 from slipring.engines.remote.upstream import startup_errors, tenant_salt
+from slipring.engines.sglang.sessions import Lease, Sessions
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
 from slipring.engines.tokens.server_constraints import is_newer
-from slipring.engines.tokens.token_answer import Piece
+from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.engines.tokens.token_server import (
+    Exchange,
     Fault,
     Reader,
     Request,
     Served,
     TokenServer,
+    TokenServerOptions,
     failure,
+    read_options,
     reason_of,
 )
-from slipring.errors import ServerError, StartupError
+from slipring.errors import ApiError, ServerError, StartupError
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
@@ -38,12 +51,59 @@ _FIRST_WITH_TAGS = (0, 5, 12)
 """The first version with xgrammar 0.2."""
 
 
+_SESSION_CHOICES = ("auto", "on", "off")
+
+log = logging.getLogger("slipring")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangOptions(TokenServerOptions):
+    """The options of an SGLang server."""
+
+    sessions: str = option(
+        "auto",
+        "streaming sessions, in which turns send new ids only: auto (if the server has them), on or off",
+    )
+    max_sessions: int = option(
+        64, "streaming sessions open at once; at most half of the requests that the server runs at once"
+    )
+    session_idle_s: float = option(600.0, "seconds after which an idle streaming session is closed", least=1)
+
+
 class SglangEngine(TokenServer):
     """An SGLang server and its model."""
 
     name = "sglang"
     maker = "an SGLang server"
     spared = 6
+    options: SglangOptions
+
+    def __init__(self, options: SglangOptions) -> None:
+        super().__init__(options)
+        if options.sessions not in _SESSION_CHOICES:
+            raise StartupError(
+                f"--engine sglang: option 'sessions' must be auto, on or off, not '{options.sessions}'"
+            )
+        self.sessions: Sessions | None = None
+
+    @classmethod
+    def from_options(cls, text: str) -> "SglangEngine":
+        return cls(read_options(cls.name, SglangOptions, text))
+
+    async def start(self) -> None:
+        await super().start()
+        self.sessions = await self._open_sessions()
+
+    async def close(self) -> None:
+        if self.sessions is not None:
+            await self.sessions.close()
+        await super().close()
+
+    def distrust_sessions(self) -> None:
+        """Use no more sessions: what the server holds in one is not what was sent."""
+        log.error("SGLang's session holds another context than it was sent; sessions are not used any more")
+        if self.sessions is not None:
+            self.sessions.refuse()
 
     async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
         path = self.options.tokenizer
@@ -66,7 +126,34 @@ class SglangEngine(TokenServer):
         fields = self.sampling.fields(settings, penalty_name="repetition_penalty", unlimited_top_k=-1)
         return fields if settings.seed is None else {**fields, "sampling_seed": settings.seed}
 
+    def exchange(
+        self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
+    ) -> Exchange:
+        if self.sessions is None:
+            return super().exchange(job, sent, limit, constraint, answer)
+        return _SessionExchange(self, self.sessions, job, sent, limit, constraint, answer)
+
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
+        return self._written(job, sent, sent.json_pieces(), limit, constraint, {})
+
+    def write_in_session(
+        self, job: Job, sent: Rendered, lease: Lease, limit: int, constraint: Constraint | None
+    ) -> Request:
+        """Encode the request with the ids that the session does not hold yet."""
+        # A warmup emits nothing that would become part of the session.
+        limit = limit if job.generate else 0
+        session = {"session_params": {"id": lease.id}}
+        return self._written(job, sent, lease.pieces, limit, constraint, session)
+
+    def _written(
+        self,
+        job: Job,
+        sent: Rendered,
+        ids: Sequence[bytes],
+        limit: int,
+        constraint: Constraint | None,
+        session: dict[str, Any],
+    ) -> Request:
         settings = job.settings
         # SGLang refuses a prompt and answer that together fill the context.
         most = max(self.served.context - sent.total - 1, 1)
@@ -83,12 +170,39 @@ class SglangEngine(TokenServer):
             "stream": True,
             "sampling_params": sampling,
             "extra_key": tenant_salt(job.tenant),
+            **session,
         }
         if settings.logprobs and job.generate:
             body |= {"return_logprob": True, "top_logprobs_num": settings.top_logprobs}
-        pieces = spliced(b'{"input_ids":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])
+        pieces = spliced(b'{"input_ids":[', ids, b"]," + wire.encode(body)[1:])
         headers = self._upstream.affinity_headers(job)
-        return Request("/generate", pieces, headers, partial(_Reader, self))
+        expected = sent.total if session else None
+        return Request("/generate", pieces, headers, partial(_Reader, self, expected))
+
+    async def _open_sessions(self) -> Sessions | None:
+        """Where sessions are kept; None if there are none at this server."""
+        options = self.options
+        if options.sessions == "off" or not options.max_sessions:
+            return None
+        info = await self._server_info()
+        if options.sessions == "auto" and not _has_sessions(info):
+            return None
+        running, tokens = _capacity(info)
+        most = options.max_sessions if running is None else min(options.max_sessions, max(running // 2, 1))
+        return Sessions(
+            self._post,
+            most=most,
+            # What sessions hold cannot be evicted by the server: half of its cache stays for all else.
+            most_tokens=None if tokens is None else tokens // 2,
+            idle_s=options.session_idle_s,
+        )
+
+    async def _post(self, path: str, body: bytes) -> None:
+        """POST, whether or not JSON answers it."""
+        try:
+            await self._upstream.client.query(path, [body])
+        except Unreadable:
+            return
 
     async def takes_tags(self) -> bool:
         info = await self._server_info()
@@ -126,6 +240,85 @@ class SglangEngine(TokenServer):
         return ""
 
 
+def _has_sessions(info: dict[str, Any]) -> bool:
+    """Whether a server takes streaming sessions. One with several data-parallel ranks does not say which of
+    them has a session."""
+    return info.get("enable_streaming_session") is True and info.get("dp_size") in (None, 1)
+
+
+def _capacity(info: dict[str, Any]) -> tuple[int | None, int | None]:
+    """How many requests a server runs at once, and how many tokens its cache has; None where it does not
+    say."""
+    states = info.get("internal_states")
+    state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
+    running, tokens = (
+        next(
+            (value for value in (state.get(key), info.get(key)) if isinstance(value, int) and value > 0), None
+        )
+        for key in ("max_running_requests", "max_total_num_tokens")
+    )
+    return running, tokens
+
+
+class _Mismatch(ServerError):
+    """The server has read another prompt than the one that was meant."""
+
+
+class _SessionExchange(Exchange):
+    """Sends the new ids in a session; or, if there is none or it fails before its first token, all ids."""
+
+    def __init__(
+        self,
+        engine: SglangEngine,
+        sessions: Sessions,
+        job: Job,
+        sent: Rendered,
+        limit: int,
+        constraint: Constraint | None,
+        answer: TokenAnswer,
+    ) -> None:
+        self._engine = engine
+        self._sessions = sessions
+        self._job, self._sent, self._limit, self._constraint = job, sent, limit, constraint
+        self._answer = answer
+        self._lease: Lease | None = None
+
+    async def attempt(self) -> AsyncGenerator[list[Delta], None]:
+        job, sent, engine = self._job, self._sent, self._engine
+        self._lease = lease = await self._sessions.lease(job, sent)
+        if lease is not None:
+            request = engine.write_in_session(job, sent, lease, self._limit, self._constraint)
+            try:
+                async with aclosing(engine.attempt(request, self._answer)) as batches:
+                    async for deltas in batches:
+                        yield deltas
+                return
+            except ApiError as error:
+                self.close()
+                if isinstance(error, _Mismatch):
+                    engine.distrust_sessions()
+                elif isinstance(error, Retryable) and not isinstance(error, RequestFailed):
+                    raise
+                if self._answer.has_begun:
+                    raise
+        request = engine.write(job, sent, self._limit, self._constraint)
+        async with aclosing(engine.attempt(request, self._answer)) as batches:
+            async for deltas in batches:
+                yield deltas
+
+    def keep(self, last: list[Delta]) -> None:
+        finished, closing_ids = last[-1], self._answer.closing_ids
+        if self._lease is None or closing_ids is None:
+            return
+        if isinstance(finished, Finished) and isinstance(position := finished.position, Rendered):
+            self._lease.keep(position, closing_ids)
+
+    def close(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
+            self._lease = None
+
+
 _Likely = tuple[float | None, int, str | None]
 """Logprob, id, and the text if it was requested."""
 
@@ -139,6 +332,7 @@ class _Reason(Struct):
 
 class _Meta(Struct):
     completion_tokens: int
+    prompt_tokens: int | None = None
     cached_tokens: int | None = None
     finish_reason: _Reason | None = None
     output_token_logprobs: list[_Likely] = []
@@ -157,8 +351,10 @@ _chunk = msgspec.json.Decoder(_Chunk)
 class _Reader(Reader):
     """Parses a stream whose chunks hold all ids so far, or only new ones, depending on the server's flags."""
 
-    def __init__(self, engine: SglangEngine) -> None:
+    def __init__(self, engine: SglangEngine, prompt_tokens: int | None = None) -> None:
+        """``prompt_tokens``: the length of the prompt that the server must have read, in a session."""
         self._engine = engine
+        self._prompt_tokens = prompt_tokens
         self._seen = 0
 
     def read(self, payload: bytes) -> Piece:
@@ -172,6 +368,8 @@ class _Reader(Reader):
         reason = meta.finish_reason
         if reason is not None and reason.type == "abort":
             raise failure(Fault(reason.message), reason.status_code)
+        if self._prompt_tokens not in (None, meta.prompt_tokens):
+            raise _Mismatch("The engine has read another prompt than the one that it was sent.")
         if sent is None:
             raise ServerError("The engine does not return token ids: SGLang 0.5 or newer is needed.")
         # Fewer than the total: only new ids.

@@ -6,9 +6,9 @@ Each of them adds how a request is written and how its stream is parsed.
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -53,13 +53,15 @@ class TokenServerOptions(UpstreamOptions):
     )
 
 
-def read_options(kind: str, text: str) -> TokenServerOptions:
+OptionsT = TypeVar("OptionsT", bound=TokenServerOptions)
+
+
+def read_options(kind: str, options: type[OptionsT], text: str) -> OptionsT:
     """Parse what follows ``KIND:``. Raises ``StartupError`` with one line."""
     url, *pairs = text.split(",")
     if not url.startswith(("http://", "https://")):
         raise StartupError(f"--engine {kind}: name its address, as in {kind}:http://127.0.0.1:8000")
-    values = read_pairs(kind, TokenServerOptions, pairs)
-    return TokenServerOptions(url=url.rstrip("/").removesuffix("/v1"), **values)
+    return options(url=url.rstrip("/").removesuffix("/v1"), **read_pairs(kind, options, pairs))
 
 
 class Served(NamedTuple):
@@ -111,8 +113,9 @@ class TokenServer(Engine):
         self._constraints = ServerConstraints(self._may_send_tags, self._try_out)
 
     @classmethod
+    @abstractmethod
     def from_options(cls, text: str) -> "TokenServer":
-        return cls(read_options(cls.name, text))
+        """Parse what follows ``KIND:``."""
 
     @property
     def trouble(self) -> str | None:
@@ -158,8 +161,6 @@ class TokenServer(Engine):
             if not sent.total:  # a warmup of an empty context, which servers refuse
                 yield [Finished("stop", 0, 0, 0, position=sent)]
                 return
-            # Encoded only now, because it takes memory: all ids as text.
-            request = self.write(job, sent, self._limit(job, sent), constraint)
             answer = TokenAnswer(
                 job,
                 rendering,
@@ -168,14 +169,19 @@ class TokenServer(Engine):
                 trusted=constraint is not None and constraint.makes_calls_certain,
             )
 
-            def attempt() -> Awaitable[BegunStream[list[Delta]]]:
-                return BegunStream.begin(self._attempt(request, answer))
+            # Encoded only now, because it takes memory: all ids as text.
+            with closing(self.exchange(job, sent, self._limit(job, sent), constraint, answer)) as exchange:
 
-            async with aclosing(await self._gate.begin(attempt)) as batches:
-                async for deltas in batches:
-                    if deltas:
-                        yield deltas
-        yield answer.finish()  # after the ticket is given back: a slow reader must not hold up other jobs
+                def attempt() -> Awaitable[BegunStream[list[Delta]]]:
+                    return BegunStream.begin(exchange.attempt())
+
+                async with aclosing(await self._gate.begin(attempt)) as batches:
+                    async for deltas in batches:
+                        if deltas:
+                            yield deltas
+                last = answer.finish()
+                exchange.keep(last)
+        yield last  # after the ticket is given back: a slow reader must not hold up other jobs
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
@@ -212,6 +218,12 @@ class TokenServer(Engine):
     @abstractmethod
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         """Encode the request for at most ``limit`` tokens after ``sent``."""
+
+    def exchange(
+        self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
+    ) -> "Exchange":
+        """How the request is sent and answered."""
+        return Exchange(self, self.write(job, sent, limit, constraint), answer)
 
     async def choose_model(self, listed: Any) -> Served:
         """The configured model, of those that ``/v1/models`` lists, or the first."""
@@ -252,7 +264,7 @@ class TokenServer(Engine):
         if status >= 500:
             raise Retryable(f"/health answers with {status}")
 
-    async def _attempt(self, request: Request, answer: TokenAnswer) -> AsyncGenerator[list[Delta], None]:
+    async def attempt(self, request: Request, answer: TokenAnswer) -> AsyncGenerator[list[Delta], None]:
         """Send a request once. Yields as soon as the answer has begun, even without deltas; until then
         ``answer`` is unchanged, for another attempt."""
         reader = request.read()
@@ -277,6 +289,27 @@ class TokenServer(Engine):
                     raise fault
         if not answer.has_ended:
             raise Retryable("The engine ended its answer without a finish reason.")
+
+
+class Exchange:
+    """One job's request and its answer: sends it whole, as often as the gate asks for."""
+
+    def __init__(self, server: TokenServer, request: Request, answer: TokenAnswer) -> None:
+        self._server = server
+        self._request = request
+        self._answer = answer
+
+    def attempt(self) -> AsyncGenerator[list[Delta], None]:
+        """Send the request once; see ``TokenServer.attempt``."""
+        return self._server.attempt(self._request, self._answer)
+
+    def keep(self, last: list[Delta]) -> None:
+        """Keep what the next turn of the chain can use. Called with the last deltas of a complete answer."""
+        return
+
+    def close(self) -> None:
+        """Free what is not kept, however the answer has ended."""
+        return
 
 
 class Fault(Struct):
