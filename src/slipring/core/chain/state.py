@@ -57,10 +57,18 @@ class Positions(Protocol):
         is impossible."""
 
 
+class Branch(Struct, frozen=True):
+    """A part of a chain without forks: the id of its first response, and the branch that it forks from."""
+
+    id: str
+    parent: "Branch | None" = None
+
+
 class ResponseState:
     """One finished response. Immutable, except that the engine owns ``position``."""
 
     __slots__ = (
+        "branch",
         "carry",
         "depth",
         "head",
@@ -83,7 +91,9 @@ class ResponseState:
         output: tuple[Item, ...],
         carry: Carry,
         position: Position | None = None,
+        fork: bool = False,
     ) -> None:
+        """``fork``: another response continues the parent too, or may."""
         self.response = response
         self.parent = parent
         self.head = head
@@ -93,6 +103,7 @@ class ResponseState:
         self.position = position
         self.root_id: str = parent.root_id if parent is not None else response.id
         """Id of the first response of the chain."""
+        self.branch = branch_of(response.id, parent, fork=fork)
         self.depth: int = parent.depth + 1 if parent is not None else 1
         self.size_bytes = self._measure()
 
@@ -194,6 +205,13 @@ class ResponseState:
 
     def __reduce__(self) -> Any:
         raise TypeError("states are not pickled")
+
+
+def branch_of(response_id: str, parent: ResponseState | None, *, fork: bool) -> Branch:
+    """The branch of a response: a new one for the first of a chain and for a fork."""
+    if parent is None:
+        return Branch(response_id)
+    return Branch(response_id, parent.branch) if fork else parent.branch
 
 
 def _echoed_bytes(response: Response) -> int:

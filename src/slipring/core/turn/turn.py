@@ -455,6 +455,7 @@ class Turn:
             output=tuple(self.output.items),
             carry=input_items.after_output(self._carry.settled, self.output.latest, cut_off=not stopped),
             position=finished.position,
+            fork=self.forks,
         )
         return closing, state
 
