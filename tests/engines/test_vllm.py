@@ -521,3 +521,31 @@ async def test_a_server_that_answers_again_gets_jobs_again() -> None:
         await asyncio.wait_for(probing, 60)
         assert server.server.catalog.engines[0].trouble is None
         assert (await socket.response(**ASK))["status"] == "completed"
+
+
+async def test_routers_are_told_of_chains_and_forks() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        first = await socket.response(**ASK)
+        after = {"previous_response_id": first["id"], "store": False}
+        second = await socket.response(input="more", **after)
+        fork = await socket.response(
+            input="aside", stream_id="b", **after | {"previous_response_id": second["id"]}
+        )
+        await socket.response(input="more", stream_id="b", **after | {"previous_response_id": fork["id"]})
+        chain, again, forked, forked_again = fake.headers
+        for name in ("x-session-id", "x-smg-routing-key"):
+            # A fork shares its parent's cache, so it goes to the same replica.
+            assert len({headers[name] for headers in fake.headers}) == 1
+        root = chain["x-session-id"]
+        assert chain["x-dynamo-session-id"] == again["x-dynamo-session-id"] == root
+        assert "x-dynamo-parent-session-id" not in chain | again
+        assert forked["x-dynamo-session-id"] == forked_again["x-dynamo-session-id"] != root
+        assert forked["x-dynamo-parent-session-id"] == forked_again["x-dynamo-parent-session-id"] == root
+
+
+@pytest.mark.parametrize(("priorities", "sent"), [(False, [None, None]), (True, [1, 0])])
+async def test_warmups_yield_to_answers(priorities: bool, sent: list[int | None]) -> None:
+    async with running(priorities=priorities) as (fake, server), server.connect() as socket:
+        await socket.response(**ASK, generate=False)
+        await socket.response(**ASK)
+        assert [request.get("priority") for request in fake.requests] == sent

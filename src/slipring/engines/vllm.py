@@ -96,6 +96,8 @@ class VllmEngine(TokenServer):
         is_local = self.renderer.vocabulary.is_local
         if job.settings.logprobs and job.generate:
             body |= {"logprobs": job.settings.top_logprobs, "return_tokens_as_token_ids": is_local}
+        if self.options.priorities:
+            body["priority"] = 0 if job.generate else 1  # the lower value goes first
         if constraint is not None:
             body["structured_outputs"] = _structured_outputs(constraint)
         pieces = spliced(b'{"prompt":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])

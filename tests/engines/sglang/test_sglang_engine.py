@@ -308,3 +308,10 @@ async def test_unusable_options_fail_with_one_line() -> None:
         with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):
             async with started(SglangEngine.from_options(text)):
                 pass
+
+
+async def test_warmups_yield_to_answers() -> None:
+    async with running(priorities=True) as (fake, server), server.connect() as socket:
+        await socket.response(**ASK, generate=False)
+        await socket.response(**ASK)
+        assert [request["priority"] for request in fake.requests] == [0, 1]

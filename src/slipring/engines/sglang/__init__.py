@@ -172,6 +172,8 @@ class SglangEngine(TokenServer):
             "extra_key": tenant_salt(job.tenant),
             **session,
         }
+        if self.options.priorities:
+            body["priority"] = 1 if job.generate else 0  # the higher value goes first
         if settings.logprobs and job.generate:
             body |= {"return_logprob": True, "top_logprobs_num": settings.top_logprobs}
         pieces = spliced(b'{"input_ids":[', ids, b"]," + wire.encode(body)[1:])

@@ -48,6 +48,9 @@ class TokenServerOptions(UpstreamOptions):
     variables: str = variables_option()
     model: str = option("", "the model's name at the server; empty: the first that it serves")
     context: int = option(0, "tokens of context; 0: as many as the server reports")
+    priorities: bool = option(
+        False, "whether the server schedules by priority: answers then go before warmups"
+    )
     structural_tags: bool = option(
         True, "whether the server may be sent structural tags; false: it does not enforce them with xgrammar"
     )
