@@ -549,3 +549,21 @@ async def test_warmups_yield_to_answers(priorities: bool, sent: list[int | None]
         await socket.response(**ASK, generate=False)
         await socket.response(**ASK)
         assert [request.get("priority") for request in fake.requests] == sent
+
+
+async def test_dynamo_is_told_of_the_end_of_a_chain() -> None:
+    fake = FakeVllm()
+    fake.checks_prompts = False
+    await fake.start()
+    try:
+        async with serve(fake.engine(tell_ends=True)) as server, server.connect() as socket:
+            first = await socket.response(**ASK)
+            await socket.response(input="more", previous_response_id=first["id"], store=False)
+            assert len(fake.requests) == 2
+        one, two, last = fake.headers
+        assert one["x-dynamo-session-id"] == two["x-dynamo-session-id"] == last["x-dynamo-session-id"]
+        assert "x-dynamo-session-final" not in one | two
+        assert last["x-dynamo-session-final"] == "true"
+        assert (len(fake.prompts[2]), fake.requests[2]["max_tokens"]) == (1, 1)
+    finally:
+        await fake.close()

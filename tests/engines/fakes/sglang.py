@@ -36,6 +36,8 @@ class FakeSglang(FakeTokenServer):
     version, grammar_backend = "0.5.18", "xgrammar"
     has_sessions = False
     """`--enable-streaming-session`"""
+    has_session_cache = False
+    """`--enable-session-radix-cache`"""
     max_running_requests: int | None = None
     max_total_num_tokens: int | None = None
     bos: int | None = None
@@ -58,7 +60,7 @@ class FakeSglang(FakeTokenServer):
             web.post("/open_session", self._open_session),
             web.post("/close_session", self._close_session),
         ]
-        if self.max_req_input_len is not None or self.has_sessions:
+        if self.max_req_input_len is not None or self.has_sessions or self.has_session_cache:
             routes.append(web.get(f"{prefix}server_info", self._server_info))
         return routes
 
@@ -125,6 +127,7 @@ class FakeSglang(FakeTokenServer):
             "version": self.version,
             "grammar_backend": self.grammar_backend,
             "enable_streaming_session": self.has_sessions,
+            "enable_session_radix_cache": self.has_session_cache,
             "max_req_input_len": self.max_req_input_len,
             "max_total_num_tokens": self.max_total_num_tokens,
             "max_running_requests": self.max_running_requests,

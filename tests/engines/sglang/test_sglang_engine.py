@@ -1,5 +1,6 @@
 """The sglang engine on the wire: ids in, ids out, in repeating or incremental streams."""
 
+import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -315,3 +316,15 @@ async def test_warmups_yield_to_answers() -> None:
         await socket.response(**ASK, generate=False)
         await socket.response(**ASK)
         assert [request["priority"] for request in fake.requests] == [0, 1]
+
+
+async def test_a_cache_of_sessions_knows_chains_and_their_ends() -> None:
+    async with running(fields={"has_session_cache": True}) as (fake, server):
+        async with server.connect() as socket:
+            first = await socket.response(**ASK)
+            await socket.response(input="more", previous_response_id=first["id"], store=False)
+            (key,) = {request["session_id"] for request in fake.requests}
+            assert not any("session_params" in request for request in fake.requests)
+            assert fake.closed.empty()
+        gc.collect()
+        assert await fake.closed.get() == key

@@ -31,6 +31,8 @@ from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
 DYNAMO_SESSION = "x-dynamo-session-id"
 """The header by which Dynamo knows branches of a chain. The others keep a chain together with its forks."""
+DYNAMO_FINAL = "x-dynamo-session-final"
+"""On a request of its own: its branch has ended."""
 _DYNAMO_PARENT = "x-dynamo-parent-session-id"
 T = TypeVar("T")
 R = TypeVar("R")

@@ -20,8 +20,9 @@ from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
 from slipring.engines.remote.http_client import BadStatus, HttpFailure, Unreadable, spliced
-from slipring.engines.remote.upstream import startup_errors, tenant_salt
+from slipring.engines.remote.upstream import branch_keys, startup_errors, tenant_salt
 from slipring.engines.sglang.sessions import Lease, Sessions
+from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
 from slipring.engines.tokens.server_constraints import is_newer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
@@ -92,7 +93,10 @@ class SglangEngine(TokenServer):
 
     async def start(self) -> None:
         await super().start()
-        self.sessions = await self._open_sessions()
+        info = await self._server_info()
+        self.sessions = self._open_sessions(info)
+        if info.get("enable_session_radix_cache") is True:
+            self.chain_ends = ChainEnds(self._tell_end)
 
     async def close(self) -> None:
         if self.sessions is not None:
@@ -172,6 +176,9 @@ class SglangEngine(TokenServer):
             "extra_key": tenant_salt(job.tenant),
             **session,
         }
+        if self.chain_ends is not None and not session:
+            # The server keeps the chain's part of its cache longest, until the chain ends.
+            body["session_id"] = branch_keys(job)[0]
         if self.options.priorities:
             body["priority"] = 1 if job.generate else 0  # the higher value goes first
         if settings.logprobs and job.generate:
@@ -181,12 +188,11 @@ class SglangEngine(TokenServer):
         expected = sent.total if session else None
         return Request("/generate", pieces, headers, partial(_Reader, self, expected))
 
-    async def _open_sessions(self) -> Sessions | None:
+    def _open_sessions(self, info: dict[str, Any]) -> Sessions | None:
         """Where sessions are kept; None if there are none at this server."""
         options = self.options
         if options.sessions == "off" or not options.max_sessions:
             return None
-        info = await self._server_info()
         if options.sessions == "auto" and not _has_sessions(info):
             return None
         running, tokens = _capacity(info)
@@ -198,6 +204,9 @@ class SglangEngine(TokenServer):
             most_tokens=None if tokens is None else tokens // 2,
             idle_s=options.session_idle_s,
         )
+
+    async def _tell_end(self, key: str) -> None:
+        await self._post("/close_session", wire.encode({"session_id": key}))
 
     async def _post(self, path: str, body: bytes) -> None:
         """POST, whether or not JSON answers it."""

@@ -19,7 +19,15 @@ from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_pairs
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
 from slipring.engines.remote.http_client import HttpFailure
-from slipring.engines.remote.upstream import Upstream, UpstreamOptions, read_each, refusal, startup_errors
+from slipring.engines.remote.upstream import (
+    Upstream,
+    UpstreamOptions,
+    branch_keys,
+    read_each,
+    refusal,
+    startup_errors,
+)
+from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.job_rendering import count, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_renderer
@@ -107,6 +115,8 @@ class TokenServer(Engine):
     renderer: Renderer
     sampling: Sampling
     """Recommended by the model's authors."""
+    chain_ends: ChainEnds | None = None
+    """Set by ``start`` if the server is told of the ends of chains."""
 
     def __init__(self, options: TokenServerOptions) -> None:
         self.options = options
@@ -150,6 +160,8 @@ class TokenServer(Engine):
         return await self.find_vocabulary()
 
     async def close(self) -> None:
+        if self.chain_ends is not None:
+            await self.chain_ends.close()
         await self._gate.close()
         await self._upstream.close()
 
@@ -184,7 +196,13 @@ class TokenServer(Engine):
                             yield deltas
                 last = answer.finish()
                 exchange.keep(last)
+                self._watch(job, last)
         yield last  # after the ticket is given back: a slow reader must not hold up other jobs
+
+    def _watch(self, job: Job, last: list[Delta]) -> None:
+        if self.chain_ends is not None and isinstance(finished := last[-1], Finished):
+            assert isinstance(finished.position, Rendered)
+            self.chain_ends.watch(branch_keys(job)[0], finished.position)
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
