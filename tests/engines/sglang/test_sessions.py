@@ -259,9 +259,8 @@ async def test_the_tenant_with_most_sessions_makes_room() -> None:
     await fake.start()
     try:
         engine = fake.engine(max_sessions=3)
-        keys = {"api_key": ("one:k1", "two:k2")}
         async with (
-            serve(engine, **keys) as server,
+            serve(engine, api_key=("one:k1", "two:k2")) as server,
             server.connect(key="k1") as many,
             server.connect(key="k2") as few,
         ):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from slipring.core.generation import Branch, Job
+from slipring.core.generation import Job
 from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import Policy, RequestFailed, Retryable
 from slipring.engines.remote.http_client import (
@@ -79,11 +79,11 @@ def branch_keys(job: Job) -> list[str]:
     """Keyed hashes of the job's branch and, if that is a fork, of the branch that it forks from. The branch
     that a chain begins with has the key of the chain."""
 
-    def key(branch: Branch) -> str:
-        return affinity_key(job) if branch.parent is None else _keyed_hash(f"{job.tenant}\0{branch.id}")
-
-    branch = job.branch
-    return [key(each) for each in (branch, branch.parent) if each is not None]
+    return [
+        affinity_key(job) if branch.parent is None else _keyed_hash(f"{job.tenant}\0{branch.id}")
+        for branch in (job.branch, job.branch.parent)
+        if branch is not None
+    ]
 
 
 def tenant_salt(tenant: str) -> str:
