@@ -171,6 +171,8 @@ class Model(Struct, frozen=True):
     defaults: Defaults = Defaults()
     context_tokens: int | None = None
     """Size of the context window; None if the engine does not know it."""
+    rewrites_answers: bool = False
+    """Whether earlier answers are rendered in another way once a user message follows them."""
 
 
 class Models(Protocol):
@@ -240,3 +242,16 @@ class Job(Struct, frozen=True):
         if self.parent is not None:
             yield from self.parent.context()
         yield from self.input
+
+
+class Prefill(Struct, frozen=True):
+    """Work that the engine can do before the next request of a chain arrives: process the tokens with which
+    every likely continuation of the chain begins."""
+
+    job: Job
+    """A warmup of what is known of that request."""
+    expects: Literal["output", "user"]
+    """What the request will add. ``output``: the text of the job's last item, the output of a call, may still
+    grow. ``user``: a user message follows."""
+    done_tokens: int = 0
+    """The result of the chain's last prefill: its tokens are processed already."""

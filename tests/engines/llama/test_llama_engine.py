@@ -120,37 +120,47 @@ async def test_a_chain_of_the_models_own_template_renders_only_new_items(tiny_mo
         assert cached(second) >= first["usage"]["total_tokens"]
 
 
-async def test_a_required_call_fits_its_schema(smollm2: ServeModel) -> None:
-    async with smollm2() as server, server.connect() as socket:
+async def test_a_required_call_fits_its_schema(tiny: ServeModel) -> None:
+    cities = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "name": "get_weather", "parameters": cities, "strict": True}
+    async with tiny() as server, server.connect() as socket:
         response = await socket.response(
             input="Weather in Rome?",
-            tools=[WEATHER],
+            tools=[tool],
             tool_choice="required",
             parallel_tool_calls=False,
             **{**GREEDY, "max_output_tokens": 60},
         )
         (call,) = response["output"]
         assert (call["type"], call["name"]) == ("function_call", "get_weather")
-        jsonschema.validate(json.loads(call["arguments"]), WEATHER["parameters"])
+        jsonschema.validate(json.loads(call["arguments"]), cities)
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
         answer = await socket.response(
             input=[output],
             previous_response_id=response["id"],
-            tools=[WEATHER],
+            tools=[tool],
             **{**GREEDY, "max_output_tokens": 2},
         )
         assert cached(answer) >= response["usage"]["total_tokens"]
 
 
-async def test_a_json_schema_format_is_enforced(smollm2: ServeModel) -> None:
+async def test_a_json_schema_format_is_enforced(tiny: ServeModel) -> None:
     schema = {
         "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        },
         "required": ["name", "age"],
         "additionalProperties": False,
     }
     asked = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
-    async with smollm2() as server:
+    async with tiny() as server:
         _, response = await server.post(input="A person as JSON.", text=asked, temperature=0)
         jsonschema.validate(json.loads(text_of(response)), schema)
 

@@ -80,7 +80,8 @@ class OutputParser:
 
     ``offer``: the tools that may be called; without any, no calls are recognized.
     ``thinking``: whether thoughts are recognized.
-    ``starts_thinking``: the prompt ended with ``think_open``, so the answer begins inside a thought.
+    ``starts_thinking``: the prompt ended with ``think_open``, so the answer begins inside a thought. If the
+    model opens it again, that mark is dropped.
     ``trusted``: a grammar enforces the form of calls, so arguments that are JSON are streamed. The grammar
     writes them after the marks of the format or, in a format without marks, as bare JSON. It also enforces
     that thoughts are closed: text in a thought that looks like a call is not one.
@@ -117,6 +118,7 @@ class OutputParser:
         self._state = _THOUGHT if thinking and starts_thinking else _TEXT
         # A thought that was never opened may be closed at the beginning: MiniMax M3 does so.
         self._is_beginning = thinking and not starts_thinking
+        self._may_repeat_open = thinking and starts_thinking  # nothing but white space has arrived
         self._markers = self._markers_with_close if self._is_beginning else self._usual_markers
         self._deltas: list[Delta] = []
         self._queue: deque[str] = deque()  # pieces not read yet
@@ -197,6 +199,8 @@ class OutputParser:
         return self._final and not self._queue
 
     def _read_thought(self) -> bool:
+        if self._may_repeat_open and not self._skip_repeated_open():
+            return False
         thought, marker, self._pending = self._thought_markers.cut(self._pending, last=self._last)
         self._add_text(thought)
         if not marker:
@@ -205,6 +209,16 @@ class OutputParser:
             self._enter(_TEXT)
         else:
             self._begin_call(marker)
+        return True
+
+    def _skip_repeated_open(self) -> bool:
+        """Drop the mark that the prompt has written too. Returns False if more text is needed to find it."""
+        mark = self._think_open
+        rest = self._pending = self._pending.lstrip(SPACE)
+        if not self._last and len(rest) < len(mark) and mark.startswith(rest):
+            return False
+        self._may_repeat_open = False
+        self._pending = rest.removeprefix(mark)
         return True
 
     def _read_text(self) -> bool:
