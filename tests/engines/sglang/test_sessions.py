@@ -8,7 +8,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -18,6 +18,7 @@ from tests.engines.fakes.server import Call, HangUp, Ids, Refuse, Say, Stall, St
 from tests.engines.fakes.sglang import FakeSglang
 from tests.engines.fakes.tokens import TOKENIZER, decoded
 from tests.engines.test_contract import text_of
+from tests.engines.test_prefill import LOG, output, stream
 from tests.harness import WEATHER, Running, Socket, serve
 
 
@@ -315,3 +316,77 @@ async def test_a_server_that_opens_no_session_is_not_asked_every_turn() -> None:
 def test_sessions_are_auto_on_or_off() -> None:
     with pytest.raises(StartupError, match="'sessions' must be auto, on or off, not 'yes'"):
         SglangEngine.from_options("http://127.0.0.1:1,sessions=yes")
+
+
+# What sessions read ahead
+
+HEADER = {"OpenAI-Beta": "slipring_tool_output=v1"}
+CALL = (Call("get_weather", '{"city": "Rome"}'), Stop())
+
+
+async def two_calls(fake: FakeSglang, socket: Socket) -> dict[str, Any]:
+    """The second turn of a chain, which has opened a session and called a tool."""
+    fake.script(*CALL)
+    fake.script(*CALL)
+    (first,) = await turns(socket, "Rome?", tools=[WEATHER])
+    said = output(first["output"][0]["call_id"], "sunny")
+    (second,) = await turns(socket, said, after=first["id"], tools=[WEATHER])
+    return second
+
+
+async def test_outputs_of_running_tools_are_read_in_the_session() -> None:
+    async with running() as (fake, server), server.connect(headers=HEADER) as socket:
+        second = await two_calls(fake, socket)
+        call_id = await stream(socket, server, second, LOG)
+        ahead = fake.requests[2:]
+        assert ahead
+        assert {session_of(each) for each in ahead} == {session_of(fake.requests[1])}
+        assert {each["sampling_params"]["max_new_tokens"] for each in ahead} == {0}
+        await turns(socket, output(call_id, LOG), after=second["id"], tools=[WEATHER])
+        last = fake.requests[-1]
+        assert session_of(last) == session_of(fake.requests[1])
+        whole = len(TOKENIZER.encode(LOG))
+        assert len(last["input_ids"]) < whole / 2
+        assert sum(len(each["input_ids"]) for each in ahead) > whole / 2
+        assert decoded(fake.prompts[-1]).count(LOG.strip()) == 1
+        assert len(fake.opened) == 1
+
+
+async def test_an_output_that_ends_otherwise_is_sent_whole() -> None:
+    async with running() as (fake, server), server.connect(headers=HEADER) as socket:
+        second = await two_calls(fake, socket)
+        call_id = await stream(socket, server, second, LOG)
+        await turns(socket, output(call_id, "Nothing of it."), after=second["id"], tools=[WEATHER])
+        assert fake.requests[-1]["input_ids"] == fake.prompts[-1]
+        assert "test number" not in decoded(fake.prompts[-1])
+
+
+class Rest(asyncio.Event):
+    """Holds back the rest of an answer, and tells when its beginning has been sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+
+    async def wait(self) -> Literal[True]:
+        self.begun.set()
+        return await super().wait()
+
+
+async def test_a_turn_waits_for_what_is_being_read() -> None:
+    async with running() as (fake, server), server.connect(headers=HEADER) as socket:
+        second = await two_calls(fake, socket)
+        rest = Rest()
+        fake.script(Say(("a", "b"), rest=rest), Stop())
+        call = second["output"][0]["call_id"]
+        piece = {"type": "response.tool_output.delta", "response_id": second["id"], "call_id": call}
+        await socket.send(**piece, delta=LOG)
+        await rest.begun.wait()
+        asked = {"input": output(call, LOG), "previous_response_id": second["id"], "tools": [WEATHER]}
+        await socket.create(**asked, store=False)
+        await socket.until("response.in_progress")
+        assert len(fake.requests) == 3
+        rest.set()
+        await socket.until("response.completed")
+        assert session_of(fake.requests[-1]) == session_of(fake.requests[1])
+        assert len(fake.opened) == 1

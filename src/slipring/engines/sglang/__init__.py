@@ -15,14 +15,15 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipring.core.generation import Delta, Finished, Job, Settings
+from slipring.core.generation import Delta, Finished, Job, Prefill, Settings
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option
 from slipring.engines.remote.admission_and_retries import RequestFailed, Retryable
 from slipring.engines.remote.http_client import BadStatus, HttpFailure, Unreadable, spliced
-from slipring.engines.remote.upstream import branch_keys, startup_errors, tenant_salt
+from slipring.engines.remote.upstream import branch_keys, read_each, startup_errors, tenant_salt
 from slipring.engines.sglang.sessions import Lease, Sessions
 from slipring.engines.tokens.chain_ends import ChainEnds
+from slipring.engines.tokens.job_rendering import position_of
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
 from slipring.engines.tokens.server_constraints import is_newer
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
@@ -52,6 +53,10 @@ _FIRST_WITH_TAGS = (0, 5, 12)
 """The first version with xgrammar 0.2."""
 
 
+_LEAST_AHEAD = 64
+"""A session reads ahead no fewer tokens at once."""
+_MOST_AHEAD = 1024
+"""And no more: the next turn waits until they are read."""
 _SESSION_CHOICES = ("auto", "on", "off")
 
 log = logging.getLogger("slipring")
@@ -129,6 +134,45 @@ class SglangEngine(TokenServer):
     def _sampling(self, settings: Settings) -> dict[str, Any]:
         fields = self.sampling.fields(settings, penalty_name="repetition_penalty", unlimited_top_k=-1)
         return fields if settings.seed is None else {**fields, "sampling_seed": settings.seed}
+
+    async def prefill(self, prefill: Prefill) -> int:
+        sessions, job = self.sessions, prefill.job
+        position = position_of(job)
+        # A context that is rewritten is not a session's; a session's context is not in the prefix cache.
+        is_appended = prefill.expects == "output" and position is not None
+        if sessions is None or not is_appended or position is None or not sessions.has(job, position.body):
+            return await super().prefill(prefill)
+        foreseen = await self.foresee(prefill)
+        if foreseen is None or foreseen.parent is None:
+            return prefill.done_tokens
+        done, total = max(position.total, prefill.done_tokens), foreseen.context.total
+        async with self._prefilling:
+            while total - done >= _LEAST_AHEAD:
+                step = min(done + _MOST_AHEAD, total)
+                sent = foreseen.first(step)
+                if not await self._read_ahead(sessions, job, sent):
+                    break
+                done = step
+        return done
+
+    async def _read_ahead(self, sessions: Sessions, job: Job, sent: Rendered) -> bool:
+        was_read = False
+
+        async def send(session_id: str, ids: list[bytes]) -> None:
+            session = {"session_params": {"id": session_id}}
+            request = self._written(job, sent, ids, 0, None, session)
+            reader = request.read()
+            async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
+                async for payloads in batches:
+                    _, fault = read_each(reader.read, payloads)
+                    if fault is not None:
+                        raise fault
+
+        async def read() -> None:
+            nonlocal was_read
+            was_read = await sessions.read_ahead(job, sent, send)
+
+        return await self._gate.run_spare(self.options.max_jobs // 2, read) and was_read
 
     def exchange(
         self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer

@@ -35,12 +35,14 @@ _CLOSING_S = 2.0
 
 Post = Callable[[str, bytes], Awaitable[Any]]
 """Posts a JSON body to a path of the server."""
+Send = Callable[[str, list[bytes]], Awaitable[None]]
+"""Sends ids to a session, given by its id, without an answer. Raises ``ApiError`` or ``HttpFailure``."""
 
 
 class Session:
     """A session at the server, and the context that the server holds in it."""
 
-    __slots__ = ("body", "closing_ids", "id", "is_busy", "preface", "tenant", "tokens", "used_at")
+    __slots__ = ("body", "id", "is_busy", "later_ids", "preface", "reading", "tenant", "tokens", "used_at")
 
     def __init__(self, tenant: str, now: float) -> None:
         self.id = secrets.token_hex(16)
@@ -52,8 +54,11 @@ class Session:
         self.preface: Step | None = None
         self.body: weakref.ref[Body] | None = None
         """Of the position that the session belongs to; None while a turn runs."""
-        self.closing_ids: list[int] = []
-        """What the server holds after that position: the id that ended the answer."""
+        self.later_ids: list[int] = []
+        """What the server holds after that position: the id that ended the answer, and what it has read
+        ahead."""
+        self.reading: asyncio.Task[None] | None = None
+        """Reads ahead. It must not be cancelled: the server would forget the whole context."""
 
 
 class Lease:
@@ -107,7 +112,10 @@ class Sessions:
         if job.parent is None:
             return None  # perhaps the only turn; its context enters the cache that all requests share
         found = None if job.fork else self._find(job.tenant, sent.body)
-        if found is not None:
+        if found is not None and found[0].reading is not None:
+            await asyncio.wait([found[0].reading])
+            found = self._find(job.tenant, sent.body)
+        if found is not None and not found[0].is_busy:
             session, steps = found
             self._unbind(session)
             if (pieces := _appended(session, sent, steps)) is None:
@@ -116,6 +124,38 @@ class Sessions:
                 session.is_busy, session.tokens = True, sent.total
                 return Lease(self, session, pieces)
         return await self._new(job.tenant, sent)
+
+    def has(self, job: Job, body: Body) -> bool:
+        """Whether a session belongs to the position, with this body, of the job's parent."""
+        return not job.fork and self._find(job.tenant, body) is not None
+
+    async def read_ahead(self, job: Job, sent: Rendered, send: Send) -> bool:
+        """Send what a session does not hold yet of a context with which the next turn will probably begin.
+        Returns whether it was read. If the caller is cancelled, it is read nevertheless, and the next turn
+        waits for it."""
+        found = None if job.fork else self._find(job.tenant, sent.body)
+        if found is None or found[0].is_busy or not self._fit(sent.total - found[0].tokens):
+            return False
+        session, steps = found
+        if session.id not in self._open or (pieces := _appended(session, sent, steps)) is None:
+            return False
+        later_ids = [id for step in steps for id in step.ids]
+        session.is_busy = True
+        session.reading = self._loop.create_task(self._read(session, pieces, later_ids, send))
+        await asyncio.shield(session.reading)
+        return session.id in self._open
+
+    async def _read(self, session: Session, pieces: list[bytes], later_ids: list[int], send: Send) -> None:
+        try:
+            await send(session.id, pieces)
+        except (HttpFailure, ApiError) as error:
+            log.info("SGLang has read nothing ahead in a session: %s", error)
+            self._discard(session)
+        else:
+            session.tokens += len(later_ids) - len(session.later_ids)
+            session.later_ids = later_ids
+        finally:
+            session.is_busy, session.reading, session.used_at = False, None, time.monotonic()
 
     def refuse(self) -> None:
         """Open no more sessions."""
@@ -205,7 +245,7 @@ class Sessions:
             return
         body = position.body
         session.is_busy, session.used_at = False, time.monotonic()
-        session.preface, session.closing_ids = position.preface.step, closing_ids
+        session.preface, session.later_ids = position.preface.step, closing_ids
         session.tokens = position.total + len(closing_ids)
         key = id(body)
         session.body = weakref.ref(body, lambda _: self._dropped(key, session))
@@ -255,7 +295,7 @@ def _appended(session: Session, sent: Rendered, steps: list[Step]) -> list[bytes
     preface = session.preface
     if preface is None or (sent.preface.step is not preface and sent.preface.step.ids != preface.ids):
         return None
-    held = session.closing_ids
+    held = session.later_ids
     if not held:
         pieces = [step.json for step in steps if step.json]
         return pieces or None

@@ -36,6 +36,7 @@ from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.errors import ApiError, ServerError, StartupError
+from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
@@ -214,8 +215,8 @@ class TokenServer(Engine):
         return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
 
     async def prefill(self, prefill: Prefill) -> int:
-        foreseen = await foresee(prefill, self.renderer, self.served.context - self.spared, self.tokenizing)
-        if foreseen is None or self._gate.trouble is not None:
+        foreseen = await self.foresee(prefill)
+        if foreseen is None:
             return prefill.done_tokens
         known = 0 if foreseen.parent is None else foreseen.parent.total
         done, total = max(known, prefill.done_tokens), foreseen.context.total
@@ -226,6 +227,12 @@ class TokenServer(Engine):
         async with self._prefilling:
             completed = await self._gate.run_spare(self.options.max_jobs // 2, lambda: self._process(request))
         return total if completed else done
+
+    async def foresee(self, prefill: Prefill) -> Foreseen | None:
+        """What is certain of the context; None if there is nothing to do, or the server does not answer."""
+        if self._gate.trouble is not None:
+            return None
+        return await foresee(prefill, self.renderer, self.served.context - self.spared, self.tokenizing)
 
     async def _process(self, request: Request) -> None:
         """Send a request and drop its answer. Raises ``ServerError`` if it fails."""
