@@ -80,7 +80,7 @@ class ThoughtSummary(Struct):
 
 
 class CallStarted(Struct):
-    """A tool call begins. Its arguments follow as ``CallArguments``."""
+    """A tool call begins. Its arguments follow as ``CallArguments``, and ``CallEnded`` after them."""
 
     kind: Kind
     name: str
@@ -91,6 +91,15 @@ class CallArguments(Struct, gc=False):
     """A piece of the JSON arguments of a function or tool search, or of a custom tool's input."""
 
     text: str
+
+
+class CallEnded(Struct):
+    """No more arguments follow for the call that began last. The client gets the call at once, so an engine
+    sends this as soon as it is certain. Without it, the call ends when another item or the answer does."""
+
+    is_complete: bool = True
+    """False if the model broke the call off: its item gets the status ``incomplete``, and the client need not
+    answer it. The arguments are then no complete JSON object, so that no client can run the call."""
 
 
 class Finished(Struct):
@@ -127,6 +136,7 @@ Delta = (
     | ThoughtSummary
     | CallStarted
     | CallArguments
+    | CallEnded
     | Finished
 )
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text, Thought
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Start
 from slipring.core.turn.steer_queue import Steers
@@ -51,9 +51,10 @@ INVALID_GRAMMAR = "invalid"
 """A grammar that cannot be compiled."""
 IN_GRAMMAR = "tools[0].format.definition"
 UNSUPPORTED: list[Json] = [{"model": "unknown"}, {"background": True}, TOO_LONG]
-CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
+CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}"), CallEnded()]
+BROKEN_CALL: list[Delta] = [*CALL[:1], CallArguments("{"), CallEnded(False)]
 MANAGED: list[Json] = [{"type": "compaction", "compact_threshold": 1000}]
-ANSWERS: list[list[Delta]] = [[Text("words")], [Thought("hm")], CALL]
+ANSWERS: list[list[Delta]] = [[Text("words")], [Thought("hm")], CALL, CALL[:-1], BROKEN_CALL]
 
 
 class Request(NamedTuple):
@@ -101,6 +102,10 @@ def tools_of(request: Request) -> list[Json]:
     return [{"type": "custom", "name": "tool", "format": format}] if request.grammar else []
 
 
+def is_complete_call(item: Json) -> bool:
+    return item["type"] == "function_call" and item["status"] == "completed"
+
+
 @dataclass(eq=False)
 class Pending:
     """A create whose response has not ended."""
@@ -136,7 +141,7 @@ class Pending:
         """Its calls without an output."""
         answers = [item for item in self.output if item["type"] == "function_call_output"]
         answered = {item["call_id"] for item in [*answers, *(item for held in self.held for item in held)]}
-        calls = [item["call_id"] for item in self.output if item["type"] == "function_call"]
+        calls = [item["call_id"] for item in self.output if is_complete_call(item)]
         return [call for call in calls if call not in answered]
 
 
@@ -213,7 +218,7 @@ class Model:
         calls = [call for call in (parent.open_calls if parent else []) if call not in answered]
         for item in asked.output:
             cut_off = status == "incomplete" and item is asked.output[-1]
-            if item["type"] == "function_call" and not cut_off:
+            if is_complete_call(item) and not cut_off:
                 calls.append(item["call_id"])
             elif item["type"] == "function_call_output":
                 calls.remove(item["call_id"])

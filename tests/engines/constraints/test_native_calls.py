@@ -352,7 +352,7 @@ def test_an_enforced_value_may_contain_tags() -> None:
     written = answer("QWEN3_CODER", ("weather", {"city": text, "days": 1}))
     assert Grammar(job_with(WEATHER, required=True), "QWEN3_CODER").allows(written)
     offer = job_with(WEATHER).offer
-    started, arguments = parsed([written], FORMATS["QWEN3_CODER"], offer, trusted=True)
+    started, arguments, _ = parsed([written], FORMATS["QWEN3_CODER"], offer, trusted=True)
     assert isinstance(started, CallStarted)
     assert isinstance(arguments, CallArguments)
     assert json.loads(arguments.text) == {"city": text, "days": 1}

@@ -13,9 +13,10 @@ from typing import Any
 import aiohttp
 import jsonschema
 import pytest
+from msgspec import Raw
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Settings
+from slipring.core.generation import CallEnded, CallStarted, Delta, Finished, Settings
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.api import Chunk
 from slipring.engines.llama.models import read_file
@@ -29,6 +30,9 @@ from slipring.prompts.dialects.dialect import Block
 from slipring.prompts.rendering import Preface, Rendered, Step, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol.requests import TEXT
+from slipring.protocol.tools import Offer, Toolset
+from tests.engines.fakes.server import started as running
+from tests.engines.test_counts import job_of
 from tests.harness import TERMINAL, WEATHER, Running, serve
 from tests.model import ServeModel, SharedModel
 from tests.prompts.corpus import CORPUS
@@ -147,6 +151,25 @@ async def test_a_required_call_fits_its_schema(tiny: ServeModel) -> None:
             **{**GREEDY, "max_output_tokens": 2},
         )
         assert cached(answer) >= response["usage"]["total_tokens"]
+
+
+async def test_a_call_ends_before_the_tokens_that_follow_it(tiny_model: SharedModel) -> None:
+    tools = Toolset.read(Raw(json.dumps([SHORT_CITY]).encode()))
+    job = job_of(
+        "Rome?",
+        head=Head(tools=tools),
+        offer=Offer(tools.callables, required=True),
+        settings=Settings(temperature=0, max_output_tokens=100),
+    )
+    async with running(tiny_model.engine(slots=1, context=1024)) as engine:
+        batches = [deltas async for deltas in engine.generate(job)]
+
+    def places(kind: type[Delta]) -> list[int]:
+        return [at for at, deltas in enumerate(batches) for delta in deltas if isinstance(delta, kind)]
+
+    (started,), (ended,), (finished,) = places(CallStarted), places(CallEnded), places(Finished)
+    assert started < ended < finished
+    assert batches[ended][-1] == CallEnded()
 
 
 async def test_a_json_schema_format_is_enforced(tiny: ServeModel) -> None:
