@@ -291,9 +291,11 @@ async def test_sessions_take_at_most_half_of_the_server(limits: dict[str, int], 
 
 async def test_an_idle_session_is_closed() -> None:
     # The server would close it a moment later: the next turn sends everything.
-    async with running(session_idle_s=0.002) as (fake, server), server.connect() as socket:
+    async with running() as (fake, server), server.connect() as socket:
         _, two = await turns(socket, "one", "two")
-        await asyncio.sleep(0.01)
+        (engine,) = server.service.catalog.engines
+        for session in engine.sessions._open.values():
+            session.used_at -= 597
         await turns(socket, "three", after=two["id"])
         assert fake.requests[2]["input_ids"] == fake.prompts[2]
         assert await fake.closed.get() == session_of(fake.requests[1])
