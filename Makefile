@@ -21,12 +21,15 @@ FUZZERS := schemathesis==4.32.5 openapi-spec-validator==0.9.0
 # Other implementations of prompt formats, and the vocabulary that one of them would download.
 ORACLES := renderers==0.1.12 mistral-common==1.13.0 openai-harmony==0.0.8 bpe-openai==0.1.4 tokenizers==0.23.3 httpx==0.28.1
 
+# Routers that choose a replica by a header.
+ROUTERS := smg==1.13.0 vllm-router==0.1.16
+
 # Autobahn's test suite knows no Python 3.
 PYTHON2 ?= python2.7
 AUTOBAHN := autobahntestsuite==25.10.1
 
 .DEFAULT_GOAL := help
-.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-templates test-oracles test-browser clients autobahn fuzz check coverage fix bench bench-more clean
+.PHONY: help run install test test-slow test-crash test-attack test-vllm test-sglang test-router test-templates test-oracles test-browser clients autobahn fuzz check coverage fix bench bench-more clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -55,6 +58,9 @@ test-vllm: .venv/.dev ## the tests against a real vLLM server (named by SLIPRING
 test-sglang: .venv/.dev ## the tests against a real SGLang server (named by SLIPRING_TEST_SGLANG)
 	@test -n "$$SLIPRING_TEST_SGLANG" || { echo "SLIPRING_TEST_SGLANG is not set: it names a server, as in http://127.0.0.1:30000"; exit 1; }
 	$(BIN)/python -m pytest -m sglang $(ARGS)
+
+test-router: .venv/.dev .venv-router/.ready ## real routers in front of two servers: chains stay on their replica
+	SLIPRING_TEST_ROUTERS=$(CURDIR)/.venv-router/bin $(BIN)/python -m pytest -m router $(ARGS)
 
 test-templates: .venv/.dev ## the chat templates in a directory: formats, first prompts, loops by delta, parsing (DIR=…)
 	@test -n "$(DIR)" || { echo "DIR is not set: it names a directory of official templates, *.jinja"; exit 1; }
@@ -104,7 +110,7 @@ bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the 
 	$(BIN)/python benchmarks/attacks.py
 
 clean: ## remove .venv, what is installed beside it, and caches
-	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .clients .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
+	rm -rf .venv .venv-fuzz .venv-autobahn .venv-oracles .venv-router .clients .browser .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage .coverage.*
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "slipring needs Python 3.11 or newer")'
@@ -132,6 +138,11 @@ clean: ## remove .venv, what is installed beside it, and caches
 .venv-oracles/.ready: Makefile
 	$(PYTHON) -m venv .venv-oracles
 	.venv-oracles/bin/python -m pip install --disable-pip-version-check $(ORACLES)
+	@touch $@
+
+.venv-router/.ready: Makefile
+	$(PYTHON) -m venv .venv-router
+	.venv-router/bin/python -m pip install --disable-pip-version-check $(ROUTERS)
 	@touch $@
 
 # A place for its packages alone: there is no venv in Python 2.

@@ -15,7 +15,7 @@ from slipring import __version__
 from slipring.cli import build_parser
 from slipring.config import from_namespace
 from slipring.core.limits import Limits
-from slipring.engines import chat, responses
+from slipring.engines import chat, responses, sglang, vllm
 from slipring.engines.catalog import open_engine
 from slipring.engines.llama.models import locate, name_of
 from slipring.engines.llama.options import LlamaOptions, read_options
@@ -40,8 +40,8 @@ READERS: dict[str, Callable[[str], Any]] = {
     "chat": chat.options.read_options,
     "llama": read_options,
     "responses": responses.options.read_options,
-    "sglang": partial(token_server.read_options, "sglang"),
-    "vllm": partial(token_server.read_options, "vllm"),
+    "sglang": partial(token_server.read_options, "sglang", sglang.SglangOptions),
+    "vllm": partial(token_server.read_options, "vllm", vllm.VllmOptions),
 }
 """Of engines whose models and servers need not be here for an example of them."""
 ENDING = "simulated:tokens_per_s=0,output_tokens=5,tool_calls=1"
@@ -156,14 +156,16 @@ def test_the_changelog_knows_this_version() -> None:
 
 
 OPTIONS = [
-    *(LlamaOptions, SimulatedOptions, token_server.TokenServerOptions),
-    *(responses.options.ResponsesOptions, chat.options.ChatOptions),
+    *((LlamaOptions, None), (SimulatedOptions, None), (token_server.TokenServerOptions, None)),
+    (sglang.SglangOptions, token_server.TokenServerOptions),
+    (vllm.VllmOptions, token_server.TokenServerOptions),
+    *((responses.options.ResponsesOptions, None), (chat.options.ChatOptions, None)),
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-def test_the_options_of_engines_are_documented(options: type[Any]) -> None:
-    table = reference(options)
+@pytest.mark.parametrize(("options", "beyond"), OPTIONS)
+def test_the_options_of_engines_are_documented(options: type[Any], beyond: type[Any] | None) -> None:
+    table = reference(options, beyond)
     assert table in (ROOT / "docs" / "engines.md").read_text(), f"docs/engines.md lacks this table:\n{table}"
 
 

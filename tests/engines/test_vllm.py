@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from slipring.engines.catalog import KINDS, open_engine
-from slipring.engines.tokens.token_server import read_options
 from slipring.engines.vllm import VllmEngine
 from slipring.errors import InvalidRequest, StartupError, Unavailable
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
@@ -497,7 +496,7 @@ def test_missing_dependencies_fail_with_one_line(monkeypatch: pytest.MonkeyPatch
 async def test_a_server_that_is_no_vllm_fails_the_start_with_one_line() -> None:
     async with serve() as other:
         with pytest.raises(StartupError, match="names no context"):
-            async with started(VllmEngine(read_options("vllm", other.url))):
+            async with started(VllmEngine.from_options(other.url)):
                 pass
 
 
@@ -522,3 +521,49 @@ async def test_a_server_that_answers_again_gets_jobs_again() -> None:
         await asyncio.wait_for(probing, 60)
         assert server.server.catalog.engines[0].trouble is None
         assert (await socket.response(**ASK))["status"] == "completed"
+
+
+async def test_routers_are_told_of_chains_and_forks() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        first = await socket.response(**ASK)
+        after = {"previous_response_id": first["id"], "store": False}
+        second = await socket.response(input="more", **after)
+        fork = await socket.response(
+            input="aside", stream_id="b", **after | {"previous_response_id": second["id"]}
+        )
+        await socket.response(input="more", stream_id="b", **after | {"previous_response_id": fork["id"]})
+        chain, again, forked, forked_again = fake.headers
+        for name in ("x-session-id", "x-smg-routing-key"):
+            # A fork shares its parent's cache, so it goes to the same replica.
+            assert len({headers[name] for headers in fake.headers}) == 1
+        root = chain["x-session-id"]
+        assert chain["x-dynamo-session-id"] == again["x-dynamo-session-id"] == root
+        assert "x-dynamo-parent-session-id" not in chain | again
+        assert forked["x-dynamo-session-id"] == forked_again["x-dynamo-session-id"] != root
+        assert forked["x-dynamo-parent-session-id"] == forked_again["x-dynamo-parent-session-id"] == root
+
+
+@pytest.mark.parametrize(("priorities", "sent"), [(False, [None, None]), (True, [1, 0])])
+async def test_warmups_yield_to_answers(priorities: bool, sent: list[int | None]) -> None:
+    async with running(priorities=priorities) as (fake, server), server.connect() as socket:
+        await socket.response(**ASK, generate=False)
+        await socket.response(**ASK)
+        assert [request.get("priority") for request in fake.requests] == sent
+
+
+async def test_dynamo_is_told_of_the_end_of_a_chain() -> None:
+    fake = FakeVllm()
+    fake.checks_prompts = False
+    await fake.start()
+    try:
+        async with serve(fake.engine(tell_ends=True)) as server, server.connect() as socket:
+            first = await socket.response(**ASK)
+            await socket.response(input="more", previous_response_id=first["id"], store=False)
+            assert len(fake.requests) == 2
+        one, two, last = fake.headers
+        assert one["x-dynamo-session-id"] == two["x-dynamo-session-id"] == last["x-dynamo-session-id"]
+        assert "x-dynamo-session-final" not in one | two
+        assert last["x-dynamo-session-final"] == "true"
+        assert (len(fake.prompts[2]), fake.requests[2]["max_tokens"]) == (1, 1)
+    finally:
+        await fake.close()

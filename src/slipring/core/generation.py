@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from msgspec import Raw, Struct, field, structs
 
 from slipring.core.chain.head import Head
-from slipring.core.chain.state import Position, ResponseState
+from slipring.core.chain.state import Branch, Position, ResponseState, branch_of
 from slipring.protocol.items import Effort, Item
 from slipring.protocol.requests import TEXT, TextFormat
 from slipring.protocol.responses import Logprob
@@ -247,6 +247,11 @@ class Job(Struct, frozen=True):
     cache_key: str | None = None
     """The client's ``prompt_cache_key``: jobs with the same key are likely to share a prefix."""
     stop: Stop = field(default_factory=Stop)
+
+    @property
+    def branch(self) -> Branch:
+        """The branch of the chain that the response belongs to."""
+        return branch_of(self.response_id, self.parent, fork=self.fork and not self.recognised)
 
     def context(self) -> Iterator[Item]:
         """All items of the context, oldest first. Walks the whole history: prefer ``parent.position``."""

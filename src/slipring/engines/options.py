@@ -34,11 +34,13 @@ def read_pairs(kind: str, options: type[T], pairs: list[str]) -> dict[str, Any]:
     return values
 
 
-def reference(options: type[Any]) -> str:
-    """The options as a Markdown table, for docs/engines.md."""
+def reference(options: type[Any], beyond: type[Any] | None = None) -> str:
+    """The options as a Markdown table, for docs/engines.md; only those that ``beyond`` does not have."""
+    known = {field.name for field in _options_of(beyond)} if beyond is not None else set()
     rows = [
         f"| `{field.name}` | {_shown(field.default)} | {field.metadata['help']} |"
         for field in _options_of(options)
+        if field.name not in known
     ]
     return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows])
 

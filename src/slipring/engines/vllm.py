@@ -5,6 +5,7 @@ Without a local tokenizer of the model the server's ``/tokenize`` is used, only 
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,10 @@ from msgspec import Raw, Struct, structs
 
 from slipring.core.generation import Job, Settings
 from slipring.engines.constraints.answer_constraint import Constraint
+from slipring.engines.options import option
 from slipring.engines.remote.http_client import HttpFailure, spliced
-from slipring.engines.remote.upstream import tenant_salt
+from slipring.engines.remote.upstream import DYNAMO_FINAL, DYNAMO_SESSION, tenant_salt
+from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.model_files import ModelInfo, read_tokenizer
 from slipring.engines.tokens.remote_vocabulary import (
     MARKS,
@@ -31,7 +34,9 @@ from slipring.engines.tokens.token_server import (
     Request,
     Served,
     TokenServer,
+    TokenServerOptions,
     failure,
+    read_options,
     reason_of,
 )
 from slipring.errors import InvalidRequest, ServerError, StartupError, Unavailable
@@ -50,11 +55,41 @@ _BARRED = r"<\|[^<>|\s]{1,60}\|>"
 """How most vocabularies spell control tokens. Text of this form is never tokenized as one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmOptions(TokenServerOptions):
+    """The options of a vLLM server."""
+
+    tell_ends: bool = option(
+        False, "whether the end of a chain is told to Dynamo, by a request for one token that says so"
+    )
+
+
 class VllmEngine(TokenServer):
     """A vLLM server and its model."""
 
     name = "vllm"
     maker = "a vLLM server"
+    options: VllmOptions
+
+    def __init__(self, options: VllmOptions) -> None:
+        super().__init__(options)
+
+    @classmethod
+    def from_options(cls, text: str) -> "VllmEngine":
+        return cls(read_options(cls.name, VllmOptions, text))
+
+    async def start(self) -> None:
+        await super().start()
+        if self.options.tell_ends:
+            self.chain_ends = ChainEnds(self._tell_end)
+
+    async def _tell_end(self, key: str) -> None:
+        stop = min(self.renderer.stop_ids())  # any token of the model
+        asked = {"model": self.served.name, "prompt": [stop], "max_tokens": 1, "stream": True}
+        headers = {DYNAMO_SESSION: key, DYNAMO_FINAL: "true"}
+        async with self._upstream.events("/v1/completions", [wire.encode(asked)], headers) as batches:
+            async for _ in batches:
+                continue
 
     async def find_vocabulary(self) -> tuple[Vocabulary, ModelInfo]:
         options = self.options
@@ -90,6 +125,8 @@ class VllmEngine(TokenServer):
         is_local = self.renderer.vocabulary.is_local
         if job.settings.logprobs and job.generate:
             body |= {"logprobs": job.settings.top_logprobs, "return_tokens_as_token_ids": is_local}
+        if self.options.priorities:
+            body["priority"] = 0 if job.generate else 1  # the lower value goes first
         if constraint is not None:
             body["structured_outputs"] = _structured_outputs(constraint)
         pieces = spliced(b'{"prompt":[', sent.json_pieces(), b"]," + wire.encode(body)[1:])

@@ -44,8 +44,10 @@ class Step(Struct, frozen=True, eq=False):
         return cls(packed, wire.encode(id_list)[1:-1])
 
 
-class Body(Struct, frozen=True, eq=False):
-    """The ids of a context without its head, as a linked list: the newest step and its parent body."""
+class Body(Struct, frozen=True, eq=False, weakref=True):
+    """The ids of a context without its head, as a linked list: the newest step and its parent body.
+
+    Engines refer to it weakly, to notice that the last position that holds it is gone."""
 
     parent: "Body | None"
     step: Step

@@ -3,13 +3,17 @@
 As there, every chunk holds all ids so far, or only the new ones with ``--incremental-streaming-output``;
 the token that ends an answer is among them; refused requests and aborted answers are reported
 within a stream whose status is 200.
+
+A streaming session appends the ids of a request to those that it holds, and the ids of a complete answer to
+both, the token that ends it included.
 """
 
+import asyncio
 from typing import Any
 
 from aiohttp import web
 
-from slipring.engines.sglang import SglangEngine
+from slipring.engines.sglang import SglangEngine, SglangOptions
 from tests.engines.fakes.server import Refuse, Stop
 from tests.engines.fakes.tokens import CONTEXT, END, Chunk, FakeTokenServer, tokenizer_directory
 
@@ -18,6 +22,7 @@ class FakeSglang(FakeTokenServer):
     """SGLang with SmolLM2's vocabulary."""
 
     maker = SglangEngine
+    known_options = SglangOptions
     path = "/generate"
     prompt_field = "input_ids"
 
@@ -29,18 +34,44 @@ class FakeSglang(FakeTokenServer):
     max_req_input_len: int | None = None
     """The longest prompt that it reports; None: a gateway in front of it does not know the path."""
     version, grammar_backend = "0.5.18", "xgrammar"
+    has_sessions = False
+    """`--enable-streaming-session`"""
+    has_session_cache = False
+    """`--enable-session-radix-cache`"""
+    max_running_requests: int | None = None
+    max_total_num_tokens: int | None = None
+    bos: int | None = None
+    """The token that it strips from the beginning of what a session appends."""
     abort: dict[str, Any] | None = None
     """How the next answer ends, if it is aborted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: dict[str, list[int]] = {}
+        """The open sessions, with the ids that they hold."""
+        self.opened: list[dict[str, Any]] = []
+        self.closed: asyncio.Queue[str] = asyncio.Queue()
 
     def routes(self) -> list[web.RouteDef]:
         prefix = "/get_" if self.is_old else "/"
         routes = [
             web.get("/v1/models", self._models),
             web.get(f"{prefix}model_info", self._model_info),
+            web.post("/open_session", self._open_session),
+            web.post("/close_session", self._close_session),
         ]
-        if self.max_req_input_len is not None:
+        if self.max_req_input_len is not None or self.has_sessions or self.has_session_cache:
             routes.append(web.get(f"{prefix}server_info", self._server_info))
         return routes
+
+    def prompt_of(self, body: dict[str, Any]) -> list[int] | None:
+        ids: list[int] = body["input_ids"]
+        if "session_params" not in body:
+            return ids
+        held = self.sessions.get(body["session_params"]["id"])
+        if held and ids and ids[0] == self.bos:
+            ids = ids[1:]
+        return None if held is None else held + ids
 
     def refuse(self, refused: Refuse) -> web.Response:
         if refused.status != 400:
@@ -52,6 +83,11 @@ class FakeSglang(FakeTokenServer):
 
     def events(self, body: dict[str, Any], chunk: Chunk, ids: list[int], stop: Stop) -> list[Any]:
         new = len(chunk.ids)
+        prompt = self.prompt_of(body)
+        assert prompt is not None
+        if chunk.reason and not self.abort and "session_params" in body:
+            most = body["sampling_params"]["max_new_tokens"]
+            self.sessions[body["session_params"]["id"]] = prompt + ids[:most]
         sent = chunk.ids if self.incremental else list(ids)
         reason: dict[str, Any] | None = None
         if chunk.reason == "stop":
@@ -61,7 +97,7 @@ class FakeSglang(FakeTokenServer):
         meta: dict[str, Any] = {
             "id": "1",
             "finish_reason": self.abort if chunk.reason and self.abort else reason,
-            "prompt_tokens": len(body["input_ids"]),
+            "prompt_tokens": len(prompt),
             "completion_tokens": len(ids),
             "cached_tokens": stop.cached_tokens,
         }
@@ -87,5 +123,28 @@ class FakeSglang(FakeTokenServer):
         return web.json_response(info)
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        info = {"version": self.version, "grammar_backend": self.grammar_backend, "internal_states": []}
-        return web.json_response({**info, "max_req_input_len": self.max_req_input_len})
+        info = {
+            "version": self.version,
+            "grammar_backend": self.grammar_backend,
+            "enable_streaming_session": self.has_sessions,
+            "enable_session_radix_cache": self.has_session_cache,
+            "max_req_input_len": self.max_req_input_len,
+            "max_total_num_tokens": self.max_total_num_tokens,
+            "max_running_requests": self.max_running_requests,
+        }
+        return web.json_response({**info, "internal_states": []})
+
+    async def _open_session(self, request: web.Request) -> web.Response:
+        asked = await request.json()
+        self.opened.append(asked)
+        if not self.has_sessions or asked["session_id"] in self.sessions:
+            return web.json_response({"error": {"message": "Streaming sessions are disabled."}}, status=400)
+        assert asked["streaming"] is True
+        self.sessions[asked["session_id"]] = []
+        return web.json_response(asked["session_id"])
+
+    async def _close_session(self, request: web.Request) -> web.Response:
+        session_id = (await request.json())["session_id"]
+        self.sessions.pop(session_id, None)
+        self.closed.put_nowait(session_id)
+        return web.Response()

@@ -81,12 +81,14 @@ class FakeTokenServer(FakeServer):
 
     can_refuse_content = False
     maker: ClassVar[type[TokenServer]]
+    known_options: ClassVar[type[TokenServerOptions]] = TokenServerOptions
     path: ClassVar[str]
     prompt_field: ClassVar[str]
 
     port = 0
     """Where it listens; 0: on any free port."""
     model_name = "smollm2"
+    checks_prompts = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +100,7 @@ class FakeTokenServer(FakeServer):
 
     def options(self, **options: Any) -> TokenServerOptions:
         known = {"tokenizer": tokenizer_directory(), "model": self.model_name, "context": CONTEXT}
-        return TokenServerOptions(url=self.url, **{**known, **options})
+        return self.known_options(url=self.url, **{**known, **options})
 
     def engine(self, **options: Any) -> TokenServer:
         return self.maker(self.options(**options))
@@ -125,9 +127,14 @@ class FakeTokenServer(FakeServer):
     def events(self, body: dict[str, Any], chunk: Chunk, ids: list[int], stop: Stop) -> list[Any]:
         """A chunk as this server streams it, and at the end what follows it. ``ids`` are all ids so far."""
 
+    def prompt_of(self, body: dict[str, Any]) -> list[int] | None:
+        """All ids of a request's prompt; None if it continues a context that the server does not have."""
+        ids: list[int] = body[self.prompt_field]
+        return ids
+
     def fault_of(self, prompt: list[int]) -> str | None:
         """What is wrong with a prompt; None: nothing."""
-        return _fault_of(decoded(prompt))
+        return _fault_of(decoded(prompt)) if self.checks_prompts else None
 
     def refuse(self, refused: Refuse) -> web.Response:
         fault = {"message": refused.message, "type": "BadRequestError", "param": None, "code": refused.status}
@@ -143,8 +150,11 @@ class FakeTokenServer(FakeServer):
         self.bodies.append(raw)
         self.requests.append(body)
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
-        self.prompts.append(body[self.prompt_field])
-        if (fault := self.fault_of(body[self.prompt_field])) is not None:
+        prompt = self.prompt_of(body)
+        if prompt is None:
+            return self.refuse(Refuse(400, "no such session"))
+        self.prompts.append(prompt)
+        if (fault := self.fault_of(prompt)) is not None:
             return self.refuse(Refuse(400, fault))
         if script and isinstance(script[0], Refuse):
             return self.refuse(script[0])

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
-from slipring.engines.vllm import VllmEngine
+from slipring.engines.vllm import VllmEngine, VllmOptions
 from tests.engines.fakes.server import Stop
 from tests.engines.fakes.tokens import CONTEXT, END, TEMPLATE, TOKENIZER, Chunk, FakeTokenServer, decoded
 
@@ -21,6 +21,7 @@ class FakeVllm(FakeTokenServer):
     """vLLM with SmolLM2's vocabulary."""
 
     maker = VllmEngine
+    known_options = VllmOptions
     path = "/v1/completions"
     prompt_field = "prompt"
 

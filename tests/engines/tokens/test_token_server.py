@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from slipring.engines.catalog import open_engine
+from slipring.engines.sglang import SglangEngine
 from slipring.engines.tokens.token_server import TokenServer
+from slipring.protocol import wire
 from slipring.protocol.definitions import Grammar
 from tests.engines.fitting import fits
 from tests.engines.test_contract import text_of
-from tests.harness import WEATHER, Running, serve
+from tests.harness import WEATHER, Running, Socket, serve
 
 BLOCK = 128
 """Servers count what they found in blocks: vLLM 0.32 on a CPU in steps of 128 tokens."""
@@ -87,7 +89,7 @@ async def test_no_tenant_finds_what_another_has_sent(kind: str) -> None:
 @EVERY
 async def test_a_required_call_is_made_and_its_output_goes_back(kind: str) -> None:
     async with running(kind) as server, server.connect() as socket:
-        asked = {**GREEDY, "max_output_tokens": 200, "tools": [WEATHER]}
+        asked = {**GREEDY, "max_output_tokens": 200, "tools": [WEATHER], "parallel_tool_calls": False}
         first = await socket.response(input="The weather in Rome?", tool_choice="required", **asked)
         (call,) = (item for item in first["output"] if item["type"] == "function_call")
         assert call["name"] == "get_weather"
@@ -97,6 +99,104 @@ async def test_a_required_call_is_made_and_its_output_goes_back(kind: str) -> No
         assert text_of(second)
 
 
+def strict(name: str, **properties: Any) -> dict[str, Any]:
+    """A strict function with these required arguments."""
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    parameters = {**schema, "additionalProperties": False}
+    return {"type": "function", "name": name, "parameters": parameters, "strict": True}
+
+
+PAINT = strict(
+    "paint", color={"enum": ["red", "blue"]}, coats={"type": "integer", "minimum": 1, "maximum": 3}
+)
+MOVE = strict("move", to={"enum": ["left", "right"]}, fast={"type": "boolean"})
+
+
+def complete_calls(response: dict[str, Any]) -> list[dict[str, Any]]:
+    """The calls of a response that was not cut off within one."""
+    return [
+        item
+        for item in response["output"]
+        if item["type"] == "function_call" and item["status"] == "completed"
+    ]
+
+
+def assert_strict(call: dict[str, Any]) -> None:
+    """Check the arguments of a call of ``PAINT`` or ``MOVE``."""
+    arguments = json.loads(call["arguments"])
+    if call["name"] == "paint":
+        assert arguments.keys() == {"color", "coats"}
+        assert arguments["color"] in ("red", "blue")
+        assert arguments["coats"] in (1, 2, 3)
+    else:
+        assert call["name"] == "move"
+        assert arguments.keys() == {"to", "fast"}
+        assert arguments["to"] in ("left", "right")
+        assert isinstance(arguments["fast"], bool)
+
+
+TOOLS: dict[str, Any] = {**GREEDY, "max_output_tokens": 300, "tools": [PAINT, MOVE]}
+TASK = "Call paint with the color red and one coat, then move to the left, fast."
+
+
+@EVERY
+async def test_strict_calls_are_enforced_where_none_is_required(kind: str) -> None:
+    async with running(kind) as server, server.connect() as socket:
+        response = await socket.response(input=TASK, **TOOLS)
+        calls = complete_calls(response)
+        if not calls:
+            pytest.skip("the model calls no tool by itself")
+        for call in calls:
+            assert_strict(call)
+
+
+@EVERY
+async def test_required_calls_are_strict_and_no_more_than_allowed(kind: str) -> None:
+    async with running(kind) as server, server.connect() as socket:
+        response = await socket.response(input=TASK, tool_choice="required", max_tool_calls=3, **TOOLS)
+        assert response["status"] == "completed"
+        calls = complete_calls(response)
+        assert 1 <= len(calls) <= 3
+        assert len(calls) == len(response["output"])
+        for call in calls:
+            assert_strict(call)
+
+
+@EVERY
+async def test_a_required_call_is_one_without_parallel_calls(kind: str) -> None:
+    async with running(kind) as server, server.connect() as socket:
+        asked = {**TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+        response = await socket.response(input=TASK, **asked)
+        (call,) = response["output"]
+        assert_strict(call)
+
+
+@EVERY
+@pytest.mark.parametrize("name", ["paint", "move"])
+async def test_a_named_tool_is_called(kind: str, name: str) -> None:
+    async with running(kind) as server, server.connect() as socket:
+        choice = {"type": "function", "name": name}
+        response = await socket.response(input="Do it.", tool_choice=choice, **TOOLS)
+        calls = complete_calls(response)
+        assert {call["name"] for call in calls} == {name}
+        for call in calls:
+            assert_strict(call)
+
+
+@EVERY
+async def test_a_loop_of_required_calls_goes_on(kind: str) -> None:
+    async with running(kind) as server, server.connect() as socket:
+        asked: dict[str, Any] = {**TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+        response = await socket.response(input=TASK, **asked)
+        for _ in range(3):
+            (call,) = complete_calls(response)
+            assert_strict(call)
+            output = {"type": "function_call_output", "call_id": call["call_id"], "output": "done"}
+            before = response["usage"]["total_tokens"]
+            response = await socket.response(input=[output], previous_response_id=response["id"], **asked)
+            assert response["usage"]["input_tokens"] > before
+
+
 @EVERY
 async def test_a_lark_grammar_is_kept(kind: str) -> None:
     definition = 'start: (DATE ": " /[a-z ]{1,20}/ "\\n"){1,2}\nDATE: /\\d{4}-\\d{2}/'
@@ -104,7 +204,7 @@ async def test_a_lark_grammar_is_kept(kind: str) -> None:
     tool = {"type": "custom", "name": "diary", "format": format}
     async with running(kind) as server, server.connect() as socket:
         asked = {**GREEDY, "max_output_tokens": 200, "tools": [tool], "tool_choice": "required"}
-        response = await socket.response(input="Write into the diary.", **asked)
+        response = await socket.response(input="Write into the diary.", parallel_tool_calls=False, **asked)
         (call,) = response["output"]
         assert fits(Grammar("lark", definition), call["input"])
 
@@ -168,3 +268,75 @@ async def test_a_client_that_leaves_leaves_nothing_behind(kind: str) -> None:
         async with server.connect() as socket:
             response = await socket.response(input="Hello.", **GREEDY)
             assert response["status"] in ("completed", "incomplete")
+
+
+# SGLang's streaming sessions: the server must run with `--enable-streaming-session`.
+
+
+@asynccontextmanager
+async def with_sessions(**options: str) -> AsyncIterator[tuple[Running, SglangEngine]]:
+    """slipring in front of SGLang, with further options of the engine."""
+    where = ",".join([os.environ.get("SLIPRING_TEST_SGLANG", ""), *map("=".join, options.items())])
+    engine = SglangEngine.from_options(where)
+    async with serve(engine) as server:
+        if options.get("sessions") != "off" and engine.sessions is None:
+            pytest.skip("the server has no streaming sessions")
+        yield server, engine
+
+
+async def loop(socket: Socket, turns: int, warm: bool = False) -> list[str]:
+    """The answers of a chain whose turns differ in length."""
+    answers, after = [], {}
+    for turn in range(turns):
+        said = f"Turn {turn}. " + "Some more words. " * (7 * turn)
+        asked = {**GREEDY, "max_output_tokens": 16 + turn, **after}
+        if warm and turn:
+            warmed = await socket.response(**{**asked, "input": said, "generate": False})
+            asked, said = {**asked, "previous_response_id": warmed["id"]}, "Now."
+        response = await socket.response(**{**asked, "input": said})
+        assert response["status"] != "failed", response["error"]
+        answers.append(text_of(response))
+        after = {"previous_response_id": response["id"]}
+    return answers
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("warm", [False, True])
+async def test_a_session_answers_as_the_whole_prompt_does(warm: bool) -> None:
+    async with with_sessions(sessions="off") as (server, _), server.connect() as socket:
+        whole = await loop(socket, 5, warm)
+    async with with_sessions() as (server, engine), server.connect() as socket:
+        assert await loop(socket, 5, warm) == whole
+        assert engine.sessions is not None
+        assert len(engine.sessions) == 1
+
+
+@pytest.mark.sglang
+async def test_a_session_that_the_server_has_closed_is_replaced() -> None:
+    async with with_sessions(sessions="off") as (server, _), server.connect() as socket:
+        whole = await loop(socket, 4)
+    async with with_sessions() as (server, engine), server.connect() as socket:
+        assert engine.sessions is not None
+        post = engine.sessions._post
+
+        async def closes_at_once(path: str, body: bytes) -> None:
+            await post(path, body)
+            if path == "/open_session":
+                await post("/close_session", wire.encode({"session_id": json.loads(body)["session_id"]}))
+
+        engine.sessions._post = closes_at_once
+        assert await loop(socket, 4) == whole
+
+
+@pytest.mark.sglang
+async def test_forks_and_older_responses_do_not_disturb_a_session() -> None:
+    async with with_sessions() as (server, engine), server.connect() as socket:
+        asked = {**GREEDY, "store": True}
+        first = await socket.response(input="One.", **asked)
+        second = await socket.response(input="Two.", previous_response_id=first["id"], **asked)
+        on = {"input": "Three.", "previous_response_id": second["id"], **asked}
+        expected = text_of(await socket.response(**on, stream_id="fork"))
+        assert text_of(await socket.response(**on)) == expected  # in the session
+        assert text_of(await socket.response(**on)) == expected  # from an older response
+        assert engine.sessions is not None
+        assert len(engine.sessions) == 3

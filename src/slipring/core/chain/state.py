@@ -57,11 +57,19 @@ class Positions(Protocol):
         is impossible."""
 
 
+class Branch(Struct, frozen=True):
+    """A part of a chain without forks: the id of its first response, and the branch that it forks from."""
+
+    id: str
+    parent: "Branch | None" = None
+
+
 class ResponseState:
     """One finished response. Immutable, except that the engine owns ``position``."""
 
     __slots__ = (
         "_size_bytes",
+        "branch",
         "carry",
         "depth",
         "digest",
@@ -85,7 +93,9 @@ class ResponseState:
         carry: Carry,
         position: Position | None = None,
         root_id: str | None = None,
+        fork: bool = False,
     ) -> None:
+        """``fork``: another response continues the parent too, or may."""
         self.response = response
         self.parent = parent
         self.head = head
@@ -98,6 +108,7 @@ class ResponseState:
         again must not be taken for this context."""
         self.root_id: str = root_id or (parent.root_id if parent is not None else response.id)
         """Id of the first response of the chain."""
+        self.branch = branch_of(response.id, parent, fork=fork)
         self.depth: int = parent.depth + 1 if parent is not None else 1
         self._size_bytes: int | None = None
 
@@ -206,6 +217,13 @@ class ResponseState:
 
     def __reduce__(self) -> Any:
         raise TypeError("states are not pickled")
+
+
+def branch_of(response_id: str, parent: ResponseState | None, *, fork: bool) -> Branch:
+    """The branch of a response: a new one for the first of a chain and for a fork."""
+    if parent is None:
+        return Branch(response_id)
+    return Branch(response_id, parent.branch) if fork else parent.branch
 
 
 def echoed_bytes(response: Response) -> int:

@@ -125,6 +125,7 @@ class Rollout:
             output=step,
             carry=carry,
             position=finished.position,
+            fork=self._job.fork and self._node is self._job.parent,
         )
         self._input = ()
         self._is_paused = True

@@ -503,6 +503,7 @@ class Turn:
             output=tuple(self.output.items),
             carry=carry,
             position=finished.position,
+            fork=self.forks,
         )
         self.recognition.complete(state, dropped_items=self._accepted.dropped_items if self._accepted else 0)
         return closing, state

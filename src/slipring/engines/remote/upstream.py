@@ -30,6 +30,11 @@ from slipring.engines.remote.http_client import (
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, StartupError
 
 _SECRET = os.environ.get("SLIPRING_AFFINITY_SECRET", "").encode() or secrets.token_bytes(32)
+DYNAMO_SESSION = "x-dynamo-session-id"
+"""The header by which Dynamo knows branches of a chain. The others keep a chain together with its forks."""
+DYNAMO_FINAL = "x-dynamo-session-final"
+"""On a request of its own: its branch has ended."""
+_DYNAMO_PARENT = "x-dynamo-parent-session-id"
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -42,7 +47,8 @@ class UpstreamOptions(Policy):
     key_env: str = option("", "the variable that holds the server's API key")
     key_file: str = option("", "a file that holds the server's API key")
     affinity: str = option(
-        "x-session-id", "headers, separated by `;`, that carry the same key on all turns of a chain"
+        ";".join(("x-session-id", "x-smg-routing-key", DYNAMO_SESSION)),
+        "headers, separated by `;`, that carry the same key on all turns of a chain",
     )
 
 
@@ -70,6 +76,17 @@ def affinity_key(job: Job) -> str:
     return _keyed_hash(f"{job.tenant}\0{job.cache_key if job.cache_key is not None else root}")
 
 
+def branch_keys(job: Job) -> list[str]:
+    """Keyed hashes of the job's branch and, if that is a fork, of the branch that it forks from. The branch
+    that a chain begins with has the key of the chain."""
+
+    return [
+        affinity_key(job) if branch.parent is None else _keyed_hash(f"{job.tenant}\0{branch.id}")
+        for branch in (job.branch, job.branch.parent)
+        if branch is not None
+    ]
+
+
 def tenant_salt(tenant: str) -> str:
     """A keyed hash that separates tenants in prefix caches that take a salt."""
     return _keyed_hash(f"salt\0{tenant}")
@@ -91,7 +108,7 @@ class Upstream:
         self._options = options
         key = read_key(kind, options)
         self.headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
-        self._affinity = [name.strip() for name in options.affinity.split(";") if name.strip()]
+        self._affinity = [name.strip().lower() for name in options.affinity.split(";") if name.strip()]
         self.client = HttpClient(self.url, self.headers, connect_timeout_s=options.connect_timeout_s)
 
     async def start(self) -> None:
@@ -101,7 +118,11 @@ class Upstream:
         await self.client.close()
 
     def affinity_headers(self, job: Job) -> dict[str, str]:
-        return dict.fromkeys(self._affinity, affinity_key(job))
+        """The headers by which routers keep a chain on one replica."""
+        headers = dict.fromkeys(self._affinity, affinity_key(job))
+        if DYNAMO_SESSION in headers:
+            headers.update(zip((DYNAMO_SESSION, _DYNAMO_PARENT), branch_keys(job), strict=False))
+        return headers
 
     async def list_models(self, path: str) -> list[str]:
         """The names of the models that the server lists as OpenAI's API does; at least one. For starts:

@@ -143,6 +143,8 @@ class TokenAnswer:
         self._stop_ids = renderer.stop_ids()
         self._decoder = OutputDecoder(job, rendering, renderer, constrained=constrained, trusted=trusted)
         self._ids: list[int] = []
+        self._closing: list[int] = []
+        self._has_gap = False
         self._prefilled = self._steered = False
         self._reason: Literal["stop", "length"] | None = None
         self._cached_tokens = 0
@@ -165,6 +167,10 @@ class TokenAnswer:
         if not self._generates or not piece.ids:
             return []
         ids, logprobs = self._kept(piece)
+        if self._closing or len(ids) < len(piece.ids):
+            # Usually the one id that ends the answer. An id that is kept after one that is not leaves a gap.
+            self._has_gap |= bool(self._closing and ids) or piece.ids[: len(ids)] != ids
+            self._closing += piece.ids[len(ids) :]
         deltas = self._decoder.feed(self._text(ids, piece.text), len(ids), logprobs)
         if not self._prefilled:
             self._prefilled = True
@@ -181,6 +187,12 @@ class TokenAnswer:
     def has_ended(self) -> bool:
         """Whether the server has reported the end."""
         return self._reason is not None
+
+    @property
+    def closing_ids(self) -> list[int] | None:
+        """The ids that the model emitted after those of the position where the answer has ended; None if it
+        was cut, or if others than the last ones are missing there."""
+        return None if self._steered or self._has_gap or not self.has_ended else self._closing
 
     def ends_here(self) -> bool:
         """Whether to cut the answer here, because the job's ``stop`` asks for it."""

@@ -6,9 +6,9 @@ Each of them adds how a request is written and how its stream is parsed.
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -19,7 +19,15 @@ from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_pairs
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
 from slipring.engines.remote.http_client import HttpFailure
-from slipring.engines.remote.upstream import Upstream, UpstreamOptions, read_each, refusal, startup_errors
+from slipring.engines.remote.upstream import (
+    Upstream,
+    UpstreamOptions,
+    branch_keys,
+    read_each,
+    refusal,
+    startup_errors,
+)
+from slipring.engines.tokens.chain_ends import ChainEnds
 from slipring.engines.tokens.job_rendering import count, foresee, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_renderer
@@ -28,6 +36,7 @@ from slipring.engines.tokens.sampling import Sampling
 from slipring.engines.tokens.server_constraints import TRIED_TOKENS, ServerConstraints
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.errors import ApiError, ServerError, StartupError
+from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
@@ -52,18 +61,23 @@ class TokenServerOptions(UpstreamOptions):
     variables: str = variables_option()
     model: str = option("", "the model's name at the server; empty: the first that it serves")
     context: int = option(0, "tokens of context; 0: as many as the server reports")
+    priorities: bool = option(
+        False, "whether the server schedules by priority: answers then go before warmups"
+    )
     structural_tags: bool = option(
         True, "whether the server may be sent structural tags; false: it does not enforce them with xgrammar"
     )
 
 
-def read_options(kind: str, text: str) -> TokenServerOptions:
+OptionsT = TypeVar("OptionsT", bound=TokenServerOptions)
+
+
+def read_options(kind: str, options: type[OptionsT], text: str) -> OptionsT:
     """Parse what follows ``KIND:``. Raises ``StartupError`` with one line."""
     url, *pairs = text.split(",")
     if not url.startswith(("http://", "https://")):
         raise StartupError(f"--engine {kind}: name its address, as in {kind}:http://127.0.0.1:8000")
-    values = read_pairs(kind, TokenServerOptions, pairs)
-    return TokenServerOptions(url=url.rstrip("/").removesuffix("/v1"), **values)
+    return options(url=url.rstrip("/").removesuffix("/v1"), **read_pairs(kind, options, pairs))
 
 
 class Served(NamedTuple):
@@ -106,6 +120,8 @@ class TokenServer(Engine):
     renderer: Renderer
     sampling: Sampling
     """Recommended by the model's authors."""
+    chain_ends: ChainEnds | None = None
+    """Set by ``start`` if the server is told of the ends of chains."""
 
     def __init__(self, options: TokenServerOptions) -> None:
         self.options = options
@@ -116,8 +132,9 @@ class TokenServer(Engine):
         self._constraints = ServerConstraints(self._may_send_tags, self._try_out)
 
     @classmethod
+    @abstractmethod
     def from_options(cls, text: str) -> "TokenServer":
-        return cls(read_options(cls.name, text))
+        """Parse what follows ``KIND:``."""
 
     @property
     def trouble(self) -> str | None:
@@ -150,6 +167,8 @@ class TokenServer(Engine):
         return await self.find_vocabulary()
 
     async def close(self) -> None:
+        if self.chain_ends is not None:
+            await self.chain_ends.close()
         await self._gate.close()
         await self._upstream.close()
 
@@ -164,8 +183,6 @@ class TokenServer(Engine):
             if not sent.total:  # a warmup of an empty context, which servers refuse
                 yield [Finished("stop", 0, 0, 0, position=sent, context=sent)]
                 return
-            # Encoded only now, because it takes memory: all ids as text.
-            request = self.write(job, sent, self._limit(job, sent), constraint)
             answer = TokenAnswer(
                 job,
                 rendering,
@@ -174,21 +191,32 @@ class TokenServer(Engine):
                 trusted=constraint is not None and constraint.makes_calls_certain,
             )
 
-            def attempt() -> Awaitable[BegunStream[list[Delta]]]:
-                return BegunStream.begin(self._attempt(request, answer))
+            # Encoded only now, because it takes memory: all ids as text.
+            with closing(self.exchange(job, sent, self._limit(job, sent), constraint, answer)) as exchange:
 
-            async with aclosing(await self._gate.begin(attempt)) as batches:
-                async for deltas in batches:
-                    if deltas:
-                        yield deltas
-        yield answer.finish()  # after the ticket is given back: a slow reader must not hold up other jobs
+                def attempt() -> Awaitable[BegunStream[list[Delta]]]:
+                    return BegunStream.begin(exchange.attempt())
+
+                async with aclosing(await self._gate.begin(attempt)) as batches:
+                    async for deltas in batches:
+                        if deltas:
+                            yield deltas
+                last = answer.finish()
+                exchange.keep(last)
+                self._watch(job, last)
+        yield last  # after the ticket is given back: a slow reader must not hold up other jobs
+
+    def _watch(self, job: Job, last: list[Delta]) -> None:
+        if self.chain_ends is not None and isinstance(finished := last[-1], Finished):
+            assert isinstance(finished.position, Rendered)
+            self.chain_ends.watch(branch_keys(job)[0], finished.position)
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
 
     async def prefill(self, prefill: Prefill) -> int:
-        foreseen = await foresee(prefill, self.renderer, self.served.context - self.spared, self.tokenizing)
-        if foreseen is None or self._gate.trouble is not None:
+        foreseen = await self.foresee(prefill)
+        if foreseen is None:
             return prefill.done_tokens
         known = 0 if foreseen.parent is None else foreseen.parent.total
         done, total = max(known, prefill.done_tokens), foreseen.context.total
@@ -199,6 +227,12 @@ class TokenServer(Engine):
         async with self._prefilling:
             completed = await self._gate.run_spare(self.options.max_jobs // 2, lambda: self._process(request))
         return total if completed else done
+
+    async def foresee(self, prefill: Prefill) -> Foreseen | None:
+        """What is certain of the context; None if there is nothing to do, or the server does not answer."""
+        if self._gate.trouble is not None:
+            return None
+        return await foresee(prefill, self.renderer, self.served.context - self.spared, self.tokenizing)
 
     async def _process(self, request: Request) -> None:
         """Send a request and drop its answer. Raises ``ServerError`` if it fails."""
@@ -242,6 +276,12 @@ class TokenServer(Engine):
     def write(self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None) -> Request:
         """Encode the request for at most ``limit`` tokens after ``sent``."""
 
+    def exchange(
+        self, job: Job, sent: Rendered, limit: int, constraint: Constraint | None, answer: TokenAnswer
+    ) -> "Exchange":
+        """How the request is sent and answered."""
+        return Exchange(self, self.write(job, sent, limit, constraint), answer)
+
     async def choose_model(self, listed: Any) -> Served:
         """The configured model, of those that ``/v1/models`` lists, or the first."""
         options = self.options
@@ -281,7 +321,7 @@ class TokenServer(Engine):
         if status >= 500:
             raise Retryable(f"/health answers with {status}")
 
-    async def _attempt(self, request: Request, answer: TokenAnswer) -> AsyncGenerator[list[Delta], None]:
+    async def attempt(self, request: Request, answer: TokenAnswer) -> AsyncGenerator[list[Delta], None]:
         """Send a request once. Yields as soon as the answer has begun, even without deltas; until then
         ``answer`` is unchanged, for another attempt."""
         reader = request.read()
@@ -306,6 +346,27 @@ class TokenServer(Engine):
                     raise fault
         if not answer.has_ended:
             raise Retryable("The engine ended its answer without a finish reason.")
+
+
+class Exchange:
+    """One job's request and its answer: sends it whole, as often as the gate asks for."""
+
+    def __init__(self, server: TokenServer, request: Request, answer: TokenAnswer) -> None:
+        self._server = server
+        self._request = request
+        self._answer = answer
+
+    def attempt(self) -> AsyncGenerator[list[Delta], None]:
+        """Send the request once; see ``TokenServer.attempt``."""
+        return self._server.attempt(self._request, self._answer)
+
+    def keep(self, last: list[Delta]) -> None:
+        """Keep what the next turn of the chain can use. Called with the last deltas of a complete answer."""
+        return
+
+    def close(self) -> None:
+        """Free what is not kept, however the answer has ended."""
+        return
 
 
 class Fault(Struct):

@@ -1,5 +1,6 @@
 """The sglang engine on the wire: ids in, ids out, in repeating or incremental streams."""
 
+import gc
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -308,3 +309,22 @@ async def test_unusable_options_fail_with_one_line() -> None:
         with pytest.raises(StartupError, match=r"cannot reach http://127\.0\.0\.1:9"):
             async with started(SglangEngine.from_options(text)):
                 pass
+
+
+async def test_warmups_yield_to_answers() -> None:
+    async with running(priorities=True) as (fake, server), server.connect() as socket:
+        await socket.response(**ASK, generate=False)
+        await socket.response(**ASK)
+        assert [request["priority"] for request in fake.requests] == [0, 1]
+
+
+async def test_a_cache_of_sessions_knows_chains_and_their_ends() -> None:
+    async with running(fields={"has_session_cache": True}) as (fake, server):
+        async with server.connect() as socket:
+            first = await socket.response(**ASK)
+            await socket.response(input="more", previous_response_id=first["id"], store=False)
+            (key,) = {request["session_id"] for request in fake.requests}
+            assert not any("session_params" in request for request in fake.requests)
+            assert fake.closed.empty()
+        gc.collect()
+        assert await fake.closed.get() == key

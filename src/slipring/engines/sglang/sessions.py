@@ -1,0 +1,309 @@
+"""Streaming sessions of an SGLang server: a chain whose context the server keeps is sent its new ids only.
+
+The server holds the context of a session as ids and KV, and appends what a request brings and what the model
+emits, the token that ends an answer included. Whatever it holds is known here exactly; nothing is appended to
+a session whose context is not a prefix of the prompt, token for token.
+
+A session belongs to the newest position of its chain. It is closed when that position is dropped (the chain
+has ended, or its state was evicted), when an answer does not end regularly, when it has been idle for too
+long, or to make room for another.
+"""
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from slipring.core.generation import Job
+from slipring.engines.remote.http_client import HttpFailure
+from slipring.errors import ApiError
+from slipring.prompts.rendering import Body, Rendered, Step
+from slipring.protocol import wire
+
+log = logging.getLogger("slipring")
+
+_PAUSE_S = 60.0
+"""How long no session is opened after the server has refused one."""
+_EARLY_S = 5.0
+"""A session is given up this long before the server ends it, so that no request meets its end."""
+_CLOSING_S = 2.0
+"""How long the engine waits at its own end until the server has been told of all sessions."""
+
+Post = Callable[[str, bytes], Awaitable[Any]]
+"""Posts a JSON body to a path of the server."""
+Send = Callable[[str, list[bytes]], Awaitable[None]]
+"""Sends ids to a session, given by its id, without an answer. Raises ``ApiError`` or ``HttpFailure``."""
+
+
+class Session:
+    """A session at the server, and the context that the server holds in it."""
+
+    __slots__ = ("body", "id", "is_busy", "later_ids", "preface", "reading", "tenant", "tokens", "used_at")
+
+    def __init__(self, tenant: str, now: float) -> None:
+        self.id = secrets.token_hex(16)
+        self.tenant = tenant
+        self.used_at = now
+        self.is_busy = True
+        self.tokens = 0
+        """What it holds, or will hold when the running turn has been prefilled."""
+        self.preface: Step | None = None
+        self.body: weakref.ref[Body] | None = None
+        """Of the position that the session belongs to; None while a turn runs."""
+        self.later_ids: list[int] = []
+        """What the server holds after that position: the id that ended the answer, and what it has read
+        ahead."""
+        self.reading: asyncio.Task[None] | None = None
+        """Reads ahead. It must not be cancelled: the server would forget the whole context."""
+
+
+class Lease:
+    """A turn's exclusive use of a session. ``close`` ends the session unless ``keep`` was called."""
+
+    def __init__(self, sessions: "Sessions", session: Session, pieces: list[bytes]) -> None:
+        self._sessions = sessions
+        self._session = session
+        self._is_kept = False
+        self.id = session.id
+        self.pieces = pieces
+        """The ids to send, as elements of a JSON array."""
+
+    def keep(self, position: Rendered, closing_ids: list[int]) -> None:
+        """Bind the session to the position where the turn has ended. The server holds ``closing_ids`` too."""
+        self._is_kept = True
+        self._sessions._release(self._session, position, closing_ids)
+
+    def close(self) -> None:
+        if not self._is_kept:
+            self._sessions._discard(self._session)
+
+
+class Sessions:
+    """The open sessions of one engine: at most ``most``, which hold at most ``most_tokens`` tokens.
+
+    When there is no room, the tenant that has most of what is short loses the session that it has not used
+    for longest. Sessions whose turn runs are never closed for another's sake.
+    """
+
+    def __init__(self, post: Post, *, most: int, most_tokens: int | None, idle_s: float) -> None:
+        self._post = post
+        self._most = most
+        self._most_tokens = most_tokens
+        self._idle_s = idle_s
+        self._open: dict[str, Session] = {}
+        self._by_body: dict[
+            int, Session
+        ] = {}  # by identity; an entry is removed before its body's id is free
+        self._closing: set[asyncio.Task[None]] = set()
+        self._refused_until = 0.0
+        self._loop = asyncio.get_running_loop()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def lease(self, job: Job, sent: Rendered) -> Lease | None:
+        """The session that the job's parent left or, for a chain that is continued for the first time, a new
+        one. None if the whole prompt is to be sent without a session."""
+        self._close_idle()
+        if job.parent is None:
+            return None  # perhaps the only turn; its context enters the cache that all requests share
+        found = None if job.fork else self._find(job.tenant, sent.body)
+        if found is not None and found[0].reading is not None:
+            await asyncio.wait([found[0].reading])
+            found = self._find(job.tenant, sent.body)
+        if found is not None and not found[0].is_busy:
+            session, steps = found
+            self._unbind(session)
+            if (pieces := _appended(session, sent, steps)) is None:
+                self._discard(session)
+            else:
+                session.is_busy, session.tokens = True, sent.total
+                return Lease(self, session, pieces)
+        return await self._new(job.tenant, sent)
+
+    def has(self, job: Job, body: Body) -> bool:
+        """Whether a session belongs to the position, with this body, of the job's parent."""
+        return not job.fork and self._find(job.tenant, body) is not None
+
+    async def read_ahead(self, job: Job, sent: Rendered, send: Send) -> bool:
+        """Send what a session does not hold yet of a context with which the next turn will probably begin.
+        Returns whether it was read. If the caller is cancelled, it is read nevertheless, and the next turn
+        waits for it."""
+        found = None if job.fork else self._find(job.tenant, sent.body)
+        if found is None or found[0].is_busy or not self._fit(sent.total - found[0].tokens):
+            return False
+        session, steps = found
+        if session.id not in self._open or (pieces := _appended(session, sent, steps)) is None:
+            return False
+        later_ids = [id for step in steps for id in step.ids]
+        session.is_busy = True
+        session.reading = self._loop.create_task(self._read(session, pieces, later_ids, send))
+        await asyncio.shield(session.reading)
+        return session.id in self._open
+
+    async def _read(self, session: Session, pieces: list[bytes], later_ids: list[int], send: Send) -> None:
+        try:
+            await send(session.id, pieces)
+        except (HttpFailure, ApiError) as error:
+            log.info("SGLang has read nothing ahead in a session: %s", error)
+            self._discard(session)
+        else:
+            session.tokens += len(later_ids) - len(session.later_ids)
+            session.later_ids = later_ids
+        finally:
+            session.is_busy, session.reading, session.used_at = False, None, time.monotonic()
+
+    def refuse(self) -> None:
+        """Open no more sessions."""
+        self._refused_until = math.inf
+        for session in [each for each in self._open.values() if not each.is_busy]:
+            self._discard(session)
+
+    async def close(self) -> None:
+        """Close all sessions, as far as the server answers."""
+        for session in list(self._open.values()):
+            self._discard(session)
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=_CLOSING_S)
+        for task in self._closing:
+            task.cancel()
+
+    async def _new(self, tenant: str, sent: Rendered) -> Lease | None:
+        now = time.monotonic()
+        if now < self._refused_until or not self._make_room(sent.total):
+            return None
+        session = Session(tenant, now)
+        session.tokens = sent.total
+        self._open[session.id] = session
+        # The capacity is a field of old, which must be there and has no effect.
+        asked = {
+            "session_id": session.id,
+            "streaming": True,
+            "timeout": self._idle_s,
+            "capacity_of_str_len": 0,
+        }
+        try:
+            await self._post("/open_session", wire.encode(asked))
+        except (HttpFailure, ApiError) as error:
+            log.warning("SGLang opens no streaming session: %s", error)
+            self._refused_until = now + _PAUSE_S
+            del self._open[session.id]
+            return None
+        except BaseException:
+            self._discard(session)
+            raise
+        return Lease(self, session, sent.json_pieces())
+
+    def _find(self, tenant: str, body: Body) -> tuple[Session, list[Step]] | None:
+        """The session of the nearest ancestor that has one, with the steps since then, oldest first."""
+        steps: list[Step] = []
+        for node in body.lineage():
+            session = self._by_body.get(id(node))
+            if session is not None and session.tenant == tenant:
+                assert session.body is not None
+                assert session.body() is node
+                return session, steps[::-1]
+            steps.append(node.step)
+        return None
+
+    def _make_room(self, tokens: int) -> bool:
+        """Close sessions until another one with so many tokens may be opened; False if that cannot be."""
+        while len(self._open) >= self._most:
+            if not self._evict(lambda _: 1):
+                return False
+        return self._fit(tokens)
+
+    def _fit(self, tokens: int) -> bool:
+        """Close sessions until so many further tokens are within bounds; False if that cannot be."""
+        if self._most_tokens is None:
+            return True
+        if tokens > self._most_tokens:
+            return False
+        while sum(session.tokens for session in self._open.values()) + tokens > self._most_tokens:
+            if not self._evict(lambda session: session.tokens):
+                return False
+        return True
+
+    def _evict(self, weight: Callable[[Session], int]) -> bool:
+        """Close the idle session, used longest ago, of the tenant with the greatest weight that has one."""
+        weights: dict[str, int] = {}
+        for session in self._open.values():
+            weights[session.tenant] = weights.get(session.tenant, 0) + weight(session)
+        idle = [session for session in self._open.values() if not session.is_busy]
+        if not idle:
+            return False
+        self._discard(min(idle, key=lambda session: (-weights[session.tenant], session.used_at)))
+        return True
+
+    def _release(self, session: Session, position: Rendered, closing_ids: list[int]) -> None:
+        """End a turn: its session belongs to the position now."""
+        if session.id not in self._open:
+            return
+        body = position.body
+        session.is_busy, session.used_at = False, time.monotonic()
+        session.preface, session.later_ids = position.preface.step, closing_ids
+        session.tokens = position.total + len(closing_ids)
+        key = id(body)
+        session.body = weakref.ref(body, lambda _: self._dropped(key, session))
+        self._by_body[key] = session
+        self._fit(0)
+
+    def _dropped(self, key: int, session: Session) -> None:
+        """A position is gone, in whichever thread its last reference was."""
+        if self._by_body.get(key) is session:
+            del self._by_body[key]
+            try:
+                self._loop.call_soon_threadsafe(self._discard, session)
+            except RuntimeError:  # the loop has closed, and the engine with it
+                return
+
+    def _unbind(self, session: Session) -> None:
+        body = session.body() if session.body is not None else None
+        if body is not None and self._by_body.get(id(body)) is session:
+            del self._by_body[id(body)]
+        session.body = None
+
+    def _close_idle(self) -> None:
+        oldest = time.monotonic() - max(self._idle_s - _EARLY_S, self._idle_s / 2)
+        for session in [each for each in self._open.values() if not each.is_busy and each.used_at < oldest]:
+            self._discard(session)
+
+    def _discard(self, session: Session) -> None:
+        """Forget a session, and tell the server that it has ended."""
+        if self._open.pop(session.id, None) is None:
+            return
+        self._unbind(session)
+        task = self._loop.create_task(self._tell_end(session))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _tell_end(self, session: Session) -> None:
+        try:
+            await self._post("/close_session", wire.encode({"session_id": session.id}))
+        except (HttpFailure, ApiError) as error:
+            # The server closes it by itself when it has been idle for too long.
+            log.info("SGLang was not told of the end of a session: %s", error)
+
+
+def _appended(session: Session, sent: Rendered, steps: list[Step]) -> list[bytes] | None:
+    """The ids of a prompt after those that a session holds, as elements of a JSON array; None if the session
+    does not hold the prompt's beginning, or all of it."""
+    preface = session.preface
+    if preface is None or (sent.preface.step is not preface and sent.preface.step.ids != preface.ids):
+        return None
+    held = session.later_ids
+    if not held:
+        pieces = [step.json for step in steps if step.json]
+        return pieces or None
+    ids = [id for step in steps for id in step.ids]
+    if len(ids) <= len(held) or ids[: len(held)] != held:
+        return None
+    return [_encoded(ids[len(held) :])]
+
+
+def _encoded(ids: Iterable[int]) -> bytes:
+    return wire.encode(list(ids))[1:-1]

@@ -1,0 +1,71 @@
+"""Notices the ends of chains, for servers and routers that keep something per chain."""
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Awaitable, Callable
+
+from slipring.engines.remote.http_client import HttpFailure
+from slipring.errors import ApiError
+from slipring.prompts.rendering import Body, Rendered
+
+log = logging.getLogger("slipring")
+
+_CLOSING_S = 2.0
+"""How long ``close`` waits until all ends have been told."""
+
+
+class ChainEnds:
+    """Tells the end of each chain, known by a key: the moment when no position of it is left, because its
+    connection has closed or its responses were evicted. A chain that a store brings back begins anew."""
+
+    def __init__(self, tell: Callable[[str], Awaitable[None]]) -> None:
+        self._tell = tell
+        self._positions: dict[str, dict[int, weakref.ref[Body]]] = {}
+        self._telling: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+
+    def watch(self, key: str, position: Rendered) -> None:
+        """Add a position to the chain with this key."""
+        body = position.body
+        number = id(body)
+        reference = weakref.ref(body, lambda _: self._dropped(key, number))
+        self._positions.setdefault(key, {})[number] = reference
+
+    async def close(self) -> None:
+        """Tell the end of every chain, as far as the server answers."""
+        for key in list(self._positions):
+            del self._positions[key]
+            self._end(key)
+        if self._telling:
+            await asyncio.wait(self._telling, timeout=_CLOSING_S)
+        for task in self._telling:
+            task.cancel()
+
+    def _dropped(self, key: str, number: int) -> None:
+        """A position is gone, in whichever thread its last reference was."""
+        positions = self._positions.get(key)
+        if positions is None:
+            return
+        positions.pop(number, None)
+        if not positions:
+            try:
+                self._loop.call_soon_threadsafe(self._end_if_gone, key)
+            except RuntimeError:  # the loop has closed, and the engine with it
+                return
+
+    def _end_if_gone(self, key: str) -> None:
+        if key in self._positions and not self._positions[key]:
+            del self._positions[key]
+            self._end(key)
+
+    def _end(self, key: str) -> None:
+        task = self._loop.create_task(self._told(key))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _told(self, key: str) -> None:
+        try:
+            await self._tell(key)
+        except (HttpFailure, ApiError) as error:
+            log.info("the server was not told of the end of a chain: %s", error)

@@ -1,0 +1,394 @@
+"""Streaming sessions of the sglang engine: what is sent, what the server holds, and when sessions end.
+
+The fake accepts only whole ChatML contexts, and ``fake.prompts`` are whole: what a session holds is included.
+Where a prompt must be a certain one, the same turns without sessions say which.
+"""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import pytest
+
+from slipring.engines.sglang import SglangEngine
+from slipring.errors import StartupError
+from tests.engines.fakes.server import Call, HangUp, Ids, Refuse, Say, Stall, Stop, in_front_of
+from tests.engines.fakes.sglang import FakeSglang
+from tests.engines.fakes.tokens import TOKENIZER, decoded
+from tests.engines.test_contract import text_of
+from tests.engines.test_prefill import LOG, output, stream
+from tests.harness import WEATHER, Running, Socket, serve
+
+
+class WithSessions(FakeSglang):
+    has_sessions = True
+
+
+@asynccontextmanager
+async def running(**options: Any) -> AsyncIterator[tuple[WithSessions, Running]]:
+    async with in_front_of(WithSessions(), **options) as (fake, server):
+        yield fake, server
+
+
+async def turns(
+    socket: Socket, *inputs: Any, after: str | None = None, **fields: Any
+) -> list[dict[str, Any]]:
+    """Run turns of a chain, each after the one before."""
+    responses = []
+    for said in inputs:
+        asked = {"store": False, **fields, **({"previous_response_id": after} if after else {})}
+        responses.append(await socket.response(input=said, **asked))
+        after = responses[-1]["id"]
+    return responses
+
+
+def session_of(request: dict[str, Any]) -> str | None:
+    found: str | None = request.get("session_params", {}).get("id")
+    return found
+
+
+async def whole_prompts(*inputs: Any, scripts: Any = (), **fields: Any) -> list[str]:
+    """The prompts of these turns without sessions."""
+    async with in_front_of(FakeSglang()) as (fake, server), server.connect() as socket:
+        for script in scripts:
+            fake.script(*script)
+        await turns(socket, *inputs, **fields)
+        return [decoded(prompt) for prompt in fake.prompts]
+
+
+async def test_turns_of_a_chain_send_their_new_ids_only() -> None:
+    inputs = ["one", "two", "three", "four"]
+    async with running() as (fake, server), server.connect() as socket:
+        await turns(socket, *inputs)
+        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(*inputs)
+        first, second, third, fourth = fake.requests
+        # The first turn may be the only one. The second opens the session, the others append.
+        assert session_of(first) is None
+        assert session_of(second) == session_of(third) == session_of(fourth) is not None
+        assert second["input_ids"] == fake.prompts[1]
+        new = "\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+        assert [decoded(each["input_ids"]) for each in (third, fourth)] == [
+            new.format("three"),
+            new.format("four"),
+        ]
+        (opened,) = fake.opened
+        assert (opened["streaming"], opened["timeout"]) == (True, 600.0)
+
+
+async def test_answers_that_end_without_a_stop_token_are_continued() -> None:
+    cut = (Say(("one", " two")), Stop("length"))
+    async with running() as (fake, server), server.connect() as socket:
+        for _ in range(3):
+            fake.script(*cut)
+        await turns(socket, "a", "b", "c")
+        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(
+            "a", "b", "c", scripts=[cut] * 3
+        )
+        assert decoded(fake.requests[2]["input_ids"]).startswith("<|im_end|>\n")
+
+
+async def test_calls_and_outputs_are_appended() -> None:
+    call = (Call("get_weather", '{"city": "Rome"}'), Stop())
+    async with running() as (fake, server), server.connect() as socket:
+        said: Any = "Rome?"
+        after = None
+        for _ in range(4):
+            fake.script(*call)
+            (response,) = await turns(socket, said, after=after, tools=[WEATHER])
+            after = response["id"]
+            output = {"type": "function_call_output", "call_id": response["output"][0]["call_id"]}
+            said = [{**output, "output": "sunny"}]
+        assert [session_of(each) is None for each in fake.requests] == [True, False, False, False]
+        assert all(len(each["input_ids"]) < 60 for each in fake.requests[2:])
+        assert (
+            decoded(fake.prompts[3]).count("<tool_call>") == decoded(fake.prompts[2]).count("<tool_call>") + 1
+        )
+
+
+async def test_warmups_leave_nothing_of_their_own_in_a_session() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        _, two = await turns(socket, "one", "two")
+        (warm,) = await turns(socket, "three", after=two["id"], generate=False)
+        await turns(socket, "four", after=warm["id"])
+        warmup, last = fake.requests[2:]
+        assert session_of(warmup) == session_of(last) is not None
+        assert warmup["sampling_params"]["max_new_tokens"] == 0
+        assert decoded(fake.prompts[3]).count("user\nthree<|im_end|>\n<|im_start|>user\nfour") == 1
+
+
+async def test_other_instructions_are_another_context() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        _, two = await turns(socket, "one", "two", instructions="Be kind.")
+        await turns(socket, "three", after=two["id"], instructions="Be brief.")
+        assert decoded(fake.prompts[2]).startswith("<|im_start|>system\nBe brief.")
+        assert fake.requests[2]["input_ids"] == fake.prompts[2]
+        assert await fake.closed.get() == session_of(fake.requests[1])
+
+
+async def test_a_continuation_of_an_older_response_gets_a_session_of_its_own() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        _, two, _ = await turns(socket, "one", "two", "three", store=True)
+        (other,) = await turns(socket, "other", after=two["id"], store=True)
+        await turns(socket, "more", after=other["id"], store=True)
+        assert "three" not in decoded(fake.prompts[3])
+        assert fake.requests[3]["input_ids"] == fake.prompts[3]
+        first, second = session_of(fake.requests[2]), session_of(fake.requests[3])
+        assert first != second
+        assert session_of(fake.requests[4]) == second
+        assert len(fake.requests[4]["input_ids"]) < 20
+
+
+async def test_a_fork_leaves_its_parents_session_alone() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        _, two = await turns(socket, "one", "two")
+        await socket.response(input="aside", previous_response_id=two["id"], store=False, stream_id="b")
+        await turns(socket, "three", after=two["id"])
+        _, own, aside, three = map(session_of, fake.requests)
+        assert own == three != aside
+        assert "aside" not in decoded(fake.prompts[3])
+        assert len(fake.requests[3]["input_ids"]) < 20
+
+
+async def test_a_session_ends_with_its_chain() -> None:
+    async with running() as (fake, server):
+        async with server.connect() as socket:
+            await turns(socket, "one", "two", "three")
+            assert fake.closed.empty()
+        gc.collect()
+        assert await fake.closed.get() == session_of(fake.requests[2])
+
+
+async def test_all_sessions_end_with_the_engine() -> None:
+    fake = WithSessions()
+    await fake.start()
+    try:
+        async with serve(fake.engine()) as server, server.connect() as socket:
+            await turns(socket, "one", "two")
+            await turns(socket, "three", "four")
+            assert len(fake.sessions) == 2
+        assert not fake.sessions
+    finally:
+        await fake.close()
+
+
+async def test_a_session_that_the_server_has_lost_is_replaced() -> None:
+    inputs = ["one", "two", "three", "four"]
+    async with running() as (fake, server), server.connect() as socket:
+        responses = await turns(socket, *inputs[:2])
+        fake.sessions.clear()  # as after a restart
+        responses += await turns(socket, *inputs[2:], after=responses[-1]["id"])
+        assert [text_of(each) for each in responses] == ["ok"] * 4
+        assert [decoded(prompt) for prompt in fake.prompts] == await whole_prompts(*inputs)
+        # Refused in the session, then sent whole; the next turn opens another session.
+        lost, whole, again = fake.requests[2:]
+        assert session_of(lost) == session_of(fake.requests[1])
+        assert session_of(whole) is None
+        assert session_of(again) not in (None, session_of(lost))
+
+
+async def test_a_cut_connection_is_retried_with_all_ids() -> None:
+    async with running(retries=1) as (fake, server), server.connect() as socket:
+        _, two = await turns(socket, "one", "two")
+        fake.script(HangUp())
+        (three,) = await turns(socket, "three", after=two["id"])
+        assert text_of(three) == "ok"
+        assert decoded(fake.prompts[-1]) == (await whole_prompts("one", "two", "three"))[-1]
+        assert fake.requests[-1]["input_ids"] == fake.prompts[-1]
+
+
+async def test_a_failed_answer_ends_its_session() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        _, two = await turns(socket, "one", "two")
+        fake.script(Say(("half",)), HangUp())
+        events = await socket.turn(input="three", previous_response_id=two["id"], store=False)
+        assert events[-1]["type"] == "response.failed"
+        assert await fake.closed.get() == session_of(fake.requests[2])
+
+
+async def test_a_client_that_leaves_ends_the_session_of_its_answer() -> None:
+    async with running() as (fake, server):
+        async with server.connect(abandoned=True) as socket:
+            _, two = await turns(socket, "one", "two")
+            fake.script(Say(("half",)), Stall())
+            await socket.create(input="three", previous_response_id=two["id"], store=False)
+            await fake.stalled.wait()
+        assert await fake.closed.get() == session_of(fake.requests[2])
+
+
+async def test_an_answer_with_a_stop_token_in_its_middle_is_not_appended_to() -> None:
+    (word,) = TOKENIZER.encode(" ha")
+    end = TOKENIZER.control("<|endoftext|>")
+    async with running() as (fake, server), server.connect() as socket:
+        (one,) = await turns(socket, "one")
+        fake.script(Ids((word, end, word)), Stop())
+        two, _ = await turns(socket, "two", "three", after=one["id"])
+        assert text_of(two) == " ha ha"
+        # The server holds a token that the response does not have.
+        assert fake.requests[2]["input_ids"] == fake.prompts[2]
+        assert "<|endoftext|>" not in decoded(fake.prompts[2])
+
+
+async def test_a_server_that_reads_another_prompt_gets_no_more_sessions() -> None:
+    # SGLang strips a token that begins texts from what is appended; here it is one of the context.
+    cut = (Say(("one",)), Stop("length"))
+    async with running() as (fake, server), server.connect() as socket:
+        fake.bos = TOKENIZER.control("<|im_end|>")
+        fake.checks_prompts = False
+        for _ in range(5):
+            fake.script(*cut)
+        responses = await turns(socket, "a", "b", "c", "d")
+        assert [text_of(each) for each in responses] == ["one"] * 4
+        assert [session_of(each) is None for each in fake.requests] == [True, False, False, True, True]
+        whole = await whole_prompts("a", "b", "c", "d", scripts=[cut] * 4)
+        assert [decoded(prompt) for prompt in (*fake.prompts[:2], *fake.prompts[3:])] == whole
+
+
+async def test_a_refused_request_is_refused_once_it_was_sent_whole() -> None:
+    async with running() as (fake, server), server.connect() as socket:
+        _, two = await turns(socket, "one", "two")
+        fake.script(Refuse(400, "too odd"))
+        fake.script(Refuse(400, "too odd"))
+        events = await socket.turn(input="three", previous_response_id=two["id"], store=False)
+        assert "too odd" in str(events[-1])
+        assert [session_of(each) is None for each in fake.requests[2:]] == [False, True]
+
+
+async def test_the_tenant_with_most_sessions_makes_room() -> None:
+    fake = WithSessions()
+    await fake.start()
+    try:
+        engine = fake.engine(max_sessions=3)
+        async with (
+            serve(engine, api_key=("one:k1", "two:k2")) as server,
+            server.connect(key="k1") as many,
+            server.connect(key="k2") as few,
+        ):
+            await turns(few, "mine", "goes on")
+            for number in range(4):
+                await turns(many, f"chain {number}", "goes on")
+            small, *large = (each["session_id"] for each in fake.opened)
+            assert list(fake.sessions) == [small, *large[-2:]]
+    finally:
+        await fake.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [({"max_running_requests": 4}, 2), ({"max_total_num_tokens": 150}, 2), ({"max_total_num_tokens": 20}, 0)],
+)
+async def test_sessions_take_at_most_half_of_the_server(limits: dict[str, int], kept: int) -> None:
+    fake = WithSessions()
+    for name, value in limits.items():
+        setattr(fake, name, value)
+    async with in_front_of(fake) as (_, server), server.connect() as socket:
+        for number in range(4):
+            await turns(socket, f"chain {number}", "two")  # 37 tokens when it has ended
+        assert len(fake.sessions) == kept
+        assert len(fake.opened) == (4 if kept else 0)
+
+
+async def test_an_idle_session_is_closed() -> None:
+    # The server would close it a moment later: the next turn sends everything.
+    async with running() as (fake, server), server.connect() as socket:
+        _, two = await turns(socket, "one", "two")
+        (engine,) = server.service.catalog.engines
+        for session in engine.sessions._open.values():
+            session.used_at -= 597
+        await turns(socket, "three", after=two["id"])
+        assert fake.requests[2]["input_ids"] == fake.prompts[2]
+        assert await fake.closed.get() == session_of(fake.requests[1])
+
+
+async def test_without_the_servers_flag_there_are_no_sessions() -> None:
+    async with in_front_of(FakeSglang(), sessions="auto") as (fake, server), server.connect() as socket:
+        await turns(socket, "one", "two", "three")
+        assert not fake.opened
+        assert not any(map(session_of, fake.requests))
+
+
+async def test_a_server_that_opens_no_session_is_not_asked_every_turn() -> None:
+    async with in_front_of(FakeSglang(), sessions="on") as (fake, server), server.connect() as socket:
+        await turns(socket, "one", "two", "three")
+        assert len(fake.opened) == 1
+        assert not any(map(session_of, fake.requests))
+
+
+def test_sessions_are_auto_on_or_off() -> None:
+    with pytest.raises(StartupError, match="'sessions' must be auto, on or off, not 'yes'"):
+        SglangEngine.from_options("http://127.0.0.1:1,sessions=yes")
+
+
+# What sessions read ahead
+
+HEADER = {"OpenAI-Beta": "slipring_tool_output=v1"}
+CALL = (Call("get_weather", '{"city": "Rome"}'), Stop())
+
+
+async def two_calls(fake: FakeSglang, socket: Socket) -> dict[str, Any]:
+    """The second turn of a chain, which has opened a session and called a tool."""
+    fake.script(*CALL)
+    fake.script(*CALL)
+    (first,) = await turns(socket, "Rome?", tools=[WEATHER])
+    said = output(first["output"][0]["call_id"], "sunny")
+    (second,) = await turns(socket, said, after=first["id"], tools=[WEATHER])
+    return second
+
+
+async def test_outputs_of_running_tools_are_read_in_the_session() -> None:
+    async with running() as (fake, server), server.connect(headers=HEADER) as socket:
+        second = await two_calls(fake, socket)
+        call_id = await stream(socket, server, second, LOG)
+        ahead = fake.requests[2:]
+        assert ahead
+        assert {session_of(each) for each in ahead} == {session_of(fake.requests[1])}
+        assert {each["sampling_params"]["max_new_tokens"] for each in ahead} == {0}
+        await turns(socket, output(call_id, LOG), after=second["id"], tools=[WEATHER])
+        last = fake.requests[-1]
+        assert session_of(last) == session_of(fake.requests[1])
+        whole = len(TOKENIZER.encode(LOG))
+        assert len(last["input_ids"]) < whole / 2
+        assert sum(len(each["input_ids"]) for each in ahead) > whole / 2
+        assert decoded(fake.prompts[-1]).count(LOG.strip()) == 1
+        assert len(fake.opened) == 1
+
+
+async def test_an_output_that_ends_otherwise_is_sent_whole() -> None:
+    async with running() as (fake, server), server.connect(headers=HEADER) as socket:
+        second = await two_calls(fake, socket)
+        call_id = await stream(socket, server, second, LOG)
+        await turns(socket, output(call_id, "Nothing of it."), after=second["id"], tools=[WEATHER])
+        assert fake.requests[-1]["input_ids"] == fake.prompts[-1]
+        assert "test number" not in decoded(fake.prompts[-1])
+
+
+class Rest(asyncio.Event):
+    """Holds back the rest of an answer, and tells when its beginning has been sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+
+    async def wait(self) -> Literal[True]:
+        self.begun.set()
+        return await super().wait()
+
+
+async def test_a_turn_waits_for_what_is_being_read() -> None:
+    async with running() as (fake, server), server.connect(headers=HEADER) as socket:
+        second = await two_calls(fake, socket)
+        rest = Rest()
+        fake.script(Say(("a", "b"), rest=rest), Stop())
+        call = second["output"][0]["call_id"]
+        piece = {"type": "response.tool_output.delta", "response_id": second["id"], "call_id": call}
+        await socket.send(**piece, delta=LOG)
+        await rest.begun.wait()
+        asked = {"input": output(call, LOG), "previous_response_id": second["id"], "tools": [WEATHER]}
+        await socket.create(**asked, store=False)
+        await socket.until("response.in_progress")
+        assert len(fake.requests) == 3
+        rest.set()
+        await socket.until("response.completed")
+        assert session_of(fake.requests[-1]) == session_of(fake.requests[1])
+        assert len(fake.opened) == 1
