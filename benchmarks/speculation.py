@@ -21,24 +21,21 @@ from typing import Any
 from common import Process, connected, keep, slipring, spread
 
 KINDS = ("", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod")
-LINES = 24
+LINES = 30
 TOKENS = 160
 SETTINGS = {"temperature": 0, "store": False, "max_output_tokens": TOKENS}
 
 
 def file_of(number: int) -> str:
-    """Return a small source file that no other round has."""
-    lines = [f"# module {number}: reads rows of table {number * 37 % 101}", "", "import csv", ""]
-    for line in range(LINES // 3):
-        name = f"read_{number}_{line}"
-        lines += [f"def {name}(path):", f"    rows = list(csv.reader(open(path)))[{line}:]", "    return rows"]
-    return "\n".join(lines)
+    """Return the beginning of one of the benchmarks' own files, another for each round."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return "\n".join(files[number % len(files)].read_text().splitlines()[:LINES])
 
 
 def request_of(workload: str, number: int) -> list[dict[str, Any]]:
     if workload == "edit":
         file = file_of(number)
-        ask = f"```python\n{file}\n```\nRename `rows` to `lines` in the last function. Write the whole file."
+        ask = f"```python\n{file}\n```\nWrite this file again, with `Path` renamed to `Place`."
     else:
         ask = f"Tell me story number {number} about a cat and a river, in many short sentences."
     return [{"role": "user", "content": ask}]

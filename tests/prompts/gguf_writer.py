@@ -45,7 +45,9 @@ def write_hollow_model(path: Path, metadata: dict[str, Any]) -> None:
     _write_model(path, metadata, {})
 
 
-def write_tiny_model(path: Path, metadata: dict[str, Any], *, attends: bool = True) -> None:
+def write_tiny_model(
+    path: Path, metadata: dict[str, Any], *, attends: bool = True, context: int = 8192
+) -> None:
     """Write a model of one layer that generates words, for tests that need a model and not its sense.
     Of the metadata of another model it takes the vocabulary and the template.
 
@@ -64,7 +66,7 @@ def write_tiny_model(path: Path, metadata: dict[str, Any], *, attends: bool = Tr
     _write_model(
         path,
         {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
-        | {"llama.context_length": 8192},
+        | {"llama.context_length": context},
         {
             "token_embd": _quantized(vectors, 1 / 256),
             "output": _quantized(output, 1 / 64),

@@ -69,7 +69,9 @@ async def conversation(model: SharedModel) -> list[Any]:
         second = await socket.response(
             input=misleading, previous_response_id=first["id"], **{**GREEDY, "max_output_tokens": 101}
         )
-        third = await socket.response(input="Go on.", previous_response_id=second["id"], **{**GREEDY, "max_output_tokens": 20})
+        third = await socket.response(
+            input="Go on.", previous_response_id=second["id"], **{**GREEDY, "max_output_tokens": 20}
+        )
         assert not server.service.render_fallbacks
         return [(text_of(each), each["status"], each["usage"]) for each in (first, second, third)]
 
