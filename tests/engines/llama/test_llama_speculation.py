@@ -12,7 +12,7 @@ from slipring.core.limits import Limits
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.options import LlamaOptions, read_options
 from slipring.engines.llama.sharing import EmbeddedOwner
-from slipring.errors import StartupError
+from slipring.errors import PermissionDenied, StartupError
 from tests.engines.llama.test_llama_steering import take_turns
 from tests.harness import TERMINAL, serve
 from tests.model import SharedModel, loaded
@@ -146,6 +146,9 @@ async def test_a_pool_of_drafts_serves_one_tenant(models: dict[str, SharedModel]
     with pytest.raises(StartupError, match="serves one tenant"):
         async with serve(engine, api_key=("a:one", "b:two")):
             raise AssertionError
+    engine._refuse_second_tenant("a")
+    with pytest.raises(PermissionDenied):  # its key was created after the start
+        engine._refuse_second_tenant("b")
     own = models["ngram-simple"].engine(slots=1, context=1024)
     async with serve(own, api_key=("a:one", "b:two")):
         assert not own.serves_one_tenant
