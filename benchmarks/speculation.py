@@ -2,8 +2,7 @@
 
 One server without speculation and one for each kind of it, all on the embedded model, take turns. Each round
 is a new file in a new chain: the client sends it, asks for the whole file with one name changed, and reads a
-fixed number of tokens. A second workload writes new text, where drafts cannot help. Answers begin as the file
-does, so that a small model repeats it.
+fixed number of tokens. A second workload writes new text, where drafts cannot help.
 
     python benchmarks/speculation.py [--rounds 5]
 """
@@ -11,7 +10,6 @@ does, so that a small model repeats it.
 import argparse
 import asyncio
 import contextlib
-import json
 import statistics
 import sys
 import time
@@ -21,21 +19,22 @@ from typing import Any
 from common import Process, connected, keep, slipring, spread
 
 KINDS = ("", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod")
-LINES = 30
+LINES = 24
 TOKENS = 160
 SETTINGS = {"temperature": 0, "store": False, "max_output_tokens": TOKENS}
 
 
 def file_of(number: int) -> str:
-    """Return the beginning of one of the benchmarks' own files, another for each round."""
+    """Return the first functions of one of the benchmarks' own files, another for each round."""
     files = sorted(Path(__file__).parent.glob("*.py"))
-    return "\n".join(files[number % len(files)].read_text().splitlines()[:LINES])
+    code = files[number % len(files)].read_text().partition("\ndef ")[2]
+    return "\n".join(f"def {code}".splitlines()[:LINES])
 
 
 def request_of(workload: str, number: int) -> list[dict[str, Any]]:
     if workload == "edit":
         file = file_of(number)
-        ask = f"```python\n{file}\n```\nWrite this file again, with `Path` renamed to `Place`."
+        ask = f"Here is a file:\n```python\n{file}\n```\nWrite the file again with `return` in capitals."
     else:
         ask = f"Tell me story number {number} about a cat and a river, in many short sentences."
     return [{"role": "user", "content": ask}]
@@ -63,7 +62,9 @@ async def answer(server: Process, workload: str, number: int) -> dict[str, Any]:
         taken = {"wall_s": time.perf_counter() - start, "cpu_s": child.cpu_s() - cpu_s}
     tokens = response["usage"]["output_tokens"]
     text = "".join(part["text"] for item in response["output"] for part in item.get("content", ()))
-    return {**taken, "tokens": tokens, "text": text}
+    lines, file = [line for line in text.splitlines() if line.strip()], file_of(number)
+    repeated = sum(line in file for line in lines) / max(len(lines), 1)
+    return {**taken, "tokens": tokens, "text": text, "repeated": repeated}
 
 
 def main() -> None:
@@ -92,13 +93,15 @@ def main() -> None:
 
 
 def figures(seen: dict[str, dict[str, list[dict[str, Any]]]]) -> dict[str, Any]:
-    """Return the figures without the texts, and in how many rounds the text was that of ``none``."""
+    """Return the figures without the texts, with the share of lines that the file has, and in how many rounds
+    the text was that of ``none``."""
     return {
         workload: {
             kind: {
                 "wall_s": [each["wall_s"] for each in rounds],
                 "cpu_s": [each["cpu_s"] for each in rounds],
                 "tokens": [each["tokens"] for each in rounds],
+                "repeated": [each["repeated"] for each in rounds],
                 "same_text": sum(
                     each["text"] == plain["text"]
                     for each, plain in zip(rounds, kinds.get("none", rounds), strict=True)
@@ -119,10 +122,9 @@ def show(seen: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
             print(
                 f"  {kind:13} {rates['median']:6.1f} ({rates['low']:.1f} – {rates['high']:.1f})"
                 f"   {statistics.median(cpu):6.1f} ({min(cpu):.1f} – {max(cpu):.1f})"
+                f"   lines of the file: {statistics.median(each['repeated']):.0%}"
                 f"   the text of none: {each['same_text']} of {len(each['tokens'])}"
             )
-    sys.stdout.flush()
-    print(json.dumps({kind: rounds[0]["text"][:80] for kind, rounds in seen["edit"].items()}, indent=1))
 
 
 if __name__ == "__main__":

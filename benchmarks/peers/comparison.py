@@ -115,7 +115,7 @@ def read(engine: str) -> Record:
 
 
 def ways(record: Record, at_once: int) -> list[Way]:
-    """The ways in the order in which they were measured first."""
+    """All ways with this many loops at a time, in the order of ``NAMES`` and ``WAYS``."""
     found: dict[tuple[str, str], list[Measured]] = {}
     for each in record.measured:
         if each.at_once == at_once:

@@ -5,7 +5,7 @@
 
 In each repeat every way runs once alone and once as four loops at a time, and each repeat begins with another
 way, so that other load on the machine affects all of them. The records are written to
-``benchmarks/results/engines``; ``benchmarks/page.py`` and ``table.py`` show them.
+``benchmarks/results/engines``; ``benchmarks/page.py`` shows them.
 """
 
 import argparse
@@ -76,8 +76,8 @@ def main() -> int:
     parser.add_argument("engine", choices=ENGINES)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--turns", type=int, default=25)
-    parser.add_argument("--output-bytes", type=int, default=5_800, help="size of a tool's output")
-    parser.add_argument("--answer-tokens", type=int, default=60)
+    parser.add_argument("--output-bytes", type=int, default=3_500, help="size of a tool's output")
+    parser.add_argument("--answer-tokens", type=int, default=20)
     parser.add_argument("--threads", type=int, default=1, help="threads of the engine")
     given = parser.parse_args()
     plan = Plan(given.turns, given.output_bytes, given.answer_tokens)

@@ -36,13 +36,14 @@ class Wrong(Exception):
 
 
 class Loop:
-    """One conversation. ``name`` makes its texts different from those of all others."""
+    """One conversation. All have the same texts, but ``name`` at their beginning differs, so that no engine
+    has more than the instructions and tools of a new one in its cache."""
 
     def __init__(self, server: Server, plan: Plan, name: str, count: Count) -> None:
         self.server = server
         self.plan = plan
         self._count = count
-        prose = Prose(name)
+        prose = Prose("engines")
         first = f"Conversation {name}. {prose.task()}"
         self.texts = [first, *(prose.tool_output(plan.output_bytes) for _ in range(plan.turns - 1))]
         self._least = count(INSTRUCTIONS)

@@ -62,7 +62,7 @@ def write_vocabulary(directory: Path, context: int) -> None:
     }
     config = {
         **{"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "torch_dtype": "float32"},
-        **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 32},
+        **{"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 32},
         **{"num_attention_heads": 1, "num_key_value_heads": 1, "hidden_act": "silu", "rms_norm_eps": 1e-6},
         **{"max_position_embeddings": context, "rope_theta": 1e6, "tie_word_embeddings": False},
         **{"vocab_size": len(words) + len(added), "eos_token_id": ids[_END], "use_sliding_window": False},
