@@ -96,9 +96,10 @@ fix: .venv/.dev ## format and mend what ruff can mend
 bench: .venv/.dev ## measure what the budgets promise, and hold them against it (up to ten minutes)
 	$(BIN)/python benchmarks/standard.py
 
-bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the embedded model, stores
+bench-more: .venv/.dev ## the other measurements of benchmarks/: rendering, the embedded model, outputs of running tools, stores
 	$(BIN)/python benchmarks/render_cost.py
 	$(BIN)/python benchmarks/llama_loop.py
+	$(BIN)/python benchmarks/tool_output.py
 	$(BIN)/python benchmarks/store_cost.py
 	$(BIN)/python benchmarks/attacks.py
 

@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 from budgets import all_budgets
-from common import RESULTS
+from common import RESULTS, spread
 from peers import comparison
 
 from slipring.bench import results
@@ -87,6 +87,7 @@ def sections() -> dict[str, str]:
         "speculation": speculation_table(),
         "vllm": peers_section("vllm"),
         "llama-server": peers_section("llama-server"),
+        "tool output": tool_output_table(),
     }
 
 
@@ -139,6 +140,39 @@ def stage_table(record: BenchRecord, workload: str) -> str:
     lines = [f"| ms per turn | {' | '.join(f'`{mode}`' for mode in means)} |"]
     lines += ["| --- |" + " --- |" * len(means)]
     lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
+    return "\n".join(lines)
+
+
+def tool_output_table() -> str:
+    """Return the figures of ``tool_output.py``, which is not among those that ``make bench`` runs."""
+    path = RESULTS / "tool_output.json"
+    if not path.exists():
+        return "No figures have been recorded yet."
+    figures = json.loads(path.read_text())
+    rounds = figures["rounds"]
+    printed = spread([each["plain"]["output_tokens_of_tool"] for each in rounds])["median"]
+    what = f"{printed:,.0f} tokens in {figures['seconds']:g} s"
+    lines = [
+        f"{len(rounds)} rounds with `{figures['engine']}`, {what}:\n",
+        "| output | from the tool's end to the first token | tokens left to read | |",
+        "| --- | --- | --- | --- |",
+    ]
+    ratio = figures["ratios"]
+    verdicts = {
+        "plain": "",
+        "streamed": f"{ratio['median']:.0%} ({ratio['low']:.0%} – {ratio['high']:.0%}) of that without;"
+        f" budget ≤ {figures['budget']:.0%}",
+    }
+    for way, title in (("plain", "sent at the end"), ("streamed", "streamed")):
+        first = spread([each[way]["first_ms"] / 1e3 for each in rounds])
+        seconds = f"{first['median']:.2f} s ({first['low']:.2f} – {first['high']:.2f})"
+        left = spread([each[way]["input_tokens"] - each[way]["cached_tokens"] for each in rounds])
+        counts = f"{left['median']:,.0f} ({left['low']:,.0f} – {left['high']:,.0f})"
+        lines.append(f"| {title} | {seconds} | {counts} | {verdicts[way]} |")
+    equal = "The same" if figures["same_input_tokens"] else "Different"
+    lines.append(
+        f"\n{equal} input tokens; the same answer in {figures['same_answers']} of {len(rounds)} rounds."
+    )
     return "\n".join(lines)
 
 

@@ -23,22 +23,37 @@ _KNOWN_TOOLS = frozenset(
 )
 
 
+class Tap:
+    """Checks messages, and collects the faults that it finds."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        self._orders: dict[Outbox, wire.Order] = {}
+
+    def reset(self) -> None:
+        """Forget all messages and faults so far."""
+        self.faults.clear()
+        self._orders.clear()
+
+    def check(self, outbox: Outbox, message: bytes) -> None:
+        try:
+            _check(message, self._orders.setdefault(outbox, wire.Order()))
+        except AssertionError as fault:
+            self.faults.append(f"{fault}\nin {message[:2000]!r}")
+
+
 @contextmanager
-def tapped(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Check all messages while the block runs; yield the list of faults."""
-    faults: list[str] = []
-    orders: dict[Outbox, wire.Order] = {}
-    post = Outbox.post
+def tapped() -> Iterator[Tap]:
+    """Check all messages while the block runs."""
+    tap, post = Tap(), Outbox.post
 
     def checked_post(outbox: Outbox, message: bytes) -> None:
-        try:
-            _check(message, orders.setdefault(outbox, wire.Order()))
-        except AssertionError as fault:
-            faults.append(f"{fault}\nin {message[:2000]!r}")
+        tap.check(outbox, message)
         post(outbox, message)
 
-    patch.setattr(Outbox, "post", checked_post)
-    yield faults
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Outbox, "post", checked_post)
+        yield tap
 
 
 def _check(message: bytes, order: wire.Order) -> None:

@@ -376,7 +376,10 @@ KNOWN: list[tuple[str, dict[str, Row], Callable[[], set[str]]]] = [
     ),
 ]
 OURS_ALONE = {
-    "client events": {"response.processed", "response.append"},
+    "client events": {
+        *("response.processed", "response.append"),
+        *("response.tool_output.delta", "response.tool_output.done"),
+    },
     "items": {"compaction_summary"},
     "fields": {"client_metadata", "rollout", "presence_penalty", "frequency_penalty", "seed"},
 }
@@ -442,7 +445,7 @@ def open_session() -> Session:
         ports=Ports(mint=mint, clock=lambda: 0.0, seal=SEAL, requests=Ledger(2**40, 2**40)),
         cache=ConnectionCache(2**20),
         now=0.0,
-        betas=Betas(rollout=True, inject=True),
+        betas=Betas(rollout=True, inject=True, tool_output=True),
     )
     frame = json.dumps({"type": "response.create", "input": "hello", "store": False})
     start = session.receive(frame, 0.0)[-1]
@@ -453,7 +456,7 @@ def open_session() -> Session:
     return session
 
 
-ADDITIONS = ("response.steer.", "response.append.", "response.inject.")
+ADDITIONS = ("response.steer.", "response.append.", "response.inject.", "response.tool_output.")
 
 
 def checked(session: Session, check: Check) -> list[Action]:
@@ -1058,8 +1061,12 @@ def test_a_tool_choice_is_treated_as_the_page_says(name: str) -> None:
 
 
 ANSWER = {"type": "function_call_output", "call_id": "call_1", "output": "42"}
+PIECE = {"response_id": "resp_1", "call_id": "call_1"}
 CLIENT_EVENT_SAMPLES: Json = {
-    name: {"response_id": "resp_1", "input": [ANSWER]} for name in ("response.append", "response.inject")
+    "response.append": {"response_id": "resp_1", "input": [ANSWER]},
+    "response.inject": {"response_id": "resp_1", "input": [ANSWER]},
+    "response.tool_output.delta": {**PIECE, "delta": "4"},
+    "response.tool_output.done": PIECE,
 }
 
 
@@ -1079,6 +1086,10 @@ def test_the_page_lists_every_error_code_of_steering() -> None:
 
 def test_the_page_lists_every_error_code_of_appending() -> None:
     assert listed("Rollouts").keys() == set(typing.get_args(events.AppendErrorCode))
+
+
+def test_the_page_lists_every_error_code_of_pieces_of_outputs() -> None:
+    assert listed("Outputs of running tools").keys() == set(typing.get_args(events.ToolOutputErrorCode))
 
 
 def tags(kind: type[Struct]) -> set[str]:

@@ -33,8 +33,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         *("core", "engines", "sandbox", "stores", "keys.token", "server"),
     ),
     "inspection": (
-        *("errors", "spelling", "protocol", "core.generation", "core.chain", "prompts", "engines"),
-        "inspection",
+        *("errors", "spelling", "protocol", "core.generation", "core.chain", "core.turn.response_object"),
+        *("prompts", "engines", "inspection"),
     ),
     "chat": ("chat",),
     "bench": ("", "bench"),

@@ -341,6 +341,7 @@ _OF_A_STEP = ["rollout", *_STAGES]
 _OWN_EVENTS: dict[str, frozenset[str]] = {
     "response.done": frozenset({"response_id", "required_input"}),
     "response.append.failed": frozenset({"response_id", "input", "error"}),
+    "response.tool_output.failed": frozenset({"response_id", "call_id", "error"}),
 }
 """Events that are specific to slipring, with their keys besides those of every event."""
 
@@ -754,7 +755,7 @@ class Order:
             self._see_error(event)
         elif kind.startswith("response.steer."):
             self._see_steer(event, lane)
-        elif kind.startswith(("response.append.", "response.inject.")):
+        elif kind.startswith(("response.append.", "response.inject.", "response.tool_output.")):
             self._see_appended(event, lane)
         elif kind == "response.created":
             self._see_created(event, lane)
@@ -796,8 +797,8 @@ class Order:
             self.responses.append(turn.response)
 
     def _see_appended(self, event: Json, lane: str | None) -> None:
-        """The answer to an append does not wait in the lane's queue, and has the numbers of the open
-        response."""
+        """The answer to an append, or to a piece of an output, does not wait in the lane's queue, and has the
+        numbers of the open response."""
         turn = self._turns.get(event["response_id"])
         code = event.get("error", {}).get("code")
         if turn is None or turn.is_over:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.relay import Served
+from tests.relay import RelayedSocket, Served
 from tests.snippets import run_snippet
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -30,7 +30,9 @@ def run_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
 
 def test_every_example_has_a_test() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {"two_turns.py", "tool_loop.py", "lanes.py"}
+    programs = {"two_turns.py", "tool_loop.py", "lanes.py", "streamed_tool.py"}
+    run_by_make_clients = {"streamed_tool.mjs"}
+    assert {path.name for path in EXAMPLES.iterdir()} == programs | run_by_make_clients
 
 
 async def test_two_turns_sends_only_new_items(run_example: Run, served: Served) -> None:
@@ -69,3 +71,36 @@ async def test_lanes_forks_one_parent_twice(run_example: Run, served: Served) ->
         parent, *children = relay.socket.responses
         assert {child["previous_response_id"] for child in children} == {parent["id"]}
         assert [frame["stream_id"] for frame in relay.socket.sent] == ["main", "happy", "sad"]
+
+
+def require_streamed(socket: RelayedSocket, calls: int) -> None:
+    """Require that every output was sent in pieces while its call was open, then as an item."""
+    creates = [frame for frame in socket.sent if frame["type"] == "response.create"]
+    assert len(creates) == calls + 1
+    outputs = [item for frame in creates[1:] for item in frame["input"]]
+    assert len(outputs) == calls
+    for response, output in zip(socket.responses, outputs, strict=False):
+        call = {"response_id": response["id"], "call_id": output["call_id"]}
+        *pieces, last = [frame for frame in socket.sent if frame.items() >= call.items()]
+        assert {piece["type"] for piece in pieces} == {"response.tool_output.delta"}
+        assert output["output"].startswith("".join(piece["delta"] for piece in pieces))
+        assert last["type"] == "response.tool_output.done"
+    assert not [event for event in socket.received if event["type"] == "response.tool_output.failed"]
+
+
+async def test_streamed_tool_sends_the_output_while_the_tool_runs(run_example: Run, served: Served) -> None:
+    with served("simulated:tokens_per_s=0,output_tokens=5,tool_calls=1") as relay:
+        printed = await run_example("streamed_tool.py", relay.url)
+        require_streamed(relay.socket, calls=1)
+    assert "check 19:" in printed
+    assert "tokens were left to read" in printed
+    assert printed.endswith(f"{ANSWER}\n")
+
+
+async def test_streamed_tool_ends_although_the_model_would_not(
+    run_example: Run, served: Served, scripted: Callable[..., str]
+) -> None:
+    asked = {"function_call": {"name": "shell", "arguments": {"command": "list_files"}}}
+    with served(scripted(*[[asked]] * 20)) as relay:
+        await run_example("streamed_tool.py", relay.url)
+        assert len(relay.socket.responses) == 9

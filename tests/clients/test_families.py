@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Agent, OpenAIProvider, RunConfig, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
 
 from slipring.prompts.parsing.call_writer import Call
+from tests.clients import sdk
+from tests.clients.family_server import MOVING, family_server, require_appended
 from tests.engines.fakes.families import Answer, FakeFamilyServer
 from tests.harness import Running, serve
-from tests.inspection.model_directories import write_directory
-from tests.prompts.templates.detection.test_format_detection import KNOWN, STOPS
-from tests.prompts.templates.family_templates import NAMES, source_of
+from tests.prompts.templates.family_templates import NAMES
 
 FIRST = Answer(thoughts="I need the weather.", calls=(Call("get_weather", {"city": "Rome", "days": 2}),))
 SECOND = Answer(
@@ -27,37 +26,23 @@ SECOND = Answer(
     calls=(Call("note", {"text": 'It is "sunny":\n  21', "tags": ["1", "x"], "final": True}, index=1),),
 )
 LAST = Answer(thoughts="Done.", text="It is sunny.")
-MOVING = {"mistral_nemo": "its template moves the tools to the last user message"}
-"""Families whose prompts are rendered in full, and why."""
 
 
 @pytest.fixture(autouse=True)
 def _no_traces() -> None:
-    set_tracing_disabled(True)  # otherwise it tries to send traces to OpenAI
+    sdk.agents.set_tracing_disabled(True)  # otherwise it tries to send traces to OpenAI
 
 
 @asynccontextmanager
 async def serving(path: Path, family: str) -> AsyncIterator[tuple[FakeFamilyServer, Running]]:
     """A slipring in front of a server that has a model of this family."""
-    stops = STOPS.get(family, ("<|im_end|>",))
-    directory = write_directory(path / family, source_of(family), bos_token="<s>", eos_token=stops[0])
-    fake = FakeFamilyServer(directory, KNOWN[family], (stops[0], stops[-1]))
-    fake.answers.extend((FIRST, SECOND, LAST))
-    await fake.start()
-    try:
+    async with (
+        family_server(path, family, FIRST, SECOND, LAST) as fake,
         # Without structural tags, for which the server would first be asked what they do to thoughts.
-        async with serve(fake.engine(retries=0, structural_tags=False)) as server:
-            yield fake, server
-    finally:
-        await fake.close()
-
-
-def require_appended(fake: FakeFamilyServer) -> None:
-    """Each prompt begins with the one before it and the ids that the model emitted for that."""
-    assert len(fake.prompts) == 3
-    for number, (prompt, emitted) in enumerate(zip(fake.prompts[:2], fake.emitted, strict=False)):
-        before = [*prompt, *emitted]
-        assert fake.prompts[number + 1][: len(before)] == before
+        serve(fake.engine(retries=0, structural_tags=False)) as server,
+    ):
+        yield fake, server
+        assert len(fake.prompts) == 3
 
 
 def thoughts_of(fake: FakeFamilyServer, *answers: Answer) -> list[str]:
@@ -69,26 +54,26 @@ def thoughts_of(fake: FakeFamilyServer, *answers: Answer) -> list[str]:
 async def test_the_agents_sdk_runs_a_loop_of_two_tools(family: str, tmp_path: Path) -> None:
     called: list[Any] = []
 
-    @function_tool
+    @sdk.agents.function_tool
     def get_weather(city: str, days: int) -> str:
         """Weather of a city."""
         called.append((city, days))
         return "Sunny, 21 degrees."
 
-    @function_tool
+    @sdk.agents.function_tool
     def note(text: str, tags: list[str], final: bool) -> str:
         """Takes a note."""
         called.append((text, tags, final))
         return "Noted."
 
-    agent = Agent(name="a", model="smollm2", instructions="Use tools.", tools=[get_weather, note])
+    agent = sdk.agents.Agent(name="a", model="smollm2", instructions="Use tools.", tools=[get_weather, note])
     async with serving(tmp_path, family) as (fake, server):
-        provider = OpenAIProvider(base_url=server.url, api_key="any", use_responses_websocket=True)
+        provider = sdk.agents.OpenAIProvider(base_url=server.url, api_key="any", use_responses_websocket=True)
         async with aclosing(provider):
-            result = await Runner.run(
+            result = await sdk.agents.Runner.run(
                 agent,
                 "weather in Rome?",
-                run_config=RunConfig(model_provider=provider),
+                run_config=sdk.agents.RunConfig(model_provider=provider),
                 auto_previous_response_id=True,
             )
         assert result.final_output == LAST.text

@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from agents import Agent, responses_websocket_session, set_tracing_disabled
 from openai import AsyncOpenAI, OpenAI
 
+from tests.clients import sdk
 from tests.relay import Served
 
 MODEL = "simulated"
@@ -43,9 +43,9 @@ async def ask_awaiting(url: str) -> str:
 
 
 async def ask_agent(url: str) -> str:
-    set_tracing_disabled(True)
-    async with responses_websocket_session(base_url=url, api_key="any") as session:
-        result = await session.run(Agent(name="thinker", model=MODEL), "think")
+    sdk.agents.set_tracing_disabled(True)
+    async with sdk.agents.responses_websocket_session(base_url=url, api_key="any") as session:
+        result = await session.run(sdk.agents.Agent(name="thinker", model=MODEL), "think")
     return result.final_output
 
 

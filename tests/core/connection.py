@@ -27,12 +27,14 @@ from slipring.core.session.actions import (
     Check,
     CheckAppended,
     Close,
+    EndPrefill,
     Load,
     Loaded,
     Record,
     Save,
     Send,
     Start,
+    StartPrefill,
     Weigh,
 )
 from slipring.core.session.client_events import Read
@@ -141,6 +143,8 @@ class Connection:
         self.weighs: dict[Turn, Weigh] = {}
         self.starts: dict[Turn, Start] = {}
         self.saves: dict[Turn, Save] = {}
+        self.prefills: dict[str, StartPrefill] = {}
+        """Those that run, by response."""
         self.cancelled: list[Turn] = []
         self.close: Close | None = None
         self.order = Order()
@@ -186,6 +190,16 @@ class Connection:
     def append_frame(self, target: str, *items: Json, kind: str = "append", **fields: Any) -> str:
         return json.dumps({"type": f"response.{kind}", "response_id": target, "input": items, **fields})
 
+    def stream_output(self, target: str, call_id: str, delta: str) -> list[Json]:
+        """Send a piece of a tool's output."""
+        piece = {"response_id": target, "call_id": call_id, "delta": delta}
+        return self.receive(json.dumps({"type": "response.tool_output.delta", **piece}))
+
+    def end_output(self, target: str, call_id: str) -> list[Json]:
+        """A tool has written all its output."""
+        done = {"response_id": target, "call_id": call_id}
+        return self.receive(json.dumps({"type": "response.tool_output.done", **done}))
+
     def respond(self, lane: str | None = None, previous: str | None = None, **fields: Any) -> Json:
         """Send a create and complete its response; returns the finished response object."""
         text = fields.pop("says", "ok")
@@ -229,6 +243,10 @@ class Connection:
         )
         sent = self._run([Send(self.session.deltas(turn, [*deltas, end]))])
         return sent + self._run(self.session.finished(turn, self.server.now))
+
+    def end_prefill(self, response_id: str, tokens: int | None = 100) -> list[Json]:
+        """The engine has prefilled so many tokens, or has failed."""
+        return self._run(self.session.prefilled(self.prefills.pop(response_id), tokens))
 
     def complete(self, lane: str | None = None, text: str = "ok") -> Json:
         """Finish with a text (a warmup with nothing), save if needed; returns the response object."""
@@ -309,16 +327,30 @@ class Connection:
                 work: Any = {Load: self.loads, Check: self.checks, Weigh: self.weighs, Save: self.saves}
                 work[type(action)][action.turn] = action
             elif isinstance(action, Cancel):
-                self.cancelled.append(action.turn)
-                for work in (self.loads, self.checks, self.weighs, self.starts, self.saves):
-                    work.pop(action.turn, None)
+                self._cancel(action.turn)
+            elif isinstance(action, StartPrefill | EndPrefill):
+                self._prefill(action)
             elif isinstance(action, Record):
                 self.reports.append(action)
             elif isinstance(action, Close):
                 self.close = action
         return self.events[before:]
 
+    def _cancel(self, turn: Turn) -> None:
+        self.cancelled.append(turn)
+        for work in (self.loads, self.checks, self.weighs, self.starts, self.saves):
+            work.pop(turn, None)
+
+    def _prefill(self, action: StartPrefill | EndPrefill) -> None:
+        if isinstance(action, EndPrefill):
+            del self.prefills[action.response_id]
+            return
+        assert action.response_id not in self.prefills, "two prefills of one response"
+        self.prefills[action.response_id] = action
+
     def _start(self, start: Start) -> None:
+        if start.job.parent is not None and not start.job.fork:
+            self.prefills.pop(start.job.parent.id, None)
         if (error := self._refuses(start.job)) is not None:
             self._run(self.session.failed(start.turn, error, self.server.now))
             return

@@ -80,7 +80,7 @@ class ThoughtSummary(Struct):
 
 
 class CallStarted(Struct):
-    """A tool call begins. Its arguments follow as ``CallArguments``."""
+    """A tool call begins. Its arguments follow as ``CallArguments``, and ``CallEnded`` after them."""
 
     kind: Kind
     name: str
@@ -91,6 +91,15 @@ class CallArguments(Struct, gc=False):
     """A piece of the JSON arguments of a function or tool search, or of a custom tool's input."""
 
     text: str
+
+
+class CallEnded(Struct):
+    """No more arguments follow for the call that began last. The client gets the call at once, so an engine
+    sends this as soon as it is certain. Without it, the call ends when another item or the answer does."""
+
+    is_complete: bool = True
+    """False if the model broke the call off: its item gets the status ``incomplete``, and the client need not
+    answer it. The arguments are then no complete JSON object, so that no client can run the call."""
 
 
 class Finished(Struct):
@@ -127,6 +136,7 @@ Delta = (
     | ThoughtSummary
     | CallStarted
     | CallArguments
+    | CallEnded
     | Finished
 )
 
@@ -171,6 +181,8 @@ class Model(Struct, frozen=True):
     defaults: Defaults = Defaults()
     context_tokens: int | None = None
     """Size of the context window; None if the engine does not know it."""
+    rewrites_answers: bool = False
+    """Whether earlier answers are rendered in another way once a user message follows them."""
 
 
 class Models(Protocol):
@@ -235,3 +247,16 @@ class Job(Struct, frozen=True):
         if self.parent is not None:
             yield from self.parent.context()
         yield from self.input
+
+
+class Prefill(Struct, frozen=True):
+    """Work that the engine can do before the next request of a chain arrives: process the tokens with which
+    every likely continuation of the chain begins."""
+
+    job: Job
+    """A warmup of what is known of that request."""
+    expects: Literal["output", "user"]
+    """What the request will add. ``output``: the text of the job's last item, the output of a call, may still
+    grow. ``user``: a user message follows."""
+    done_tokens: int = 0
+    """The result of the chain's last prefill: its tokens are processed already."""

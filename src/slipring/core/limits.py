@@ -31,6 +31,11 @@ class Limits:
     steer_after_tokens: int = _limit(
         64, "a steered response ends at the end of a sentence, or after this many further pieces of text"
     )
+    max_tool_output_bytes: int = _limit(
+        1024 * _KIB,
+        "output of running tools that is prefilled for one response; what a client streams past it has no"
+        " effect",
+    )
     rollout_wait_s: float = _limit(600.0, "how long a rollout waits for input that its client has to send")
     max_tokenizing: int = _limit(
         2, "long contexts that one process tokenizes at once, taking tenants in turn"

@@ -37,6 +37,8 @@ class Betas(Struct, frozen=True):
     """Accept ``rollout`` in ``response.create``, and ``response.append`` events."""
     inject: bool = False
     """Accept ``response.inject`` events."""
+    tool_output: bool = False
+    """Accept ``response.tool_output.delta`` and ``response.tool_output.done`` events."""
 
 
 NO_BETAS = Betas()

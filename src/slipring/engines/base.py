@@ -11,7 +11,7 @@ from enum import Enum
 
 from msgspec import structs
 
-from slipring.core.generation import Delta, Finished, Job, Model
+from slipring.core.generation import Delta, Finished, Job, Model, Prefill
 from slipring.core.limits import Limits
 from slipring.engines.constraints.grammar_compiler import IN_THREAD, Compiler
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
@@ -72,6 +72,15 @@ class Engine(ABC):
         ``Finished``. Raise an ``ApiError`` to fail the response with its message. Closing the generator early
         cancels the job: stop and free what it used at once.
         """
+
+    async def prefill(self, prefill: Prefill) -> int:
+        """Process a context that a chain will probably continue with, while no response needs the engine.
+
+        Returns how many tokens of the context are processed. Never delays a response: one that arrives
+        interrupts the prefill. Closing (cancelling) it early keeps what has been processed. This default is
+        for engines that cannot prefill, and does nothing.
+        """
+        return 0
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         """Count the tokens of a job's prompt without generating.

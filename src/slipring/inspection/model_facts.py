@@ -50,19 +50,11 @@ from slipring.inspection.spelled_vocabulary import SpelledVocabulary
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.rendering import Renderer
+from slipring.prompts.templates.detection.format_detection import layout_in_words
 from slipring.prompts.templates.message_forms import MessageForms
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.prompts.tokenization.tokenizer import Tokenizer
 
-_LAYOUTS = {
-    "json": "JSON objects",
-    "named_json": "names with JSON arguments",
-    "tagged": "tagged arguments",
-    "nested_tags": "nested tags",
-    "python": "Python calls",
-    "braced": "braced arguments",
-}
-"""The layouts of calls in words, by their tags."""
 _FORMS = {
     "system": ("a system message", "it is written as a user message"),
     "systems": ("several system messages at the beginning", "they are joined"),
@@ -158,7 +150,7 @@ def format_facts(model: Inspected) -> FormatFacts:
         has_own = _has_calls(detected.format) or not _has_calls(format)
         found = detected.found if has_own else "JSON calls of Hermes, because the template writes none"
     else:
-        found, describer = f"{_LAYOUTS[tag]}, as the dialect has them", "dialect"
+        found, describer = f"{layout_in_words(format)}, as the dialect has them", "dialect"
     thoughts = MarksFacts(open=format.think_open, close=format.think_close)
     return FormatFacts(
         found=found,

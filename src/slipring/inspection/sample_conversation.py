@@ -21,6 +21,7 @@ from slipring.core.generation import (
     Text,
     Thought,
 )
+from slipring.core.turn.response_object import new_response
 from slipring.engines.tokens.token_answer import Piece, TokenAnswer
 from slipring.errors import InvalidRequest
 from slipring.prompts.parsing.call_writer import Call, answer_pieces
@@ -29,9 +30,8 @@ from slipring.prompts.tokenization.control_token_guard import ControlTokenFinder
 from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.items import Item, read_item
-from slipring.protocol.requests import TEXT
-from slipring.protocol.responses import ReasoningEcho, Response, TextEcho
-from slipring.protocol.tools import Offer, Toolset
+from slipring.protocol.requests import CreateRequest
+from slipring.protocol.tools import AUTO, Offer, Toolset
 
 INSTRUCTIONS = "You are a helpful assistant."
 QUESTION, NEXT_QUESTION = "What is the weather in Rome?", "And how warm is it?"
@@ -141,7 +141,9 @@ def converse(renderer: Renderer, turns: Sequence[Turn], settings: Settings) -> I
             raise Refusal(f"the vocabulary has no control token {error.args[0]}") from None
         yield Step(job, rendering, emission)
         parent = ResponseState(
-            response=_response(job.response_id),
+            response=new_response(
+                CreateRequest(), _HEAD, AUTO, settings, response_id=job.response_id, model=_MODEL.name, now=0
+            ),
             parent=parent,
             head=_HEAD,
             input=turn.input,
@@ -220,33 +222,3 @@ def _collected(deltas: Sequence[Delta]) -> ReadAnswer:
 
 def _item(type: str, **fields: object) -> Item:
     return read_item(wire.encode({"type": type, **fields}), "input")
-
-
-def _response(id: str) -> Response:
-    """A response object, which a state has and a renderer does not read."""
-    return Response(
-        id=id,
-        created_at=0,
-        model=_MODEL.name,
-        instructions=wire.NULL,
-        previous_response_id=None,
-        tools=Raw(b"[]"),
-        tool_choice=Raw(b'"auto"'),
-        parallel_tool_calls=True,
-        reasoning=ReasoningEcho(),
-        text=TextEcho(format=TEXT.echo),
-        store=False,
-        metadata={},
-        truncation="disabled",
-        temperature=1.0,
-        top_p=1.0,
-        top_logprobs=0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        service_tier="default",
-        max_output_tokens=None,
-        max_tool_calls=None,
-        prompt_cache_key=None,
-        safety_identifier=None,
-        user=None,
-    )

@@ -184,6 +184,8 @@ class Renderer(ABC):
     output_format: OutputFormat
     always_appends: bool = False
     """Whether ``append`` never raises ``CannotAppend``."""
+    rewrites_answers: bool = False
+    """Whether earlier answers are rendered in another way once a user message follows them."""
 
     def __init__(self, name: str, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary

@@ -286,6 +286,24 @@ class AppendFailed(Event, tag="response.append.failed", kw_only=True):
     error: AppendErrorBody
 
 
+ToolOutputErrorCode = Literal["invalid_input", "response_not_found", "call_not_open"]
+
+
+class ToolOutputErrorBody(Struct):
+    code: ToolOutputErrorCode
+    message: str
+    param: str | None = None
+    type: Literal["invalid_request_error"] = "invalid_request_error"
+
+
+class ToolOutputFailed(Event, tag="response.tool_output.failed", kw_only=True):
+    """A piece of a tool's output was refused. An extension, sent only to clients that stream such pieces."""
+
+    response_id: str
+    call_id: str
+    error: ToolOutputErrorBody
+
+
 class InjectCreated(Event, tag="response.inject.created", kw_only=True):
     response_id: str
 

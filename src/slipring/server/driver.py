@@ -24,12 +24,14 @@ from slipring.core.session.actions import (
     CheckAppended,
     Close,
     Counted,
+    EndPrefill,
     Load,
     Loaded,
     Record,
     Save,
     Send,
     Start,
+    StartPrefill,
     Weigh,
 )
 from slipring.core.session.session import Session
@@ -147,6 +149,10 @@ class Driver:
         elif isinstance(action, Cancel):
             if (task := self._tasks.get(action.turn)) is not None:
                 task.cancel()
+        elif isinstance(action, StartPrefill):
+            self._prefill(action)
+        elif isinstance(action, EndPrefill):
+            self.service.prefills.cancel(self.session.tenant, action.response_id)
         elif isinstance(action, Record):
             turn_log.write(action, self.caller)
             self.service.count_turn(action.report, self.caller)
@@ -155,6 +161,14 @@ class Driver:
             self.sink.counted(action.tokens)
         elif isinstance(action, Close):
             self.sink.close(action.code, action.reason)
+
+    def _prefill(self, action: StartPrefill) -> None:
+        def ended(tokens: int | None) -> None:
+            self.run(self.session.prefilled(action, tokens))
+
+        if not self.service.draining:
+            engine = self.service.catalog.engine_of(action.prefill.job.model)
+            self.service.prefills.start(action.response_id, action.prefill, engine, ended)
 
     def _spawn(self, subject: Turn | CheckAppended, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -269,6 +283,8 @@ class Driver:
         session, flush = self.session, self.sink.flush
         send = padding.padded_send(turn.request, self.sink.send)
         engine = self.service.catalog.engine_of(job.model)
+        if job.parent is not None and not job.fork:
+            await self.service.prefills.end(job.tenant, job.parent.id)
         async with aclosing(call_limits.generate(engine, job)) as batches:
             async for deltas in batches:
                 send(session.deltas(turn, deltas))

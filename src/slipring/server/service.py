@@ -37,6 +37,7 @@ from slipring.server.cluster.peers import Peers
 from slipring.server.connections.file_descriptors import raise_limit, room_for_connections
 from slipring.server.connections.registry import Connections
 from slipring.server.id_minting import minter, new_node_id
+from slipring.server.prefills import Prefills
 from slipring.server.request_decoding import RequestDecoder
 from slipring.server.retrieval_slots import RetrievalSlots
 from slipring.stores.base import Store
@@ -93,6 +94,7 @@ class Service:
     """Uses a temporary key until the server has started."""
     clients: set[Client] = field(default_factory=set)
     timers: ClientTimers[Client] = field(default_factory=ClientTimers)
+    prefills: Prefills = field(default_factory=Prefills)
     sockets: int = 0
     """Number of open WebSockets."""
     render_fallbacks: Counter[str] = field(default_factory=Counter)

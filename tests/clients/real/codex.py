@@ -3,11 +3,16 @@
 import re
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 
+from slipring.prompts.parsing.call_writer import Call
+from tests.clients.family_server import MOVING, family_server, require_appended
 from tests.clients.real.client import Client
 from tests.clients.real.disturbances import Cutting, Forgetting, Refusing
 from tests.clients.real.stage import Answer, Ended, Stage, call, require_delta, say, tool_outputs
+from tests.engines.fakes.families import Answer as FamilyAnswer
 from tests.guides.page import blocks
+from tests.prompts.templates.family_templates import NAMES
 from tests.relay import Relay, RelayedSocket
 
 codex = Client("codex", "Codex CLI")
@@ -226,3 +231,37 @@ async def _(stage: Stage) -> None:
     assert relay.sockets == []
     assert [(exchange.path, exchange.status) for exchange in relay.exchanges] == [("/v1/responses", 200)] * 2
     assert _PRINTED in tool_outputs(relay.exchanges[1].body)[0]
+
+
+# Models of all families, with which slipring exchanges token ids. The first answer is to the warmup, which
+# no one reads.
+_OF_FAMILIES = (
+    FamilyAnswer(text="-"),
+    FamilyAnswer(thoughts="I run it.", calls=(Call("exec_command", {"cmd": _COMMAND}),)),
+    FamilyAnswer(thoughts="Once more.", calls=(Call("exec_command", {"cmd": _COMMAND}, index=1),)),
+    FamilyAnswer(thoughts="Done.", text=_FINAL),
+)
+_CONTEXT = 1_000_000
+"""The vocabulary of these models has little more than bytes, and Codex sends long instructions."""
+
+
+async def _run_family(stage: Stage, family: str) -> None:
+    async with family_server(stage.directory, family, *_OF_FAMILIES) as fake:
+        engine = (
+            f"vllm:{fake.url},tokenizer={fake.directory},model={fake.model_name},context={_CONTEXT},"
+            "structural_tags=false,retries=0"
+        )
+        config = CONFIG.replace("simulated", fake.model_name)
+        async with stage.serve(engine=engine, foreign_tool_types=_FOREIGN) as relay:
+            ended = await _exec(stage, relay, "--ephemeral", "Run it twice", config=config)
+        _require_turn(ended, commands=2)
+        _require_healthy(relay.socket)
+        assert len(fake.prompts) == len(_OF_FAMILIES)
+        if family not in MOVING:
+            require_appended(fake, first=1)
+
+
+for _family in NAMES:
+    codex.check("WebSocket", f"two commands with a model of the family {_family}, by token ids")(
+        partial(_run_family, family=_family)
+    )

@@ -64,9 +64,11 @@ class Workshop:
         """Return the interpreter that has a client's PyPI packages."""
         return self.root / name / "venv" / "bin" / "python"
 
-    def driver(self, name: str, file: str) -> Path:
-        """Copy a driver beside the packages that it imports, where Node looks for them; return its path."""
-        return Path(shutil.copy(_DRIVERS / file, self.root / name / file))
+    def driver(self, name: str, file: str | Path) -> Path:
+        """Copy a driver, or another file, beside the packages that it imports, where Node looks for them;
+        return its path."""
+        source = _DRIVERS / file
+        return Path(shutil.copy(source, self.root / name / source.name))
 
     @cached_property
     def node(self) -> Path:

@@ -2,10 +2,12 @@
 
 from tests.clients.real.client import Client
 from tests.clients.real.stage import LLAMA, LLAMA_MODEL, Stage, call, require_delta, require_forks, say
+from tests.clients.test_examples import EXAMPLES, require_streamed
 
 openai_node = Client("openai-node", "openai-node")
 
 _DRIVER = "openai_node.mjs"
+_STREAMED_TOOL = EXAMPLES / "streamed_tool.mjs"
 
 
 @openai_node.check("WebSocket", "a tool loop by delta")
@@ -50,6 +52,16 @@ async def _(stage: Stage) -> None:
     assert all(ended.result["texts"])
     assert ended.result["usage"]["input_tokens_details"]["cached_tokens"] > 0
     require_delta(relay.socket.sent, relay.socket.responses)
+
+
+@openai_node.check("WebSocket", "the example whose tool streams its output")
+async def _(stage: Stage) -> None:
+    asked = [call("shell", command="checks")]
+    async with stage.serve(asked, asked, [say("They pass.")]) as relay:
+        ended = await stage.node("openai-node", _STREAMED_TOOL, relay.url)
+    ended.require_success()
+    assert ended.stdout.endswith("They pass.\n")
+    require_streamed(relay.socket, calls=2)
 
 
 @openai_node.check("HTTP, SSE", "a stored response is continued by a stream")

@@ -110,7 +110,7 @@ class Stage:
         return ended
 
     async def node(
-        self, name: str, driver: str, url: str, *arguments: str, model: str = "simulated"
+        self, name: str, driver: str | Path, url: str, *arguments: str, model: str = "simulated"
     ) -> Ended:
         """Run a driver with a client's npm packages, on a Node that is new enough."""
         return await self.run(

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text, Thought
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Start
 from slipring.core.turn.steer_queue import Steers
@@ -51,9 +51,10 @@ INVALID_GRAMMAR = "invalid"
 """A grammar that cannot be compiled."""
 IN_GRAMMAR = "tools[0].format.definition"
 UNSUPPORTED: list[Json] = [{"model": "unknown"}, {"background": True}, TOO_LONG]
-CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}")]
+CALL: list[Delta] = [CallStarted(kind="function", name="f"), CallArguments("{}"), CallEnded()]
+BROKEN_CALL: list[Delta] = [*CALL[:1], CallArguments("{"), CallEnded(False)]
 MANAGED: list[Json] = [{"type": "compaction", "compact_threshold": 1000}]
-ANSWERS: list[list[Delta]] = [[Text("words")], [Thought("hm")], CALL]
+ANSWERS: list[list[Delta]] = [[Text("words")], [Thought("hm")], CALL, CALL[:-1], BROKEN_CALL]
 
 
 class Request(NamedTuple):
@@ -101,6 +102,10 @@ def tools_of(request: Request) -> list[Json]:
     return [{"type": "custom", "name": "tool", "format": format}] if request.grammar else []
 
 
+def is_complete_call(item: Json) -> bool:
+    return item["type"] == "function_call" and item["status"] == "completed"
+
+
 @dataclass(eq=False)
 class Pending:
     """A create whose response has not ended."""
@@ -136,7 +141,7 @@ class Pending:
         """Its calls without an output."""
         answers = [item for item in self.output if item["type"] == "function_call_output"]
         answered = {item["call_id"] for item in [*answers, *(item for held in self.held for item in held)]}
-        calls = [item["call_id"] for item in self.output if item["type"] == "function_call"]
+        calls = [item["call_id"] for item in self.output if is_complete_call(item)]
         return [call for call in calls if call not in answered]
 
 
@@ -213,7 +218,7 @@ class Model:
         calls = [call for call in (parent.open_calls if parent else []) if call not in answered]
         for item in asked.output:
             cut_off = status == "incomplete" and item is asked.output[-1]
-            if item["type"] == "function_call" and not cut_off:
+            if is_complete_call(item) and not cut_off:
                 calls.append(item["call_id"])
             elif item["type"] == "function_call_output":
                 calls.remove(item["call_id"])
@@ -242,7 +247,7 @@ class Peer:
             on_event=self._see,
             on_start=self._check_job,
             refuses=refuse_too_long,
-            betas=Betas(rollout=True, inject=True),
+            betas=Betas(rollout=True, inject=True, tool_output=True),
         )
         self.opened_at = server.now
         self.deadline: float | None = None
@@ -750,6 +755,66 @@ class Connections(RuleBasedStateMachine):
         who, target = waiting[pick % len(waiting)]
         self._ask((who, self.model.made[target].lane), target, request)
 
+    @rule(who=st.integers(0, 2), pick=st.integers(0, 3), text=st.sampled_from(["", "x" * 200, "x" * 900]))
+    def stream_output_of_anything(self, who, pick, text):
+        ids = [*reversed(self.model.ids[-3:]), "resp_unknown"]
+        self._stream(self._peer(who), ids[pick % len(ids)], "call_unknown", text)
+
+    @precondition(lambda self: any(self._open_calls()))
+    @rule(pick=st.integers(0, 8), text=st.sampled_from(["x", "x" * 200, "x" * 900]), done=st.booleans())
+    def stream_output(self, pick, text, done):
+        """Send a piece of the output of a call that some response waits for, perhaps the last one."""
+        found = list(self._open_calls())
+        peer, target, call_id = found[pick % len(found)]
+        self._stream(peer, target, call_id, text)
+        if done:
+            peer.connection.end_output(target, call_id)
+
+    @precondition(lambda self: any(peer.connection.prefills for peer in self.peers))
+    @rule(pick=st.integers(0, 8), tokens=st.sampled_from([100, 0, None]))
+    def end_prefill(self, pick, tokens):
+        running = [(peer, target) for peer in self.peers for target in peer.connection.prefills]
+        peer, target = running[pick % len(running)]
+        peer.connection.end_prefill(target, tokens)
+
+    def _open_calls(self) -> Iterator[tuple[Peer, str, str]]:
+        """Calls without outputs, of responses that run or have ended."""
+        for peer in self.peers:
+            if peer.connection.close is None:
+                heads = peer._heads()
+                yield from (
+                    (peer, a.response_id, call) for a in heads for call in a.open_calls if a.response_id
+                )
+                made = [(id, made) for id, made in self.model.made.items() if made.peer is peer]
+                yield from ((peer, id, call) for id, each in made[-5:] for call in each.open_calls)
+
+    def _stream(self, peer: Peer, target: str, call_id: str, text: str) -> None:
+        """Send a piece. It is accepted exactly if its call waits for an output that can still be sent."""
+        heads = {asked.response_id: asked for asked in peer._heads() if asked.response_id}
+        cached = target in peer.connection.cache
+        if target in heads:
+            asked = heads[target]
+            is_open = call_id in asked.open_calls or call_id in self._earlier_calls(asked)
+        else:
+            made = self.model.made.get(target)
+            is_latest = cached and peer.connection.cache.is_latest(target)
+            lane_is_free = made is not None and not peer.queues[made.lane]
+            is_open = is_latest and lane_is_free and made is not None and call_id in made.open_calls
+        refusals = peer.connection.stream_output(target, call_id, text)
+        if is_open or peer.ending:
+            assert not refusals
+            return
+        (refusal,) = refusals
+        known = target in heads or cached
+        assert refusal["type"] == "response.tool_output.failed"
+        assert refusal["error"]["code"] == ("call_not_open" if known else "response_not_found")
+
+    def _earlier_calls(self, asked: Pending) -> list[str]:
+        """The open calls of the response that this one continues, without those that it answers."""
+        parent = self.model.made.get(asked.previous or "")
+        answered = {item.get("call_id") for item in asked.input}
+        return [call for call in parent.open_calls if call not in answered] if parent is not None else []
+
     @rule(who=st.integers(0, 2), pick=st.integers(0, 3), kind=st.sampled_from(["append", "inject"]))
     def append_to_anything(self, who, pick, kind):
         ids = [*reversed(self.model.ids[-3:]), "resp_unknown"]
@@ -957,10 +1022,26 @@ class Connections(RuleBasedStateMachine):
             assert {each: each.size_bytes for each in steers} == {
                 holder: size for holder, size in held.items() if isinstance(holder, Steers)
             }
-            assert held.keys() <= {*turns, *steers}, "a request is counted after its end"
+            growing = session._growing_outputs._growths.values()
+            assert held.keys() <= {*turns, *steers, *growing}, "a request is counted after its end"
             totals[peer.tenant] += sum(held.values())
         assert {tenant: self.server.requests.used_by(tenant) for tenant in totals} == totals
         assert self.server.requests.used_bytes == sum(totals.values())
+
+    @invariant()
+    def prefills_continue_what_their_client_knows(self):
+        for peer in self.peers:
+            assert len(peer.connection.prefills) <= len(LANES)
+            for target, action in peer.connection.prefills.items():
+                job = action.prefill.job
+                assert (job.tenant, job.generate) == (peer.tenant, False)
+                assert job.parent is not None
+                assert job.parent.id == target
+                growing = {item.call_id for item in job.input}
+                calls = [
+                    item for item in job.context() if item.call_id in growing and "output" not in item.type
+                ]
+                assert len(calls) == len(growing), "an output without its call"
 
     @invariant()
     def caches_hold_responses_of_their_own_connection(self):
@@ -1024,6 +1105,7 @@ class Connections(RuleBasedStateMachine):
         saving |= {asked.lane for asked in kept if asked.paused or asked.has_steps}
         peer.connection.hang_up()
         assert not peer.connection.starts
+        assert not peer.connection.prefills
         assert not peer._beginning()
         assert {turn.lane for turn in peer.connection.saves} == saving
         self.disconnected.append(peer)

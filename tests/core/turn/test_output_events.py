@@ -12,6 +12,7 @@ from msgspec import Raw
 from slipring.core.generation import (
     Annotated,
     CallArguments,
+    CallEnded,
     CallStarted,
     Delta,
     Refused,
@@ -97,6 +98,26 @@ def test_a_function_call_is_streamed():
     }
 
 
+def test_a_call_is_done_when_it_ends():
+    connection = Connection()
+    connection.create()
+    first = connection.generate(CallStarted("function", "f"), CallArguments("{}"), CallEnded())
+    assert types(first)[-2:] == ["function_call_arguments.done", "output_item.done"]
+    assert first[-1]["item"]["status"] == "completed"
+    second = connection.generate(CallStarted("custom", "g"), CallArguments("x"), CallEnded())
+    assert types(second)[-2:] == ["custom_tool_call_input.done", "output_item.done"]
+    search = connection.generate(CallStarted("tool_search", "tool_search"), CallArguments("{}"), CallEnded())
+    assert types(search) == ["output_item.added", "output_item.done"]
+    assert types(connection.finish()) == ["completed"]
+    connection.order.finish()
+
+
+def test_a_call_that_the_model_broke_off_is_incomplete_in_a_complete_response():
+    deltas = CallStarted("function", "f"), CallArguments('{"a":'), CallEnded(False), Text("so")
+    call, message = items(*deltas)
+    assert (call["status"], message["status"]) == ("incomplete", "completed")
+
+
 def test_a_custom_tool_call_is_streamed():
     events = output_events(CallStarted(kind="custom", name="sh", namespace="os"), CallArguments("ls"))
     assert types(events) == [
@@ -179,6 +200,17 @@ def test_arguments_outside_a_call_are_an_engine_error():
     connection.order.finish()
 
 
+@pytest.mark.parametrize("before", [[], [Text("a")], [CallStarted("function", "f"), CallEnded()]])
+def test_the_end_of_a_call_outside_a_call_is_an_engine_error(before):
+    connection = Connection()
+    connection.create()
+    (turn,) = connection.starts
+    with pytest.raises(TypeError):
+        connection.session.deltas(turn, [*before, CallEnded()])
+    connection.fail()
+    connection.order.finish()
+
+
 def test_sequence_numbers_have_no_gap_after_a_batch_failed_midway():
     connection = Connection()
     connection.create()
@@ -202,6 +234,8 @@ _PIECES: list[list[Delta]] = [
     [CallStarted(kind="function", name="f")],
     [CallStarted(kind="function", name="f"), CallArguments("ε"), CallArguments("ε")],
     [CallStarted(kind="custom", name="g"), CallArguments("ζ")],
+    [CallStarted(kind="function", name="f"), CallArguments("ε"), CallEnded()],
+    [CallStarted(kind="function", name="f"), CallArguments("ε"), CallEnded(False)],
 ]
 _deltas = st.lists(st.sampled_from(_PIECES), max_size=10).map(lambda pieces: [*chain.from_iterable(pieces)])
 

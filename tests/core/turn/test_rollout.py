@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.core.ports import Betas
 from slipring.core.session.actions import Record, Save
 from slipring.core.turn import rollout
@@ -150,6 +150,24 @@ def test_a_held_append_that_is_returned_leaves_its_call_open():
     state = connection.cache.find(response_id)
     assert state is not None
     assert set(state.carry.open_calls) == {call_id}
+
+
+def test_an_output_may_arrive_while_the_next_call_is_generated():
+    connection = open_connection()
+    connection.create(rollout=True, tools=TOOLS)
+    sent = connection.generate(*call(), CallEnded(), *call("g", "{"))
+    (done,) = [event["item"] for event in sent if event["type"] == "response.output_item.done"]
+    first = connection.events[0]["response"]["id"]
+    assert connection.append(first, call_output(done["call_id"], "42")) == []
+    sent = connection.finish(CallArguments("}"), CallEnded())
+    assert types(sent)[-1] == "done"
+    assert [stub["name"] for stub in sent[-1]["required_input"]] == ["g"]
+
+
+def test_a_rollout_does_not_pause_for_a_call_that_the_model_broke_off():
+    connection = open_connection()
+    connection.create(rollout=True, tools=TOOLS)
+    assert types(connection.finish(*call(arguments="{"), CallEnded(False)))[-1] == "completed"
 
 
 def test_a_rollout_does_not_pause_if_all_outputs_arrived_early():

@@ -15,6 +15,7 @@ from slipring.core.chain.head import Head
 from slipring.core.chain.state import ResponseState
 from slipring.core.generation import (
     CallArguments,
+    CallEnded,
     CallStarted,
     Delta,
     Finished,
@@ -517,8 +518,9 @@ def test_calls_are_assembled_however_their_pieces_are_cut_and_mixed(
     calls, sent = stream
     chunks = [pieces_of(*sent[at : at + at_once]) for at in range(0, len(sent), at_once)]
     emitted = content_of(*chunks, reason="tool_calls")
-    assert emitted[::2] == [EXPECTED[name] for name, _ in calls]
-    for (name, text), arguments in zip(calls, emitted[1::2], strict=True):
+    assert emitted[::3] == [EXPECTED[name] for name, _ in calls]
+    assert emitted[2::3] == [CallEnded()] * len(calls)
+    for (name, text), arguments in zip(calls, emitted[1::3], strict=True):
         assert isinstance(arguments, CallArguments)
         if EXPECTED[name].kind == "custom":
             assert arguments.text == text
@@ -526,16 +528,50 @@ def test_calls_are_assembled_however_their_pieces_are_cut_and_mixed(
             assert json.loads(arguments.text) == {"input": text}
 
 
-def test_arguments_are_emitted_as_they_come_and_the_next_call_ends_them() -> None:
+def test_arguments_are_emitted_as_they_come_and_their_last_brace_ends_the_call() -> None:
     answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
     answer.take(pieces_of({"index": 0, "id": "a", "function": {"name": "get_weather", "arguments": ""}}))
     started = answer.take(pieces_of({"index": 0, "function": {"arguments": '{"city":'}}))
     assert started == [CallStarted("function", "get_weather"), CallArguments('{"city":')]
     assert answer.take(pieces_of({"index": 0, "function": {"arguments": '"Rome"}'}})) == [
-        CallArguments('"Rome"}')
+        CallArguments('"Rome"}'),
+        CallEnded(),
     ]
     second = {"index": 1, "id": "b", "function": {"name": "files__add", "arguments": "{"}}
     assert answer.take(pieces_of(second)) == [CallStarted("function", "add", "files"), CallArguments("{")]
+    assert answer.take(pieces_of({"index": 0, "function": {"arguments": " "}})) == []
+    assert answer.take(pieces_of({"index": 1, "function": {"arguments": '"a": "}'}})) == [
+        CallArguments('"a": "}')
+    ]
+    assert answer.take(pieces_of({"index": 1, "function": {"arguments": '"}\n'}})) == [
+        CallArguments('"}\n'),
+        CallEnded(),
+    ]
+
+
+def test_an_empty_object_ends_a_call_only_when_something_else_begins() -> None:
+    """Some servers send one before the arguments."""
+    answer = ChatAnswer(Written(WRITER, WRITER.extend(None, ()), BOX))
+    empty = {"function": {"name": "get_weather", "arguments": "{}"}}
+    started = answer.take(pieces_of({"index": 0, "id": "a", **empty}))
+    assert started[1:] == [EXPECTED["get_weather"], CallArguments("{}")]
+    assert answer.take(pieces_of({"index": 1, "id": "b", **empty})) == [CallEnded(), *started[1:]]
+    assert answer.take(delta_of(content="so")) == [CallEnded(), Text("so")]
+    twice = {"index": 0, "function": {"arguments": '{"city":"Rome"}'}}
+    assert content_of(pieces_of({"index": 0, **empty}), pieces_of(twice)) == [
+        EXPECTED["get_weather"],
+        CallArguments('{}{"city":"Rome"}'),
+        CallEnded(),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_complete"), [('{"city":"Ro', False), ('{"city":"Rome"}', True), ("{}", True)]
+)
+def test_a_call_that_a_limit_cut_off_is_incomplete(arguments: str, is_complete: bool) -> None:
+    function = {"name": "get_weather", "arguments": arguments}
+    emitted = content_of(pieces_of({"index": 0, "function": function}), reason="length")
+    assert emitted == [EXPECTED["get_weather"], CallArguments(arguments), CallEnded(is_complete)]
 
 
 @pytest.mark.parametrize("arguments", [{"city": "Rome"}, '{"city":"Rome"}'])
@@ -545,15 +581,16 @@ def test_a_call_may_come_whole(marks: Json, arguments: Any) -> None:
     second = {**first, **({"index": 1} if marks.get("index") == 0 else {})}
     if marks.get("id"):
         second["id"] = "y"
-    started, text, *again = content_of(pieces_of(first), pieces_of(second))
+    started, text, ended, *again = content_of(pieces_of(first), pieces_of(second))
     assert started == EXPECTED["get_weather"]
     assert json.loads(text.text) == {"city": "Rome"}
-    assert again == [started, text]
+    assert again == [started, text, ended]
+    assert ended == CallEnded()
 
 
 def test_calls_that_share_an_index_are_separated_by_name_and_id() -> None:
     one = {"index": 0, "id": "x", "function": {"name": "get_weather", "arguments": "{}"}}
-    assert len(content_of(pieces_of(one), pieces_of({**one, "id": "y"}))) == 4
+    assert len(content_of(pieces_of(one), pieces_of({**one, "id": "y"}))) == 6
 
 
 def test_a_changed_id_or_a_repeated_name_begins_no_other_call() -> None:
@@ -566,13 +603,14 @@ def test_a_changed_id_or_a_repeated_name_begins_no_other_call() -> None:
     assert content_of(pieces_of(first), *map(pieces_of, rest)) == [
         EXPECTED["get_weather"],
         CallArguments("{}"),
+        CallEnded(),
     ]
 
 
 def test_a_call_without_arguments_has_an_empty_object() -> None:
     named = {"index": 0, "id": "x", "function": {"name": "get_weather"}}
-    assert content_of(pieces_of(named)) == [EXPECTED["get_weather"], CallArguments("{}")]
-    assert content_of(pieces_of(named), reason="length") == [EXPECTED["get_weather"]]
+    assert content_of(pieces_of(named)) == [EXPECTED["get_weather"], CallArguments("{}"), CallEnded()]
+    assert content_of(pieces_of(named), reason="length") == [EXPECTED["get_weather"], CallEnded(False)]
 
 
 def test_the_input_of_a_custom_tool_is_taken_out_of_its_object() -> None:
@@ -594,7 +632,7 @@ def test_text_within_a_call_is_emitted_after_it() -> None:
     emitted = content_of(
         pieces_of(half[0]), delta_of(content="well"), pieces_of(half[1]), delta_of(content=" yes")
     )
-    assert emitted == [EXPECTED["get_weather"], CallArguments("{}"), Text("well yes")]
+    assert emitted == [EXPECTED["get_weather"], CallArguments("{}"), CallEnded(), Text("well yes")]
 
 
 def test_text_between_calls_stays_between_them() -> None:
@@ -606,9 +644,11 @@ def test_text_between_calls_stays_between_them() -> None:
         Text,
         CallStarted,
         CallArguments,
+        CallEnded,
         Text,
         CallStarted,
         CallArguments,
+        CallEnded,
     ]
 
 
@@ -647,7 +687,7 @@ def test_think_tags_are_parsed_if_the_option_is_set() -> None:
     assert content_of(*chunks) == [Text("<think>\nhm</think>\n\nyes")]
     call = {"index": 0, "function": {"name": "get_weather", "arguments": "{}"}}
     emitted = content_of(delta_of(content="yes\n"), pieces_of(call), think_tags=True)
-    assert emitted == [Text("yes"), EXPECTED["get_weather"], CallArguments("{}")]
+    assert emitted == [Text("yes"), EXPECTED["get_weather"], CallArguments("{}"), CallEnded()]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import (
     Accepted,
     CallArguments,
+    CallEnded,
     CallStarted,
     Delta,
     Finished,
@@ -123,10 +124,21 @@ async def test_an_input_that_a_token_limit_cut_off_does_not_fail_the_response() 
     cut = Finished("max_output_tokens", 1, 0, 1)
     assert (await generated(Scripted([*call("dial", "1"), cut]), job_with(PAIR)))[-1] is cut
 
+    ended = [*call("dial", "1"), CallEnded(False), cut]
+    assert (await generated(Scripted(ended), job_with(PAIR))) == ended
 
-async def test_an_incomplete_input_fails_the_response_at_its_end() -> None:
+
+@pytest.mark.parametrize("end", [CallEnded(), DONE])
+async def test_an_incomplete_input_fails_the_response_at_its_end(end: Delta) -> None:
     with pytest.raises(ServerError, match="does not fit"):
-        await generated(Scripted([*call("dial", "1"), DONE]), job_with(PAIR))
+        await generated(Scripted([*call("dial", "1"), end, DONE]), job_with(PAIR))
+
+
+async def test_the_end_of_a_dropped_call_is_dropped() -> None:
+    kept = [*call("a", "{}", kind="function"), CallEnded()]
+    dropped = [*call("b", "{}", kind="function"), CallEnded()]
+    deltas = await generated(Scripted([*kept, *dropped, Text("so"), DONE]), job_with(max_calls=1))
+    assert deltas[:-1] == [*kept, Text("so")]
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,11 @@ def writes(name: str, with_controls: bool) -> DialectRenderer:
     return found
 
 
+@cache
+def byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
 class Grammar:
     """The grammar of a job, for a model whose control tokens are bytes."""
 
@@ -121,7 +126,7 @@ class Grammar:
         for mark, id in renderer.control_ids().items():
             grammar = grammar.replace(f"<[{id}]>", f"<[{self._bytes[mark]}]>")
         self.text = grammar
-        self._matcher = LLMatcher(LLTokenizer("byte"), grammar)
+        self._matcher = LLMatcher(byte_tokenizer(), grammar)
         assert not self._matcher.is_error(), self._matcher.get_error()
 
     def allows(self, text: str, *, end: bool = True) -> bool:
@@ -347,7 +352,7 @@ def test_an_enforced_value_may_contain_tags() -> None:
     written = answer("QWEN3_CODER", ("weather", {"city": text, "days": 1}))
     assert Grammar(job_with(WEATHER, required=True), "QWEN3_CODER").allows(written)
     offer = job_with(WEATHER).offer
-    started, arguments = parsed([written], FORMATS["QWEN3_CODER"], offer, trusted=True)
+    started, arguments, _ = parsed([written], FORMATS["QWEN3_CODER"], offer, trusted=True)
     assert isinstance(started, CallStarted)
     assert isinstance(arguments, CallArguments)
     assert json.loads(arguments.text) == {"city": text, "days": 1}

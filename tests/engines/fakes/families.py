@@ -34,6 +34,8 @@ class FakeFamilyServer(FakeVllm):
         self.directory = directory
         self.format = format
         self.answers: deque[Answer] = deque()
+        self.prefilled: list[list[int]] = []
+        """The prompts of requests for a single token, which no client asks for."""
         self.emitted: list[list[int]] = []
         """The ids of each answer, without the token that ends it."""
         self._ends = ends
@@ -53,7 +55,11 @@ class FakeFamilyServer(FakeVllm):
         return events
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
-        prompt = (await request.json())[self.prompt_field]
+        body = await request.json()
+        prompt = body[self.prompt_field]
+        if body["max_tokens"] == 1:
+            self.prefilled.append(prompt)
+            return web.Response(text="data: [DONE]\n\n", content_type="text/event-stream")
         answer = self.answers.popleft()
         ids = self._emit(prompt, answer)
         self.emitted.append(ids)

@@ -13,9 +13,10 @@ from typing import Any
 import aiohttp
 import jsonschema
 import pytest
+from msgspec import Raw
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Settings
+from slipring.core.generation import CallEnded, CallStarted, Delta, Finished, Settings
 from slipring.engines.llama import LlamaEngine
 from slipring.engines.llama.api import Chunk
 from slipring.engines.llama.models import read_file
@@ -29,6 +30,9 @@ from slipring.prompts.dialects.dialect import Block
 from slipring.prompts.rendering import Preface, Rendered, Step, empty
 from slipring.prompts.templates.template_renderer import TemplateRenderer
 from slipring.protocol.requests import TEXT
+from slipring.protocol.tools import Offer, Toolset
+from tests.engines.fakes.server import started as running
+from tests.engines.test_counts import job_of
 from tests.harness import TERMINAL, WEATHER, Running, serve
 from tests.model import ServeModel, SharedModel
 from tests.prompts.corpus import CORPUS
@@ -120,37 +124,66 @@ async def test_a_chain_of_the_models_own_template_renders_only_new_items(tiny_mo
         assert cached(second) >= first["usage"]["total_tokens"]
 
 
-async def test_a_required_call_fits_its_schema(smollm2: ServeModel) -> None:
-    async with smollm2() as server, server.connect() as socket:
+async def test_a_required_call_fits_its_schema(tiny: ServeModel) -> None:
+    cities = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "name": "get_weather", "parameters": cities, "strict": True}
+    async with tiny() as server, server.connect() as socket:
         response = await socket.response(
             input="Weather in Rome?",
-            tools=[WEATHER],
+            tools=[tool],
             tool_choice="required",
             parallel_tool_calls=False,
             **{**GREEDY, "max_output_tokens": 60},
         )
         (call,) = response["output"]
         assert (call["type"], call["name"]) == ("function_call", "get_weather")
-        jsonschema.validate(json.loads(call["arguments"]), WEATHER["parameters"])
+        jsonschema.validate(json.loads(call["arguments"]), cities)
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
         answer = await socket.response(
             input=[output],
             previous_response_id=response["id"],
-            tools=[WEATHER],
+            tools=[tool],
             **{**GREEDY, "max_output_tokens": 2},
         )
         assert cached(answer) >= response["usage"]["total_tokens"]
 
 
-async def test_a_json_schema_format_is_enforced(smollm2: ServeModel) -> None:
+async def test_a_call_ends_before_the_tokens_that_follow_it(tiny_model: SharedModel) -> None:
+    tools = Toolset.read(Raw(json.dumps([SHORT_CITY]).encode()))
+    job = job_of(
+        "Rome?",
+        head=Head(tools=tools),
+        offer=Offer(tools.callables, required=True),
+        settings=Settings(temperature=0, max_output_tokens=100),
+    )
+    async with running(tiny_model.engine(slots=1, context=1024)) as engine:
+        batches = [deltas async for deltas in engine.generate(job)]
+
+    def places(kind: type[Delta]) -> list[int]:
+        return [at for at, deltas in enumerate(batches) for delta in deltas if isinstance(delta, kind)]
+
+    (started,), (ended,), (finished,) = places(CallStarted), places(CallEnded), places(Finished)
+    assert started < ended < finished
+    assert batches[ended][-1] == CallEnded()
+
+
+async def test_a_json_schema_format_is_enforced(tiny: ServeModel) -> None:
     schema = {
         "type": "object",
-        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        },
         "required": ["name", "age"],
         "additionalProperties": False,
     }
     asked = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
-    async with smollm2() as server:
+    async with tiny() as server:
         _, response = await server.post(input="A person as JSON.", text=asked, temperature=0)
         jsonschema.validate(json.loads(text_of(response)), schema)
 

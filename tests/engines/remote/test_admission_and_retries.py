@@ -5,7 +5,14 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pytest
 
-from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Policy, RequestFailed, Retryable
+from slipring.engines.remote.admission_and_retries import (
+    BegunStream,
+    Gate,
+    JobQueue,
+    Policy,
+    RequestFailed,
+    Retryable,
+)
 from slipring.errors import ApiError, InvalidRequest, RateLimited, ServerError, Unavailable
 
 QUICK = {"probe_interval_s": 0.001, "first_token_timeout_s": 5.0}
@@ -195,3 +202,87 @@ async def test_a_cancelled_job_lets_the_next_one_run() -> None:
     called.cancel()
     await asyncio.wait_for(after, 60)
     assert (gate._running, gate._waiters) == (0, 0)
+
+
+# Work beside the jobs
+
+
+class SpareWork:
+    """Work that runs until the test ends it."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.end = asyncio.Event()
+        self.is_cancelled = False
+
+    async def run(self) -> None:
+        self.begun.set()
+        try:
+            await self.end.wait()
+        except asyncio.CancelledError:
+            self.is_cancelled = True
+            raise
+
+
+async def test_spare_work_runs_while_few_jobs_run() -> None:
+    queue, work = JobQueue(4, 4), SpareWork()
+    with queue.ticket("a"):
+        running = asyncio.ensure_future(queue.run_spare(1, work.run))
+        await work.begun.wait()
+        work.end.set()
+        assert await running
+
+
+async def test_spare_work_waits_until_few_jobs_run() -> None:
+    queue, work = JobQueue(4, 4), SpareWork()
+    work.end.set()
+    with queue.ticket("a"):
+        running = asyncio.ensure_future(queue.run_spare(0, work.run))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not work.begun.is_set()
+    assert await running
+
+
+@pytest.mark.parametrize("most_jobs", [0, 1])
+async def test_a_job_too_many_interrupts_spare_work(most_jobs: int) -> None:
+    queue, work = JobQueue(2, 4), SpareWork()
+    running = asyncio.ensure_future(queue.run_spare(most_jobs, work.run))
+    await work.begun.wait()
+    with queue.ticket("a") as first:
+        await first.turn()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert work.is_cancelled is (most_jobs == 0)
+        with queue.ticket("b"):
+            assert not await running
+            assert work.is_cancelled
+
+
+async def test_a_job_that_waits_interrupts_spare_work() -> None:
+    queue, work = JobQueue(1, 4), SpareWork()
+    with queue.ticket("a"):
+        running = asyncio.ensure_future(queue.run_spare(1, work.run))
+        await work.begun.wait()
+        with queue.ticket("b"):
+            assert not await running
+
+
+async def test_spare_work_that_is_given_up_is_cancelled_and_waited_for() -> None:
+    queue, work = JobQueue(1, 4), SpareWork()
+    running = asyncio.ensure_future(queue.run_spare(0, work.run))
+    await work.begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert work.is_cancelled
+    await asyncio.sleep(0)
+    assert not queue._changes
+
+
+async def test_spare_work_raises_what_it_fails_with() -> None:
+    async def fails() -> None:
+        raise ServerError("no")
+
+    with pytest.raises(ServerError):
+        await JobQueue(1, 1).run_spare(0, fails)

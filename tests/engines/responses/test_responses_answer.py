@@ -10,6 +10,7 @@ from slipring.core.chain.head import Head
 from slipring.core.generation import (
     Annotated,
     CallArguments,
+    CallEnded,
     CallStarted,
     Capabilities,
     Delta,
@@ -68,9 +69,23 @@ def test_items_streamed_in_parallel_are_emitted_one_after_the_other() -> None:
         answered,
         event("function_call_arguments.delta", output_index=1, delta="}"),
         event("output_item.done", **call(0, "a", arguments="{0")),
-    ) == [CallStarted("function", "b"), CallArguments("{1"), CallArguments("}")]
-    assert deltas_of(answered, event("completed", response={"id": "up"})) == [DONE]
+    ) == [CallEnded(), CallStarted("function", "b"), CallArguments("{1"), CallArguments("}")]
+    assert deltas_of(answered, event("completed", response={"id": "up"})) == [CallEnded(), DONE]
     assert (answered.call_ids, answered.upstream_id) == (["c0", "c1"], "up")
+
+
+def test_a_call_that_the_upstream_did_not_complete_is_incomplete() -> None:
+    cut = {"response": {"id": "up", "incomplete_details": {"reason": "max_output_tokens"}}}
+    done = call(0, "a", arguments="{")
+    done["item"]["status"] = "incomplete"
+    begun = [
+        event("output_item.added", **call(0, "a")),
+        event("function_call_arguments.delta", output_index=0, delta="{"),
+    ]
+    for end in ([event("output_item.done", **done)], []):
+        *deltas, finished = deltas_of(answer(), *begun, *end, event("incomplete", **cut))
+        assert deltas == [CallStarted("function", "a"), CallArguments("{"), CallEnded(False)]
+        assert isinstance(finished, Finished)
 
 
 def test_parts_that_come_only_in_done_events_are_emitted_then() -> None:
@@ -101,8 +116,10 @@ def test_parts_that_come_only_in_done_events_are_emitted_then() -> None:
         Refused("no"),
         CallStarted("function", "f"),
         CallArguments("{}"),
+        CallEnded(),
         CallStarted("custom", "sh", "n"),
         CallArguments("ls"),
+        CallEnded(),
         DONE,
     ]
 
@@ -143,8 +160,10 @@ def test_events_without_indexes_are_matched_by_item_id() -> None:
         Text("hi"),
         CallStarted("function", "a"),
         CallArguments("1"),
+        CallEnded(),
         CallStarted("function", "b"),
         CallArguments("2"),
+        CallEnded(),
         DONE,
     ]
 
@@ -316,7 +335,7 @@ def test_a_search_for_tools_is_a_call_whose_arguments_come_at_once() -> None:
         answered,
         event("output_item.added", output_index=0, item=item),
         event("output_item.done", output_index=0, item={**item, "arguments": {"query": "x"}}),
-    ) == [CallStarted("tool_search", "tool_search"), CallArguments('{"query":"x"}')]
+    ) == [CallStarted("tool_search", "tool_search"), CallArguments('{"query":"x"}'), CallEnded()]
     assert answered.call_ids == ["c"]
 
 

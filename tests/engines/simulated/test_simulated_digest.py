@@ -132,6 +132,26 @@ async def test_the_digest_covers_a_chain_from_the_store(vocabulary: str, tmp_pat
         assert carried(last) == digest_of([*history, more])
 
 
+async def test_a_server_without_token_engines_ignores_stored_positions(tmp_path: Path) -> None:
+    store = f"sqlite:{tmp_path / 'store.db'}"
+    history: list[Json] = []
+    stored: dict[str, bool] = {}
+    for number, vocabulary in enumerate(("vocabulary=smollm2", "", "vocabulary=smollm2")):
+        async with serve(engine_of(vocabulary), store=store) as server, server.connect() as socket:
+            history.append({"type": "message", "role": "user", "content": f"Turn {number}"})
+            previous = [*stored][-1] if stored else None
+            response = await socket.response(
+                input=history[-1:], previous_response_id=previous, tool_choice="none", **HEAD
+            )
+            assert carried(response) == digest_of(history)
+            stored[response["id"]] = bool(vocabulary)
+            rows = await server.service.store._database.read(
+                "SELECT id, position IS NOT NULL FROM slipring_responses"
+            )
+            assert {row[0]: bool(row[1]) for row in rows} == stored
+        history += response["output"]
+
+
 async def test_without_the_option_answers_carry_no_digest() -> None:
     async with serve("simulated:tokens_per_s=0") as server, server.connect() as socket:
         assert "digest" not in str((await socket.response(input=[ASK], **HEAD))["output"])

@@ -12,6 +12,7 @@ from msgspec import Raw, structs
 from slipring.core.chain.head import Head
 from slipring.core.generation import (
     CallArguments,
+    CallEnded,
     CallStarted,
     Capabilities,
     Delta,
@@ -118,8 +119,9 @@ def answer(family: str, tool: Json, calls: int = 1, draft: Draft = DRAFT) -> tup
 def test_calls_of_functions_have_the_configured_length(family: str) -> None:
     expected = 1 if family == "gpt_oss" else 3
     ids, deltas = answer(family, FUNCTION, calls=3)
-    assert deltas[::2] == [CallStarted("function", "weather")] * expected
-    for call in deltas[1::2]:
+    assert deltas[::3] == [CallStarted("function", "weather")] * expected
+    assert deltas[2::3] == [CallEnded()] * expected
+    for call in deltas[1::3]:
         assert isinstance(call, CallArguments)
         arguments = json.loads(call.text)
         assert (arguments["city"].split()[:2], arguments["days"]) == (["This", "this"], 2)
@@ -129,15 +131,34 @@ def test_calls_of_functions_have_the_configured_length(family: str) -> None:
 @pytest.mark.parametrize("family", NAMES)
 def test_calls_of_functions_without_a_free_string_are_valid(family: str) -> None:
     _, deltas = answer(family, FUNCTION, draft=Draft('{"city":"Rome","days":2}'))
-    started, arguments = deltas
+    started, arguments, _ = deltas
     assert started == CallStarted("function", "weather")
     assert isinstance(arguments, CallArguments)
     assert json.loads(arguments.text) == {"city": "Rome", "days": 2}
 
 
+@pytest.mark.parametrize("family", [name for name in NAMES if name != "gpt_oss"])
+def test_a_call_ends_before_the_first_token_of_the_next(family: str) -> None:
+    """With a grammar and without. Answers of gpt-oss have one call."""
+    tools = toolset(FUNCTION)
+    renderer, job = renderer_of(family), job_with(tools)
+    rendering = renderer.render(job)
+    wording = Wording(renderer, SimulatedOptions(output_tokens=TOKENS))
+    ids = wording.ids(job, rendering.prompt, Content(tools.callables * 2, DRAFT), "")
+    for trusted in (False, True):
+        decoded = TokenAnswer(job, rendering, renderer, trusted=trusted)
+        batches = [decoded.take(Piece([id])) for id in ids]
+        ended = next(at for at, deltas in enumerate(batches) if CallEnded() in deltas)
+        assert batches[ended][-1] == CallEnded()
+        read = renderer.token_bytes.join(ids[: ended + 1]).decode()
+        # In arrays and lists the token that ends a call may hold the comma after it.
+        assert read.rstrip(", \n").endswith(("}", ")", ">", "|"))
+        assert read.count("weather") == 1
+
+
 @pytest.mark.parametrize("family", NAMES)
 def test_custom_tools_get_their_input(family: str) -> None:
-    _, (started, arguments) = answer(family, CUSTOM)
+    _, (started, arguments, _) = answer(family, CUSTOM)
     assert started == CallStarted("custom", "shell")
     assert isinstance(arguments, CallArguments)
     assert len(arguments.text.split()) == TOKENS
@@ -152,7 +173,7 @@ def test_words_have_the_configured_length(family: str) -> None:
 
 
 def test_a_model_whose_template_writes_no_tools_calls_in_the_form_of_hermes() -> None:
-    _, (started, arguments) = answer("plain", FUNCTION)
+    _, (started, arguments, _) = answer("plain", FUNCTION)
     assert isinstance(started, CallStarted)
     assert isinstance(arguments, CallArguments)
 

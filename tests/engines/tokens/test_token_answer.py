@@ -3,9 +3,20 @@
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from slipring.core.chain.head import Head
-from slipring.core.generation import Capabilities, Delta, Finished, Job, Model, Settings, Text
+from slipring.core.generation import (
+    CallArguments,
+    CallEnded,
+    Capabilities,
+    Delta,
+    Finished,
+    Job,
+    Model,
+    Settings,
+    Text,
+)
 from slipring.engines.llama.answer import LlamaAnswer
 from slipring.engines.llama.api import Chunk, Probability, Progress, Timings
 from slipring.errors import ServerError
@@ -13,7 +24,9 @@ from slipring.prompts.dialects.chatml import ChatMl
 from slipring.prompts.dialects.dialect_renderer import DialectRenderer
 from slipring.prompts.rendering import Rendered
 from slipring.prompts.tokenization.tokenizer import Tokenizer
-from slipring.protocol.tools import Offer
+from slipring.protocol import wire
+from slipring.protocol.tools import Offer, Toolset
+from tests.harness import WEATHER
 from tests.prompts.vocabulary import message, renderer, small_metadata
 
 RENDERER = renderer("chatml in small")
@@ -34,10 +47,21 @@ class Elsewhere(Tokenizer):
 ELSEWHERE = DialectRenderer(ChatMl(), Elsewhere.from_gguf(small_metadata()))
 
 
+NO_TOOLS = Offer()
+
+
 class Stream:
     """An answer, and the engine that sends its chunks."""
 
-    def __init__(self, limit: int = 100, *, generate: bool = True, by: DialectRenderer = RENDERER) -> None:
+    def __init__(
+        self,
+        limit: int = 100,
+        *,
+        generate: bool = True,
+        by: DialectRenderer = RENDERER,
+        offer: Offer = NO_TOOLS,
+        trusted: bool = False,
+    ) -> None:
         job = Job(
             response_id="r",
             tenant="t",
@@ -45,12 +69,12 @@ class Stream:
             head=Head(),
             parent=None,
             input=(message("user", "Hi"),),
-            offer=Offer(),
+            offer=offer,
             settings=Settings(),
             generate=generate,
         )
         self.rendering = by.render(job)
-        self.answer = LlamaAnswer(job, self.rendering, by, limit, trusted=False)
+        self.answer = LlamaAnswer(job, self.rendering, by, limit, trusted=trusted)
         self.said = 0
         self.deltas: list[Delta] = []
 
@@ -91,6 +115,33 @@ def test_an_answer_is_what_its_tokens_say_and_a_stop_is_none_of_it() -> None:
     assert stream.emitted(finished) == VOCABULARY.encode("hello w")
     assert (finished.reason, finished.output_tokens, finished.cached_tokens) == ("stop", 2, 3)
     assert finished.input_tokens == stream.rendering.prompt.total
+
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}'
+OFFER = Offer(Toolset.read(Raw(wire.encode([WEATHER]))).callables)
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_call_ends_with_its_last_brace(trusted: bool) -> None:
+    stream = Stream(offer=OFFER, trusted=trusted)
+    for character in CALL[:-1]:
+        stream.say(character)
+    assert not any(isinstance(delta, CallEnded) for delta in stream.deltas)
+    stream.say("}")
+    assert stream.deltas[-2:] == [CallArguments("}"), CallEnded()]
+    stream.say("\n</tool_call>").say("", [END])
+    stream.end()
+    assert isinstance(stream.deltas[-2], CallEnded), "nothing follows the call"
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("stop_type", ["limit", "eos"])
+def test_a_call_that_the_answer_ends_in_is_incomplete(trusted: bool, stop_type: str) -> None:
+    stream = Stream(offer=OFFER, trusted=trusted).say(CALL[:-1])
+    stream.end(stop_type)
+    _, _, arguments, ended, *rest, _ = stream.deltas
+    assert (arguments, ended) == (CallArguments('{"city": "Rome"'), CallEnded(False))
+    assert rest == ([Text("}")] if stop_type == "eos" else [])
 
 
 def test_progress_says_nothing() -> None:

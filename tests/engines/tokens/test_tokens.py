@@ -10,6 +10,7 @@ from msgspec import Raw, structs
 
 from slipring.core.chain.head import Head
 from slipring.core.generation import (
+    CallArguments,
     CallStarted,
     Capabilities,
     Delta,
@@ -135,6 +136,8 @@ def condensed(deltas: list[Delta]) -> list[Any]:
                 found.append(("", []))
             text, logprobs = found.pop()
             found.append((text + delta.text, logprobs + [each.token for each in delta.logprobs]))
+        elif isinstance(delta, CallArguments) and found and isinstance(found[-1], CallArguments):
+            found.append(CallArguments(found.pop().text + delta.text))
         elif isinstance(delta, Finished):
             assert isinstance(delta.position, Rendered)
             found.append((structs.replace(delta, position=None), delta.position.ids()))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 from msgspec import Raw
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.output_format import OutputFormat
 from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.protocol.tools import CallableTool, CustomTool, FunctionTool, Offer
@@ -48,18 +48,26 @@ def parsed(
     thinking: bool = True,
     starts_thinking: bool = False,
     trusted: bool = False,
+    cut_off: bool = False,
 ) -> list[Delta]:
     parser = OutputParser(format, offer, thinking=thinking, starts_thinking=starts_thinking, trusted=trusted)
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
-    return merged(deltas + parser.finish())
+    return merged(deltas + parser.finish(cut_off=cut_off))
 
 
 def call(name: str, arguments: str, namespace: str | None = None) -> list[Delta]:
-    return [CallStarted("function", name, namespace), CallArguments(arguments)]
+    return [CallStarted("function", name, namespace), CallArguments(arguments), CallEnded()]
+
+
+def broken_call(name: str, arguments: str, rest: str = "") -> list[Delta]:
+    """A call that the model broke off after these arguments, and the text after it."""
+    deltas: list[Delta] = [CallStarted("function", name), CallArguments(arguments), CallEnded(False)]
+    return [*deltas, Text(rest)] if rest else deltas
 
 
 def custom_call(name: str, text: str) -> list[Delta]:
-    return [CallStarted("custom", name), CallArguments(text)]
+    deltas: list[Delta] = [CallStarted("custom", name)]
+    return [*deltas, *([CallArguments(text)] if text else []), CallEnded()]
 
 
 def check(
@@ -70,10 +78,13 @@ def check(
     *,
     starts_thinking: bool = False,
     trusted: bool = False,
+    cut_off: bool = False,
 ) -> None:
     """Check the deltas of a text, parsed whole and character by character."""
     for pieces in ([text], text):
-        deltas = parsed(pieces, format, offer, starts_thinking=starts_thinking, trusted=trusted)
+        deltas = parsed(
+            pieces, format, offer, starts_thinking=starts_thinking, trusted=trusted, cut_off=cut_off
+        )
         assert deltas == expected
 
 

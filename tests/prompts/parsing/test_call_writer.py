@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing import known_formats as known
 from slipring.prompts.parsing.call_writer import Call, Piece, answer_pieces, write_answer, write_calls
 from slipring.prompts.parsing.calls.json_scanner import SPACE
@@ -179,7 +179,7 @@ def test_what_is_written_is_parsed_as_the_same(
     expected: list[Delta] = [Thought(thoughts)] if thoughts else []
     expected += [Text(text)] if text else []
     for tool, _, emitted in made:
-        expected += [CallStarted(tool.kind, tool.name), CallArguments(emitted)]
+        expected += [CallStarted(tool.kind, tool.name), CallArguments(emitted), CallEnded()]
     offer = Offer(tools=tuple(tool for tool, _, _ in made))
     for pieces in ([answer], split(answer, cuts), list(answer)):
         found = parsed(pieces, format, offer, starts_thinking=opened, trusted=trusted)

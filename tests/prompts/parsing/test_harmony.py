@@ -2,10 +2,10 @@
 
 import pytest
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.known_formats import HARMONY
 from slipring.prompts.parsing.output_parser import OutputParser
-from tests.prompts.parsing.answers import NONE, OFFER, call, check, custom_call, parsed
+from tests.prompts.parsing.answers import NONE, OFFER, broken_call, call, check, custom_call, parsed
 
 ARGUMENTS = '{"a": "<b> é"}'
 BOTH: list[Delta] = [Thought("Hm"), Text("Yes")]
@@ -97,7 +97,7 @@ def test_a_call_without_arguments() -> None:
     [
         f"<|channel|>commentary to=browser.search<|message|>{ARGUMENTS}<|call|>",
         "<|channel|>commentary to=functions.unknown<|message|>{}",
-        '<|channel|>commentary to=functions.f<|message|>{"a": ',
+        "<|channel|>commentary to=functions.f<|message|>{…}<|call|>",
         "<|channel|>commentary to=functions.f<|message|>[1]<|call|>",
         "<|channel|>commentary to=functions.patch<|message|>{}<|end|>",
     ],
@@ -111,6 +111,34 @@ def test_messages_to_others_and_broken_calls_are_emitted_as_written(text: str) -
     if text.endswith("|>"):
         after = "<|start|>assistant<|channel|>final<|message|>Yes"
         check(text + after, [Text(f"{text}\n\nYes")], HARMONY)
+
+
+@pytest.mark.parametrize(
+    ("read", "rest"),
+    [('{"a": ', ""), ('{"a": "b', '\n"}'), ('{"a": 01', "}"), ('{"a": 1', "] ")],
+)
+def test_a_call_that_breaks_off_is_incomplete_and_the_rest_is_emitted_as_written(
+    read: str, rest: str
+) -> None:
+    text = f"<|channel|>commentary to=functions.f<|message|> {read}{rest}"
+    check(text, broken_call("f", read, rest), HARMONY)
+    closed = broken_call("f", read, f"{rest}<|end|>")
+    check(f"{text}<|end|>", closed, HARMONY)
+    after = "<|start|>assistant<|channel|>analysis<|message|>Hm"
+    check(f"{text}<|end|>{after}", [*closed, Thought("Hm")], HARMONY)
+
+
+def test_text_after_the_arguments_of_a_call_is_emitted_as_written() -> None:
+    text = f"<|channel|>commentary to=functions.f<|message|>{ARGUMENTS} so<|call|>"
+    check(text, [*CALL_F, Text(" so<|call|>")], HARMONY)
+
+
+@pytest.mark.parametrize("name", ["g", "patch"])
+def test_a_call_that_is_cut_off_before_its_arguments_is_text(name: str) -> None:
+    text = f"<|channel|>commentary to=functions.{name}<|message|>"
+    check(text, [Text(text)], HARMONY, cut_off=True)
+    text = "<|channel|>commentary to=functions.patch<|message|>*** Begin"
+    check(text, [Text(text)], HARMONY, cut_off=True)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +200,9 @@ def test_text_and_thought_are_emitted_at_once() -> None:
     assert state() == (True, False, False)
     assert parser.feed("<|end|><|start|>assistant to=functions.f<|channel|>commentary<|message|>{") == []
     assert state() == (False, False, True)
-    assert parser.feed("}<|call|>") == [CallStarted("function", "f"), CallArguments("{}")]
+    assert parser.feed('"a": 1') == [CallStarted("function", "f"), CallArguments('{"a": 1')]
+    assert state() == (False, False, False)
+    assert parser.feed("}") == [CallArguments("}"), CallEnded()]
+    assert parser.feed("<|call|>") == []
     assert state() == (True, False, False)
     assert parser.feed("") == parser.finish() == []

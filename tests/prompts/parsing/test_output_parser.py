@@ -6,11 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text, Thought
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
 from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.protocol.tools import Offer
-from tests.prompts.parsing.answers import NONE, OFFER, call, custom_call, function, merged, parsed, split
+from tests.prompts.parsing.answers import (
+    NONE,
+    OFFER,
+    broken_call,
+    call,
+    custom_call,
+    function,
+    merged,
+    parsed,
+    split,
+)
 from tests.prompts.parsing.answers import check as check_format
 
 QWEN = OutputFormat(
@@ -146,14 +156,10 @@ def test_marked_calls_are_read(text: str, expected: list[Delta]) -> None:
         "[[]]",
         "null",
         '"f"',
-        '{"name": "f", "arguments": {"a": 1}',
-        '{"name": "f", "arguments": {"a": 01}}',
-        '{"name": "f", "arguments": {"a": "\\x"}}',
-        '{"name": "f", "arguments": {"a": "\\uzzzz"}}',
-        '{"name": "f", "arguments": {"a": "\\ud800"}}',
-        '{"name": "f", "arguments": {"a": \n"line\nbreak"}}',
-        '{"name": "f", "arguments": {"a": 1]}',
-        '{"name": "f", "arguments": {"a": e}}',
+        '{"name": "f", "arguments": {…}}',
+        '{"arguments": {"a": 01}, "name": "f"}',
+        '{"id": tru, "name": "f", "arguments": {"a": 1}}',
+        '{"name": "f" "arguments": {"a": "<tool_call>{}"}}',
         '{"name": "f", "arguments": [1]}',
         '{"name": "f", "arguments": 1}',
         '{"name": "f", "arguments": "no object"}',
@@ -168,12 +174,8 @@ def test_marked_calls_are_read(text: str, expected: list[Delta]) -> None:
         '{"name": "patch"}',
         '{"name": "f", "arguments": "',
         '{"name": "f", "arguments": "\\',
-        f"{F} 1",
-        f"{F}.",
-        f"{F},",
-        f'[{F}, {{"name": "unknown", "arguments": {{}}}}]',
-        '{"name": "f", "arguments": {"a": ' + 5000 * "[" + 5000 * "]" + "}}",
-        '{"name": "f", "arguments": {"a": "\ud800"}}',
+        f'[{{"name": "unknown", "arguments": {{}}}}, {F}]',
+        '{"name": "f", "arguments": "' + 5000 * "[" + 5000 * "]" + '"}',
     ],
 )
 def test_malformed_calls_are_text_and_calls_after_them_are_calls(body: str) -> None:
@@ -184,13 +186,65 @@ def test_malformed_calls_are_text_and_calls_after_them_are_calls(body: str) -> N
     check(f"{bad} \n then\n<tool_call>{G}</tool_call>", [Text(f"{bad} \n then"), *CALL_G])
 
 
+DEEP = 5000 * "["
+
+
+@pytest.mark.parametrize(
+    ("read", "rest"),
+    [
+        ('{"a": 1', "}"),
+        ('{"a": 1', "}]"),
+        ('{"a": 1', '}, "id": }'),
+        ('{"a": 01', "}}"),
+        ('{"a": "\\', 'x"}}'),
+        ('{"a": "\\uzzzz"', "}}"),
+        ('{"a": "\\ud800"', "}}"),
+        ('{"a": \n"line', '\nbreak"}}'),
+        ('{"a": 1', "]}"),
+        ('{"a": e', "}}"),
+        (f'{{"a": {DEEP[:199]}', f"{DEEP[199:]}}}}}"),
+        ('{"a": "\ud800"', "}}"),
+    ],
+)
+def test_a_call_that_breaks_off_after_its_name_is_incomplete_and_the_rest_is_text(
+    read: str, rest: str
+) -> None:
+    """What was read of the arguments is never a JSON object, so that no client can run the call."""
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(read)
+    text = f'Well.\n<tool_call> {{"name": "f", "arguments": {read}{rest}\t</tool_call>'
+    expected = [Text("Well."), *broken_call("f", read, f"{rest}\t</tool_call>")]
+    check(text, expected)
+    check(f"{text}\n<tool_call>{G}</tool_call>", [*expected, *CALL_G])
+    thought = [Thought("Well."), *expected[1:-1], Thought(f"{rest}\t</tool_call>")]
+    check(f"<think>{text}</think>Yes", [*thought, Text("Yes")])
+
+
+@pytest.mark.parametrize("rest", [" 1", ".", ",", ';{"name": "unknown", "arguments": {}}', '{"name": "f'])
+def test_a_call_is_complete_with_its_last_brace_and_what_follows_is_text(rest: str) -> None:
+    text = f"Well.\n<tool_call>{F}{rest}</tool_call>"
+    expected = [Text("Well."), *CALL_F, Text(f"{rest}</tool_call>")]
+    check(text, expected)
+    check(f"{text}\n<tool_call>{G}</tool_call>", [*expected, *CALL_G])
+    array = f"<tool_call>[{F}{rest}]</tool_call>"
+    check(array, [*CALL_F, Text(f"{rest}]</tool_call>")])
+    check(f"<think>Hm {text}</think>Yes", [Thought("Hm Well."), *CALL_F, Text(f"{rest}</tool_call>Yes")])
+
+
+def test_the_answer_may_be_cut_off_in_a_call() -> None:
+    text = f"<tool_call>\n{F}\n</tool_cal"
+    check(text, [*CALL_F, Text("\n</tool_cal")])
+    check_format(text, CALL_F, QWEN, OFFER, cut_off=True)
+    for cut_off in (False, True):
+        text = '<tool_call>{"name": "f", "arguments": {"a": "'
+        check_format(text, broken_call("f", '{"a": "'), QWEN, OFFER, cut_off=cut_off)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "<tool_call>",
         " <tool_call> ",
-        f"<tool_call>\n{F}\n</tool_cal",
-        '<tool_call>{"name": "f", "arguments": {"a": "',
         '<tool_call>{"name": "f</tool_call>',
         '<tool_call>{"name": "f</tool_call></tool_call>',
         "<tool_call><tool_call>",
@@ -253,7 +307,8 @@ def test_without_tools_thoughts_are_still_recognized() -> None:
         (' {"name": "f", ', [Text(' {"name": "f", ')]),
         ("{x | x > 1}", [Text("{x | x > 1}")]),
         ("[1] says so", [Text("[1] says so")]),
-        (f"[{F}, 1]", [Text(f"[{F}, 1]")]),
+        (f"[{F}, 1]", [*CALL_F, Text(", 1]")]),
+        (f"[1, {F}]", [Text(f"[1, {F}]")]),
     ],
 )
 @pytest.mark.parametrize("format", [LLAMA, BOTH])
@@ -334,11 +389,13 @@ def test_text_and_thought_are_emitted_at_once_except_for_a_possible_marker() -> 
 
 def test_a_call_is_emitted_when_it_is_complete() -> None:
     parser = OutputParser(BOTH, OFFER)
-    assert parser.feed(F[:-1]) == []
-    assert parser.feed("}") == CALL_F
-    assert parser.feed(f"<tool_call>{G}</tool_call") == []
-    assert parser.feed(">") == CALL_G
-    assert parser.finish() == []
+    assert parser.feed('{"name": "f", "arguments": {') == []
+    assert parser.feed('"a": 1') == [CallStarted("function", "f"), CallArguments('{"a": 1')]
+    assert parser.feed("}") == []
+    assert parser.feed("}") == [CallArguments("}"), CallEnded()]
+    assert merged(parser.feed(f"<tool_call>{G[:-1]}")) == [*CALL_G[:1], CallArguments("{")]
+    assert parser.feed("}</tool_call") == [CallArguments("}"), CallEnded()]
+    assert parser.feed(">") == parser.finish() == []
 
 
 def test_a_parser_is_idle_outside_of_thoughts_calls_and_possible_markers() -> None:
@@ -518,4 +575,5 @@ def test_all_forms_of_calls_give_the_same_names_and_arguments(
         ]
         read = [json.loads(delta.text) for delta in deltas if isinstance(delta, CallArguments)]
         assert read == [values for _, values in wanted]
-        assert len(deltas) == 2 * len(wanted)
+        assert deltas[2::3] == [CallEnded()] * len(wanted)
+        assert len(deltas) == 3 * len(wanted)

@@ -139,6 +139,10 @@ class OpenCarry:
             self.current = after_output(self.current, new)
         return new
 
+    def with_output(self, output: list[Item]) -> Carry:
+        """What ``current`` would be after ``observe``."""
+        return after_output(self.current, tuple(output[self._observed :]))
+
     def settle(self, output: list[Item]) -> None:
         """The accepted appends are now the end of the output: ``settled`` covers all of it."""
         self.settled = self.current

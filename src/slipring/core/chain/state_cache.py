@@ -130,6 +130,10 @@ class ConnectionCache:
         """The lane that produced a cached response. Raises ``KeyError`` if it is not cached."""
         return self._entries[response_id].lane
 
+    def is_latest(self, response_id: str) -> bool:
+        """Whether a cached response is the latest of its lane. Raises ``KeyError`` if it is not cached."""
+        return self._entries[response_id].latest
+
     def remember(self, state: ResponseState, lane: str | None) -> None:
         """Cache a finished response as the latest of its lane, then evict what exceeds a limit."""
         self.evict(state.id)

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from slipring.core.chain.state import ResponseState
-from slipring.core.generation import Job
+from slipring.core.generation import Job, Prefill
 from slipring.core.turn.turn import Joined, Turn
 from slipring.protocol.definitions import Compilable
 from slipring.protocol.events import Event
@@ -103,6 +103,23 @@ class Cancel(Struct, frozen=True):
     turn: Turn
 
 
+class StartPrefill(Struct, frozen=True, eq=False):
+    """Have the engine prefill what a response will probably be continued with, beside all turns.
+
+    The driver calls ``session.prefilled`` when the engine is done, unless the prefill is ended before: by
+    ``EndPrefill``, or by a job that continues the response.
+    """
+
+    response_id: str
+    prefill: Prefill
+
+
+class EndPrefill(Struct, frozen=True):
+    """End the prefill for a response, if there is one. The driver calls nothing in return."""
+
+    response_id: str
+
+
 class Close(Struct, frozen=True):
     """Close the connection after sending everything before."""
 
@@ -117,4 +134,18 @@ class Record(Struct, frozen=True):
     report: TurnReport
 
 
-Action = Send | Load | Check | CheckAppended | Weigh | Counted | Start | Save | Cancel | Close | Record
+Action = (
+    Send
+    | Load
+    | Check
+    | CheckAppended
+    | Weigh
+    | Counted
+    | Start
+    | Save
+    | Cancel
+    | StartPrefill
+    | EndPrefill
+    | Close
+    | Record
+)

@@ -8,17 +8,23 @@ from msgspec import Struct
 
 from slipring.core.ports import Betas
 from slipring.errors import ApiError, InvalidJson, InvalidRequest, quoted
-from slipring.protocol import live_input, requests, wire
+from slipring.protocol import live_input, requests, tool_output, wire
 from slipring.protocol.live_input import Append, Steer
 from slipring.protocol.requests import CreateRequest
+from slipring.protocol.tool_output import ToolOutputPiece
 
 CREATE, STEER = "response.create", "response.steer"
 APPEND, INJECT = "response.append", "response.inject"
+_PIECES = (tool_output.DELTA, tool_output.DONE)
 _IGNORED_TYPES = frozenset({"response.processed"})
 """Acknowledgements that some clients send. No reply is expected."""
 _HINTS = {
     APPEND: f" '{APPEND}' needs the header 'OpenAI-Beta: slipring_rollout=v1' on the upgrade.",
     INJECT: f" '{INJECT}' needs the header 'OpenAI-Beta: responses_multi_agent=v1' on the upgrade.",
+    **{
+        kind: f" '{kind}' needs the header 'OpenAI-Beta: slipring_tool_output=v1' on the upgrade."
+        for kind in (tool_output.DELTA, tool_output.DONE)
+    },
 }
 
 
@@ -32,7 +38,7 @@ class Create(Struct, frozen=True):
     """Why the frame is invalid. The request is refused in its lane's order."""
 
 
-ClientEvent = Create | Steer | Append
+ClientEvent = Create | Steer | Append | ToolOutputPiece
 
 
 def read(frame: bytes | str, betas: Betas) -> ClientEvent | None:
@@ -108,11 +114,15 @@ def _invalid_create(outline: requests.Outline, size_bytes: int, error: ApiError)
     return Create(request, size_bytes, error)
 
 
-def _read_other(data: bytes | str, kind: object, betas: Betas, *, is_text: bool) -> Steer | Append | None:
+def _read_other(
+    data: bytes | str, kind: object, betas: Betas, *, is_text: bool
+) -> Steer | Append | ToolOutputPiece | None:
     supported = _supported(betas)
     if kind in supported:
         if not is_text and isinstance(data, bytes):
             wire.require_text(data)  # its input may have to be returned, as text
+        if kind in _PIECES:
+            return tool_output.read_piece(data, is_last=kind == tool_output.DONE)
         if kind == STEER:
             return live_input.read_steer(data, len(data))
         return live_input.read_append(data, len(data), injects=kind == INJECT)
@@ -134,4 +144,9 @@ def _read_other(data: bytes | str, kind: object, betas: Betas, *, is_text: bool)
 
 def _supported(betas: Betas) -> list[str]:
     """The supported event types beside ``response.create``."""
-    return [STEER, *([APPEND] if betas.rollout else []), *([INJECT] if betas.inject else [])]
+    return [
+        STEER,
+        *([APPEND] if betas.rollout else []),
+        *([INJECT] if betas.inject else []),
+        *(_PIECES if betas.tool_output else ()),
+    ]

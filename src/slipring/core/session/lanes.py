@@ -110,6 +110,11 @@ class Lanes:
                 return turn
         return None
 
+    def is_busy(self, id: str | None) -> bool:
+        """Whether a turn of this lane runs or waits."""
+        lane = self._by_id.get(id)
+        return lane is not None and (lane.current is not None or bool(lane.waiting))
+
     def running(self) -> Iterator[Turn]:
         return (lane.current for lane in list(self._by_id.values()) if lane.current is not None)
 

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from slipring.core.chain.state import ResponseState
 from slipring.core.chain.state_cache import ConnectionCache, NoCache
-from slipring.core.generation import Delta, Job, Models
+from slipring.core.generation import Delta, Job, Models, Prefill
 from slipring.core.limits import Limits
 from slipring.core.ports import NO_BETAS, Betas, Ports
 from slipring.core.session import client_events, turn_setup
@@ -29,13 +29,16 @@ from slipring.core.session.actions import (
     Save,
     Send,
     Start,
+    StartPrefill,
     Weigh,
 )
+from slipring.core.session.growing_outputs import GrowingOutputs
 from slipring.core.session.lanes import Lanes
 from slipring.core.session.live_input_routing import LiveInput
 from slipring.core.session.request_charges import Charges
 from slipring.core.session.successors import Successors
 from slipring.core.turn import rollout
+from slipring.core.turn.foreseen_job import foreseen_job
 from slipring.core.turn.stages import Stages
 from slipring.core.turn.turn import Phase, Turn
 from slipring.errors import ApiError, ConnectionLimitReached, ServerError
@@ -44,6 +47,7 @@ from slipring.protocol.events import Error, Event
 from slipring.protocol.live_input import Append, Steer
 from slipring.protocol.requests import CreateRequest
 from slipring.protocol.timing import TurnReport
+from slipring.protocol.tool_output import ToolOutputPiece
 
 _NORMAL = 1000
 _POLICY_VIOLATION = 1008
@@ -100,6 +104,7 @@ class Session:
         "_closed",
         "_ending",
         "_finished",
+        "_growing_outputs",
         "_lanes",
         "_limits",
         "_live_input",
@@ -136,6 +141,7 @@ class Session:
         self._charges = Charges(ports.requests, tenant)
         self._successors = Successors(limits, ports, models, self._charges)
         self._live_input = LiveInput(self._lanes, limits, self._successors, self._charges)
+        self._growing_outputs = GrowingOutputs(tenant, self._lanes, limits, self._charges, models)
         self._finished: dict[Turn, ResponseState] = {}
         """States of turns that are being saved."""
         self._age = _Age(limits, now)
@@ -174,6 +180,9 @@ class Session:
             return [Send([self._live_input.steer(event, self._cache, self._refusing)])]
         if isinstance(event, Append):
             return self._append(event, now)
+        if isinstance(event, ToolOutputPiece):
+            # A hint for a response that will not be continued on this connection has no effect.
+            return [] if self._ending is not None else self._growing_outputs.take(event, self._cache)
         stages.lap("decode")
         return self.create(event.request, stages, size_bytes=event.size_bytes, now=now, error=event.error)
 
@@ -251,7 +260,9 @@ class Session:
         if self._closed:
             return []
         emitted, resumable = self._live_input.append(append, self._cache, now)
-        return [Send(emitted), *([] if resumable is None else self._resume(resumable))]
+        if resumable is not None:
+            return [Send(emitted), *self._resume(resumable)]
+        return [Send(emitted), *self._growing_outputs.advance(append.target, self._cache)]
 
     def weighed(self, weigh: Weigh, tokens: int) -> list[Action]:
         """The engine has counted the tokens of a job."""
@@ -293,8 +304,14 @@ class Session:
             paused, more = turn.pause(now + limits.rollout_wait_s, limits.connection_cache_bytes)
             emitted += more
             if paused:
-                return [Send(emitted), *self._resume(turn)]
+                more_input = self._resume(turn)
+                growing = self._growing_outputs.advance(turn.output.response_id, self._cache)
+                return [Send(emitted), *(more_input or growing)]
         return [Send(emitted), *self._conclude(turn, now)]
+
+    def prefilled(self, ended: StartPrefill, tokens: int | None) -> list[Action]:
+        """The engine has prefilled so many tokens of a context; None: it failed."""
+        return [] if self._closed else self._growing_outputs.prefilled(ended, tokens, self._cache)
 
     def saved(self, turn: Turn, now: float) -> list[Action]:
         """The store has saved a response, or it needs no saving: send its terminal event."""
@@ -318,7 +335,8 @@ class Session:
         self._evict_parent(turn)
         self._finished.pop(turn, None)  # a response that cannot be saved leaves no state
         returned = self._successors.return_steers(turn, error)
-        return self._end(turn, turn.fail(error) + returned, now)
+        ended = self._growing_outputs.end(turn.output.response_id)
+        return [*ended, *self._end(turn, turn.fail(error) + returned, now)]
 
     # Time, and the end of the connection.
 
@@ -334,7 +352,7 @@ class Session:
             return self.end(error, code=_NORMAL, grace_s=limits.age_grace_s, now=now)
         if self._idle and self._age.is_idle(now):
             self._closed = True
-            return [Close(_NORMAL, "idle")]
+            return [*self._growing_outputs.end_all(), Close(_NORMAL, "idle")]
         return self._conclude_paused(now, only_late=True) if self._lanes.in_flight else []
 
     @property
@@ -356,7 +374,8 @@ class Session:
             turn.error = error
         returned = self._successors.return_all(error)
         sends = [Send(returned)] if returned else []
-        return [*sends, *self._conclude_paused(now), *self._advance(now)]
+        prefills = self._growing_outputs.end_all()
+        return [*sends, *prefills, *self._conclude_paused(now), *self._advance(now)]
 
     def leave(self, now: float) -> list[Action]:
         """The client has left: begin no turn, and end rollouts at their last finished step."""
@@ -386,6 +405,7 @@ class Session:
                 actions.append(Record(turn.lane, turn.report(cancelled=True)))
             turn.phase = Phase.ENDED
         self._finished.clear()
+        actions += self._growing_outputs.end_all()
         self._cache.clear()
         self._charges.close()
         return actions
@@ -421,10 +441,11 @@ class Session:
             load = turn_setup.bind(turn, self._cache, self._successors)
         except ApiError as error:
             return self._drop(turn, error)
+        ended = [] if turn.forks else self._growing_outputs.end(turn.request.previous_response_id)
         if load.is_empty and not self.asks_each_turn:
-            return self._start(turn, now)
+            return [*ended, *self._start(turn, now)]
         turn.phase = Phase.LOADING
-        return [load]
+        return [*ended, load]
 
     def _start(self, turn: Turn, now: float) -> list[Action]:
         """Validate a bound turn, and have its grammars compiled if it has any."""
@@ -489,7 +510,23 @@ class Session:
         else:
             self._lanes.succeed(turn, successor)
             actions += self._begin(successor, now)
-        return actions + self._advance(now)
+        actions += self._advance(now)
+        return actions + (self._foresee(turn, state) if state is not None else [])
+
+    def _foresee(self, turn: Turn, state: ResponseState) -> list[Action]:
+        """Have the engine prefill what will probably continue a response that has just ended."""
+        ends = self._closed or self._ending is not None
+        if ends or self._lanes.is_busy(turn.lane) or state.response.status != "completed":
+            return []
+        if state.carry.open_calls:
+            return self._growing_outputs.advance(state.id, self._cache)
+        try:
+            rewrites_answers = self._models.find(state.response.model).rewrites_answers
+        except ApiError:
+            return []  # its model is not served any more
+        if turn.request.warms_up or not rewrites_answers:
+            return []
+        return [StartPrefill(state.id, Prefill(foreseen_job(state, self.tenant, self._models), "user"))]
 
     def _evict_parent(self, turn: Turn) -> None:
         """A continuation that fails on its parent's own lane evicts the parent; a failed fork does not."""
@@ -503,7 +540,10 @@ class Session:
         """Resume a paused rollout that has all required outputs, after asking the driver if needed."""
         if not turn.may_resume:
             return []
-        return [Load(turn, None, frozenset())] if self.asks_each_turn else [Start(turn, turn.resume())]
+        ended = self._growing_outputs.end(turn.output.response_id)
+        if self.asks_each_turn:
+            return [*ended, Load(turn, None, frozenset())]
+        return [*ended, Start(turn, turn.resume())]
 
     def _conclude_paused(self, now: float, *, only_late: bool = False) -> list[Action]:
         """End paused rollouts, or only those past their deadline. Their calls stay open."""

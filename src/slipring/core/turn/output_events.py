@@ -1,8 +1,8 @@
 """The output of one response: turns an engine's deltas into numbered events and finished items.
 
 Assigns sequence numbers and output indexes, and opens and closes items and their parts in the order that the
-API requires. One item is open at a time: a delta of another kind closes it. Each finished item is encoded
-once; ``output_item.done``, the terminal event and the stored state share those bytes.
+API requires. One item is open at a time: ``CallEnded`` or a delta of another kind closes it. Each finished
+item is encoded once; ``output_item.done``, the terminal event and the stored state share those bytes.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from slipring.core.chain import item_ids
 from slipring.core.generation import (
     Annotated,
     CallArguments,
+    CallEnded,
     CallStarted,
     Delta,
     Refused,
@@ -59,6 +60,7 @@ class Output:
     """Output items and events of one response."""
 
     __slots__ = (
+        "_awaits_output",
         "_compaction_id",
         "_events",
         "_index",
@@ -83,6 +85,7 @@ class Output:
         """Index of the first item after the client's last append."""
         self.conceal: Conceal | None = None
         """Set if reasoning items are to include ``encrypted_content``."""
+        self._awaits_output = False  # a call since the client's last append is complete
         self._compaction_id = ""
         self._mint = mint
         self._open: _Message | _Reasoning | Call | Search | None = None
@@ -119,8 +122,9 @@ class Output:
 
     @property
     def calls(self) -> bool:
-        """Whether there is a tool call since the client's last append, finished or open."""
-        return isinstance(self._open, Call | Search) or any(item.call_id is not None for item in self.latest)
+        """Whether the client has to answer a tool call since its last append, finished or open. A call that
+        the model broke off needs no answer."""
+        return self._awaits_output or isinstance(self._open, Call | Search)
 
     @property
     def last_words(self) -> str | None:
@@ -138,6 +142,7 @@ class Output:
             self.items.append(Item(type=item.type, raw=bytes(raw), id=item_id, call_id=item.call_id))
             self.emit(events.OutputItemDone, item=raw)
         self.since = len(self.items)
+        self._awaits_output = False
         return self._take_events()
 
     def open_compaction(self) -> list[Event]:
@@ -244,6 +249,11 @@ class Output:
             )
         )
 
+    def _call_ended(self, delta: CallEnded) -> None:
+        if not isinstance(self._open, Call | Search):
+            raise TypeError("an engine ended a call outside a call")
+        self._close("completed" if delta.is_complete else "incomplete")
+
     _feeders: ClassVar[dict[type[Delta], Callable[["Output", Any], None]]] = {
         Text: _text,
         Annotated: _annotated,
@@ -252,6 +262,7 @@ class Output:
         ThoughtSummary: _thought_summary,
         CallStarted: _call_started,
         CallArguments: _call_arguments,
+        CallEnded: _call_ended,
     }
 
     def _message_part(self, kind: type[OutputTextPart | RefusalPart]) -> "_Part":
@@ -276,6 +287,8 @@ class Output:
         if self._open is None:
             return
         item = self._open.close(status)
+        if status == "completed" and isinstance(item, _CALLS):
+            self._awaits_output = True
         content: tuple[Item, ...] | None = None
         if isinstance(item, ReasoningItem) and self.conceal is not None:
             content = (Item(type="reasoning", raw=wire.encode(item), id=item.id),)

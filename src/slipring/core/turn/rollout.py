@@ -6,12 +6,14 @@ appends that arrived during a step, and the job of the next step, which continue
 continues its parent.
 """
 
+from collections.abc import Mapping
+
 from msgspec import UNSET, structs
 
 from slipring.core.chain import input_items
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.state import Carry, ResponseState
-from slipring.core.generation import Finished, Job
+from slipring.core.chain.state import Carry, OpenCall, ResponseState
+from slipring.core.generation import Finished, Job, Stop
 from slipring.core.ports import Betas
 from slipring.core.turn import response_object
 from slipring.core.turn.output_events import Output
@@ -94,6 +96,11 @@ class Rollout:
     def held_bytes(self) -> int:
         """Size of the appends that are accepted but not committed."""
         return sum(append.size_bytes for append in self._held)
+
+    @property
+    def open_calls(self) -> Mapping[str, OpenCall]:
+        """The calls that wait for their outputs."""
+        return self._carry.current.open_calls
 
     def may_continue(self, output: Output, finished: Finished, most_bytes: int) -> bool:
         """Whether another step fits the bounds on bytes, items and output tokens."""
@@ -201,6 +208,12 @@ class Rollout:
             offer = offer if left > 0 else Offer(forbidden=True)
         return structs.replace(
             job, parent=self._node, input=self._input, offer=offer, settings=settings, fork=False
+        )
+
+    def foreseen_job(self) -> Job:
+        """While paused: a warmup of the next step, as far as its input is known."""
+        return structs.replace(
+            self._job, parent=self._node, input=self._input, generate=False, fork=False, stop=Stop()
         )
 
     def _observe(self, output: Output) -> None:

@@ -5,6 +5,7 @@ into events through ``Output``. Lanes, queues and caches belong to the session; 
 the engine.
 """
 
+from collections.abc import Mapping
 from enum import Enum
 
 from msgspec import UNSET, Struct, structs
@@ -12,7 +13,7 @@ from msgspec import UNSET, Struct, structs
 from slipring.core.chain import input_items
 from slipring.core.chain.head import Head
 from slipring.core.chain.input_items import OpenCarry
-from slipring.core.chain.state import ResponseState
+from slipring.core.chain.state import OpenCall, ResponseState
 from slipring.core.generation import Accepted, Begun, Delta, Finished, Job, Model, Prefilled, Stop
 from slipring.core.ports import Ports
 from slipring.core.turn import response_object
@@ -353,6 +354,11 @@ class Turn:
             return "Its context may be compacted."
         return None
 
+    @property
+    def open_calls(self) -> Mapping[str, OpenCall]:
+        """The calls that wait for their outputs, including those of the running answer that are complete."""
+        return self._carry.with_output(self.output.items).open_calls
+
     # Between the steps of a rollout.
 
     def pause(self, waits_until: float, most_bytes: int) -> tuple[bool, list[Event]]:
@@ -447,13 +453,17 @@ class Turn:
             output=self.output.raw_items(),
             usage=response_object.usage(finished),
         )
+        # Without the appends that were held and have just been returned.
+        carry = input_items.after_output(self._carry.settled, self.output.latest, cut_off=not stopped)
+        self._carry.current = carry
+        self._carry.settle(self.output.items)
         state = ResponseState(
             response=response,
             parent=self.parent,
             head=self._head,
             input=self.input,
             output=tuple(self.output.items),
-            carry=input_items.after_output(self._carry.settled, self.output.latest, cut_off=not stopped),
+            carry=carry,
             position=finished.position,
         )
         return closing, state

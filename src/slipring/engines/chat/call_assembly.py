@@ -1,7 +1,8 @@
 """Assembles tool calls from pieces that servers interleave, and emits one call after the other.
 
 The first call that is not over is emitted as it comes; later ones are held back. A call is over when its
-arguments are a complete JSON object and another call has begun, or when the answer ends.
+arguments are a complete JSON object, which nothing but white space can follow, or when the answer ends. An
+empty object is certain only once another call or text has begun: some servers send one before the arguments.
 """
 
 from collections.abc import Mapping
@@ -9,9 +10,10 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
-from slipring.core.generation import CallArguments, CallStarted, Delta
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta
 from slipring.engines.chat.chunks import CallPiece
 from slipring.errors import ServerError
+from slipring.prompts.parsing.calls.json_scanner import JsonScanner
 from slipring.protocol.tools import CallableTool
 
 _LONGEST_NAME = 256
@@ -31,7 +33,10 @@ _string = msgspec.json.Decoder(str | None)
 class _Call:
     """One call and how much of it has been emitted."""
 
-    __slots__ = ("emitted", "id", "is_over", "is_started", "name", "partial_at", "pieces", "tool")
+    __slots__ = (
+        *("_scanner", "emitted", "id", "is_certain", "is_complete", "is_over", "is_started", "name"),
+        *("pieces", "tool"),
+    )
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -41,25 +46,32 @@ class _Call:
         self.emitted = 0
         """How many pieces of the arguments have been emitted."""
         self.is_started = self.is_over = False
-        self.partial_at = 0
-        """How many pieces there were when the arguments were last found to be incomplete."""
+        self.is_complete = False
+        """Whether the arguments are a complete JSON object."""
+        self.is_certain = False
+        """Whether no other arguments can follow."""
+        self._scanner = JsonScanner("{")
 
     @property
     def is_function(self) -> bool:
         """Whether arguments are emitted piece by piece: for functions and searches for tools."""
         return self.tool is None or self.tool.kind != "custom"
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the arguments are a complete JSON object."""
-        if self.partial_at == len(self.pieces) or not self.pieces[-1].rstrip().endswith("}"):
-            return False
-        try:
-            _object.decode("".join(self.pieces))
-        except (ValueError, RecursionError):
-            self.partial_at = len(self.pieces)
-            return False
-        return True
+    def add(self, text: str) -> None:
+        """Add a piece of the arguments."""
+        self.pieces.append(text)
+        scanner = self._scanner
+        if not scanner.complete:
+            scanner.feed(text)
+            if not scanner.complete:
+                return
+            try:
+                self.is_certain = bool(_object.decode("".join(self.pieces)))
+            except (ValueError, RecursionError):
+                return
+            self.is_complete = True
+        elif text.strip():
+            self.is_complete = False
 
 
 class CallAssembly:
@@ -92,9 +104,9 @@ class CallAssembly:
             text = _text_of(function.arguments)
             if not text:
                 return []
-            growing.pieces.append(text)
+            growing.add(text)
             growing.emitted += 1
-            return [CallArguments(text)]
+            return [CallArguments(text), *self._advance()] if growing.is_certain else [CallArguments(text)]
         call = self._find(piece)
         if function is not None and not call.is_over:
             text = _text_of(function.arguments)
@@ -106,7 +118,7 @@ class CallAssembly:
             ):
                 call.name += function.name
             if text:
-                call.pieces.append(text)
+                call.add(text)
         return self._advance()
 
     def settle(self) -> tuple[bool, list[Delta]]:
@@ -155,10 +167,9 @@ class CallAssembly:
         while self._current < len(self._calls):
             call = self._calls[self._current]
             self._emit(call, deltas)
-            if self._current == len(self._calls) - 1:
-                self._growing = call if call.is_started and call.is_function else None
-                break
-            if not call.is_complete:
+            is_last = self._current == len(self._calls) - 1
+            if not (call.is_certain if is_last else call.is_complete):
+                self._growing = call if is_last and call.is_started and call.is_function else None
                 break
             self._end(call, deltas, cut_off=False)
             self._current += 1
@@ -195,6 +206,7 @@ class CallAssembly:
             deltas.append(CallArguments(_custom_input(text)))
         elif not text and not cut_off:
             deltas.append(CallArguments("{}"))
+        deltas.append(CallEnded(call.is_complete or not cut_off))
 
 
 def _text_of(arguments: msgspec.Raw) -> str:

@@ -15,6 +15,7 @@ from slipring.core.generation import (
     Accepted,
     Begun,
     CallArguments,
+    CallEnded,
     CallStarted,
     Delta,
     Finished,
@@ -90,7 +91,10 @@ class _CheckedCall:
                     await asyncio.sleep(0)
             return True
         # An input that a token limit cut off need not be complete.
-        is_cut_off = isinstance(delta, Finished) and delta.reason != "stop"
+        if isinstance(delta, CallEnded):
+            is_cut_off = not delta.is_complete
+        else:
+            is_cut_off = isinstance(delta, Finished) and delta.reason != "stop"
         return is_cut_off or self._matcher.is_complete() is not False
 
 
@@ -118,8 +122,10 @@ class _CallFilter:
             return None if self._is_dropping else delta
         if type(delta) in _NO_OUTPUT:
             return delta
-        self._is_dropping = False
+        was_dropping, self._is_dropping = self._is_dropping, False
         self.checked = None
+        if was_dropping and isinstance(delta, CallEnded):
+            return None
         if isinstance(delta, CallStarted):
             return self._start_call(delta)
         if isinstance(delta, Finished) and self._has_dropped:

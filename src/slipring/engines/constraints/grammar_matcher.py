@@ -63,14 +63,23 @@ def _walk(matcher: Any, share: float) -> str:
         error = str(matcher.get_error())
         if error or matcher.is_stopped() or choices == _WALK_CHOICES:
             return error
-        mask = matcher.compute_bitmask()
-        allowed = [byte for byte in range(256) if mask[byte >> 3] >> (byte & 7) & 1]
+        allowed = int.from_bytes(matcher.compute_bitmask()[:32], "little")  # a bit for each byte
         if allowed:
-            choices += len(allowed) > 1
-            matcher.consume_token(allowed[int(share * (len(allowed) - 1))])
+            number = allowed.bit_count()
+            choices += number > 1
+            matcher.consume_token(_set_bit(allowed, int(share * (number - 1))))
         elif not matcher.get_error():
             return ""  # the text is complete
     return ""
+
+
+def _set_bit(bits: int, index: int) -> int:
+    """The place of a set bit, counted among the set bits from the lowest."""
+    if index == bits.bit_count() - 1:
+        return bits.bit_length() - 1
+    for _ in range(index):
+        bits &= bits - 1
+    return (bits & -bits).bit_length() - 1
 
 
 def compile_grammar(grammar: Grammar, max_states: int) -> Any:

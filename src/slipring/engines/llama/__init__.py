@@ -4,14 +4,16 @@ slipring renders, tokenizes and parses; llama.cpp evaluates. A chain stays in th
 that only the new tokens of a continuation are prefilled. ``cached_tokens`` is what llama.cpp reports.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 from msgspec import Raw
 
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Job, Model
+from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Job, Model, Prefill
 from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.answer_constraint import constraint_of
 from slipring.engines.llama import models
@@ -23,14 +25,20 @@ from slipring.engines.llama.remote import External
 from slipring.engines.llama.request_body import completion_body
 from slipring.engines.llama.saved_contexts import SavedContexts
 from slipring.engines.llama.sharing import EmbeddedOwner
-from slipring.engines.llama.slots import SlotRequest, Slots
+from slipring.engines.llama.slots import SlotRequest, Slots, common_tokens
 from slipring.engines.remote.admission_and_retries import JobQueue
 from slipring.engines.sharing import Borrowed, Share
-from slipring.engines.tokens.job_rendering import count, prefetch, render
+from slipring.engines.tokens.job_rendering import count, foresee, position_of, prefetch, render
 from slipring.errors import PermissionDenied
 from slipring.prompts.rendering import Rendered, Rendering
 
 log = logging.getLogger("slipring")
+
+_PREFILL_TOKENS = 64
+"""Tokens that are processed at a time beside the jobs: a job that arrives waits for no more."""
+_PREFILL_STEPS = 64
+"""Steps of a long context at most: every step sends all ids."""
+_LEAST_PREFILL_TOKENS = 16
 
 
 class LlamaEngine(Engine):
@@ -77,9 +85,11 @@ class LlamaEngine(Engine):
                 capabilities=capabilities,
                 defaults=model.defaults,
                 context_tokens=model.context,
+                rewrites_answers=model.renderer.rewrites_answers,
             )
         ]
         self._queue = JobQueue(len(share.slots), self.options.max_waiting)
+        self._prefilling = asyncio.Lock()
         directory = Path(share.directory) if share.directory else None
         self._slots = Slots(share.slots, SavedContexts(self._api, share.saved_bytes, directory, share.mark))
 
@@ -129,6 +139,50 @@ class LlamaEngine(Engine):
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.model.context, self.tokenizing, enough)
 
+    async def prefill(self, prefill: Prefill) -> int:
+        if self.serves_one_tenant:
+            self._refuse_second_tenant(prefill.job.tenant)
+        foreseen = await foresee(prefill, self.renderer, self.model.context, self.tokenizing)
+        if foreseen is None:
+            return prefill.done_tokens
+        job, context = prefill.job, foreseen.context
+        held = position_of(job)
+        known = 0 if held is None else held.total if foreseen.parent else common_tokens(held, context)
+        done = max(known, prefill.done_tokens)
+        # In steps, so that a job which interrupts one finds the steps before it in the slot.
+        step_tokens = max(_PREFILL_TOKENS, context.total // _PREFILL_STEPS)
+        while context.total - done >= _LEAST_PREFILL_TOKENS:
+            sent = foreseen.first(min(done + step_tokens, context.total))
+            # What the slot holds for certain. A context that continues its parent counts as the parent: more
+            # in the slot than that does no harm, and the next job looks for its parent.
+            before = foreseen.parent or foreseen.first(done)
+            after = foreseen.parent or sent
+            async with self._prefilling:
+                process = partial(self._process, job, sent, SlotRequest(job.tenant, sent, held, fork=False))
+                if await self._queue.run_spare(0, partial(process, before, after)):
+                    done, held = sent.total, after
+        return done
+
+    async def _process(
+        self, job: Job, sent: Rendered, request: SlotRequest, before: Rendered, after: Rendered
+    ) -> None:
+        """Have llama.cpp process a context in a slot. ``before``: what the slot holds if this is cancelled;
+        ``after``: what it holds at the end."""
+        async with self._slots.acquire(request) as slot:
+            body = completion_body(
+                sent,
+                job.settings,
+                self.model.sampling,
+                id_slot=slot.number,
+                cache_prompt=slot.tenant == job.tenant,
+                n_predict=0,
+            )
+            slot.mark_uncertain(job.tenant, before if slot.tenant == job.tenant else None)
+            async with aclosing(self._api.complete(body)) as chunks:
+                async for _ in chunks:
+                    slot.tenant = job.tenant  # the engine has begun: all other tenants' tokens are dropped
+            slot.record(after, job.tenant)
+
     async def _answer(
         self, job: Job, rendering: Rendering, constraint: dict[str, object]
     ) -> AsyncGenerator[list[Delta], None]:
@@ -136,8 +190,7 @@ class LlamaEngine(Engine):
         sent = rendering.prompt if job.generate else rendering.context
         room = self.model.context - sent.total
         limit = min(job.settings.max_output_tokens or room, room) if job.generate else 0
-        position = job.parent.position if job.parent is not None else None
-        parent = position if isinstance(position, Rendered) and rendering.fallback is None else None
+        parent = position_of(job) if rendering.fallback is None else None
         request = SlotRequest(job.tenant, sent, parent, job.fork)
         async with self._slots.acquire(request) as slot:
             yield [Begun()]

@@ -65,8 +65,8 @@ class LlamaAnswer:
             raise ServerError("The engine ended its answer without a finish reason.")
         last = self._last or self._steered_last()
         timings = last.timings
-        rest = self._decoder.finish() if self._generates else []
         cut_off = self._generates and (self._cut_off or (not self._stopped and last.stop_type == "limit"))
+        rest = self._decoder.finish(cut_off=cut_off) if self._generates else []
         output_tokens = min(timings.predicted_n - self._stopped, self._limit) if self._generates else 0
         position = self._position()
         input_tokens = (self._rendering.prompt if self._generates else self._rendering.context).total

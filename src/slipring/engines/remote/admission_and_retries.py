@@ -13,10 +13,10 @@ import contextlib
 import logging
 import random
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from slipring.engines.options import option
 from slipring.errors import RateLimited, ServerError, Unavailable
@@ -100,6 +100,8 @@ class JobQueue:
         self._running = 0
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # next tenant first
         self._waiters = 0
+        self._changes: set[asyncio.Future[None]] = set()
+        """Completed when a job begins, waits or ends."""
 
     @contextmanager
     def ticket(self, tenant: str) -> Iterator["Ticket"]:
@@ -112,8 +114,46 @@ class JobQueue:
         finally:
             ticket.give_back()
 
+    async def run_spare(self, most_jobs: int, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Run work that must not delay jobs. Waits until at most ``most_jobs`` jobs run and none waits;
+        cancels the work when that changes. Returns whether the work was completed."""
+        while not self._is_spare(most_jobs):
+            await self._change()
+        task = asyncio.ensure_future(work())
+        try:
+            while not task.done() and self._is_spare(most_jobs):
+                change = self._change()
+                try:
+                    await asyncio.wait((task, change), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    change.cancel()
+        finally:
+            is_done = task.done()
+            if not is_done:
+                task.cancel()
+                await asyncio.wait([task])
+        if is_done:
+            await task
+        return is_done
+
+    def _is_spare(self, most_jobs: int) -> bool:
+        return self._running <= most_jobs and not self._waiters
+
+    def _change(self) -> asyncio.Future[None]:
+        """A future that is completed with the next change of the jobs that run or wait."""
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changes.add(change)
+        change.add_done_callback(self._changes.discard)
+        return change
+
+    def _changed(self) -> None:
+        for change in self._changes:
+            if not change.done():
+                change.set_result(None)
+
     def _enter(self, tenant: str) -> asyncio.Future[None] | None:
         """Start a job (None), or append it to the tenant's queue (done when it may start)."""
+        self._changed()
         if self._running < self._max_jobs:
             self._running += 1
             return None
@@ -124,6 +164,7 @@ class JobQueue:
 
     def _leave(self) -> None:
         """End a job: the next tenant's first waiter starts in its place."""
+        self._changed()
         if not self._waiting:
             self._running -= 1
             return
@@ -133,6 +174,7 @@ class JobQueue:
         self._unqueue(tenant, queue[0])
 
     def _unqueue(self, tenant: str, turn: asyncio.Future[None]) -> None:
+        self._changed()
         queue = self._waiting[tenant]
         queue.remove(turn)
         self._waiters -= 1

@@ -16,6 +16,7 @@ from msgspec import Raw, Struct
 from slipring.core.generation import (
     Annotated,
     CallArguments,
+    CallEnded,
     CallStarted,
     Delta,
     Finished,
@@ -57,6 +58,7 @@ class _Item(Struct, gc=False):
     type: str = ""
     id: str | None = None
     call_id: str | None = None
+    status: Any = None
     name: str = ""
     namespace: str | None = None
     arguments: Any = ""
@@ -198,8 +200,10 @@ class ResponsesAnswer:
             if opened.begun:
                 self.call_ids[-1] = item.call_id
             opened.call_id = item.call_id
-        if opened.call_id is not None and not opened.streamed and (text := _arguments_of(item)):
-            opened.pending.append(CallArguments(text))
+        if opened.call_id is not None:
+            if not opened.streamed and (text := _arguments_of(item)):
+                opened.pending.append(CallArguments(text))
+            opened.pending.append(CallEnded(item.status != "incomplete"))
         self._add_rest(opened, item)
 
     def _add_rest(self, opened: _OpenItem, item: _Item) -> None:
@@ -360,6 +364,8 @@ class ResponsesAnswer:
             for number, item in enumerate(response.output or ()):
                 deltas += self._item_done(Event(output_index=number, item=item))
         for opened in self._items.values():
+            if opened.call_id is not None and not opened.done:
+                opened.pending.append(CallEnded(reason == "stop"))
             opened.done = True
         deltas += self._emit()
         usage = response.usage or _Usage()

@@ -19,11 +19,12 @@ from slipring.core.generation import (
     Finished,
     Job,
     Model,
+    Prefill,
     Thought,
     ThoughtSummary,
 )
 from slipring.engines.base import Engine, Level
-from slipring.engines.simulated.context import PrefixCache, Tally, position_of, tally_job
+from slipring.engines.simulated.context import PrefixCache, Tally, begin_last_item, position_of, tally_job
 from slipring.engines.simulated.options import SimulatedOptions, read_options
 from slipring.engines.simulated.pace import Pace
 from slipring.engines.simulated.plan import Content, Emit, Fail, Stall, Step, plan_answer, prepare
@@ -60,7 +61,7 @@ class SimulatedEngine(Engine):
     async def generate(self, job: Job) -> AsyncGenerator[list[Delta], None]:
         tally = await self.tokenizing.prepare(job, tally_job, job)
         trace = self._trace(job)
-        cached = self._prefixes.longest(tally) if self.options.prefix_cache else 0
+        cached = self._prefixes.longest(tally, job) if self.options.prefix_cache else 0
         content = await self._prepare(job, tally)
         yield [Accepted(rendered_tokens=tally.new_tokens), Begun()]
         pace = Pace(self.options.tokens_per_s)
@@ -92,6 +93,16 @@ class SimulatedEngine(Engine):
         position = tally.after(emitted, trace)
         self._prefixes.add(position)
         yield [Finished(reason, tally.tokens, cached, produced, thought, position)]
+
+    async def prefill(self, prefill: Prefill) -> int:
+        job, done = prefill.job, prefill.done_tokens
+        if not self.options.prefix_cache or prefill.expects != "output" or position_of(job) is None:
+            return done
+        begun = await self.tokenizing.prepare(job, begin_last_item, job)
+        if rate := self.options.prefill_tokens_per_s:
+            await asyncio.sleep(max(begun.tokens - done, 0) / rate)
+        self._prefixes.add_begun(begun)
+        return begun.tokens
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return (await self.tokenizing.prepare(job, tally_job, job)).tokens

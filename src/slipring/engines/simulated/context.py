@@ -8,6 +8,7 @@ continuation counts only its new items, unless the head changed.
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
+from itertools import islice
 
 from msgspec import Struct
 
@@ -88,25 +89,66 @@ def position_of(job: Job) -> Tally | None:
     return None
 
 
+class Begun(Struct, frozen=True):
+    """A context whose last item is not complete."""
+
+    before: Tally
+    """The context without that item."""
+    length: int
+    """Of the item's text so far, in bytes."""
+    digest: bytes
+    """Of that text."""
+
+    @property
+    def tokens(self) -> int:
+        return self.before.tokens + self.length // _BYTES_PER_TOKEN
+
+
+def begin_last_item(job: Job) -> Begun:
+    """Count a job's context; the text of its last item may still grow. The job's parent has a position."""
+    position = position_of(job)
+    assert position is not None
+    before = position.extended(_render_items(job.input[:-1]))
+    text = _render(job.input[-1])[0].encode()
+    return Begun(before, len(text), blake2b(text, digest_size=16).digest())
+
+
 class PrefixCache:
     """The digests of the contexts that the engine has read. Evicts the least recently used."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen: OrderedDict[bytes, Begun | None] = OrderedDict()
 
-    def longest(self, tally: Tally) -> int:
-        """The token count of the longest cached prefix that ends at an item border."""
-        for digest, tokens in reversed(tally.boundaries):
+    def longest(self, tally: Tally, job: Job) -> int:
+        """The token count of a job's longest cached prefix, which ends at an item border or within an item
+        whose beginning was read before."""
+        for index in range(len(tally.boundaries) - 1, -1, -1):
+            digest, tokens = tally.boundaries[index]
             if digest in self._seen:
                 self._seen.move_to_end(digest)
-                return tokens
+                begun = self._seen[digest]
+                return tokens if begun is None else _continued(begun, index, tokens, job)
         return 0
 
+    def add_begun(self, begun: Begun) -> None:
+        """Add a context whose last item is not complete."""
+        self.add(begun.before)
+        self._seen[begun.before.digest] = begun
+
     def add(self, tally: Tally) -> None:
-        self._seen[tally.digest] = None
+        self._seen.setdefault(tally.digest, None)
         self._seen.move_to_end(tally.digest)
         if len(self._seen) > _MAX_PREFIXES:
             self._seen.popitem(last=False)
+
+
+def _continued(begun: Begun, index: int, tokens: int, job: Job) -> int:
+    """The token count of a job's prefix up to the part of its item at ``index`` that was read before."""
+    following = next(islice(_render_items(job.input), index, None), None)
+    if following is None:
+        return tokens
+    text = following[0].encode()[: begun.length]
+    return begun.tokens if blake2b(text, digest_size=16).digest() == begun.digest else tokens
 
 
 def _render_items(items: Iterable[Item]) -> Iterator[tuple[str, bool]]:

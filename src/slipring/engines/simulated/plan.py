@@ -8,7 +8,7 @@ from itertools import cycle, islice, pairwise
 
 from msgspec import Struct
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Job, Text
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Job, Text
 from slipring.engines.constraints.answer_form import CalledTool
 from slipring.engines.constraints.grammar_compiler import Compiler
 from slipring.engines.simulated.drafts import EMPTY_OBJECT, Draft, draft, input_for
@@ -124,11 +124,12 @@ def _call(tool: CallableTool, content: Content, tokens: int, mark: str) -> Itera
 
 
 def call_steps(started: CallStarted, arguments: str, count: int) -> Iterator[Step]:
-    """A call with its arguments in ``count`` pieces; the first comes with the start of the call."""
-    opening: list[Delta] = [started]
-    for piece in pieces(arguments, count):
-        yield Emit([*opening, CallArguments(piece)])
-        opening = []
+    """A call with its arguments in ``count`` pieces; it starts with the first and ends with the last."""
+    steps: list[list[Delta]] = [[CallArguments(piece)] for piece in pieces(arguments, count)]
+    steps[0].insert(0, started)
+    steps[-1].append(CallEnded())
+    for deltas in steps:
+        yield Emit(deltas)
 
 
 def padded(arguments: str, length: int) -> str:

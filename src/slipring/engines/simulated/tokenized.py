@@ -4,11 +4,12 @@ Contexts are rendered, tokenized, continued and counted as for engines that take
 are encoded as ids and emitted one id at a time.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from msgspec import structs
 
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
+from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model, Prefill
 from slipring.engines.base import Engine, Level
 from slipring.engines.simulated.blocks import BlockCache, Blocks
 from slipring.engines.simulated.options import SimulatedOptions
@@ -16,7 +17,7 @@ from slipring.engines.simulated.pace import Pace
 from slipring.engines.simulated.plan import Content, prepare
 from slipring.engines.simulated.trace import Trace, trace_job
 from slipring.engines.simulated.wording import Wording
-from slipring.engines.tokens.job_rendering import count, render
+from slipring.engines.tokens.job_rendering import count, foresee, render
 from slipring.engines.tokens.model_files import (
     MODEL_COMMAND,
     ModelInfo,
@@ -65,6 +66,7 @@ class TokenizedEngine(Engine):
                 owner="slipring",
                 capabilities=Capabilities(),
                 context_tokens=context_tokens,
+                rewrites_answers=self.renderer.rewrites_answers,
             )
         ]
 
@@ -96,6 +98,18 @@ class TokenizedEngine(Engine):
         assert isinstance(finished, Finished)
         assert isinstance(finished.position, Rendered)
         yield [*last, structs.replace(finished, position=self._after(known, finished.position))]
+
+    async def prefill(self, prefill: Prefill) -> int:
+        options = self.options
+        foreseen = await foresee(prefill, self.renderer, options.context_tokens, self.tokenizing)
+        if foreseen is None or not options.prefix_cache:
+            return prefill.done_tokens
+        known = 0 if foreseen.parent is None else foreseen.parent.total
+        new_tokens = foreseen.context.total - max(known, prefill.done_tokens)
+        if rate := options.prefill_tokens_per_s:
+            await asyncio.sleep(max(new_tokens, 0) / rate)
+        self._cache.read(self._cache.start(prefill.job.tenant), foreseen.context.steps())
+        return foreseen.context.total
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.options.context_tokens, self.tokenizing, enough)

@@ -2,14 +2,22 @@
 
 import asyncio
 
-from slipring.core.generation import Job
+from slipring.core.generation import Job, Prefill
 from slipring.engines.tokens.tokenizer_threads import TokenizerThreads
 from slipring.errors import ContextLengthExceeded
+from slipring.prompts import foreseen_context
+from slipring.prompts.foreseen_context import Foreseen
 from slipring.prompts.rendering import Rendered, Renderer, Rendering
 from slipring.prompts.tokenization.token_budget import TokenBudget, TooManyTokens
 
 _AT_ONCE_BYTES = 8192
 """Texts up to this size are tokenized on the event loop: digits, the slowest text, take 15 ms."""
+
+
+def position_of(job: Job) -> Rendered | None:
+    """The tokens of a job's parent, as far as they are known."""
+    position = job.parent.position if job.parent is not None else None
+    return position if isinstance(position, Rendered) else None
 
 
 async def prefetch(renderer: Renderer) -> None:
@@ -41,6 +49,20 @@ async def render(job: Job, renderer: Renderer, context: int, tokenizing: Tokeniz
     if rendering is None or total >= context:
         raise ContextLengthExceeded(total, context, is_exact=rendering is not None)
     return rendering
+
+
+async def foresee(
+    prefill: Prefill, renderer: Renderer, context: int, tokenizing: TokenizerThreads
+) -> Foreseen | None:
+    """Render what is certain of a context that is not complete; None if that is nothing new or too long."""
+    budget = tokenizing.budget(context)
+    try:
+        if prefill.expects == "output" and _is_short(prefill.job, renderer):
+            return foreseen_context.foresee(renderer, prefill, budget)
+        work, is_local = foreseen_context.foresee, renderer.vocabulary.is_local
+        return await tokenizing.run(prefill.job.tenant, work, renderer, prefill, budget, is_local=is_local)
+    except TooManyTokens:
+        return None
 
 
 async def count(
@@ -75,10 +97,10 @@ async def _rendered(
 def _is_short(job: Job, renderer: Renderer) -> bool:
     """Whether rendering only appends a few bytes, with a local vocabulary and a renderer that never renders
     the whole context again."""
-    position = job.parent.position if job.parent is not None else None
-    appends = isinstance(position, Rendered) and renderer.wrote(position)
+    position = position_of(job)
+    appends = position is not None and renderer.wrote(position)
     size_bytes = sum(len(item.raw) for item in job.input)
-    if not (isinstance(position, Rendered) and appends and position.preface.covers(job)):
+    if position is None or not appends or not position.preface.covers(job):
         size_bytes += len(bytes(job.head.instructions_json)) + len(job.head.tools.raw)
     if not renderer.vocabulary.is_local or size_bytes > _AT_ONCE_BYTES:
         return False

@@ -59,8 +59,9 @@ class OutputDecoder:
         """Whether the answer may be cut here: outside of reasoning, calls and multi-token characters."""
         return self._parser.is_idle and not self.characters.is_waiting
 
-    def finish(self) -> list[Delta]:
-        deltas = [*self._parser.feed(self.characters.finish()), *self._parser.finish()]
+    def finish(self, *, cut_off: bool) -> list[Delta]:
+        """The last deltas; ``cut_off``: a limit has ended the answer."""
+        deltas = [*self._parser.feed(self.characters.finish()), *self._parser.finish(cut_off=cut_off)]
         return self._with_logprobs(deltas) if self._logprobs else deltas
 
     def _with_logprobs(self, deltas: list[Delta]) -> list[Delta]:
@@ -193,8 +194,9 @@ class TokenAnswer:
         sent = rendering.prompt if self._generates else rendering.context
         has_answer = self._generates and (self._ids or not self._steered)
         reason: Literal["stop", "max_output_tokens", "steered"] = "steered" if self._steered else "stop"
+        cut_off = self._generates and self._reason == "length"
         finished = Finished(
-            reason="max_output_tokens" if self._generates and self._reason == "length" else reason,
+            reason="max_output_tokens" if cut_off else reason,
             input_tokens=sent.total,
             cached_tokens=min(self._cached_tokens, sent.total),
             output_tokens=len(self._ids),
@@ -202,7 +204,7 @@ class TokenAnswer:
             # Without output, the prompt that opens the model's turn is not part of the context.
             position=rendering.with_answer(self._ids) if has_answer else rendering.context,
         )
-        return [*(self._decoder.finish() if self._generates else []), finished]
+        return [*(self._decoder.finish(cut_off=cut_off) if self._generates else []), finished]
 
     def _kept(self, piece: Piece) -> tuple[list[int], list[Logprob]]:
         """The ids that are part of the answer, with their logprobs: all but stop ids."""

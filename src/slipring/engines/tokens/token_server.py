@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import msgspec
 from msgspec import Struct
 
-from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model
+from slipring.core.generation import Accepted, Begun, Capabilities, Delta, Finished, Job, Model, Prefill
 from slipring.engines.base import Engine, Level
 from slipring.engines.constraints.answer_constraint import Constraint
 from slipring.engines.options import option, read_pairs
 from slipring.engines.remote.admission_and_retries import BegunStream, Gate, Retryable
 from slipring.engines.remote.http_client import HttpFailure
 from slipring.engines.remote.upstream import Upstream, UpstreamOptions, read_each, refusal, startup_errors
-from slipring.engines.tokens.job_rendering import count, prefetch, render
+from slipring.engines.tokens.job_rendering import count, foresee, prefetch, render
 from slipring.engines.tokens.model_files import ModelInfo
 from slipring.engines.tokens.renderers import make_renderer
 from slipring.engines.tokens.rendering_options import dialect_option, thinking_option, variables_option
@@ -33,6 +33,10 @@ from slipring.prompts.tokenization.tokenizer import Vocabulary
 from slipring.protocol import wire
 from slipring.protocol.responses import TopLogprob
 
+_BLOCK_TOKENS = 16
+_LEAST_PREFILL_TOKENS = 128
+"""Fewer new tokens are not worth a request that sends all ids."""
+_MOST_PREFILLS = 4
 _REASONS: dict[str, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 
 
@@ -108,6 +112,7 @@ class TokenServer(Engine):
         self._upstream = Upstream(self.name, options)
         self._gate = Gate(f"{self.maker} at {options.url}", options, self._probe)
         self._models: list[Model] = []
+        self._prefilling = asyncio.Semaphore(_MOST_PREFILLS)
         self._constraints = ServerConstraints(self._may_send_tags, self._try_out)
 
     @classmethod
@@ -125,16 +130,17 @@ class TokenServer(Engine):
         vocabulary, info = await self.connect()
         served = self.served
         self.sampling = info.sampling
+        # In a thread: it is CPU time, and may need the server's tokenizer.
+        self.renderer = await asyncio.to_thread(make_renderer, self.name, self.options, info, vocabulary)
         model = Model(
             name=served.name,
             owner=self.name,
             capabilities=Capabilities(logprobs=True),
             defaults=info.sampling.defaults(),
             context_tokens=served.context,
+            rewrites_answers=self.renderer.rewrites_answers,
         )
         self._models = [model]
-        # In a thread: it is CPU time, and may need the server's tokenizer.
-        self.renderer = await asyncio.to_thread(make_renderer, self.name, self.options, info, vocabulary)
         await prefetch(self.renderer)
 
     async def connect(self) -> tuple[Vocabulary, ModelInfo]:
@@ -179,6 +185,29 @@ class TokenServer(Engine):
 
     async def count(self, job: Job, enough: int | None = None) -> int:
         return await count(job, self.renderer, self.served.context, self.tokenizing, enough)
+
+    async def prefill(self, prefill: Prefill) -> int:
+        foreseen = await foresee(prefill, self.renderer, self.served.context - self.spared, self.tokenizing)
+        if foreseen is None or self._gate.trouble is not None:
+            return prefill.done_tokens
+        known = 0 if foreseen.parent is None else foreseen.parent.total
+        done, total = max(known, prefill.done_tokens), foreseen.context.total
+        total -= total % _BLOCK_TOKENS  # servers cache whole blocks only
+        if total - done < _LEAST_PREFILL_TOKENS:
+            return done
+        request = self.write(prefill.job, foreseen.first(total), 1, None)
+        async with self._prefilling:
+            completed = await self._gate.run_spare(self.options.max_jobs // 2, lambda: self._process(request))
+        return total if completed else done
+
+    async def _process(self, request: Request) -> None:
+        """Send a request and drop its answer. Raises ``ServerError`` if it fails."""
+        try:
+            async with self._upstream.events(request.path, request.pieces, request.headers) as batches:
+                async for _ in batches:
+                    pass
+        except HttpFailure as failure:
+            raise ServerError("The engine did not answer a prefill.") from failure
 
     async def _try_out(self, job: Job, prompt: Rendered, constraint: Constraint) -> str | None:
         """The first tokens of an answer as text; None if the server fails."""

@@ -4,8 +4,10 @@
 
 - ``analysis`` is thought. A message to ``functions.f`` is a call, in any channel. All else is text; two
   messages of text, or of thought, in a row are separated by an empty line.
-- A message to another recipient, or one that is not a valid call, is emitted as the model wrote it, header
-  and marks included.
+- The arguments of a function are emitted as they arrive, and its call ends with their last brace. If they
+  break off, the call is incomplete, and the rest of the message is emitted as the model wrote it.
+- A message to another recipient, or one that does not begin as a valid call, is emitted as the model wrote
+  it, header and marks included.
 - The prompt ends with ``<|start|>assistant``, so an answer begins inside a header. Text that begins without
   a header is text.
 - Marks that end messages may be missing: engines drop tokens that end an answer.
@@ -15,10 +17,15 @@ import re
 from enum import Enum
 from typing import Final
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Text, Thought
-from slipring.prompts.parsing.calls.held_text import BrokenCall
+from slipring.core.generation import Delta, Text, Thought
+from slipring.prompts.parsing.calls.argument_stream import end_call, stream_json
+from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
 from slipring.prompts.parsing.calls.json_scanner import SPACE
-from slipring.prompts.parsing.calls.offered_tools import OfferedTools, call_with_json, call_without_arguments
+from slipring.prompts.parsing.calls.offered_tools import (
+    OfferedTools,
+    arguments_of_json,
+    arguments_of_members,
+)
 from slipring.prompts.parsing.markers import marker_finder
 from slipring.prompts.parsing.output_format import HARMONY_MARKS
 from slipring.protocol.tools import CallableTool
@@ -29,6 +36,7 @@ _PIECE: Final = 4096
 _HEADER_STARTS: Final = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, "to=")
 _HEADER_ENDS: Final = marker_finder(_MESSAGE, _END, _CALL, _RETURN)
 _CONTENT_ENDS: Final = marker_finder(_END, _CALL, _RETURN, _START, _CHANNEL)
+_NOTHING: Final = marker_finder()
 _CHANNEL_NAME: Final = re.compile(re.escape(_CHANNEL) + r"\s*(\w*)")
 _RECIPIENT: Final = re.compile(r"(?<![\w=])to=([^\s<]+)")
 _NAMESPACE: Final = "functions."
@@ -54,15 +62,15 @@ class HarmonyParser:
         self._thinking = thinking
         self._state = _THOUGHT if thinking and starts_thinking else _HEADER
         self._pending = ""  # unread text
-        self._final = False
+        self._final = self._cut_off = False
         self._deltas: list[Delta] = []
         self._last_state: _State | None = None  # of the last message that was not empty
         self._is_empty = True  # nothing of the current message was emitted
         self._is_raw = False  # the current message is emitted with its marks
         self._header = ""
         self._in_thought = False  # the current call is in the channel of thoughts
-        self._tool: CallableTool | None = None
-        self._held: list[str] = []  # the content of the current call
+        self._held = HeldText("", "")  # the content of the current call
+        self._reading: Reading[None]
 
     @property
     def is_thinking(self) -> bool:
@@ -72,7 +80,7 @@ class HarmonyParser:
     @property
     def is_holding(self) -> bool:
         """Whether a call is held back until it is complete."""
-        return self._state is _TOOL
+        return self._state is _TOOL and not self._held.is_streaming
 
     @property
     def is_idle(self) -> bool:
@@ -87,13 +95,11 @@ class HarmonyParser:
                 pass
         return self._take_deltas()
 
-    def finish(self) -> list[Delta]:
+    def finish(self, *, cut_off: bool) -> list[Delta]:
         """End the answer: emit what is held back, as text if it is not a complete call."""
-        self._final = True
+        self._final, self._cut_off = True, cut_off
         while self._step():
             pass
-        if self._state is _TOOL:
-            self._end_call("")
         return self._take_deltas()
 
     def _take_deltas(self) -> list[Delta]:
@@ -109,16 +115,12 @@ class HarmonyParser:
         begins_next = mark in (_START, _CHANNEL)
         self._pending = mark + rest if begins_next else rest
         if self._state is _TOOL:
-            self._held.append(text)
-        else:
-            self._emit(text)
+            text = self._read_call(text, is_last=bool(mark) or self._final)
+        self._emit(text)
         if not mark:
             return False
-        end = "" if begins_next else mark
-        if self._state is _TOOL:
-            self._end_call(end)
-        elif self._is_raw:
-            self._emit(end)
+        if self._is_raw and not begins_next:
+            self._emit(mark)
         self._is_raw = False
         self._state = _HEADER
         return True
@@ -161,9 +163,11 @@ class HarmonyParser:
         self._is_empty = True
         if not recipients or recipients[-1] in _PEOPLE:
             return
-        self._tool = self._tools.by_name.get(recipients[-1].removeprefix(_NAMESPACE))
-        if self._tool is not None:
+        tool = self._tools.by_name.get(recipients[-1].removeprefix(_NAMESPACE))
+        if tool is not None:
             self._state = _TOOL
+            self._held = HeldText("", "")
+            self._reading = _read(self._held, tool)
         else:
             self._is_raw = True
             self._emit(self._header)
@@ -178,21 +182,44 @@ class HarmonyParser:
         self._last_state = self._state
         self._deltas.append(Thought(text) if self._state is _THOUGHT else Text(text))
 
-    def _end_call(self, mark: str) -> None:
-        """Emit the call that was held back, or its text if it is not valid."""
-        content = "".join(self._held)
-        self._held = []
+    def _read_call(self, text: str, *, is_last: bool) -> str:
+        """Read a piece of the content of a call. Returns text that does not belong to the call: from then on
+        the message is emitted as the model wrote it."""
+        held = self._held
+        held.pending += text
+        held.is_last, held.is_cut_off = is_last, self._cut_off
         try:
-            self._deltas += self._call(content)
-            self._last_state = None
+            next(self._reading, None)
         except BrokenCall:
+            if held.is_streaming:
+                held.end(is_complete=False)
             self._state = _THOUGHT if self._in_thought else _TEXT
-            self._emit(self._header + content + mark)
+            self._is_raw = True
+            text = "".join(held.taken) + held.pending
+            text = text if held.has_called else self._header + text
+        else:
+            text = ""
+        if held.has_called:
+            self._last_state = None
+        self._deltas += held.take_deltas()
+        return text
 
-    def _call(self, content: str) -> list[Delta]:
-        tool = self._tool
-        assert tool is not None
-        arguments = content.strip(SPACE)
-        if tool.kind == "custom" and not arguments.startswith(("{", '"')):
-            return [CallStarted(tool.kind, tool.name, tool.namespace), CallArguments(content)]
-        return call_with_json(tool, arguments) if arguments else call_without_arguments(tool)
+
+def _read(held: HeldText, tool: CallableTool) -> Reading[None]:
+    """Read the content of a call."""
+    if (yield from stream_json(held, tool, trusted=False)):
+        end_call(held, tool)
+        yield from held.spaces()
+        if (yield from held.next()):
+            raise BrokenCall
+        return
+    content, _ = yield from held.until(_NOTHING)
+    if held.is_cut_off:
+        raise BrokenCall
+    arguments = content.strip(SPACE)
+    if tool.kind == "custom" and not arguments.startswith(("{", '"')):
+        held.emit(tool, content)
+    elif arguments:
+        held.emit(tool, arguments_of_json(tool, arguments))
+    else:
+        held.emit(tool, arguments_of_members(tool, []))

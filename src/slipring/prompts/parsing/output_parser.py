@@ -2,10 +2,15 @@
 
 ``OutputParser`` reads every ``OutputFormat``. It guarantees:
 
-- No text is lost. A call is held back until it is complete. A call that is malformed, unclosed or names a
-  tool that is not offered is emitted as text, as the model wrote it. Only marks that took effect and the
-  white space next to them are dropped. Calls whose form a grammar enforces are streamed
-  (``constrained_calls``).
+- A call ends at once: ``CallEnded`` follows the brace, parenthesis or tag with which the call is complete,
+  before anything that comes after it. Its arguments are emitted as they arrive once its name is certain, in
+  layouts where they are JSON, or tagged; in all others, at its end.
+- No text is lost. What is malformed or unclosed before its name is certain, or names a tool that is not
+  offered, is emitted as text, as the model wrote it. If the model breaks a call off after that, the call is
+  incomplete, its arguments are what was streamed, and the rest is text. Only marks that took effect and the
+  white space next to them are dropped and, where a limit cuts the answer off, the beginning of a mark or the
+  brace that would have closed a call.
+- An incomplete call of a function never has complete JSON as its arguments (``argument_stream``).
 - The pieces do not matter: every split of a text gives the same deltas, except for where text and streamed
   arguments are cut.
 - Time is linear in the length of the text, memory in what is held back.
@@ -80,10 +85,10 @@ class OutputParser:
 
     ``offer``: the tools that may be called; without any, no calls are recognized.
     ``thinking``: whether thoughts are recognized.
-    ``starts_thinking``: the prompt ended with ``think_open``, so the answer begins inside a thought.
-    ``trusted``: a grammar enforces the form of calls, so arguments that are JSON are streamed. The grammar
-    writes them after the marks of the format or, in a format without marks, as bare JSON. It also enforces
-    that thoughts are closed: text in a thought that looks like a call is not one.
+    ``starts_thinking``: the prompt ended with ``think_open``, so the answer begins inside a thought. If the
+    model opens it again, that mark is dropped.
+    ``trusted``: a grammar enforces the form of calls, so the input of custom tools is streamed if it is JSON.
+    The grammar also enforces that thoughts are closed: text in a thought that looks like a call is not one.
     """
 
     def __init__(
@@ -117,11 +122,12 @@ class OutputParser:
         self._state = _THOUGHT if thinking and starts_thinking else _TEXT
         # A thought that was never opened may be closed at the beginning: MiniMax M3 does so.
         self._is_beginning = thinking and not starts_thinking
+        self._may_repeat_open = thinking and starts_thinking  # nothing but white space has arrived
         self._markers = self._markers_with_close if self._is_beginning else self._usual_markers
         self._deltas: list[Delta] = []
         self._queue: deque[str] = deque()  # pieces not read yet
         self._pending = ""  # the unread rest of the current piece
-        self._final = False
+        self._final = self._cut_off = False
         self._gap: list[str] = []  # white space: dropped before a marker, emitted before text
         self._after_marker = self._state is _THOUGHT  # nothing but white space since the last marker
         self._expects_bare = bool(self._bare_starts)  # what begins here may be a call without a mark
@@ -153,8 +159,10 @@ class OutputParser:
         """Parse the next piece of text."""
         if self._harmony is not None:
             return self._harmony.feed(text)
-        if not text or (self._state is _CALL and self._held.skip(text)):
+        if not text:
             return []
+        if self._state is _CALL and self._held.skip(text):
+            return self._held.take_deltas()
         if len(text) <= _PIECE:
             self._pending += text
         else:
@@ -162,11 +170,12 @@ class OutputParser:
         self._run()
         return self._take_deltas()
 
-    def finish(self) -> list[Delta]:
-        """End the answer: emit what is held back, as text if it is not a complete call."""
+    def finish(self, *, cut_off: bool = False) -> list[Delta]:
+        """End the answer: emit what is held back, as text if it is not a complete call. ``cut_off``: a limit
+        has ended it, not the model, so that a call whose closing marks are missing is not complete."""
         if self._harmony is not None:
-            return self._harmony.finish()
-        self._final = True
+            return self._harmony.finish(cut_off=cut_off)
+        self._final, self._cut_off = True, cut_off
         self._run()
         if not self._after_marker:
             self._emit("")
@@ -197,6 +206,8 @@ class OutputParser:
         return self._final and not self._queue
 
     def _read_thought(self) -> bool:
+        if self._may_repeat_open and not self._skip_repeated_open():
+            return False
         thought, marker, self._pending = self._thought_markers.cut(self._pending, last=self._last)
         self._add_text(thought)
         if not marker:
@@ -205,6 +216,16 @@ class OutputParser:
             self._enter(_TEXT)
         else:
             self._begin_call(marker)
+        return True
+
+    def _skip_repeated_open(self) -> bool:
+        """Drop the mark that the prompt has written too. Returns False if more text is needed to find it."""
+        mark = self._think_open
+        rest = self._pending = self._pending.lstrip(SPACE)
+        if not self._last and len(rest) < len(mark) and mark.startswith(rest):
+            return False
+        self._may_repeat_open = False
+        self._pending = rest.removeprefix(mark)
         return True
 
     def _read_text(self) -> bool:
@@ -245,8 +266,14 @@ class OutputParser:
         while True:
             rest = self._pending = self._pending.lstrip(SPACE)
             ends = self._open_ends
-            if not rest or (not self._last and any(mark.startswith(rest) and mark != rest for mark in ends)):
+            if not rest:
                 return False
+            if any(mark.startswith(rest) and mark != rest for mark in ends):
+                if not self._last:
+                    return False
+                if self._cut_off:
+                    self._pending = ""
+                    return False
             end = max((mark for mark in ends if rest.startswith(mark)), key=len, default="")
             if not end:
                 self._open_ends = ()
@@ -304,25 +331,27 @@ class OutputParser:
     def _read_call(self) -> bool:
         held = self._held
         held.pending, self._pending = held.pending + self._pending, ""
-        held.is_last = self._last
+        held.is_last, held.is_cut_off = self._last, self._cut_off
         try:
             next(self._reading)
-        except StopIteration as end:
-            self._deltas += [*held.deltas, *end.value]
+        except StopIteration:
+            self._deltas += held.take_deltas()
             self._end_call(held)
             return True
         except BrokenCall:
-            self._deltas += held.deltas
+            if held.is_streaming:
+                held.end(is_complete=False)
+                if held.is_last and held.is_cut_off and not held.pending:
+                    held.taken = []  # the brace that was held back: alone it is no text
+            self._deltas += held.take_deltas()
             self._give_up(held)
             return True
-        self._deltas += held.deltas
-        held.deltas = []
+        self._deltas += held.take_deltas()
         return False
 
     def _end_call(self, held: HeldText) -> None:
         self._pending = held.pending
-        closed = held.taken[-1] if held.taken else ""
-        self._open_ends = tuple(mark for mark in self._ends if mark != closed)
+        self._open_ends = tuple(mark for mark in self._ends if mark != held.closed_by)
         if self._in_thought:
             self._markers = self._markers_with_close  # the thought that this call ended may be closed yet
         else:
@@ -332,12 +361,14 @@ class OutputParser:
         self._enter(_TEXT)
 
     def _give_up(self, held: HeldText) -> None:
-        """Emit what was read of a call as text. What follows its first closing mark is read again."""
-        self._state = _THOUGHT if self._in_thought else _TEXT
+        """Emit what is held back of a call as text. What follows its first closing mark is read again."""
+        self._state = _THOUGHT if self._in_thought and not held.has_completed else _TEXT
+        if self._in_thought and held.has_completed:
+            self._markers = self._markers_with_close
         text, again = "".join(held.taken), ""
-        if held.is_streaming:
+        if held.has_called:
             self._gap.clear()
-        elif held.retry_mark and held.retry_mark in text:
+        if held.retry_mark and held.retry_mark in text:
             before, mark, again = text.partition(held.retry_mark)
             text = before + mark
         again += held.pending

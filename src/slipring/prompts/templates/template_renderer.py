@@ -147,6 +147,7 @@ class TemplateRenderer(Renderer):
             self._find_closer(CALLED, LAST_CALL_PLACEHOLDER),
         )
         self._effort_changes: dict[tuple[str | None, str | None], bool] = {}
+        self.rewrites_answers = not keeps_thoughts and self._drops_thoughts()
 
     def stop_ids(self) -> frozenset[int]:
         return self._stop_ids
@@ -341,6 +342,16 @@ class TemplateRenderer(Renderer):
             one, other = (self._write_probe([QUESTION], effort) for effort in change)
             self._effort_changes[change] = one != other
         return self._effort_changes[change]
+
+    def _drops_thoughts(self) -> bool:
+        """Whether the template leaves out the thoughts of an answer once the user speaks again."""
+        question, answer, following = ANSWERED
+        thoughtful = structs.replace(answer, thoughts=THOUGHT_PLACEHOLDER)
+        draft = self._draft(ANSWERED, [], BudgetedEncoder(self.vocabulary), None)
+        try:
+            return draft.drops_thoughts((question, thoughtful), (following,))
+        except InvalidRequest:
+            return False
 
     def _require_user_message(self) -> None:
         question = [{"role": "user", "content": "?"}]

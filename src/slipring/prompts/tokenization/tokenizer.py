@@ -26,6 +26,7 @@ from slipring.prompts.tokenization.windowed_encoder import (
     SPACE,
     WINDOW_CHARS,
     WindowedEncoder,
+    certain_chars,
     composes,
     is_splittable,
     splits_of_words,
@@ -70,6 +71,11 @@ class Vocabulary(ABC):
     @abstractmethod
     def least_tokens(self, text: str) -> int:
         """A lower bound of the number of tokens, computed from the length of the text."""
+
+    def certain_chars(self, text: str) -> int:
+        """How many characters of a text that may still grow have the same ids whatever follows. May be less
+        than possible."""
+        return certain_chars(text)
 
     @abstractmethod
     def control(self, token: str) -> int:
@@ -131,6 +137,9 @@ class Tokenizer(Vocabulary):
             self._windows = WindowedEncoder(backend, self._encode)
         self._lengths = _Lengths(backend, self._word_bytes)
         self.fingerprint = fingerprint
+
+    def certain_chars(self, text: str) -> int:
+        return certain_chars(text) if self._windows is None else self._windows.certain_chars(text)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":

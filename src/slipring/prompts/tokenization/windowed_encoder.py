@@ -113,6 +113,13 @@ def composes(backend: tokenizers.Tokenizer) -> bool:
     return _state(backend.normalizer) not in (None, PLAIN_SPACES)
 
 
+def certain_chars(text: str, cuts: re.Pattern[str] = _CUT) -> int:
+    """How many characters of a text have the same ids whatever follows it: up to the last place at which the
+    tokenizer certainly splits it. 0 if there is none near its end."""
+    ends = [match.end() for match in cuts.finditer(text, max(len(text) - _CUT_CHARS, 0))]
+    return ends[-1] if ends else 0
+
+
 def _state(part: Any) -> dict[str, Any] | None:
     return json.loads(part.__getstate__()) if part is not None else None
 
@@ -189,6 +196,10 @@ class WindowedEncoder:
             if len(ids) > budget.tokens:
                 raise TooManyTokens(len(ids))
         return ids
+
+    def certain_chars(self, text: str) -> int:
+        """How many characters of a text have the same ids whatever follows it."""
+        return certain_chars(text, self._cuts)
 
     def _cut(self, text: str, start: int, end: int) -> int | None:
         """The last place near the end of a window at which the tokenizer certainly splits a text."""

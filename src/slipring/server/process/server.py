@@ -187,6 +187,7 @@ class Server:
         )
         await cancel_and_wait([self._ticker])
         await self.background.close()
+        await self.service.prefills.close()
         await self._maintenance.stop()
         await self._runner.cleanup()
         await self._close_all()

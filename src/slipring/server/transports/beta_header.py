@@ -7,6 +7,7 @@ from slipring.core.ports import Betas
 _TIMING = "slipring_timing=v1"
 _ROLLOUT = "slipring_rollout=v1"
 _INJECT = "responses_multi_agent=v1"
+_TOOL_OUTPUT = "slipring_tool_output=v1"
 _NO_RETENTION = "slipring_zero_retention=v1"
 
 
@@ -18,7 +19,12 @@ def of_exchange(headers: CIMultiDictProxy[str]) -> Betas:
 def of_socket(headers: CIMultiDictProxy[str]) -> Betas:
     """Betas of a WebSocket connection."""
     named = _named(headers)
-    return Betas(timing=_TIMING in named, rollout=_ROLLOUT in named, inject=_INJECT in named)
+    return Betas(
+        timing=_TIMING in named,
+        rollout=_ROLLOUT in named,
+        inject=_INJECT in named,
+        tool_output=_TOOL_OUTPUT in named,
+    )
 
 
 def wants_no_retention(headers: CIMultiDictProxy[str]) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Text
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text
 from slipring.prompts.parsing.known_formats import (
     DEEPSEEK_V3,
     DEEPSEEK_V3_1,
@@ -13,7 +13,7 @@ from slipring.prompts.parsing.known_formats import (
 )
 from slipring.prompts.parsing.output_format import NamedJsonCalls, OutputFormat
 from slipring.prompts.parsing.output_parser import OutputParser
-from tests.prompts.parsing.answers import OFFER, call, check, custom_call
+from tests.prompts.parsing.answers import OFFER, broken_call, call, check, custom_call
 
 CALL_F, CALL_G = call("f", '{"a": 1}'), call("g", "{}")
 
@@ -71,12 +71,12 @@ def test_an_id_may_follow_the_name() -> None:
         ),
         (
             "<|tool_call_begin|>f:0<|tool_call_argument_begin|>{} x",
-            [Text("<|tool_call_begin|>f:0<|tool_call_argument_begin|>{} x")],
+            [*call("f", "{}"), Text(" x")],
         ),
         (
-            '<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"<|tool_call_end|>'
+            '<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"\n<|tool_call_end|>'
             "<|tool_call_begin|>g:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
-            [Text('<|tool_call_begin|>f:0<|tool_call_argument_begin|>{"<|tool_call_end|>'), *CALL_G],
+            [*broken_call("f", '{"', "\n<|tool_call_end|>"), *CALL_G],
         ),
     ],
 )
@@ -88,7 +88,10 @@ def test_deepseek() -> None:
     text = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": 1}\n'
     for end in ("```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>", "```", "", "```\n<｜tool▁calls▁end｜>"):
         check(f"<｜tool▁calls▁begin｜>{text}{end}", CALL_F, DEEPSEEK_V3)
-    check(f"{text}x", [Text(f"{text}x")], DEEPSEEK_V3)
+    check(f"{text}x", [*CALL_F, Text("\nx")], DEEPSEEK_V3)
+    check(f"{text}```x", [*CALL_F, Text("\n```x")], DEEPSEEK_V3)
+    for end in ("`", "```", "```<｜tool▁ca", "<"):
+        check(f"{text}{end}", CALL_F, DEEPSEEK_V3, cut_off=True)
     check("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}", CALL_G, DEEPSEEK_V3_1)
 
 
@@ -96,29 +99,37 @@ def test_the_name_may_be_part_of_a_tag() -> None:
     check('<function=f>{"a": 1}</function>', CALL_F, FUNCTIONARY)
 
 
-def test_arguments_are_streamed_if_a_grammar_enforces_them() -> None:
-    parser = OutputParser(KIMI_K2, OFFER, trusted=True)
+def test_arguments_are_streamed() -> None:
+    parser = OutputParser(KIMI_K2, OFFER)
     assert parser.feed("<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0") == []
     assert parser.is_holding
-    assert parser.feed("<|tool_call_argument_begin|>{") == [CallStarted("function", "f"), CallArguments("{")]
+    assert parser.feed("<|tool_call_argument_begin|>{") == []
+    assert parser.feed('"a') == [CallStarted("function", "f"), CallArguments('{"a')]
     assert not parser.is_holding
-    assert parser.feed('"a": 1') == [CallArguments('"a": 1')]
-    assert parser.feed("}<|tool_call") == [CallArguments("}")]
+    assert parser.feed("b") == [CallArguments("b")]
+    assert parser.feed('": 1') == [CallArguments('": 1')]
+    assert parser.feed("}<|tool_call") == [CallArguments("}"), CallEnded()]
     assert parser.feed("_end|><|tool_calls_section_end|>") == parser.finish() == []
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ('[TOOL_CALLS]patch[ARGS]{ "input": "a\\n', custom_call("patch", "a\n")),
+        (
+            '[TOOL_CALLS]patch[ARGS]{ "input": "a\\n',
+            [*custom_call("patch", "a\n")[:-1], CallEnded(False)],
+        ),
         ('[TOOL_CALLS]patch[ARGS]{"input": "a"}[TOOL_CALLS]g[ARGS]{}', [*custom_call("patch", "a"), *CALL_G]),
-        ('[TOOL_CALLS]patch[ARGS]{"input": "a", "b": 1}', [*custom_call("patch", "a"), Text(', "b": 1}')]),
+        (
+            '[TOOL_CALLS]patch[ARGS]{"input": "a", "b": 1}',
+            [*custom_call("patch", "a")[:-1], CallEnded(False), Text(', "b": 1}')],
+        ),
         ('[TOOL_CALLS]patch[ARGS]{"code": "a"}', [Text('[TOOL_CALLS]patch[ARGS]{"code": "a"}')]),
         ("[TOOL_CALLS]f[ARGS]", [Text("[TOOL_CALLS]f[ARGS]")]),
         ("[TOOL_CALLS]f[ARGS]{}x", [*call("f", "{}"), Text("x")]),
     ],
 )
-def test_streamed_calls_end_where_the_json_ends(text: str, expected: list[Delta]) -> None:
+def test_calls_that_a_grammar_enforces_end_where_the_json_ends(text: str, expected: list[Delta]) -> None:
     check(text, expected, MISTRAL, trusted=True)
 
 

@@ -53,7 +53,6 @@ def test_lists_of_calls_are_read(source: str, expected: list[Delta]) -> None:
         "[link text](url)",
         "[f",
         "[f(",
-        "[f()",
         "[f(a='",
         "[f(a='\\",
         "[f(a='x)]",
@@ -67,10 +66,6 @@ def test_lists_of_calls_are_read(source: str, expected: list[Delta]) -> None:
         "[f(a={'b'})]",
         "[f(a='\\ud800')]",
         "[f(a=01)]",
-        "[f()}",
-        "[f() g()]",
-        "[f(), h()]",
-        "[f(a=1), f(b=x)]",
         "[h(a=1)]",
         "[patch()]",
         "[f(a=" + 100 * "[" + 100 * "]" + ")]",
@@ -80,6 +75,17 @@ def test_lists_of_calls_are_read(source: str, expected: list[Delta]) -> None:
 def test_other_lists_are_text(text: str) -> None:
     check(text, [Text(text)], PYTHON_LIST)
     check(f"<|tool_call_start|>{text}", [Text(f"<|tool_call_start|>{text}")], LFM2)
+
+
+@pytest.mark.parametrize("rest", ["}", " g()]", ", h()]", ", f(b=x)]", ", g(", ",, g()]"])
+def test_a_call_is_complete_with_its_parenthesis_and_what_follows_may_be_text(rest: str) -> None:
+    check(f"[g(){rest}", [*CALL_G, Text(rest)], PYTHON_LIST)
+    check(f"<|tool_call_start|>[g(){rest}", [*CALL_G, Text(rest)], LFM2)
+
+
+@pytest.mark.parametrize("rest", [",]", " , ] "])
+def test_a_comma_may_follow_the_last_call(rest: str) -> None:
+    check(f"[g(){rest}", CALL_G, PYTHON_LIST)
 
 
 def test_lists_follow_lists_but_not_text() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipring.core.generation import Delta, Text, Thought
+from slipring.core.generation import CallArguments, CallEnded, Delta, Text, Thought
 from slipring.prompts.parsing.known_formats import (
     DEEPSEEK_V4,
     GLM,
@@ -14,8 +14,9 @@ from slipring.prompts.parsing.known_formats import (
     QWEN3_CODER,
 )
 from slipring.prompts.parsing.output_format import OutputFormat, TaggedCalls
+from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.protocol.tools import Offer
-from tests.prompts.parsing.answers import call, check, custom, custom_call, function
+from tests.prompts.parsing.answers import broken_call, call, check, custom, custom_call, function, merged
 
 SCHEMA = {
     "type": "object",
@@ -118,13 +119,7 @@ def merged_thought(expected: list[Delta]) -> list[Delta]:
         "<tool_call>\n<function=f",
         "<tool_call>\n<function=f>",
         "<tool_call>\n<function=f>\n",
-        f"<tool_call>\n<function=f>\n{S}",
-        "<tool_call>\n<function=f>\n<parameter=a>\n1",
-        "<tool_call>\n<function=f>\n<parameter=a>\n1\n</param",
         "<tool_call>\n<function=f>\n<parameter=a",
-        f"<tool_call>\n<function=f>\n{A}<parameter=s>\nx\n</function>\n</tool",
-        f"<tool_call>\n<function=f>\n{A}some text",
-        f"<tool_call>\n<function=f>\n{A}some text</function>\n</tool_call>",
         f"<tool_call>\n<function=unknown>\n{A}</function>\n</tool_call>",
         "<tool_call>\nf\n</tool_call>",
         "<function=f\n<parameter=a>",
@@ -132,14 +127,58 @@ def merged_thought(expected: list[Delta]) -> list[Delta]:
         f"<tool_call>\n<function=patch>\n{A}{S}</function>\n</tool_call>",
         "<tool_call>\n<function=" + 1000 * "f" + ">",
         "<tool_call>\n<function=f>\n<parameter=" + 1000 * "a" + ">",
-        f"<tool_call>\n<function=f>\n{A}" + 100 * " " + "x",
-        "<tool_call>\n<function=f>\n<parameter=s>\nx\n</function>" + 100 * " " + "</tool_call> x",
         "<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
     ],
 )
 def test_broken_calls_are_text_and_calls_after_them_are_calls(text: str) -> None:
     check(text, [Text(text)], QWEN3_5, OFFER)
     check(f"Hm.\n{text}\n", [Text(f"Hm.\n{text}\n")], QWEN3_5, OFFER)
+
+
+@pytest.mark.parametrize(
+    ("text", "read", "rest"),
+    [
+        (S, '{"s": "x"', ""),
+        ("<parameter=a>\n1", '{"a": ', "\n1"),
+        ("<parameter=a>\n1\n</param", '{"a": ', "\n1\n</param"),
+        ("<parameter=s>\nx\n", '{"s": "x\\n', ""),
+        ("<parameter=s>\nx\n</param", '{"s": "x\\n</param', ""),
+        (f"{A}<parameter=s>\nx\n</function>\n</tool", '{"a": 1, "s": "x\\n</function>\\n</tool', ""),
+        (f"{A}some text", '{"a": 1', "some text"),
+        (f"{A}some text</function>\n</tool_call>", '{"a": 1', "some text</function>\n</tool_call>"),
+        (f"{A}" + 100 * " " + "x", '{"a": 1', "x"),
+        (
+            "<parameter=s>\nx\n</function>" + 100 * " " + "</tool_call> x",
+            '{"s": "x\\n</function>' + 100 * " " + "</tool_call> x",
+            "",
+        ),
+    ],
+)
+def test_a_call_that_breaks_off_after_a_key_is_incomplete(text: str, read: str, rest: str) -> None:
+    text = f"Hm.\n<tool_call>\n<function=f>\n{text}"
+    check(text, [Text("Hm."), *broken_call("f", read, rest)], QWEN3_5, OFFER)
+
+
+def test_without_closing_tags_a_call_is_complete_only_if_the_model_ended_the_answer() -> None:
+    text = f"<tool_call>\n<function=f>\n{A}"
+    check(text, CALL_A, QWEN3_5, OFFER)
+    check(text, broken_call("f", '{"a": 1'), QWEN3_5, OFFER, cut_off=True)
+    for end in ("</function>", "</function>\n</tool"):
+        check(f"{text}{end}", CALL_A, QWEN3_5, OFFER, cut_off=True)
+
+
+def test_strings_are_streamed_and_other_values_are_emitted_when_they_end() -> None:
+    parser = OutputParser(QWEN3_5, OFFER)
+    assert parser.feed("<tool_call>\n<function=f>\n") == []
+    assert merged(parser.feed("<parameter=a>\n1")) == [*CALL_A[:1], CallArguments('{"a": ')]
+    assert merged(parser.feed("2\n</parameter>")) == [CallArguments("12")]
+    assert merged(parser.feed("<parameter=s>\n")) == [CallArguments(', "s": "')]
+    assert parser.feed('say "x"') == [CallArguments('say \\"x\\"')]
+    assert parser.feed("\n") == []
+    assert merged(parser.feed("<b")) == [CallArguments("\\n<b")]
+    assert merged(parser.feed("\n</parameter>\n")) == [CallArguments('"')]
+    assert merged(parser.feed("</function>")) == [CallArguments("}"), CallEnded()]
+    assert parser.feed("\n</tool_call>") == parser.finish() == []
 
 
 def test_a_call_inside_a_broken_one_is_a_call() -> None:

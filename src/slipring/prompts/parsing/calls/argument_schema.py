@@ -37,6 +37,10 @@ class ArgumentSchema:
         """Whether the schema names the argument."""
         return any(key in _properties(schema) for schema in self._alternatives(self.root))
 
+    def is_string(self, key: str) -> bool:
+        """Whether the argument can be nothing but a string."""
+        return self.types(self.property(self.root, key)) == {"string"}
+
     def argument(self, key: str, text: str) -> str:
         """The JSON text of an argument that the model wrote as ``text``."""
         return self.value(self.property(self.root, key), text)

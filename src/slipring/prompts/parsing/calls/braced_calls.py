@@ -3,13 +3,12 @@
 import re
 from typing import Any, Final
 
-from slipring.core.generation import Delta
 from slipring.prompts.parsing.calls.argument_schema import ArgumentSchema
 from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
 from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.calls.json_text import Members, array_text, object_text, quoted
-from slipring.prompts.parsing.calls.offered_tools import OfferedTools, call_with_members
+from slipring.prompts.parsing.calls.offered_tools import OfferedTools, arguments_of_members
 from slipring.prompts.parsing.calls.python_literals import MAX_DEPTH
 from slipring.prompts.parsing.markers import marker_finder
 from slipring.prompts.parsing.output_format import BracedCalls
@@ -31,7 +30,7 @@ class BracedCallReader(CallReader):
         self._structure = marker_finder(layout.quote, *"{}[]")
         self._string_end = marker_finder(layout.quote)
 
-    def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
+    def read(self, held: HeldText, mark: str) -> Reading[None]:
         yield from self._begin(held, mark)
         yield from held.accept(self._name_prefix)
         name, _ = yield from held.sees(_NAME_END, MAX_NAME)
@@ -44,7 +43,7 @@ class BracedCallReader(CallReader):
             members = values.members(values.schema.root, is_text=tool.kind == "custom")
         except ValueError:
             raise BrokenCall from None
-        return call_with_members(tool, members)
+        held.emit(tool, arguments_of_members(tool, members))
 
     def _skip(self, held: HeldText) -> Reading[None]:
         """Take the arguments after their opening brace."""

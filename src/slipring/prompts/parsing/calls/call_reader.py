@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import Final
 
-from slipring.core.generation import Delta
 from slipring.prompts.parsing.calls.held_text import HeldText, Reading
 from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.calls.offered_tools import OfferedTools
@@ -51,8 +50,9 @@ class CallReader(ABC):
         return tuple({mark: None for mark in (self.close, self.section_close, self._between) if mark})
 
     @abstractmethod
-    def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
-        """Read what follows ``mark``: at least one call. ``mark`` is empty for a call without one."""
+    def read(self, held: HeldText, mark: str) -> Reading[None]:
+        """Read what follows ``mark``: at least one call. Emits each when it ends, or begins to earlier.
+        ``mark`` is empty for a call without one."""
 
     def _begin(self, held: HeldText, mark: str) -> Reading[str]:
         """Read on to where a call begins: past ``section_open`` and ``open``. Returns the last mark that was

@@ -1,19 +1,21 @@
-"""The text of a call that is being read, held back until the call is complete.
+"""The text of a call that is being read, and what has been emitted of it.
 
 A reader of calls is a generator: it reads from a ``HeldText`` as if all text were there, and the methods of
 ``HeldText`` yield wherever more text is needed. The parser resumes the generator when text has arrived. So
 the result never depends on how the text was cut.
 
-Every method takes text only once it knows what the text is. If a reader raises ``BrokenCall``, what it has
-taken becomes text, and the rest is read again.
+Every method takes text only once it knows what the text is. A reader emits calls with ``begin``, ``write``
+and ``end``; what it takes in between is held back. If it raises ``BrokenCall``, what is held back becomes
+text, and the rest is read again.
 """
 
 from collections.abc import Callable, Generator
 from typing import Final, TypeVar
 
-from slipring.core.generation import Delta
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta
 from slipring.prompts.parsing.calls.json_scanner import SPACE, JsonScanner
 from slipring.prompts.parsing.markers import MarkerFinder
+from slipring.protocol.tools import CallableTool
 
 _T = TypeVar("_T")
 Reading = Generator[None, None, _T]
@@ -28,37 +30,79 @@ class BrokenCall(Exception):
 
 
 class HeldText:
-    """Text that a reader takes piece by piece."""
+    """Text that a reader takes piece by piece, and the deltas that it emits."""
 
     __slots__ = (
-        *("_current", "_stays", "deltas", "is_last", "is_streaming", "may_continue", "pending", "retry_mark"),
-        "taken",
+        *("_deltas", "_sink", "_stays", "closed_by", "has_called", "has_completed", "is_cut_off", "is_last"),
+        *("is_streaming", "may_continue", "pending", "retry_mark", "taken"),
     )
 
     def __init__(self, mark: str, pending: str) -> None:
         self.taken = [mark]
-        """All text that was taken, with the mark before it."""
+        """Text that was taken and not emitted: with the mark before it, or since the last delta."""
         self.pending = pending
         """Text that was not taken yet."""
         self.is_last = False
         """Whether no text will follow ``pending``."""
+        self.is_cut_off = False
+        """Whether a limit ends the answer after ``pending``, and not the model."""
         self.is_streaming = False
-        """Whether a call has begun, so that its end is all that is held back."""
-        self.deltas: list[Delta] = []
-        """What a streamed call has emitted."""
+        """Whether a call has begun and has not ended."""
+        self.has_called = False
+        """Whether any call has begun."""
+        self.has_completed = False
+        """Whether any call is complete."""
+        self.closed_by = ""
+        """The mark that was read after the last call, if it is one of those that may follow a call."""
         self.may_continue = False
         """Whether another call may follow the one that was read, without a mark before it."""
         self.retry_mark = ""
         """If the call is broken, text that was taken is read again from behind this mark on."""
-        self._current: list[str] = []  # the pieces of the part that is being read
+        self._deltas: list[Delta] = []
+        self._sink: Callable[[str], object] | None = None  # takes the part that is being read
         self._stays: Callable[[str], bool] | None = None  # whether a text certainly belongs to that part
+
+    # Emitting.
+
+    def begin(self, tool: CallableTool) -> None:
+        """Begin a call. What was taken of it is not text any more."""
+        self._deltas.append(CallStarted(tool.kind, tool.name, tool.namespace))
+        self.is_streaming = self.has_called = True
+        self.taken = []
+
+    def write(self, text: str) -> None:
+        """Emit arguments that stand for all that was taken since the last delta."""
+        if text:
+            self._deltas.append(CallArguments(text))
+        self.taken = []
+
+    def end(self, *, is_complete: bool = True) -> None:
+        """End the call that has begun."""
+        self._deltas.append(CallEnded(is_complete))
+        self.is_streaming = False
+        if is_complete:
+            self.has_completed = True
+            self.taken = []
+
+    def emit(self, tool: CallableTool, arguments: str) -> None:
+        """Emit a whole call."""
+        self.begin(tool)
+        self.write(arguments)
+        self.end()
+
+    def take_deltas(self) -> list[Delta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    # Reading.
 
     def skip(self, text: str) -> bool:
         """Take ``text`` at once if it certainly continues the current part, as most long arguments do."""
-        if self.pending or self._stays is None or not self._stays(text):
+        sink, stays = self._sink, self._stays
+        if sink is None or stays is None or self.pending or not stays(text):
             return False
         self.taken.append(text)
-        self._current.append(text)
+        sink(text)
         return True
 
     def take(self, size: int) -> str:
@@ -73,32 +117,72 @@ class HeldText:
         self.taken.pop()
         self.pending = text + self.pending
 
+    def rewind(self, count: int) -> None:
+        """Give back all that was taken after the first ``count`` pieces of ``taken``."""
+        self.pending = "".join(self.taken[count:]) + self.pending
+        del self.taken[count:]
+
     def until(self, marks: MarkerFinder) -> Reading[tuple[str, str]]:
         """Take all text up to the first of the marks; return it and the mark, which is empty at the end."""
         parts: list[str] = []
+        mark = yield from self.pour(marks, parts.append)
+        return "".join(parts), mark
+
+    def pour(self, marks: MarkerFinder, sink: Callable[[str], object]) -> Reading[str]:
+        """Take all text up to the first of the marks, and pass it to ``sink`` as it arrives. Returns the
+        mark, which is empty at the end."""
         while True:
             before, mark, _ = marks.cut(self.pending, last=self.is_last)
-            parts.append(self.take(len(before)))
+            if before:
+                sink(self.take(len(before)))
             if mark or self.is_last:
-                self.take(len(mark))
-                return "".join(parts), mark
-            yield from self._wait(parts, marks.cannot_begin_in)
+                return self.take(len(mark))
+            yield from self._wait(sink, marks.cannot_begin_in)
 
-    def json(self) -> Reading[str]:
-        """Take a JSON object, or an array of objects."""
-        scanner, parts = JsonScanner(), [""]
+    def json(self, opening: str = "{[", entries: str = "{") -> Reading[str]:
+        """Take a JSON value that begins with one of these characters: usually an object, or an array of
+        objects."""
+        scanner, parts = JsonScanner(opening, entries=entries), [""]
         while True:
             parts.append(self.take(scanner.feed(self.pending)))
             if scanner.complete:
                 return "".join(parts)
             if self.pending or self.is_last:
                 raise BrokenCall
-            yield from self._wait(parts, scanner.stays_in_string)
+            yield from self._wait(parts.append, scanner.stays_in_string)
 
-    def _wait(self, parts: list[str], stays: Callable[[str], bool]) -> Reading[None]:
-        self._current, self._stays = parts, stays
+    def write_json(self) -> Reading[str]:
+        """Take a JSON object and emit it as it arrives, except for its last brace, which stays taken. Returns
+        the object."""
+        scanner, parts = JsonScanner("{"), [""]
+
+        def keep(text: str) -> None:
+            parts.append(text)
+            self.write(text)
+
+        while True:
+            text = self.take(scanner.feed(self.pending))
+            if scanner.complete:
+                parts.append(text)
+                self.write(text[:-1])
+                self.taken = [text[-1]]
+                return "".join(parts)
+            keep(text)
+            if self.pending or self.is_last:
+                raise BrokenCall
+            yield from self._wait(keep, scanner.stays_in_string)
+
+    def _wait(self, sink: Callable[[str], object], stays: Callable[[str], bool]) -> Reading[None]:
+        self._sink, self._stays = sink, stays
         yield
-        self._stays = None
+        self._sink = None
+
+    def ends_within(self, mark: str) -> bool:
+        """Whether a limit cut the answer off within this mark. Takes what there is of it."""
+        if not (self.is_last and self.is_cut_off and mark.startswith(self.pending)):
+            return False
+        self.take(len(self.pending))
+        return True
 
     def sees(self, marks: MarkerFinder, limit: int) -> Reading[tuple[str, str]]:
         """Return the text up to the first of the marks, and the mark, without taking them. The mark is empty

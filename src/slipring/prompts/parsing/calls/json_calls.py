@@ -3,51 +3,56 @@
 from typing import Final
 
 import msgspec
-from msgspec import Raw
 
-from slipring.core.generation import Delta
+from slipring.prompts.parsing.calls.argument_stream import end_call, stream_json
 from slipring.prompts.parsing.calls.call_reader import CallReader
-from slipring.prompts.parsing.calls.constrained_calls import json_openings, stream
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
 from slipring.prompts.parsing.calls.json_scanner import SPACE
-from slipring.prompts.parsing.calls.offered_tools import OfferedTools, call_with_json, call_without_arguments
+from slipring.prompts.parsing.calls.json_text import type_of
+from slipring.prompts.parsing.calls.offered_tools import (
+    OfferedTools,
+    arguments_of_json,
+    arguments_of_members,
+)
+from slipring.prompts.parsing.markers import marker_finder
 from slipring.prompts.parsing.output_format import JsonCalls
+from slipring.protocol.tools import CallableTool
 
-_Object = dict[str, Raw]
-_objects = msgspec.json.Decoder(_Object | list[_Object])
-_name = msgspec.json.Decoder(str)
+_string = msgspec.json.Decoder(str)
 _SEPARATORS: Final = (",", ";")
+_SCALAR_END: Final = marker_finder(",", "}", *SPACE)
+_MAX_SCALAR: Final = 64
 
 
 class JsonCallReader(CallReader):
     """Reads JSON objects and arrays of them.
 
     Between an opening and a closing mark, everything must be calls. Without a closing mark, the calls end
-    with the JSON value.
+    with the JSON value. Each call is emitted when its object ends; its arguments before that, if they are an
+    object and follow the name.
+
+    ``trusted``: a grammar enforces the form of calls.
     """
 
     def __init__(self, layout: JsonCalls, tools: OfferedTools, *, trusted: bool) -> None:
         super().__init__(layout, tools)
-        self._name_key, self._arguments_key = layout.name_key, layout.arguments_key
+        self._name_key = layout.name_key
+        self._argument_keys = tuple(dict.fromkeys((layout.arguments_key, "arguments", "parameters")))
         self._announcement = layout.announcement.strip(SPACE)
         if layout.is_bare:
             self.bare_starts = ("{", "[")
-        self._openings = json_openings(
-            tools.by_name if trusted and not layout.is_array else {}, layout.name_key, layout.arguments_key
-        )
+        self._trusted = trusted
 
     @property
     def starts(self) -> tuple[str, ...]:
         return (*super().starts, *filter(None, (self._announcement,)))
 
-    def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
+    def read(self, held: HeldText, mark: str) -> Reading[None]:
         mark = yield from self._begin(held, mark)
         close = self._closing(mark)
         held.may_continue = not close
-        if self._openings and mark == self._open[0] and (yield from stream(held, self._openings, "}", close)):
-            return []
         held.retry_mark = close
-        return (yield from self.read_objects(held, close, announced=bool(mark)))
+        yield from self.read_objects(held, close, announced=bool(mark))
 
     def _closing(self, mark: str) -> str:
         """The mark that closes what ``mark`` has opened."""
@@ -55,39 +60,108 @@ class JsonCallReader(CallReader):
             return self.close
         return self.section_close if mark and mark == self._section_open[0] else ""
 
-    def read_objects(self, held: HeldText, close: str, *, announced: bool) -> Reading[list[Delta]]:
+    def read_objects(self, held: HeldText, close: str, *, announced: bool) -> Reading[None]:
         """Read calls up to ``close`` or, if it is empty, one JSON value.
 
         ``announced``: a mark precedes the calls, so a call without arguments is valid.
         """
-        calls: list[Delta] = []
         while True:
-            calls += self._calls((yield from held.json()), announced=announced)
+            yield from self._calls(held, announced=announced)
             if not close:
-                return calls
+                return
             yield from held.spaces()
-            if (yield from held.accept(close)) or (yield from self._ends_here(held)):
-                return calls
+            held.closed_by = yield from held.accept(close)
+            if held.closed_by or (yield from self._ends_here(held)) or held.ends_within(close):
+                return
             yield from held.accept(*_SEPARATORS)
 
-    def _calls(self, text: str, *, announced: bool) -> list[Delta]:
-        """The calls in a JSON document. Raises ``BrokenCall`` if any part of it is not a valid call."""
-        try:
-            decoded = _objects.decode(text.encode())
-        except (ValueError, RecursionError):
-            raise BrokenCall from None
-        calls = decoded if isinstance(decoded, list) else [decoded]
-        return [delta for call in calls for delta in self._call(call, announced=announced)]
+    def _calls(self, held: HeldText, *, announced: bool) -> Reading[None]:
+        """Read a call, or an array of calls."""
+        yield from held.spaces()
+        start = len(held.taken)
+        is_array = bool((yield from held.accept("[")))
+        while True:
+            yield from self._call(held, start, announced=announced)
+            if not is_array:
+                return
+            yield from held.spaces()
+            start = len(held.taken)
+            if (yield from held.require(",", "]")) == "]":
+                return
 
-    def _call(self, call: _Object, *, announced: bool) -> list[Delta]:
+    def _call(self, held: HeldText, start: int, *, announced: bool) -> Reading[None]:
+        """Read one call. Text that is JSON but not a call is taken as a whole, from ``start`` on, so that
+        what is in its strings is never read as a call."""
         try:
-            tool = self.tools.find(_name.decode(call[self._name_key]))
-        except (ValueError, LookupError):
-            raise BrokenCall from None
-        for key in (self._arguments_key, "arguments", "parameters"):
-            arguments = call.get(key)
-            if arguments is not None and bytes(arguments) != b"null":
-                return call_with_json(tool, arguments)
+            yield from self._members(held, announced=announced)
+        except BrokenCall:
+            if not held.is_streaming:
+                held.rewind(start)
+                yield from held.accept(",")
+                yield from held.json()
+            raise
+
+    def _members(self, held: HeldText, *, announced: bool) -> Reading[None]:
+        """Read the members of an object, and emit the call that they make."""
+        members: dict[str, str] = {}
+        tool: CallableTool | None = None
+        yield from held.spaces()
+        yield from held.require("{")
+        while True:
+            key = yield from self._key(held)
+            is_streamed = False
+            if tool is not None and not held.is_streaming and key in self._argument_keys:
+                is_streamed = yield from stream_json(held, tool, trusted=self._trusted)
+            if not is_streamed:
+                members[key] = yield from _value(held)
+                if tool is None and key == self._name_key:
+                    tool = self.tools.find(_text(members[key]))
+            yield from held.spaces()
+            if (yield from held.require(",", "}")) == "}":
+                break
+        if tool is None:
+            raise BrokenCall
+        if held.is_streaming:
+            end_call(held, tool)
+        else:
+            held.emit(tool, self._arguments(tool, members, announced=announced))
+
+    def _key(self, held: HeldText) -> Reading[str]:
+        """Read the key of a member and the colon after it."""
+        yield from held.spaces()
+        key = yield from held.json('"')
+        yield from held.spaces()
+        yield from held.require(":")
+        yield from held.spaces()
+        return _text(key)
+
+    def _arguments(self, tool: CallableTool, members: dict[str, str], *, announced: bool) -> str:
+        """The arguments among the members of a call. Raises ``BrokenCall`` if they do not suit the tool."""
+        for key in self._argument_keys:
+            arguments = members.get(key, "null")
+            if arguments != "null":
+                return arguments_of_json(tool, arguments)
         if not announced:
             raise BrokenCall
-        return call_without_arguments(tool)
+        return arguments_of_members(tool, [])
+
+
+def _value(held: HeldText) -> Reading[str]:
+    """Read any JSON value."""
+    first = yield from held.next()
+    if first and first in '"{[':
+        text = yield from held.json('"{[', entries="")
+    else:
+        text, _ = yield from held.sees(_SCALAR_END, _MAX_SCALAR)
+        held.take(len(text))
+    if not type_of(text):
+        raise BrokenCall
+    return text
+
+
+def _text(value: str) -> str:
+    """The text of a JSON string. Raises ``BrokenCall`` if it is something else."""
+    try:
+        return _string.decode(value)
+    except ValueError:
+        raise BrokenCall from None

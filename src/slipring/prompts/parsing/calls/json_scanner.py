@@ -13,20 +13,23 @@ _CLOSERS: Final = {"{": "}", "[": "]"}
 
 
 class JsonScanner:
-    """Finds the end of a JSON object, or of an array of objects.
+    """Finds the end of a JSON value that is an object, an array or a string.
 
     Checks only strings and brackets. That rejects most text that is not JSON early; the JSON decoder
     validates the rest.
     """
 
-    __slots__ = ("_closers", "_escaped", "_expected", "complete", "in_string")
+    __slots__ = ("_closers", "_entries", "_escaped", "_expected", "complete", "in_string")
 
-    def __init__(self) -> None:
+    def __init__(self, opening: str, *, entries: str = "") -> None:
+        """``opening``: the characters with which the value may begin. ``entries``: the one with which the
+        entries of an array begin, if that is known."""
         self.complete = False
         self.in_string = False
         self._closers: list[str] = []
         self._escaped = False
-        self._expected = "{["
+        self._expected = opening
+        self._entries = entries
 
     def feed(self, text: str) -> int:
         """Read ``text`` and return how many characters were accepted.
@@ -55,6 +58,7 @@ class JsonScanner:
             return at
         if text[at] == '"':
             self.in_string = False
+            self.complete = not self._closers
         elif text[at] == "\\":
             self._escaped = True
         else:
@@ -73,7 +77,7 @@ class JsonScanner:
         if character == '"':
             self.in_string = True
         elif character in _CLOSERS and len(closers) < _MAX_DEPTH:
-            self._expected = '"}' if character == "{" else "" if closers else "{"
+            self._expected = '"}' if character == "{" else "" if closers else self._entries
             closers.append(_CLOSERS[character])
         elif closers and character == closers[-1]:
             closers.pop()

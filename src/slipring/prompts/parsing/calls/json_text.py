@@ -8,11 +8,12 @@ Members = list[tuple[str, str]]
 """The keys of an object and their values as JSON text."""
 
 _any = msgspec.json.Decoder()
+_encode = json.JSONEncoder(ensure_ascii=False).encode  # ``json.dumps`` would make an encoder for each text
 
 
 def quoted(text: str) -> str:
     """A text as a JSON string."""
-    return json.dumps(text, ensure_ascii=False)
+    return _encode(text)
 
 
 def object_text(members: Members) -> str:

@@ -1,18 +1,20 @@
 """Reads calls that are a name and JSON arguments: ``[TOOL_CALLS]f[ARGS]{…}``."""
 
-from slipring.core.generation import Delta
+from slipring.prompts.parsing.calls.argument_stream import end_call, stream_json
 from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, parts_of
-from slipring.prompts.parsing.calls.constrained_calls import arguments_openings, stream
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
 from slipring.prompts.parsing.calls.json_calls import JsonCallReader
 from slipring.prompts.parsing.calls.json_scanner import SPACE
-from slipring.prompts.parsing.calls.offered_tools import OfferedTools, call_with_json
+from slipring.prompts.parsing.calls.offered_tools import OfferedTools, arguments_of_json
 from slipring.prompts.parsing.markers import marker_finder
 from slipring.prompts.parsing.output_format import JsonCalls, NamedJsonCalls
 
 
 class NamedJsonCallReader(CallReader):
-    """Reads a name up to ``arguments_open``, and a JSON object."""
+    """Reads a name up to ``arguments_open``, and a JSON object, with which the call ends.
+
+    ``trusted``: a grammar enforces the form of calls.
+    """
 
     def __init__(self, layout: NamedJsonCalls, tools: OfferedTools, *, trusted: bool) -> None:
         super().__init__(layout, tools)
@@ -29,26 +31,27 @@ class NamedJsonCallReader(CallReader):
     def starts(self) -> tuple[str, ...]:
         return (*super().starts, self._id_open) if self._id_open else super().starts
 
-    def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
+    def read(self, held: HeldText, mark: str) -> Reading[None]:
         yield from self._begin(held, mark)
         held.retry_mark = self.close
         if (yield from held.precedes(*self.starts, end=False)):
             raise BrokenCall
         if (yield from held.next()) in ("{", "["):
             # Older models of the family write the whole call as JSON.
-            return (yield from self._json.read_objects(held, "", announced=True))
+            yield from self._json.read_objects(held, "", announced=True)
+            return
         header, end = yield from held.sees(self._name_end, MAX_NAME)
         if not end:
             raise BrokenCall
         tool = self.tools.find(self._name(header))
         held.take(len(header) + len(end))
         yield from self._rest(held, self._arguments_open)
-        if self._trusted and (yield from stream(held, arguments_openings(tool), "", "".join(self._closing))):
-            return []
-        call = call_with_json(tool, (yield from held.json()))
+        if (yield from stream_json(held, tool, trusted=self._trusted)):
+            end_call(held, tool)
+        else:
+            held.emit(tool, arguments_of_json(tool, (yield from held.json())))
         if self.close:
             yield from self._end(held)
-        return call
 
     def _begin(self, held: HeldText, mark: str) -> Reading[str]:
         if not self._id_open:
@@ -73,9 +76,10 @@ class NamedJsonCallReader(CallReader):
 
     def _end(self, held: HeldText) -> Reading[None]:
         """Read the closing mark, which may be missing at the end or before the next call."""
-        found = ""
         for part in self._closing:
             yield from held.spaces()
-            found = yield from held.accept(part)
-        if not found and not (yield from self._ends_here(held)):
+            held.closed_by = yield from held.accept(part)
+            if not held.closed_by and held.ends_within(part):
+                return
+        if not held.closed_by and not (yield from self._ends_here(held)):
             raise BrokenCall

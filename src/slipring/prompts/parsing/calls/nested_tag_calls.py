@@ -3,13 +3,12 @@
 import re
 from typing import Any, Final
 
-from slipring.core.generation import Delta
 from slipring.prompts.parsing.calls.argument_schema import ArgumentSchema
 from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
 from slipring.prompts.parsing.calls.json_scanner import SPACE
 from slipring.prompts.parsing.calls.json_text import array_text, object_text, quoted
-from slipring.prompts.parsing.calls.offered_tools import OfferedTools, call_with_members
+from slipring.prompts.parsing.calls.offered_tools import OfferedTools, arguments_of_members
 from slipring.prompts.parsing.markers import marker_finder
 from slipring.prompts.parsing.output_format import NestedTagCalls
 
@@ -41,7 +40,7 @@ class NestedTagCallReader(CallReader):
         self._tags = marker_finder(layout.tag_prefix)
         self._tag_end = marker_finder(">")
 
-    def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
+    def read(self, held: HeldText, mark: str) -> Reading[None]:
         mark = yield from self._begin(held, mark)
         if mark != self._name_open[0]:
             yield from held.require(self._name_open[0])
@@ -51,18 +50,17 @@ class NestedTagCallReader(CallReader):
         tool = self.tools.find(header)
         held.take(len(header) + len(end))
         root = yield from self._elements(held)
-        if tool.kind == "custom":
-            return call_with_members(
-                tool, [(each.tag, quoted(self._content(each))) for each in _elements(root)]
-            )
         schema = self.tools.schema(tool)
-        return call_with_members(
-            tool,
-            [
-                (each.tag, self._json(schema, schema.property(schema.root, each.tag), each))
-                for each in _elements(root)
-            ],
-        )
+        members = [
+            (
+                each.tag,
+                quoted(self._content(each))
+                if tool.kind == "custom"
+                else self._json(schema, schema.property(schema.root, each.tag), each),
+            )
+            for each in _elements(root)
+        ]
+        held.emit(tool, arguments_of_members(tool, members))
 
     def _elements(self, held: HeldText) -> Reading[_Element]:
         """Read the elements of a call, and its end."""

@@ -4,9 +4,8 @@ from collections import Counter
 from typing import Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
-from slipring.core.generation import CallArguments, CallStarted, Delta
 from slipring.prompts.parsing.calls.argument_schema import ArgumentSchema
 from slipring.prompts.parsing.calls.held_text import BrokenCall
 from slipring.prompts.parsing.calls.json_text import Members, object_text
@@ -56,30 +55,24 @@ class OfferedTools:
         return self._schemas[key]
 
 
-def call_with_json(tool: CallableTool, arguments: Raw | bytes | str) -> list[Delta]:
-    """A call whose arguments are JSON: an object, or a string that contains one. Raises ``BrokenCall`` if
-    they are not."""
+def arguments_of_json(tool: CallableTool, arguments: str) -> str:
+    """The arguments of a call that are written as JSON: an object, or a string that contains one. For a
+    custom tool, its input. Raises ``BrokenCall`` if they are something else."""
     try:
-        data = arguments.encode() if isinstance(arguments, str) else bytes(arguments)
-        text = _custom_input(data) if tool.kind == "custom" else _function_arguments(data)
+        data = arguments.encode()
+        return _custom_input(data) if tool.kind == "custom" else _function_arguments(data)
     except _INVALID:
         raise BrokenCall from None
-    return [CallStarted(tool.kind, tool.name, tool.namespace), CallArguments(text)]
 
 
-def call_with_members(tool: CallableTool, members: Members) -> list[Delta]:
-    """A call whose arguments were written one by one. A custom tool takes exactly one, a string, under any
-    name. Raises ``BrokenCall`` if the arguments do not suit the tool."""
+def arguments_of_members(tool: CallableTool, members: Members) -> str:
+    """The arguments of a call that are written one by one. A custom tool takes exactly one, a string, under
+    any name. Raises ``BrokenCall`` if the arguments do not suit the tool."""
     if tool.kind == "custom":
         if len(members) != 1:
             raise BrokenCall
-        return call_with_json(tool, members[0][1])
-    return call_with_json(tool, object_text(members))
-
-
-def call_without_arguments(tool: CallableTool) -> list[Delta]:
-    """A call that has no arguments. Raises ``BrokenCall`` for a custom tool, which needs its input."""
-    return call_with_members(tool, [])
+        return arguments_of_json(tool, members[0][1])
+    return arguments_of_json(tool, object_text(members))
 
 
 def _unambiguous(named: list[tuple[str, CallableTool]]) -> dict[str, CallableTool]:

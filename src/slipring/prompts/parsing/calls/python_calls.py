@@ -2,10 +2,9 @@
 
 from typing import Final
 
-from slipring.core.generation import Delta
 from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
-from slipring.prompts.parsing.calls.offered_tools import OfferedTools, call_with_members
+from slipring.prompts.parsing.calls.offered_tools import OfferedTools, arguments_of_members
 from slipring.prompts.parsing.calls.python_literals import MAX_DEPTH, LiteralReader
 from slipring.prompts.parsing.markers import marker_finder
 from slipring.prompts.parsing.output_format import PythonCalls
@@ -16,34 +15,45 @@ _CLOSERS: Final = {"(": ")", "[": "]", "{": "}"}
 
 
 class PythonCallReader(CallReader):
-    """Reads one list of calls."""
+    """Reads one list of calls. Each is emitted when its parenthesis closes."""
 
     def __init__(self, layout: PythonCalls, tools: OfferedTools) -> None:
         super().__init__(layout, tools)
         if layout.is_bare:
             self.bare_starts = ("[",)
 
-    def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
+    def read(self, held: HeldText, mark: str) -> Reading[None]:
         mark = yield from self._begin(held, mark)
         held.may_continue = not mark
-        first = len(held.taken)
         yield from held.require("[")
+        yield from self._call(held)
+        while (yield from held.require(",", "]")) != "]":
+            yield from held.spaces()
+            if (yield from held.accept("]")):
+                return
+            yield from self._call(held)
+
+    def _call(self, held: HeldText) -> Reading[None]:
+        """Read one call and the white space around it."""
         yield from held.spaces()
         name, _ = yield from held.sees(_NAME_END, MAX_NAME)
-        self.tools.find(name)
-        yield from _skip_list(held)
+        tool = self.tools.find(name)
+        first = len(held.taken)
+        held.take(len(name))
+        yield from held.spaces()
+        yield from held.require("(")
+        yield from _skip_arguments(held)
         try:
-            calls = LiteralReader("".join(held.taken[first:])).calls()
+            members = LiteralReader("".join(held.taken[first:])).call()
         except ValueError:
             raise BrokenCall from None
-        return [
-            delta for name, members in calls for delta in call_with_members(self.tools.find(name), members)
-        ]
+        held.emit(tool, arguments_of_members(tool, members))
+        yield from held.spaces()
 
 
-def _skip_list(held: HeldText) -> Reading[None]:
-    """Take the text of a list after its opening bracket."""
-    closers = ["]"]
+def _skip_arguments(held: HeldText) -> Reading[None]:
+    """Take the text of arguments after their opening parenthesis."""
+    closers = [")"]
     while closers:
         _, mark = yield from held.until(_STRUCTURE)
         if mark in ("'", '"'):

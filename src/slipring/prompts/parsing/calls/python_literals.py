@@ -51,16 +51,12 @@ class LiteralReader:
         self._at = 0
         self._depth = 0
 
-    def calls(self) -> list[tuple[str, Members]]:
-        """Read a list of calls up to the end of the text: their names and arguments."""
-        calls: list[tuple[str, Members]] = []
-        self._take("[")
-        while not self._has("]"):
-            if calls:
-                self._take(",")
-            calls.append((self._match(_NAME).group(), self._arguments()))
+    def call(self) -> Members:
+        """Read a call up to the end of the text; return its arguments."""
+        self._match(_NAME)
+        members = self._arguments()
         self.end()
-        return calls
+        return members
 
     def end(self) -> None:
         """Check that nothing but white space is left."""

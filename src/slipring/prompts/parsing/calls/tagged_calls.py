@@ -1,15 +1,16 @@
 """Reads calls with tagged arguments: ``<function=f><parameter=k>v</parameter></function>``."""
 
+from collections.abc import Callable
 from typing import Final
 
-from slipring.core.generation import Delta
 from slipring.prompts.parsing.calls.argument_schema import JSON_TYPES, ArgumentSchema, json_of
+from slipring.prompts.parsing.calls.argument_stream import MemberStream, end_call, stream_json
 from slipring.prompts.parsing.calls.call_reader import MAX_NAME, CallReader, parts_of
 from slipring.prompts.parsing.calls.held_text import BrokenCall, HeldText, Reading
 from slipring.prompts.parsing.calls.json_calls import JsonCallReader
 from slipring.prompts.parsing.calls.json_scanner import SPACE
-from slipring.prompts.parsing.calls.json_text import Members, quoted
-from slipring.prompts.parsing.calls.offered_tools import OfferedTools, call_with_json, call_with_members
+from slipring.prompts.parsing.calls.json_text import quoted
+from slipring.prompts.parsing.calls.offered_tools import OfferedTools, arguments_of_json
 from slipring.prompts.parsing.markers import marker_finder
 from slipring.prompts.parsing.output_format import JsonCalls, TaggedCalls
 from slipring.protocol.tools import CallableTool
@@ -24,6 +25,8 @@ class TaggedCallReader(CallReader):
     ``arguments_close`` if ``close`` or the next call follows, ``value_close`` if the call's closing tags or
     another argument of the tool follow. An answer may end without closing tags once the last value is closed
     and all required arguments are there.
+
+    Values that are strings are emitted as they arrive, all others when they end.
 
     ``trusted``: a grammar enforces that values are closed, so other tags are part of them.
     """
@@ -56,17 +59,18 @@ class TaggedCallReader(CallReader):
         self._value_end = marker_finder(self._value_close[0], *other_ends)
         self._json = JsonCallReader(JsonCalls(), tools, trusted=False)
 
-    def read(self, held: HeldText, mark: str) -> Reading[list[Delta]]:
+    def read(self, held: HeldText, mark: str) -> Reading[None]:
         mark = yield from self._begin(held, mark)
         if mark != self._name_open[0]:
             if (yield from held.next()) in ("{", "["):
                 # Some models fall back to the JSON that other formats have.
-                return (yield from self._json.read_objects(held, self.close, announced=True))
+                yield from self._json.read_objects(held, self.close, announced=True)
+                return
             if self._name_open[0]:
                 yield from held.require(self._name_open[0])
         yield from self._rest(held, self._name_open)
         tool = yield from self._tool(held)
-        return (yield from self._call(held, tool))
+        yield from self._call(held, tool)
 
     def _tool(self, held: HeldText) -> Reading[CallableTool]:
         """Read the name of a tool and what ends it."""
@@ -81,28 +85,39 @@ class TaggedCallReader(CallReader):
             yield from self._rest(held, self._name_close)
         return tool
 
-    def _call(self, held: HeldText, tool: CallableTool) -> Reading[list[Delta]]:
+    def _call(self, held: HeldText, tool: CallableTool) -> Reading[None]:
         """Read the arguments of a call and its end."""
         schema = self.tools.schema(tool)
-        members: Members = []
+        members = MemberStream(held, tool)
         given: set[str] = set()
         while True:
             yield from held.spaces()
+            if held.is_streaming:
+                held.write("")  # white space between tags is never text
             mark = yield from held.accept(
                 self._key_open, self._object_open, self._arguments_close, self.close
             )
             if mark == self._key_open:
                 key, attributes = yield from self._key(held)
                 given.add(key)
-                text = yield from self._value(held, schema, given)
-                is_text = tool.kind == "custom"
-                members.append(
-                    (key, quoted(text) if is_text else self._json_of(schema, key, attributes, text))
-                )
+                members.open(key)
+                is_string = tool.kind == "custom" or self._is_string(schema, key, attributes)
+                if is_string and members.is_streaming:
+                    members.value('"')
+                    yield from self._value(held, schema, given, members.piece)
+                    members.value('"')
+                else:
+                    parts: list[str] = []
+                    yield from self._value(held, schema, given, parts.append)
+                    text = "".join(parts)
+                    members.value(quoted(text) if is_string else self._json_of(schema, key, attributes, text))
             elif mark and mark == self._object_open:
-                return (yield from self._object(held, tool))
+                yield from self._object(held, tool)
+                return
             elif mark or (yield from self._is_complete(held, schema, given)):
-                return call_with_members(tool, members)
+                members.end()
+                held.closed_by = mark
+                return
             else:
                 raise BrokenCall
 
@@ -110,7 +125,7 @@ class TaggedCallReader(CallReader):
         """Whether a call without closing tags ends here. White space was read."""
         if not (yield from self._ends_here(held)):
             return False
-        return bool(held.pending) or schema.required <= given
+        return bool(held.pending) or (schema.required <= given and not held.is_cut_off)
 
     def _key(self, held: HeldText) -> Reading[tuple[str, str]]:
         """Read the key of an argument and the attributes after it."""
@@ -133,60 +148,100 @@ class TaggedCallReader(CallReader):
     def _unescaped(self, text: str) -> str:
         return text.replace("&quot;", '"').replace("&amp;", "&") if self._layout.has_escapes else text
 
-    def _value(self, held: HeldText, schema: ArgumentSchema, given: set[str]) -> Reading[str]:
-        """Read the text of a value."""
-        parts: list[str] = []
+    def _value(
+        self, held: HeldText, schema: ArgumentSchema, given: set[str], sink: Callable[[str], object]
+    ) -> Reading[None]:
+        """Read the text of a value, and pass it to ``sink`` as it arrives."""
+        value = _ValueText(sink, begins_line=self._begins_line, ends_line=self._ends_line)
         while True:
-            text, mark = yield from held.until(self._value_end)
-            parts.append(text)
+            mark = yield from held.pour(self._value_end, value.add)
             if not mark:
+                value.end(is_closed=False)
                 raise BrokenCall
             if mark == self._value_close[0]:
                 for part in self._value_close[1:]:
                     yield from held.spaces()
                     yield from held.accept(part)
                 break
-            if (yield from self._ends_value(held, mark, text, schema, given)):
+            if (yield from self._ends_value(held, mark, schema, given, begins=value.is_new_line)):
                 held.put_back(mark)
                 break
-            parts.append(mark)
-        whole = "".join(parts)
-        if self._begins_line:
-            whole = whole.removeprefix("\n")
-        return whole.removesuffix("\n") if self._ends_line else whole
+            value.add(mark)
+        value.end(is_closed=True)
 
     def _ends_value(
-        self, held: HeldText, mark: str, before: str, schema: ArgumentSchema, given: set[str]
+        self, held: HeldText, mark: str, schema: ArgumentSchema, given: set[str], *, begins: bool
     ) -> Reading[bool]:
-        """Whether a value that is not closed ends before ``mark``, or the mark is part of the value."""
+        """Whether a value that is not closed ends before ``mark``, or the mark is part of the value.
+        ``begins``: the mark begins a line."""
         if mark == self._key_open:
             header, end = yield from held.sees(self._key_end, MAX_NAME)
-            begins = not self._by_lines or before.rstrip(" \t").endswith("\n")
             key = self._parted(header)[0]
-            return bool(end) and begins and schema.knows(key) and key not in given
+            is_argument = schema.knows(key) and key not in given
+            return bool(end) and (begins or not self._by_lines) and is_argument
         if mark == self._arguments_close and self.close:
             return (yield from held.precedes(self.close, end=False)) or (yield from self._ends_here(held))
         return (
             mark == self._arguments_close or not self._arguments_close or (yield from self._ends_here(held))
         )
 
-    def _json_of(self, schema: ArgumentSchema, key: str, attributes: str, text: str) -> str:
-        """The JSON text of a value, by its tag or by the tool's schema."""
+    def _is_string(self, schema: ArgumentSchema, key: str, attributes: str) -> bool:
+        """Whether a value is certainly a string, by its tag or by the tool's schema."""
+        tagged = self._tagged_string(attributes)
+        return schema.is_string(key) if tagged is None else tagged
+
+    def _tagged_string(self, attributes: str) -> bool | None:
+        """Whether a tag says that its value is a string; None if it does not say."""
         string, json = self._layout.string_attribute, self._layout.json_attribute
         before, is_typed, after = string.partition(_TYPE)
         if is_typed and attributes.startswith(before):
-            is_string = attributes.removeprefix(before).partition(after)[0] == "string"
-        elif attributes and attributes in (string, json):
-            is_string = attributes == string
-        else:
-            return schema.argument(key, text)
-        return quoted(text) if is_string else json_of(text, JSON_TYPES) or quoted(text)
+            return attributes.removeprefix(before).partition(after)[0] == "string"
+        return attributes == string if attributes and attributes in (string, json) else None
 
-    def _object(self, held: HeldText, tool: CallableTool) -> Reading[list[Delta]]:
+    def _json_of(self, schema: ArgumentSchema, key: str, attributes: str, text: str) -> str:
+        """The JSON text of a value that is not certainly a string."""
+        if self._tagged_string(attributes) is None:
+            return schema.argument(key, text)
+        return json_of(text, JSON_TYPES) or quoted(text)
+
+    def _object(self, held: HeldText, tool: CallableTool) -> Reading[None]:
         """Read all arguments as one JSON object, and the end of the call."""
         yield from held.spaces()
-        call = call_with_json(tool, (yield from held.json()))
+        if (yield from stream_json(held, tool, trusted=False)):
+            end_call(held, tool)
+        else:
+            held.emit(tool, arguments_of_json(tool, (yield from held.json())))
         for mark in (self._object_close, self._arguments_close):
             yield from held.spaces()
             yield from held.accept(mark)
-        return call
+
+
+class _ValueText:
+    """The text of a value without the line breaks that belong to its tags. Holds the last one back."""
+
+    __slots__ = ("_begins_line", "_ends_line", "_held_break", "_sink", "is_new_line")
+
+    def __init__(self, sink: Callable[[str], object], *, begins_line: bool, ends_line: bool) -> None:
+        self._sink = sink
+        self._begins_line = begins_line
+        self._ends_line = ends_line
+        self._held_break = ""
+        self.is_new_line = False
+        """Whether there is nothing but blanks after the last line break."""
+
+    def add(self, text: str) -> None:
+        if rest := text.rstrip(" \t"):
+            self.is_new_line = rest.endswith("\n")
+        if self._begins_line:
+            self._begins_line = False
+            text = text.removeprefix("\n")
+        text, self._held_break = self._held_break + text, ""
+        if self._ends_line and text.endswith("\n"):
+            text, self._held_break = text[:-1], "\n"
+        if text:
+            self._sink(text)
+
+    def end(self, *, is_closed: bool) -> None:
+        """End the value; ``is_closed``: by a tag, to which the last line break belongs."""
+        if self._held_break and not is_closed:
+            self._sink(self._held_break)

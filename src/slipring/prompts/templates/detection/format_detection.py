@@ -183,7 +183,10 @@ def _find_format(
 ) -> tuple[OutputFormat, str]:
     known = _recognise(_UNFINDABLE, source)
     if known is not None:
-        return known.format, f"{_layout(known.format)} of {known.family}, known by marks in the template"
+        return (
+            known.format,
+            f"{layout_in_words(known.format)} of {known.family}, known by marks in the template",
+        )
     found = find_calls(probe, thoughts) if writes_calls else None
     calls, how = _calls(found, source)
     ignored = _ignored(probe, thoughts, calls)
@@ -208,11 +211,12 @@ def _calls(found: Found | None, source: str) -> tuple[Calls | None, str]:
     unwritten = _recognise(_UNWRITTEN, source)
     if unwritten is None:
         return None, "no calls: the template writes none that are known"
-    how = f"{_layout(unwritten.format)} of {unwritten.family}, known by marks in the template"
+    how = f"{layout_in_words(unwritten.format)} of {unwritten.family}, known by marks in the template"
     return unwritten.format.calls, how
 
 
-def _layout(format: OutputFormat) -> str:
+def layout_in_words(format: OutputFormat) -> str:
+    """How a format writes calls."""
     return "Harmony messages" if format.is_harmony else _LAYOUTS[type(format.calls)]
 
 
@@ -283,7 +287,11 @@ def _mark_after_calls(probe: Probe) -> str:
 
 def _prefer(described: OutputFormat, rendered: OutputFormat, found: str) -> tuple[OutputFormat, str]:
     """The format that a response_template describes; if both agree the rendered one, with its white space."""
-    how = f"{_layout(described)}, as the model's response_template says" if _has_calls(described) else found
+    how = (
+        f"{layout_in_words(described)}, as the model's response_template says"
+        if _has_calls(described)
+        else found
+    )
     if _agree(described, rendered):
         return rendered, f"{how}, and the template writes them so"
     if not _has_calls(described):

@@ -1,4 +1,4 @@
-"""Calls whose form a grammar enforces are streamed, and equal those that are read at their end."""
+"""Calls whose form a grammar enforces: the input of custom tools is streamed, all else is as without one."""
 
 import json
 from collections.abc import Iterable
@@ -7,15 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipring.core.generation import CallArguments, CallStarted, Delta, Text
+from slipring.core.generation import CallArguments, CallEnded, CallStarted, Delta, Text
 from slipring.prompts.parsing.output_format import JsonCalls, OutputFormat
 from slipring.prompts.parsing.output_parser import OutputParser
 from slipring.protocol.tools import Offer
-from tests.prompts.parsing.answers import OFFER, call, custom_call, function, merged, parsed, split
+from tests.prompts.parsing.answers import OFFER, call, custom_call, function, parsed, split
 from tests.prompts.parsing.test_output_parser import (
-    BOTH,
-    CALL_F,
-    CALL_G,
     LENGTH,
     LLAMA,
     MISTRAL,
@@ -32,21 +29,22 @@ BARE = OutputFormat(calls=JsonCalls(is_bare=True))
 CALLED = OutputFormat(calls=JsonCalls(open="<tool_call>", close="</tool_call>", arguments_key="parameters"))
 
 
-def trusted(pieces: Iterable[str], format: OutputFormat = QWEN, offer: Offer = OFFER) -> list[Delta]:
-    """Parse with streaming of calls. A call without argument deltas gets an empty one."""
-    whole: list[Delta] = []
-    for delta in parsed(pieces, format, offer, trusted=True):
-        if whole and isinstance(whole[-1], CallStarted) and not isinstance(delta, CallArguments):
-            whole.append(CallArguments(""))
-        whole.append(delta)
-    return [*whole, CallArguments("")] if whole and isinstance(whole[-1], CallStarted) else whole
+def trusted(
+    pieces: Iterable[str], format: OutputFormat = QWEN, offer: Offer = OFFER, *, cut_off: bool = False
+) -> list[Delta]:
+    return parsed(pieces, format, offer, trusted=True, cut_off=cut_off)
 
 
 def check_trusted(
-    text: str, expected: list[Delta], format: OutputFormat = QWEN, offer: Offer = OFFER
+    text: str,
+    expected: list[Delta],
+    format: OutputFormat = QWEN,
+    offer: Offer = OFFER,
+    *,
+    cut_off: bool = False,
 ) -> None:
-    assert trusted([text], format, offer) == expected
-    assert trusted(text, format, offer) == expected
+    assert trusted([text], format, offer, cut_off=cut_off) == expected
+    assert trusted(text, format, offer, cut_off=cut_off) == expected
 
 
 @pytest.mark.parametrize(
@@ -66,7 +64,7 @@ def check_trusted(
         ("patch", '{"input": "\\ud83d\\ude00💩\\uD83D\\uDE00"}', custom_call("patch", "😀💩😀")),
     ],
 )
-def test_streamed_calls_equal_calls_that_are_held_back(
+def test_calls_are_the_same_with_and_without_a_grammar(
     name: str, arguments: str, expected: list[Delta] | None
 ) -> None:
     for format, key, before, after in (
@@ -79,45 +77,46 @@ def test_streamed_calls_equal_calls_that_are_held_back(
         for source in (
             f'{{"name": "{name}", "{key}": {arguments}}}',
             f'{{ "name"\n:"{name}" ,\t"{key}"  :{arguments} }}',
+            f'{{"id": 1, "name": "{name}", "tags": ["x"], "{key}": {arguments}, "more": null}}',
         ):
             text = f"{before}{source}{after}"
             whole = parsed([text], format)
-            assert isinstance(whole[-2], CallStarted)
-            assert expected is None or whole[-2:] == expected
+            assert whole[-1] == CallEnded()
+            assert expected is None or whole[-len(expected) :] == expected
             check_trusted(text, whole, format)
             check_trusted(f"{text}\n{text}", parsed([f"{text}\n{text}"], format), format)
 
 
 def test_arguments_are_emitted_as_they_arrive() -> None:
-    parser = OutputParser(QWEN, OFFER, trusted=True)
-    assert parser.feed('Hm \n<tool_call>\n{"name": "files__read", "arguments": ') == [Text("Hm")]
-    assert parser.feed("{") == [CallStarted("function", "read", "files"), CallArguments("{")]
-    assert parser.feed('"a": "x') == [CallArguments('"a": "x')]
-    assert parser.feed("\\") == [CallArguments("\\")]
-    assert parser.feed('"}') == [CallArguments('"}')]
-    assert parser.feed('"}}\n</tool') == [CallArguments('"}')]
-    assert not parser.is_thinking
-    assert parser.feed('_call>\n<tool_call>{"name": "g", "arguments": {}') == [
-        *(CallStarted("function", "g"), CallArguments("{"), CallArguments("}")),
-    ]
-    assert parser.feed("}</tool_call>") == []
-    assert parser.finish() == []
+    for trusted in (False, True):
+        parser = OutputParser(QWEN, OFFER, trusted=trusted)
+        assert parser.feed('Hm \n<tool_call>\n{"name": "files__read", "arguments": ') == [Text("Hm")]
+        assert parser.feed("{") == []
+        begun = [CallStarted("function", "read", "files"), CallArguments('{"a": "x')]
+        assert parser.feed('"a": "x') == begun
+        assert parser.feed("y") == [CallArguments("y")]
+        assert parser.feed("\\") == [CallArguments("\\")]
+        assert parser.feed('"}') == [CallArguments('"}')]
+        assert parser.feed('"') == [CallArguments('"')]
+        assert parser.feed("}") == []
+        assert parser.feed("}\n</tool") == [CallArguments("}"), CallEnded()]
+        assert not parser.is_thinking
+        assert parser.feed("_call>\n") == parser.finish() == []
 
 
-def test_arguments_of_bare_calls_are_emitted_as_they_arrive() -> None:
+def test_the_input_of_custom_tools_is_emitted_as_it_arrives_if_a_grammar_enforces_the_call() -> None:
     parser = OutputParser(BARE, OFFER, trusted=True)
-    assert parser.feed('{"name": "f"') == []
-    assert parser.feed(', "arguments": {"a') == [
-        *(CallStarted("function", "f"), CallArguments("{"), CallArguments('"a')),
-    ]
-    assert parser.feed('": {}}}; {"name": "patch", "arguments": {"input": "') == [
-        *(CallArguments('": {}}'), CallStarted("custom", "patch")),
-    ]
+    assert parser.feed('{"name": "patch", "arguments": {"input": "') == [CallStarted("custom", "patch")]
     assert parser.feed("a\\n\\ud83d") == [CallArguments("a\n")]
     assert parser.feed("\\ude0") == []
-    assert parser.feed("0b") == [CallArguments("😀b")]
-    assert parser.feed('"}}') == []
+    assert parser.feed("0b\\") == [CallArguments("😀b")]
+    assert parser.feed('"') == [CallArguments('"')]
+    assert parser.feed('"}') == []
+    assert parser.feed("}") == [CallEnded()]
     assert parser.finish() == []
+    parser = OutputParser(BARE, OFFER)
+    assert parser.feed('{"name": "patch", "arguments": {"input": "a"}') == []
+    assert parser.feed("}") == custom_call("patch", "a")
 
 
 @pytest.mark.parametrize(
@@ -142,10 +141,8 @@ def test_invalid_escapes_in_streamed_input_are_replaced_or_kept(written: str, re
     [
         '{"arguments": {"a": 1}, "name": "f"}',
         '{"name": "f", "parameters": {"a": 1}}',
-        '{"id": "1", "name": "f", "arguments": {"a": 1}}',
         '{"name": "\\u0066", "arguments": {"a": 1}}',
         '{"name": "f", "arguments": "{\\"a\\": 1}"}',
-        f"[{F}]",
         f"[{F}, {G}]",
         '{"name": "g"}',
         '{"name": "patch", "arguments": "a"}',
@@ -153,8 +150,6 @@ def test_invalid_escapes_in_streamed_input_are_replaced_or_kept(written: str, re
         '{"name": "patch", "arguments": {"input": 1}}',
         '{"name": "unknown", "arguments": {}}',
         '{"name": "f ", "arguments": {}}',
-        '{"name": " f", "arguments": {}}',
-        '{"na me": "f", "arguments": {}}',
         '{"name": "f", "arguments": [1]}',
         '{"name": "f',
         "f(1)",
@@ -162,7 +157,7 @@ def test_invalid_escapes_in_streamed_input_are_replaced_or_kept(written: str, re
         10_000 * " " + '{"x": 1}',
     ],
 )
-def test_a_call_that_does_not_conform_is_read_as_without_a_grammar(body: str) -> None:
+def test_a_call_in_another_form_is_read_as_without_a_grammar(body: str) -> None:
     for format, text in (
         (QWEN, f"Hm\n<tool_call>{body}</tool_call>\n<tool_call>{G}</tool_call>"),
         (QWEN, f"<tool_call>{body}"),
@@ -171,38 +166,11 @@ def test_a_call_that_does_not_conform_is_read_as_without_a_grammar(body: str) ->
         check_trusted(text, parsed([text], format), format)
 
 
-@pytest.mark.parametrize("text", [F, f"[{F}]", f" {F}", f"<|python_tag|>{F}", f"Hm <|python_tag|>{F}"])
-def test_only_calls_after_the_marker_of_the_format_are_streamed(text: str) -> None:
-    parser = OutputParser(BOTH, OFFER, trusted=True)
-    assert merged([delta for piece in text[:-1] for delta in parser.feed(piece)]) in ([], [Text("Hm")])
-    check_trusted(text, parsed([text], BOTH), BOTH)
-
-
-def test_calls_with_names_that_need_escapes_are_not_streamed() -> None:
+def test_names_may_need_escapes() -> None:
     offer = Offer(tools=(function('f"'), function("a b")))
-    for name in ('f\\"', "a b", "a\\u0020b", "ab"):
+    for name, read in (('f\\"', 'f"'), ("a b", "a b"), ("a\\u0020b", "a b")):
         text = f'{{"name": "{name}", "arguments": {{}}}}'
-        check_trusted(text, parsed([text], BARE, offer), BARE, offer)
-
-
-@pytest.mark.parametrize(
-    "rest", [', "id": 1}', "]", "}.", '} {"name"', "} </tool_cal </tool_call>", "}</tool _call>", " x"]
-)
-def test_what_does_not_conform_after_the_arguments_is_text(rest: str) -> None:
-    text = f'<tool_call>{{"name": "f", "arguments": {{"a": 1}}{rest}'
-    check_trusted(text, [*CALL_F, Text(rest)])
-    check_trusted(f"{text}\n<tool_call>{G}</tool_call>", [*CALL_F, Text(rest), *CALL_G])
-
-
-def test_streamed_calls_may_be_cut_off_anywhere() -> None:
-    value = '{"a": ["}\\"", {"b": 1}]}'
-    start = '<tool_call>\n{"name": "f", "arguments": '
-    text = f"{start}{value}}}\n</tool_call>"
-    for end in range(len(text)):
-        cut = text[:end]
-        got = cut[len(start) : len(start) + len(value)]
-        check_trusted(cut, call("f", got) if got else [Text(cut)] if cut else [])
-        check_trusted(f"Hm\n{cut}", [Text("Hm"), *call("f", got)] if got else [Text(f"Hm\n{cut}")])
+        check_trusted(text, call(read, "{}"), BARE, offer)
 
 
 def test_streamed_input_may_be_cut_off_anywhere() -> None:
@@ -210,9 +178,14 @@ def test_streamed_input_may_be_cut_off_anywhere() -> None:
     written, ends = "a\\n\\ud83d\\ude00b", {0: "", 1: "a", 3: "a\n", 15: "a\n😀", 16: "a\n😀b"}
     for end in range(len(written) + 1):
         text = ends[max(known for known in ends if known <= end)]
-        check_trusted(start + written[:end], custom_call("patch", text), BARE)
+        check_trusted(start + written[:end], [*custom_call("patch", text)[:-1], CallEnded(False)], BARE)
+    whole = custom_call("patch", "a\n😀b")
     for rest in ('"', '"}', '" }\n'):
-        check_trusted(start + written + rest, custom_call("patch", "a\n😀b"), BARE)
+        for cut_off in (False, True):
+            expected = [*whole[:-1], CallEnded(False)]
+            deltas = trusted(start + written + rest, BARE, cut_off=cut_off)
+            assert [each for each in deltas if not isinstance(each, Text)] == expected
+    check_trusted(f'{start}{written}"}}}}', whole, BARE)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +193,6 @@ def test_streamed_input_may_be_cut_off_anywhere() -> None:
     [
         f'{{"a": "{LENGTH * "x"}"}}',
         f'{{"a": "{LENGTH // 10 * "</tool_call>"}"}}',
-        f'{{"a": {LENGTH * "["}{LENGTH * "]"}}}',
         f'{{"a": "{LENGTH * "{"}"}}',
         '{"a": "' + LENGTH * "\\\\" + '"}',
         LENGTH * " " + "{}" + LENGTH * "\n",
@@ -245,10 +217,12 @@ def test_any_split_of_streamed_calls_gives_the_same_deltas(
     assert parsed(text, format, starts_thinking=inside, trusted=True) == whole
 
 
-@given(st.text('a{}<>"; bx,:', max_size=40))
-def test_any_split_of_streamed_calls_gives_the_same_deltas_with_overlapping_markers(text: str) -> None:
+@given(st.text('a{}<>"; bx,:', max_size=40), st.booleans())
+def test_any_split_of_streamed_calls_gives_the_same_deltas_with_overlapping_markers(
+    text: str, cut_off: bool
+) -> None:
     text = f'{{a{{"name": "f", "arguments": {{{text}'
-    assert parsed(text, ODD, trusted=True) == parsed([text], ODD, trusted=True)
+    assert trusted(text, ODD, cut_off=cut_off) == trusted([text], ODD, cut_off=cut_off)
 
 
 @given(
@@ -258,7 +232,7 @@ def test_any_split_of_streamed_calls_gives_the_same_deltas_with_overlapping_mark
     st.sampled_from([None, 1]),
     st.integers(0, 1000),
 )
-def test_streamed_calls_are_complete_up_to_where_they_are_cut_off(
+def test_calls_are_complete_up_to_where_they_are_cut_off(
     wanted: list[tuple[str, object]], marked: bool, ascii: bool, indent: int | None, end: int
 ) -> None:
     sources = [
@@ -273,8 +247,10 @@ def test_streamed_calls_are_complete_up_to_where_they_are_cut_off(
     format = QWEN if marked else BARE
     whole = parsed([text], format)
     check_trusted(text, whole, format)
-    cut = trusted(text[: end % len(text)], format)
+    cut = trusted(text[: end % len(text)], format, cut_off=True)
     got = [delta.text for delta in cut if isinstance(delta, CallArguments)]
     full = [delta.text for delta in whole if isinstance(delta, CallArguments)]
     assert got[:-1] == full[: len(got[:-1])]
     assert all(mine.startswith(part) for mine, part in zip(full, got, strict=False))
+    ends = [delta for delta in cut if isinstance(delta, CallEnded)]
+    assert all(delta.is_complete for delta in ends[:-1])

@@ -1,0 +1,71 @@
+"""Prefills that run beside the turns: one at most for each response.
+
+A prefill belongs to a response and not to a connection: it goes on when an HTTP request that produced the
+response has been answered, and it ends when a turn continues the response on any connection of the tenant.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from slipring.core.generation import Prefill
+from slipring.engines.base import Engine
+from slipring.errors import ApiError
+
+log = logging.getLogger("slipring")
+
+_MOST_RUNNING = 256
+"""Further prefills are not started: they only save time."""
+
+
+class Prefills:
+    """The running prefills of one process."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    def start(
+        self, response_id: str, prefill: Prefill, engine: Engine, ended: Callable[[int | None], None]
+    ) -> None:
+        """Run a prefill, then call ``ended`` with its tokens, or with None if it failed or cannot run. Not
+        called if the prefill is ended before."""
+        key = (prefill.job.tenant, response_id)
+        if key in self._tasks or len(self._tasks) >= _MOST_RUNNING:
+            ended(None)
+            return
+        self._tasks[key] = asyncio.create_task(self._run(key, prefill, engine, ended))
+
+    async def end(self, tenant: str, response_id: str) -> None:
+        """End the prefill of a response, if there is one, and wait until the engine is free of it."""
+        task = self._tasks.get((tenant, response_id))
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def cancel(self, tenant: str, response_id: str) -> None:
+        """End the prefill of a response, if there is one, without waiting."""
+        task = self._tasks.get((tenant, response_id))
+        if task is not None:
+            task.cancel()
+
+    async def close(self) -> None:
+        """End all prefills."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _run(
+        self, key: tuple[str, str], prefill: Prefill, engine: Engine, ended: Callable[[int | None], None]
+    ) -> None:
+        tokens: int | None = None
+        try:
+            tokens = await engine.prefill(prefill)
+        except ApiError as error:
+            log.debug("a prefill was refused: %s", error.message)
+        except Exception:
+            log.exception("a prefill failed unexpectedly")
+        finally:
+            del self._tasks[key]  # before ``ended``, which may start the next one
+        ended(tokens)

@@ -1,0 +1,86 @@
+"""Prefills that run beside turns: one for each response, ended with it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from slipring.core.generation import Model, Prefill
+from slipring.engines.base import Engine
+from slipring.errors import InvalidRequest
+from slipring.server import prefills
+from slipring.server.prefills import Prefills
+from tests.harness import PuppetEngine
+from tests.prompts.test_rendering import job, user
+
+PREFILL = Prefill(job((user("hi"),)), "user")
+
+
+class PrefillingEngine(PuppetEngine):
+    """Prefills until the test ends it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = asyncio.Event()
+        self.result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def models(self) -> list[Model]:
+        return super().models()
+
+    async def prefill(self, prefill: Prefill) -> int:
+        self.begun.set()
+        return await asyncio.shield(self.result)
+
+
+def start(running: Prefills, engine: Engine, response_id: str = "resp_1") -> "asyncio.Future[int | None]":
+    ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+    running.start(response_id, PREFILL, engine, ended.set_result)
+    return ended
+
+
+async def test_the_end_of_a_prefill_is_reported_and_the_next_may_begin() -> None:
+    running, engine = Prefills(), PrefillingEngine()
+    ended = start(running, engine)
+    engine.result.set_result(42)
+    assert await ended == 42
+    assert await start(running, engine) == 42
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("no"), RuntimeError("a fault of ours")])
+async def test_a_prefill_that_fails_is_reported(error: Exception, caplog: Any) -> None:
+    running, engine = Prefills(), PrefillingEngine()
+    engine.result.set_exception(error)
+    assert await start(running, engine) is None
+    assert ("unexpectedly" in caplog.text) is isinstance(error, RuntimeError)
+
+
+async def test_a_second_prefill_of_a_response_is_not_started() -> None:
+    running, engine = Prefills(), PrefillingEngine()
+    first = start(running, engine)
+    assert await start(running, engine) is None
+    assert not first.done()
+    await running.close()
+
+
+async def test_past_the_bound_prefills_are_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefills, "_MOST_RUNNING", 1)
+    running, engine = Prefills(), PrefillingEngine()
+    start(running, engine, "resp_1")
+    assert await start(running, engine, "resp_2") is None
+    await running.close()
+
+
+async def test_ending_a_prefill_waits_for_it_and_reports_nothing() -> None:
+    running, engine = Prefills(), PrefillingEngine()
+    ended = start(running, engine)
+    await engine.begun.wait()
+    await running.end("other", "resp_1")
+    assert running._tasks
+    await running.end(PREFILL.job.tenant, "resp_1")
+    assert not running._tasks
+    assert not ended.done()
+    running.cancel(PREFILL.job.tenant, "resp_1")
+
+
+async def test_an_engine_that_cannot_prefill_does_nothing() -> None:
+    assert await start(Prefills(), PuppetEngine()) == 0
